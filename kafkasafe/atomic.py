@@ -26,13 +26,13 @@ from kafkasafe import marks as m
 from kafkasafe import units as u
 from kafkasafe._producing.delivery import Delivery
 from kafkasafe._producing.open_batch import OpenBatch
-from kafkasafe._producing.opening import Parts
+from kafkasafe._producing.opening import ProducerParts
 from kafkasafe._producing.spelling import Absent, Tidy, tidy_dir
 from kafkasafe.delivery.batch_offsets import BatchFate, check_settings
 from kafkasafe.delivery.callbacks import take
 from kafkasafe.delivery.engine.parcels import Parcel, leaves
 from kafkasafe.delivery.engine.unit_handles import UnitHandle
-from kafkasafe.delivery.readings import Claim
+from kafkasafe.delivery.readings import OffsetClaim
 from kafkasafe.errors import BatchDroppedError, SpoolFullError, UsageError, WaitTimeoutError
 from kafkasafe.limits.patience import timeout_of
 from kafkasafe.record.batch import RECORD_OVERHEAD
@@ -341,7 +341,7 @@ class Opener:
     """
 
     producer: SafeProducer
-    parts: Parts
+    parts: ProducerParts
     new_future: type[RecordFuture]
 
 
@@ -365,7 +365,7 @@ class AtomicBatch:
         self._open: dict[str, OpenBatch] = {}
         self._offsets: dict[str, m.GroupOffsets] = {}
         self._readings: dict[u.GroupPartition, u.Reading] = {}
-        self._claims: dict[str, tuple[BatchFate, list[Claim]]] = {}
+        self._claims: dict[str, tuple[BatchFate, list[OffsetClaim]]] = {}
         """For each consumer group: the fate of this batch, and the claims (the offsets to which the batch moves the
         group)."""
         self._most = parts.config.spool_segment_bytes
@@ -586,7 +586,7 @@ class AtomicBatch:
         positions: Mapping[TopicPartition, Any],
         group: Any,
         readings: Mapping[TopicPartition, u.Reading],
-        claims: list[Claim],
+        claims: list[OffsetClaim],
     ) -> None:
         """Add the offsets of a SafeConsumer, which has claimed them already."""
         name = str(group.group_id)

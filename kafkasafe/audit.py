@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from kafkasafe.errors import ConfigError, UsageError
-from kafkasafe.history.audit import IdCount, Producer, Run, judge, runs
+from kafkasafe.history.audit import IdCount, Producer, SequenceRun, judge, runs
 from kafkasafe.spark.notices import Notices
 from kafkasafe.spark.options import EARLIEST, FETCH_BYTES, LATEST, Offsets, ReadOptions, Subscribe
 from kafkasafe.spark.planner import Planner, Range
@@ -248,10 +248,10 @@ def _find_runs(
     pieces: Sequence[Range],
     notices: Notices,
     on_progress: Callable[[float, float], None],
-) -> dict[int, list[Run]]:
+) -> dict[int, list[SequenceRun]]:
     total = sum(piece.end - piece.begin for piece in pieces)
     done = 0
-    found: dict[int, list[Run]] = {}
+    found: dict[int, list[SequenceRun]] = {}
     for piece in pieces:
         found.setdefault(piece.partition, []).extend(runs(read_headers(options, piece, notices)))
         done += piece.end - piece.begin

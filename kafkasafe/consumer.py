@@ -31,7 +31,7 @@ from kafkasafe._consuming.reading import Reading
 from kafkasafe._consuming.reports import Reports
 from kafkasafe.cluster.api import in_words
 from kafkasafe.config import validate_consumer
-from kafkasafe.delivery.readings import Carrier, Fate, Lane
+from kafkasafe.delivery.readings import Carrier, OffsetsFate, ProducerLane
 from kafkasafe.errors import UsageError, WaitTimeoutError
 from kafkasafe.health.states import ConsumerHealth
 from kafkasafe.kafkapython.client import OURS
@@ -493,7 +493,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
             if reading.commits.is_withheld(tp, each.offset) and (undecided := reading.decisions.due(tp)):
                 raise reading.decisions.error(undecided)
 
-    def _offer_positions(self, fate: Callable[[], Fate], lane: Lane) -> tuple[Any, ...]:
+    def _offer_positions(self, fate: Callable[[], OffsetsFate], lane: ProducerLane) -> tuple[Any, ...]:
         """Return what an atomic batch of this lane needs to commit this consumer's offsets.
 
         The result has four items: the positions after records that were returned and are in no batch yet; the group's

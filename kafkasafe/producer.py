@@ -20,7 +20,7 @@ from kafka.structs import TopicPartition
 
 from kafkasafe._producing.delivery import safely
 from kafkasafe._producing.open_batch import OpenBatch, Special
-from kafkasafe._producing.opening import Parts, opened
+from kafkasafe._producing.opening import ProducerParts, opened
 from kafkasafe._producing.spelling import Absent, Tidy, not_for_callers, tidy_dir
 from kafkasafe.atomic import ADD_CALLBACK, GET, IS_DONE, NEVER_CANCELLED, AtomicBatch, Opener
 from kafkasafe.config import DEFAULTS, DEPRECATED, validate
@@ -430,7 +430,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             install(self)
         parts.shutdown.begin(self)
 
-    def _before_start(self, parts: Parts) -> None:
+    def _before_start(self, parts: ProducerParts) -> None:
         if parts.config.transactional_id is not None:
             from kafkasafe.transactional import Transactions  # imports this module
 
@@ -822,6 +822,6 @@ def future_of(producer: SafeProducer, open_batch: OpenBatch, index: int) -> Reco
     return producer._future(open_batch, index)
 
 
-def parts_of(producer: SafeProducer) -> Parts:
+def parts_of(producer: SafeProducer) -> ProducerParts:
     """Return the objects of a producer, for other clients that are built on them."""
     return producer._parts

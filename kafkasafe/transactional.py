@@ -26,7 +26,7 @@ from kafkasafe.producer import RecordFuture, SafeProducer
 from kafkasafe.spool.refusals import because
 
 if TYPE_CHECKING:
-    from kafkasafe._producing.opening import Parts
+    from kafkasafe._producing.opening import ProducerParts
     from kafkasafe.delivery.callbacks import CallbackThread
     from kafkasafe.delivery.engine.parcels import Parcel
 
@@ -172,7 +172,7 @@ def _later(
 class Transactions:
     """The transactions of a producer with a `transactional_id`. Only for one thread at a time, like KafkaProducer's."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: ProducerParts) -> None:
         self._parts = parts
         self._id = parts.config.transactional_id or ""
         self._state = State.UNINITIALIZED

@@ -14,7 +14,7 @@ from kafkasafe.errors import RejectedError
 from kafkasafe.kafkapython.connect import over_sockets
 from kafkasafe.record import arrow_encode, batch
 from kafkasafe.spark.appender import Appender, FencedError, RestartError, claim_base
-from kafkasafe.spark.transactions import Coordinator
+from kafkasafe.spark.transactions import TransactionRequests
 from kafkasafe.spark.txn import Report
 
 pytestmark = pytest.mark.kafka
@@ -37,7 +37,7 @@ def topic(kafka):
 
 @pytest.fixture
 def coordinator(transport):
-    return Coordinator(transport, f"app-{uuid.uuid4().hex}", timeout_s=60)
+    return TransactionRequests(transport, f"app-{uuid.uuid4().hex}", timeout_s=60)
 
 
 def begin(coordinator, topic):

@@ -19,7 +19,7 @@ from kafkasafe import SafeProducer, cli, marks
 from kafkasafe.errors import SpoolCorruptError
 from kafkasafe.record import batch
 from kafkasafe.spool import inspection
-from kafkasafe.spool.extent import Claim, encode_claim
+from kafkasafe.spool.extent import LogEndClaim, encode_claim
 from kafkasafe.spool.files import OsFiles
 from kafkasafe.spool.inspection import inspect, read_lane
 from kafkasafe.spool.lanes import SpoolDirectory
@@ -539,7 +539,9 @@ def test_a_lane_whose_extent_proves_nothing_is_named(capsys, lane, harm):
         case "empty":
             extent.write_bytes(b"")
         case "foreign":
-            extent.write_bytes(encode_claim(Claim(b"another lane's  ", 0, 1, 0)).ljust(len(whole), b"\0"))
+            extent.write_bytes(
+                encode_claim(LogEndClaim(b"another lane's  ", 0, 1, 0)).ljust(len(whole), b"\0")
+            )
     said = {"missing": "is missing", "foreign": "is of another lane"}.get(harm, "is damaged")
     for command in commands:
         code, out, _ = run(capsys, *command, lane.path.parent)

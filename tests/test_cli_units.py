@@ -17,7 +17,7 @@ from kafkasafe.delivery.engine.transactor import Transactor
 from kafkasafe.errors import BatchDroppedError
 from kafkasafe.kafkapython.admin import tidy_client
 from kafkasafe.spool import steps
-from kafkasafe.spool.examine import Step
+from kafkasafe.spool.examine import ExchangeStep
 from kafkasafe.spool.spool import Spool
 from kafkasafe.units.together import Sharing
 
@@ -257,7 +257,11 @@ def test_steps_follow_a_unit_through_its_division():
         ]
     )
     assert log.positions == [5, 6, 2]
-    assert (log.step, log.prepared_ms, log.prepare_acknowledged_ms) == (Step.PREPARE_ACKNOWLEDGED, 10, 30)
+    assert (log.step, log.prepared_ms, log.prepare_acknowledged_ms) == (
+        ExchangeStep.PREPARE_ACKNOWLEDGED,
+        10,
+        30,
+    )
     assert (log.transactional_id, log.producer_id, log.offsets) == ("lane-0", 7, {5: 40})
 
 
@@ -268,9 +272,9 @@ def test_steps_go_back_when_a_unit_is_prepared_again_and_end_with_its_outcome():
         (20, [begun, m.Staged(begun, ())], []),
         (30, [m.Begun(ID, "lane-1", 8, 0, 2)], []),
     ]
-    assert steps.steps_of(groups)[1][0].step is Step.PREPARED
+    assert steps.steps_of(groups)[1][0].step is ExchangeStep.PREPARED
     groups.append((40, [m.Ended(ID, m.UnitOutcome.COMMITTED)], []))
-    assert steps.steps_of(groups)[1][0].step is Step.COMMIT_ACKNOWLEDGED
+    assert steps.steps_of(groups)[1][0].step is ExchangeStep.COMMIT_ACKNOWLEDGED
     groups.append((50, [m.Ended(ID, m.UnitOutcome.DROPPED, "no")], []))
     assert steps.steps_of(groups)[1][0].step is None
 
@@ -283,14 +287,16 @@ def test_steps_of_what_shared_a_transaction_go_back_when_one_of_them_leaves_it()
         (11, [m.Unit(other, 0, 1)], [(3, False)]),
         (20, [mine, others, m.Staged(mine, ()), m.Staged(others, ())], []),
     ]
-    both = [Step.PREPARE_ACKNOWLEDGED] * 2
+    both = [ExchangeStep.PREPARE_ACKNOWLEDGED] * 2
     assert [log.step for log in steps.steps_of(groups)[1]] == both
     left = [(30, [m.Begun(other, "lane-1", 8, 0, 2)], [])]
-    assert [log.step for log in steps.steps_of(groups + left)[1]] == [Step.PREPARED] * 2
+    assert [log.step for log in steps.steps_of(groups + left)[1]] == [ExchangeStep.PREPARED] * 2
     dropped = [(30, [m.Ended(other, m.UnitOutcome.DROPPED, "no")], [])]
-    assert [log.step for log in steps.steps_of(groups + dropped)[1]] == [Step.PREPARED, None]
+    assert [log.step for log in steps.steps_of(groups + dropped)[1]] == [ExchangeStep.PREPARED, None]
     committed = [(30, [m.Ended(each, m.UnitOutcome.COMMITTED) for each in (ID, other)], [])]
-    assert [log.step for log in steps.steps_of(groups + committed)[1]] == [Step.COMMIT_ACKNOWLEDGED] * 2
+    assert [log.step for log in steps.steps_of(groups + committed)[1]] == [
+        ExchangeStep.COMMIT_ACKNOWLEDGED
+    ] * 2
 
 
 def test_plain_batches_have_times_too():

@@ -7,7 +7,7 @@ from kafka.structs import TopicPartition
 
 from kafkasafe._consuming.moves import Moves
 from kafkasafe._consuming.partition import AssignedPartition, Leadership
-from kafkasafe._consuming.parts import Parts
+from kafkasafe._consuming.parts import AssignedPartitions
 from kafkasafe._consuming.port import Port
 from kafkasafe._consuming.position_table import Activity, PositionEvent
 from kafkasafe.cluster.api import EARLIEST, LATEST
@@ -27,7 +27,7 @@ class Checking:
 
     __slots__ = ("_moves", "_parts", "_port")
 
-    def __init__(self, port: Port, parts: Parts, moves: Moves) -> None:
+    def __init__(self, port: Port, parts: AssignedPartitions, moves: Moves) -> None:
         self._port = port
         self._parts = parts
         self._moves = moves

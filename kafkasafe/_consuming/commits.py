@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
-from kafkasafe._consuming.parts import Parts
+from kafkasafe._consuming.parts import AssignedPartitions
 from kafkasafe.history.epochs import UNDEFINED
 from kafkasafe.kafkapython.adapter import KafkaPython
 
@@ -27,7 +27,7 @@ class Commits:
 
     __slots__ = ("_carries_lineage", "_lock", "_parts", "_port")
 
-    def __init__(self, port: KafkaPython, parts: Parts) -> None:
+    def __init__(self, port: KafkaPython, parts: AssignedPartitions) -> None:
         self._port = port
         self._parts = parts
         self._lock = threading.Lock()

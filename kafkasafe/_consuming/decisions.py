@@ -7,7 +7,7 @@ import time
 from kafka.structs import TopicPartition
 
 from kafkasafe._consuming.partition import AssignedPartition
-from kafkasafe._consuming.parts import Parts
+from kafkasafe._consuming.parts import AssignedPartitions
 from kafkasafe._consuming.port import Port
 from kafkasafe._consuming.position_table import PositionEvent
 
@@ -24,7 +24,7 @@ class Decisions:
 
     __slots__ = ("_parts", "_port")
 
-    def __init__(self, port: Port, parts: Parts) -> None:
+    def __init__(self, port: Port, parts: AssignedPartitions) -> None:
         self._port = port
         self._parts = parts
 

@@ -16,10 +16,10 @@ from kafkasafe.history.epochs import (
 )
 from kafkasafe.history.memory import Remembered
 
-__all__ = ["History", "Read"]
+__all__ = ["History", "HistoryCopy"]
 
 
-class Read(NamedTuple):
+class HistoryCopy(NamedTuple):
     """A copy of a history, for a procedure.
 
     Attributes:
@@ -64,9 +64,9 @@ class History:
         with self._lock:
             return self.lineage.copy(), self.topic_id
 
-    def read(self) -> Read:
+    def read(self) -> HistoryCopy:
         """Return a copy of everything."""
-        return Read(self.lineage.copy(), self.marks.marks, self.topic_id, frozenset(self.former_ids))
+        return HistoryCopy(self.lineage.copy(), self.marks.marks, self.topic_id, frozenset(self.former_ids))
 
     def remembered(self, end: int | None) -> Remembered:
         """Return what a later assignment needs to know.

@@ -15,7 +15,7 @@ import kafka.errors as kafka_errors
 from kafka.structs import TopicPartition
 
 from kafkasafe._consuming.headers import headers
-from kafkasafe._consuming.history import Read
+from kafkasafe._consuming.history import HistoryCopy
 from kafkasafe._consuming.partition import LocalStart, LogCompared, LogRange, ResetReason, ResetTo
 from kafkasafe._consuming.port import Port
 from kafkasafe._consuming.reports import Reports
@@ -118,7 +118,7 @@ class LogChecks:
         """Look up where the leader's own part of the log begins."""
         return LocalStart((yield from self._lookups.local_start(*tp)))
 
-    def examine_range(self, tp: TopicPartition, read: Read, position: int) -> Procedure[LogRange]:
+    def examine_range(self, tp: TopicPartition, read: HistoryCopy, position: int) -> Procedure[LogRange]:
         """Look up the bounds of the log. If it ends before the position, compare it with the history."""
         start = yield from self._start(tp)
         end = yield from self._log_end(tp)
@@ -134,7 +134,7 @@ class LogChecks:
     def _end(self, tp: TopicPartition, note: Note) -> Procedure[int]:
         return (yield from self._lookups.end(*tp, note)).offset
 
-    def walk(self, tp: TopicPartition, read: Read, position: int) -> Procedure[LogCompared]:
+    def walk(self, tp: TopicPartition, read: HistoryCopy, position: int) -> Procedure[LogCompared]:
         """Compare the leader's log with the history before a position.
 
         If kafka-python's metadata and fresh ones name two different topics, and neither is the one that was read, the
@@ -193,7 +193,7 @@ class LogChecks:
             tries += 1
 
     def _walk_one_leader(
-        self, tp: TopicPartition, read: Read, position: int, current: int
+        self, tp: TopicPartition, read: HistoryCopy, position: int, current: int
     ) -> Procedure[LogCompared]:
         lineage = read.lineage
         start = yield from self._start(tp)
@@ -241,7 +241,7 @@ class LogChecks:
         return LogCompared(outcome or _NOTHING, current, walk.round_trips)
 
     def _compare(
-        self, tp: TopicPartition, read: Read, position: int, start: int, current: int
+        self, tp: TopicPartition, read: HistoryCopy, position: int, start: int, current: int
     ) -> Procedure[BatchWalk]:
         """Compare batches that were read with the leader's batches."""
         end = yield from self._log_end(tp)

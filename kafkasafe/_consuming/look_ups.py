@@ -13,7 +13,7 @@ import kafka.errors as kafka_errors
 from kafka.structs import OffsetAndTimestamp, TopicPartition
 
 from kafkasafe._consuming.reports import Reports, log
-from kafkasafe.cluster.inquiry import Inquiry, ProcedureRunner
+from kafkasafe.cluster.inquiry import ProcedureRunner, RunningProcedure
 from kafkasafe.cluster.lookups import OUT_OF_RANGE, REMOTE, LookUps, Note
 from kafkasafe.cluster.procedures import Procedure
 from kafkasafe.errors import OffsetNotAvailableError, RemoteStorageNotReadyError, WaitTimeoutError
@@ -176,7 +176,7 @@ class _Trouble:
         self._runner = runner
         self._lookups = lookups
         self._last: Exception | None = None
-        self._remote: Inquiry[bool | None] | None = None
+        self._remote: RunningProcedure[bool | None] | None = None
         self._asked_at = -math.inf
 
     def note(self, error: Exception) -> None:

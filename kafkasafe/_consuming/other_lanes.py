@@ -29,7 +29,7 @@ from typing import Final
 
 from kafka.structs import TopicPartition
 
-from kafkasafe.delivery.readings import Carrier, Claim, Earlier, Fate, Lane, Run
+from kafkasafe.delivery.readings import Carrier, Earlier, OffsetClaim, OffsetsFate, ProducerLane, ReadingRun
 from kafkasafe.errors import UsageError, WaitTimeoutError
 from kafkasafe.kafkapython.adapter import KafkaPython
 from kafkasafe.spool.own_lane import OwnLane
@@ -81,11 +81,11 @@ class OtherLanes:
         self._timeout_ms = timeout_ms
         self._earlier: Earlier[TopicPartition] = Earlier()
 
-    def ended(self, tp: TopicPartition, claims: Sequence[Claim]) -> None:
+    def ended(self, tp: TopicPartition, claims: Sequence[OffsetClaim]) -> None:
         """Note the undecided batches of a reading that has ended."""
         self._earlier.add(tp, claims)
 
-    def make_way(self, readings: Mapping[TopicPartition, Run], mine: Carrier, group: str) -> Way:
+    def make_way(self, readings: Mapping[TopicPartition, ReadingRun], mine: Carrier, group: str) -> Way:
         """Make it impossible that another lane moves the group in these partitions.
 
         Args:
@@ -105,7 +105,7 @@ class OtherLanes:
         _await_outcomes([*before, *(claim for _, claim in earlier)], deadline)
         way = Way.IS_FREE
         for tp, claim in earlier:
-            if claim.fate() is not Fate.LEFT or claim.carrier is None:
+            if claim.fate() is not OffsetsFate.LEFT or claim.carrier is None:
                 continue
             if claim.carrier.member is not None and claim.carrier.member == mine.member:
                 way = Way.LEFT_GROUP
@@ -117,19 +117,19 @@ class OtherLanes:
         return way
 
 
-def _await_outcomes(claims: Sequence[Claim], deadline: float) -> None:
+def _await_outcomes(claims: Sequence[OffsetClaim], deadline: float) -> None:
     while True:
         fates = {claim.fate() for claim in claims}
-        if Fate.OPEN in fates:
+        if OffsetsFate.OPEN in fates:
             raise UsageError(_OPEN)
-        if Fate.WAITING not in fates:
+        if OffsetsFate.WAITING not in fates:
             return
         if time.monotonic() >= deadline:
             raise WaitTimeoutError(_WAITS)
         time.sleep(_LOOK_S)
 
 
-def _await_lane(lane: Lane, mine: Lane, line: tuple[str, str, int], deadline: float) -> None:
+def _await_lane(lane: ProducerLane, mine: ProducerLane, line: tuple[str, str, int], deadline: float) -> None:
     """Wait until the lane has no undecided batch that moves this offset, if the producer will adopt the lane."""
     while isinstance(lane, OwnLane) and lane.may_move([line]):
         if not (isinstance(mine, OwnLane) and mine.adopts(lane)) or time.monotonic() >= deadline:

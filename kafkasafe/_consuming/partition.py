@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 from kafkasafe._consuming.failures import Failures
 from kafkasafe._consuming.history import History
 from kafkasafe._consuming.position_table import BEGIN, Action, Activity, At, PositionEvent, Standing
-from kafkasafe.cluster.inquiry import Inquiry
+from kafkasafe.cluster.inquiry import RunningProcedure
 from kafkasafe.events import LogDiverged
 from kafkasafe.history.epochs import Outcome
 from kafkasafe.history.memory import Remembered
@@ -175,7 +175,7 @@ class AssignedPartition:
         self.failures = Failures()
         self.doubted = False
         self.checked: Leadership | None = None
-        self.inquiry: Inquiry[Any] | None = None
+        self.inquiry: RunningProcedure[Any] | None = None
         self.position = -1
         self.undecided: Undecided | None = None
         self.error: Exception | None = None
@@ -239,7 +239,7 @@ class AssignedPartition:
                 return False
         return True
 
-    def begin(self, inquiry: Inquiry[Any]) -> None:
+    def begin(self, inquiry: RunningProcedure[Any]) -> None:
         """Note the procedure that runs now. Its state has begun with the event before.
 
         A signal handler may have called `seek` since that event. Then the procedure is about a former position.
@@ -249,7 +249,7 @@ class AssignedPartition:
         else:
             inquiry.cancel()
 
-    def take(self) -> Inquiry[Any] | None:
+    def take(self) -> RunningProcedure[Any] | None:
         """Return the finished procedure, once; None if none has finished, or if the present state has none."""
         inquiry = self.inquiry
         if inquiry is None or not inquiry.done:

@@ -10,10 +10,10 @@ from kafkasafe._consuming.keeper import HistoryKeeper
 from kafkasafe._consuming.partition import AssignedPartition
 from kafkasafe._consuming.port import Port
 
-__all__ = ["Parts"]
+__all__ = ["AssignedPartitions"]
 
 
-class Parts:
+class AssignedPartitions:
     """An `AssignedPartition` for each assigned partition. The polling thread changes them; any thread may read.
 
     Args:

@@ -6,7 +6,7 @@ import kafka.errors as kafka_errors
 from kafka.structs import TopicPartition
 
 from kafkasafe._consuming.moves import Moves
-from kafkasafe._consuming.parts import Parts
+from kafkasafe._consuming.parts import AssignedPartitions
 from kafkasafe._consuming.port import Port
 from kafkasafe._consuming.position_table import PositionEvent
 from kafkasafe._consuming.rereading import Rereading
@@ -30,7 +30,7 @@ class Positions:
     __slots__ = ("_has_group", "_moves", "_parts", "_port", "_rereading")
 
     def __init__(
-        self, port: Port, parts: Parts, moves: Moves, rereading: Rereading, *, has_group: bool
+        self, port: Port, parts: AssignedPartitions, moves: Moves, rereading: Rereading, *, has_group: bool
     ) -> None:
         self._port = port
         self._parts = parts

@@ -18,7 +18,7 @@ from kafkasafe._consuming.lineage_file import LineageMemory
 from kafkasafe._consuming.log_checks import LogChecks, ignore
 from kafkasafe._consuming.look_ups import OffsetLookUps
 from kafkasafe._consuming.moves import Moves
-from kafkasafe._consuming.parts import Parts
+from kafkasafe._consuming.parts import AssignedPartitions
 from kafkasafe._consuming.pauses import Pauses
 from kafkasafe._consuming.polls import Polls
 from kafkasafe._consuming.positions import Positions
@@ -115,7 +115,7 @@ class Reading:
             isolation=port.isolation,
         )
         self.keeper = HistoryKeeper(safe.lineage_path, memory, client_id, reports)
-        self.parts = Parts(port, self.keeper)
+        self.parts = AssignedPartitions(port, self.keeper)
         self.commits = Commits(port, self.parts)
         self.decisions = Decisions(port, self.parts)
         self.rereading = Rereading(port, reports.emit, rewound, config["request_timeout_ms"])

@@ -19,8 +19,8 @@ producer may ever deliver it. So it goes back as well, and the batch may be comm
 
 So `send_offsets` requests the group's offset for the first batch after that, and refuses the batch if the offset is not
 the one to which the consumer went back. All earlier producers of the lane have ended by then. A batch that is
-rejected does not count, because the first batch may still be under way then (`Run.is_unused`). All of this is about one
-lane: `other_lanes` keeps batches of different lanes apart.
+rejected does not count, because the first batch may still be under way then (`ReadingRun.is_unused`). All of this is
+about one lane: `other_lanes` keeps batches of different lanes apart.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from kafka.structs import TopicPartition
 
 from kafkasafe._consuming.other_lanes import OtherLanes, Way
 from kafkasafe.delivery.process_readings import NUMBERS
-from kafkasafe.delivery.readings import NONE, Carrier, Claim, Fate, Readings
+from kafkasafe.delivery.readings import NONE, Carrier, OffsetClaim, OffsetsFate, Readings
 from kafkasafe.errors import BatchDroppedError
 from kafkasafe.events import PositionRewound
 from kafkasafe.kafkapython.adapter import KafkaPython
@@ -211,13 +211,13 @@ class Rereading:
 
     def offer(
         self,
-        fate: Callable[[], Fate],
+        fate: Callable[[], OffsetsFate],
         positions: Mapping[TopicPartition, Any],
         carrier: Carrier,
         group: str,
         *,
         is_assigned: bool,
-    ) -> tuple[dict[TopicPartition, Any], dict[TopicPartition, Any], list[Claim]]:
+    ) -> tuple[dict[TopicPartition, Any], dict[TopicPartition, Any], list[OffsetClaim]]:
         """Add this consumer's positions to a batch.
 
         Args:
@@ -258,7 +258,7 @@ class Rereading:
         for tp, position in moved.items():
             run = self._run(tp)
             readings[tp] = run.reading
-            claims.append(claim := Claim(position.offset, fate, carrier))
+            claims.append(claim := OffsetClaim(position.offset, fate, carrier))
             run.claim(claim)
         return moved, readings, claims
 

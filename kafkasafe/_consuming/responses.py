@@ -12,7 +12,7 @@ from kafkasafe._consuming.following import Following
 from kafkasafe._consuming.log_checks import code_error
 from kafkasafe._consuming.moves import Moves
 from kafkasafe._consuming.partition import AssignedPartition
-from kafkasafe._consuming.parts import Parts
+from kafkasafe._consuming.parts import AssignedPartitions
 from kafkasafe._consuming.pauses import OTHER_TOPIC, Pauses
 from kafkasafe._consuming.port import Port
 from kafkasafe._consuming.position_table import PositionEvent
@@ -38,7 +38,9 @@ class Responses:
 
     __slots__ = ("_followers", "_moves", "_parts", "_pauses", "_port")
 
-    def __init__(self, port: Port, parts: Parts, moves: Moves, pauses: Pauses, followers: Following) -> None:
+    def __init__(
+        self, port: Port, parts: AssignedPartitions, moves: Moves, pauses: Pauses, followers: Following
+    ) -> None:
         self._port = port
         self._parts = parts
         self._moves = moves

@@ -20,14 +20,14 @@ from kafkasafe._consuming.partition import (
     ResetTo,
     Undecided,
 )
-from kafkasafe._consuming.parts import Parts
+from kafkasafe._consuming.parts import AssignedPartitions
 from kafkasafe._consuming.pauses import Pauses
 from kafkasafe._consuming.port import Port
 from kafkasafe._consuming.position_table import Activity, PositionEvent
 from kafkasafe._consuming.reports import Reports
 from kafkasafe._consuming.rereading import Rereading
 from kafkasafe.cluster.api import EARLIEST, LATEST
-from kafkasafe.cluster.inquiry import Inquiry, ProcedureRunner
+from kafkasafe.cluster.inquiry import ProcedureRunner, RunningProcedure
 from kafkasafe.cluster.lookups import OUT_OF_RANGE
 from kafkasafe.errors import LogDivergedError
 from kafkasafe.events import LogDiverged, LossCheckInconclusive, PositionReset
@@ -60,7 +60,7 @@ class Results:
         *,
         port: Port,
         runner: ProcedureRunner,
-        parts: Parts,
+        parts: AssignedPartitions,
         moves: Moves,
         pauses: Pauses,
         checking: Checking,
@@ -107,7 +107,7 @@ class Results:
         if due:
             raise self._decisions.error(due)
 
-    def _apply(self, tp: TopicPartition, part: AssignedPartition, inquiry: Inquiry[Any]) -> None:
+    def _apply(self, tp: TopicPartition, part: AssignedPartition, inquiry: RunningProcedure[Any]) -> None:
         result = inquiry.result
         is_closed = isinstance(inquiry.error, kafka_errors.IllegalStateError)
         if is_closed or self._port.state(tp) is not part.state:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from kafka.structs import TopicPartition
 
-from kafkasafe._consuming.parts import Parts
+from kafkasafe._consuming.parts import AssignedPartitions
 from kafkasafe._consuming.polls import Polls
 from kafkasafe._consuming.reports import Reports
 from kafkasafe.delivery.metric_readings import consumer_readings
@@ -38,7 +38,7 @@ class Status:
         self,
         *,
         port: KafkaPython,
-        parts: Parts,
+        parts: AssignedPartitions,
         polls: Polls,
         tracker: EndOffsetTracker,
         reports: Reports,

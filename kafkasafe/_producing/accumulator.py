@@ -27,7 +27,7 @@ from kafkasafe.errors import SpoolWriteError
 from kafkasafe.logs import EventLog
 from kafkasafe.record import batch as codec
 
-__all__ = ["NEVER", "Accumulator", "Unit"]
+__all__ = ["NEVER", "AcceptedUnit", "Accumulator"]
 
 log = EventLog("producer")
 
@@ -37,7 +37,7 @@ _NO_MEMORY_S: Final = 0.1
 """If memory is short, the producer's thread tries again to encode after this time, seconds."""
 
 
-class Unit(Protocol):
+class AcceptedUnit(Protocol):
     """An atomic batch on its way to the pump."""
 
     @property
@@ -114,7 +114,7 @@ class Accumulator:
         self._encoder = Encoder(partitioning, config.compression, self.open_batch_bytes)
         self._spread: dict[str, int] = {}
         """By topic: among how many partitions the last open batch was divided; only those of more than one."""
-        self._units: dict[Unit, None] = {}
+        self._units: dict[AcceptedUnit, None] = {}
         """Atomic batches on their way from their callers to the pump, in order."""
 
     def interrupted(self) -> bool:
@@ -135,7 +135,7 @@ class Accumulator:
         for unit in list(self._units):
             unit.refuse()
 
-    def accept_unit(self, unit: Unit) -> None:
+    def accept_unit(self, unit: AcceptedUnit) -> None:
         """Accept an atomic batch in one step, unless it was dropped meanwhile. Records accepted earlier go first.
 
         A signal handler may raise anywhere in here (Ctrl-C), or wait, or close the producer. Before the step nothing
@@ -177,7 +177,7 @@ class Accumulator:
                     self._units.pop(unit, None)
                     unit.handed_over()
 
-    def _hand_over(self, unit: Unit) -> None:
+    def _hand_over(self, unit: AcceptedUnit) -> None:
         head, parcels = unit.head, unit.parcels
         if unit.callbacks:
             unit.watch()

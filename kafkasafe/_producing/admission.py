@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import kafka.errors as kafka_errors
 
-from kafkasafe._producing.accumulator import NEVER, Accumulator, Unit
+from kafkasafe._producing.accumulator import NEVER, AcceptedUnit, Accumulator
 from kafkasafe._producing.delivery import Delivery
 from kafkasafe._producing.lifecycle import Lifecycle
 from kafkasafe._producing.open_batch import OpenBatch, Special
@@ -322,7 +322,7 @@ class Admission:
             with ledger.lock:
                 ledger.ahead.expire()
 
-    def submit_unit(self, unit: Unit, size: int) -> None:
+    def submit_unit(self, unit: AcceptedUnit, size: int) -> None:
         """Wait for room for an atomic batch, and accept it as one unit, unless it was dropped meanwhile."""
         self._lifecycle.check_fork()
         pump = self._pump

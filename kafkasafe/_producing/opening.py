@@ -30,13 +30,13 @@ from kafkasafe.spool.files import Files, OsFiles
 from kafkasafe.spool.lanes import SpoolDirectory
 from kafkasafe.spool.memory_files import MemoryFiles
 
-__all__ = ["Parts", "opened"]
+__all__ = ["ProducerParts", "opened"]
 
 log = EventLog("producer")
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class ProducerParts:
     """The objects of an open producer. Each owns its state."""
 
     config: ProducerConfig
@@ -51,7 +51,7 @@ class Parts:
     shutdown: Shutdown
 
 
-def opened(config: ProducerConfig, before_start: Callable[[Parts], None]) -> Parts:
+def opened(config: ProducerConfig, before_start: Callable[[ProducerParts], None]) -> ProducerParts:
     """Open the spool and start the pump. Nothing stays open if this raises.
 
     Args:
@@ -125,7 +125,7 @@ def _made(
     files: Files,
     serializers: Serializers,
     partition_by: Callable[..., Any],
-) -> Parts:
+) -> ProducerParts:
     """Make the objects; each gets those that it knows."""
     lifecycle = Lifecycle()
     partitioning = Partitioning(config, cluster, partition_by)
@@ -134,7 +134,7 @@ def _made(
     admission = Admission(config, lifecycle, partitioning, accumulator, delivery)
     form = RecordForm(serializers, lifecycle, partitioning, admission)
     shutdown = Shutdown(config, lifecycle, accumulator, delivery)
-    return Parts(
+    return ProducerParts(
         config,
         cluster,
         lifecycle,

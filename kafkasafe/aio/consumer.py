@@ -25,7 +25,7 @@ from kafkasafe.aio.selection import Selection
 from kafkasafe.aio.thread_calls import ThreadCalls
 from kafkasafe.aio.thread_side import ThreadSide
 from kafkasafe.config import validate_consumer
-from kafkasafe.delivery.readings import Fate, Lane
+from kafkasafe.delivery.readings import OffsetsFate, ProducerLane
 from kafkasafe.health.states import ConsumerHealth, unopened_consumer
 from kafkasafe.limits.patience import closing_timeout
 from kafkasafe.options import AsyncConsumerOptions, ConsumerOptions
@@ -367,6 +367,6 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
 
     # -- friends -------------------------------------------------------------------------------------------------------
 
-    async def _offer_positions(self, fate: Callable[[], Fate], lane: Lane) -> tuple[Any, ...]:
+    async def _offer_positions(self, fate: Callable[[], OffsetsFate], lane: ProducerLane) -> tuple[Any, ...]:
         """Return what an atomic batch needs to commit offsets. See `ThreadCalls.offer_positions`."""
         return await self._calls.offer_positions(fate, lane)

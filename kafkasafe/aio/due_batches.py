@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kafkasafe._producing.open_batch import OpenBatch
-from kafkasafe._producing.opening import Parts
+from kafkasafe._producing.opening import ProducerParts
 from kafkasafe.aio.threads import running_loop
 
 __all__ = ["DueBatches"]
@@ -15,7 +15,7 @@ class DueBatches:
     So other tasks may still add records in the same iteration.
     """
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: ProducerParts) -> None:
         self._parts = parts
         self._open_batches: set[OpenBatch] = set()
 

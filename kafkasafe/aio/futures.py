@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from kafka.producer.future import RecordMetadata
 
 from kafkasafe import producer as threads
-from kafkasafe._producing.opening import Parts
+from kafkasafe._producing.opening import ProducerParts
 from kafkasafe._producing.spelling import Absent, Tidy, called, tidy_dir
 from kafkasafe.aio.due_batches import DueBatches
 from kafkasafe.aio.threads import running_loop
@@ -262,6 +262,6 @@ class DoneCallbacks:
         return before - len(known[0])
 
 
-def waits_of(parts: Parts) -> LoopWaits:
+def waits_of(parts: ProducerParts) -> LoopWaits:
     """Return the object with which coroutines of the running loop wait for a producer."""
     return LoopWaits.of(parts.delivery.pump.ledger.waiters, running_loop())

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from kafkasafe._producing.admission import STEP_S
 from kafkasafe._producing.open_batch import OpenBatch
-from kafkasafe._producing.opening import Parts
+from kafkasafe._producing.opening import ProducerParts
 from kafkasafe.aio.futures import Owner, RecordFuture, waits_of
 from kafkasafe.aio.threads import Worker, place_of
 
@@ -114,7 +114,7 @@ class SendGate:
         loop: The producer's event loop.
     """
 
-    def __init__(self, parts: Parts, worker: Worker, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, parts: ProducerParts, worker: Worker, loop: asyncio.AbstractEventLoop) -> None:
         self.parts = parts
         self.open_batches = parts.accumulator.open_batches
         self.lines: dict[str, _Line] = {}

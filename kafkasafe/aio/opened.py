@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 from kafkasafe import producer as threads
-from kafkasafe._producing.opening import Parts
+from kafkasafe._producing.opening import ProducerParts
 from kafkasafe.aio.due_batches import DueBatches
 from kafkasafe.aio.futures import DoneCallbacks, waits_of
 from kafkasafe.aio.gate import SendGate
@@ -32,7 +32,7 @@ class Opened:
     """
 
     producer: threads.SafeProducer
-    parts: Parts
+    parts: ProducerParts
     loop: asyncio.AbstractEventLoop
     worker: Worker
     gate: SendGate

@@ -14,7 +14,7 @@ from kafkasafe.aio.record_queue import RecordQueue
 from kafkasafe.aio.thread_side import ThreadSide
 from kafkasafe.aio.threads import running_loop
 from kafkasafe.delivery.batch_offsets import check_settings
-from kafkasafe.delivery.readings import Fate, Lane
+from kafkasafe.delivery.readings import OffsetsFate, ProducerLane
 
 __all__ = ["ThreadCalls"]
 
@@ -63,7 +63,7 @@ class ThreadCalls:
         at_start.set_result(None)
         return at_start
 
-    async def offer_positions(self, fate: Callable[[], Fate], lane: Lane) -> tuple[Any, ...]:
+    async def offer_positions(self, fate: Callable[[], OffsetsFate], lane: ProducerLane) -> tuple[Any, ...]:
         """Return what an atomic batch of this lane needs to commit offsets. All returned records count as finished.
 
         See `kafkasafe.SafeConsumer._offer_positions`.

@@ -11,7 +11,7 @@ from kafka.structs import TopicPartition
 from kafkasafe import consumer as threads
 from kafkasafe.aio.polls import HandedOut, PollRequest, PollResult, Polls, Seen
 from kafkasafe.aio.threads import Worker, call_in_thread
-from kafkasafe.delivery.readings import Fate, Lane
+from kafkasafe.delivery.readings import OffsetsFate, ProducerLane
 from kafkasafe.errors import UsageError
 from kafkasafe.kafkapython import membership
 from kafkasafe.options import ConsumerOptions
@@ -204,7 +204,7 @@ class ThreadSide:
         return work
 
     def offering(
-        self, fate: Callable[[], Fate], lane: Lane, handed: HandedOut
+        self, fate: Callable[[], OffsetsFate], lane: ProducerLane, handed: HandedOut
     ) -> Callable[[], tuple[Any, ...]]:
         """Return the job that finds what an atomic batch of this lane needs to commit offsets.
 

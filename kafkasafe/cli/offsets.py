@@ -93,7 +93,7 @@ def offsets(
     except ConfigError as error:
         hint = "--config" if baseline is None else "--baseline"
         raise typer.BadParameter(str(error.args[0]), param_hint=hint) from None
-    found: EndOffsets | None = None
+    found: EndOffsetsReport | None = None
     try:
         console = Console(highlight=False)
         live = watch and console.is_terminal and not as_json
@@ -104,7 +104,7 @@ def offsets(
         try:
             for number in numbers:
                 rows = view.round(consumer, wanted, timeout_s)
-                found = EndOffsets(rows, view.lowered)
+                found = EndOffsetsReport(rows, view.lowered)
                 if screen is not None:
                     screen.update(_table(rows), refresh=True)
                 else:
@@ -122,7 +122,7 @@ def offsets(
 
 
 @dataclass(frozen=True, slots=True)
-class EndOffsets:
+class EndOffsetsReport:
     """The end offsets of one round, and whether one has gone back in this round or an earlier one."""
 
     rows: Sequence[dict[str, Any]]

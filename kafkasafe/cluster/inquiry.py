@@ -23,7 +23,7 @@ from kafkasafe.cluster.backoff import PAUSES
 from kafkasafe.cluster.procedures import Ask, Pause, Procedure, Step, Together
 from kafkasafe.stats import ConsumerStats
 
-__all__ = ["Inquiry", "ProcedureRunner", "ask_until_answered", "pause_s"]
+__all__ = ["ProcedureRunner", "RunningProcedure", "ask_until_answered", "pause_s"]
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ def pause_s(failures: int) -> float:
     return PAUSES.pause_s(failures + 1)
 
 
-class Inquiry(Generic[T]):
+class RunningProcedure(Generic[T]):
     """A running procedure. When it is `done`, either `error` is set, or `result` is its return value."""
 
     def __init__(self, procedure: Procedure[T]) -> None:
@@ -41,8 +41,8 @@ class Inquiry(Generic[T]):
         self.done = False
         self.result: T | None = None
         self.error: Exception | None = None
-        self._parent: Inquiry[Any] | None = None
-        self._parts: list[Inquiry[Any]] = []
+        self._parent: RunningProcedure[Any] | None = None
+        self._parts: list[RunningProcedure[Any]] = []
 
     def cancel(self) -> None:
         """Cancels the procedure. A late answer is discarded."""
@@ -51,14 +51,16 @@ class Inquiry(Generic[T]):
             part.cancel()
         self.procedure.close()
 
-    def split(self, procedures: Sequence[Procedure[Any]]) -> list[Inquiry[Any]]:
+    def split(self, procedures: Sequence[Procedure[Any]]) -> list[RunningProcedure[Any]]:
         """Makes the procedure wait for these parts."""
-        self._parts = [Inquiry(procedure) for procedure in procedures]
+        self._parts = [RunningProcedure(procedure) for procedure in procedures]
         for part in self._parts:
             part._parent = self
         return self._parts
 
-    def ended(self, *, result: T | None = None, error: Exception | None = None) -> Inquiry[Any] | None:
+    def ended(
+        self, *, result: T | None = None, error: Exception | None = None
+    ) -> RunningProcedure[Any] | None:
         """Ends the procedure. Returns the inquiry that waited for it and can continue now, if there is one."""
         self.done, self.result, self.error = True, result, error
         parent = self._parent
@@ -92,11 +94,11 @@ class ProcedureRunner:
 
     def __init__(self, wake: Callable[[], None] | None = None) -> None:
         self._wake = wake
-        self._arrived: collections.deque[tuple[Inquiry[Any], Any]] = collections.deque()
+        self._arrived: collections.deque[tuple[RunningProcedure[Any], Any]] = collections.deque()
         self._event = threading.Event()
-        self._pauses: list[tuple[float, int, Inquiry[Any]]] = []
+        self._pauses: list[tuple[float, int, RunningProcedure[Any]]] = []
         self._numbers = itertools.count()
-        self._unsent: collections.deque[tuple[Inquiry[Any], Callable[[Reply[Any]], None]]] = (
+        self._unsent: collections.deque[tuple[RunningProcedure[Any], Callable[[Reply[Any]], None]]] = (
             collections.deque()
         )
 
@@ -104,13 +106,13 @@ class ProcedureRunner:
         """Stops calling `wake`."""
         self._wake = None
 
-    def begin(self, procedure: Procedure[T]) -> Inquiry[T]:
+    def begin(self, procedure: Procedure[T]) -> RunningProcedure[T]:
         """Starts a procedure, and runs it to its first step."""
         return self.begin_all([procedure])[0]
 
-    def begin_all(self, procedures: Iterable[Procedure[T]]) -> list[Inquiry[T]]:
+    def begin_all(self, procedures: Iterable[Procedure[T]]) -> list[RunningProcedure[T]]:
         """Starts procedures, and runs each to its first step."""
-        inquiries = [Inquiry(procedure) for procedure in procedures]
+        inquiries = [RunningProcedure(procedure) for procedure in procedures]
         for inquiry in inquiries:
             self._advance(inquiry, None)
         self._send()
@@ -148,12 +150,12 @@ class ProcedureRunner:
         due = self.due_s()
         self._event.wait(timeout_s if due is None else min(due, timeout_s))
 
-    def _advance(self, inquiry: Inquiry[Any], value: Any) -> None:
+    def _advance(self, inquiry: RunningProcedure[Any], value: Any) -> None:
         if inquiry.done:
             return
         self._run(inquiry, lambda: inquiry.procedure.send(value))
 
-    def _run(self, inquiry: Inquiry[Any], go_on: Callable[[], Step]) -> None:
+    def _run(self, inquiry: RunningProcedure[Any], go_on: Callable[[], Step]) -> None:
         try:
             step = go_on()
         except StopIteration as stop:
@@ -167,7 +169,7 @@ class ProcedureRunner:
         if waiting is not None:
             self._run(waiting, waiting.joined)
 
-    def _take(self, inquiry: Inquiry[Any], step: Step) -> None:
+    def _take(self, inquiry: RunningProcedure[Any], step: Step) -> None:
         match step:
             case Pause(seconds):
                 heapq.heappush(self._pauses, (time.monotonic() + seconds, next(self._numbers), inquiry))
@@ -180,7 +182,7 @@ class ProcedureRunner:
                 if not parts:
                     self._run(inquiry, inquiry.joined)
 
-    def _arrive(self, inquiry: Inquiry[Any], answer: Any) -> None:
+    def _arrive(self, inquiry: RunningProcedure[Any], answer: Any) -> None:
         self._arrived.append((inquiry, answer))
         if not self._event.is_set():  # `work` clears it before it reads the queue
             self._event.set()

@@ -21,7 +21,7 @@ from kafkasafe.cluster.api import Broker, Buffer, ProduceReply
 from kafkasafe.cluster.terms import NodeId, TopicPartition
 
 __all__ = [
-    "Appended",
+    "AllAppended",
     "Connection",
     "Life",
     "ManyOffsets",
@@ -99,7 +99,7 @@ Sendable: TypeAlias = Request | ProduceBatches | ManyOffsets
 
 
 @dataclass(frozen=True, slots=True)
-class Appended:
+class AllAppended:
     """An answer to Produce in which every batch was appended, and nothing else is said.
 
     Attributes:

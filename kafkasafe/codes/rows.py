@@ -25,7 +25,7 @@ __all__ = [
     "NOT_READY",
     "TABLE",
     "UNKNOWN",
-    "Action",
+    "AnswerAction",
     "Cell",
     "ErrorAction",
     "Produce",
@@ -60,7 +60,7 @@ class ErrorAction(enum.Enum):
     """No retry helps: an operator has to change something, or has to know."""
 
 
-class Action(enum.Enum):
+class AnswerAction(enum.Enum):
     """What the journal does with a batch after an answer to Produce."""
 
     ACK = "ack"
@@ -84,7 +84,7 @@ class Scope(enum.Enum):
 class Produce:
     """The cell of Produce in a row: see `codes.ProduceVerdict`. `meaning` is the cause in a few words."""
 
-    action: Action
+    action: AnswerAction
     meaning: str
     absent: bool
     refresh: bool
@@ -139,7 +139,7 @@ def _row(
 
 
 def _produce(
-    action: Action,
+    action: AnswerAction,
     meaning: str,
     *,
     absent: bool = False,
@@ -175,9 +175,11 @@ _ROWS: Final = (
             "Kafka: not retriable. Brokers answer it while they start and while remote storage is not"
             " ready (KIP-1007), and a bounded retry of the same request loses nothing."
         ),
-        produce=_produce(Action.RETRY, "the broker failed for a reason it does not name", scope=Scope.BATCH),
+        produce=_produce(
+            AnswerAction.RETRY, "the broker failed for a reason it does not name", scope=Scope.BATCH
+        ),
     ),
-    _row(0, "NONE", _OK, "Nothing to do.", produce=_produce(Action.ACK, "appended and acknowledged")),
+    _row(0, "NONE", _OK, "Nothing to do.", produce=_produce(AnswerAction.ACK, "appended and acknowledged")),
     _row(
         1,
         "OFFSET_OUT_OF_RANGE",
@@ -192,7 +194,9 @@ _ROWS: Final = (
         _RETRY,
         "Send it again: the bytes were damaged on the way; if it stays, look for a key that a"
         " compacted topic misses or a faulty network.",
-        produce=_produce(Action.RETRY, "the bytes were damaged on the way", absent=True, scope=Scope.BATCH),
+        produce=_produce(
+            AnswerAction.RETRY, "the bytes were damaged on the way", absent=True, scope=Scope.BATCH
+        ),
     ),
     _row(
         3,
@@ -201,7 +205,7 @@ _ROWS: Final = (
         "Refresh metadata and retry for a while, new topics take time to spread; if it stays, create"
         " the topic or correct its name.",
         produce=_produce(
-            Action.RETRY,
+            AnswerAction.RETRY,
             "the broker does not host it",
             absent=True,
             refresh=True,
@@ -214,21 +218,21 @@ _ROWS: Final = (
         "LEADER_NOT_AVAILABLE",
         _REFRESH,
         "Retry after a metadata refresh: a leader is being elected.",
-        produce=_produce(Action.RETRY, "an election is going on", refresh=True),
+        produce=_produce(AnswerAction.RETRY, "an election is going on", refresh=True),
     ),
     _row(
         6,
         "NOT_LEADER_OR_FOLLOWER",
         _REFRESH,
         "Refresh metadata and send it to the new leader.",
-        produce=_produce(Action.RETRY, "the leader moved", refresh=True),
+        produce=_produce(AnswerAction.RETRY, "the leader moved", refresh=True),
     ),
     _row(
         7,
         "REQUEST_TIMED_OUT",
         _RETRY,
         "Retry: replicas or a remote look-up were slow; if it stays, look at the brokers' load.",
-        produce=_produce(Action.RETRY, "replicas did not confirm in time"),
+        produce=_produce(AnswerAction.RETRY, "replicas did not confirm in time"),
     ),
     _row(
         8,
@@ -251,7 +255,7 @@ _ROWS: Final = (
         "Divide the batch; a single record that is too large needs a higher max.message.bytes on the"
         " topic, or less data.",
         produce=_produce(
-            Action.REJECT_BATCH, "larger than max.message.bytes of the topic", absent=True, split=True
+            AnswerAction.REJECT_BATCH, "larger than max.message.bytes of the topic", absent=True, split=True
         ),
     ),
     _row(11, "STALE_CONTROLLER_EPOCH", _FATAL, _INTERNAL),
@@ -266,7 +270,7 @@ _ROWS: Final = (
         "NETWORK_EXCEPTION",
         _REFRESH,
         "Refresh metadata and retry: the connection broke before an answer came.",
-        produce=_produce(Action.RETRY, "the connection broke", refresh=True),
+        produce=_produce(AnswerAction.RETRY, "the connection broke", refresh=True),
     ),
     _row(14, "COORDINATOR_LOAD_IN_PROGRESS", _RETRY, "Retry: the coordinator is loading its state."),
     _row(
@@ -289,7 +293,7 @@ _ROWS: Final = (
         _FATAL,
         "Correct the topic's name: it is illegal, or the topic takes no writes from clients.",
         produce=_produce(
-            Action.RETRY,
+            AnswerAction.RETRY,
             "a topic of this name cannot exist or takes no writes from clients",
             absent=True,
             scope=Scope.DESTINATION,
@@ -300,28 +304,30 @@ _ROWS: Final = (
         "RECORD_LIST_TOO_LARGE",
         _REJECT,
         "Divide the batch: it is larger than a segment of the topic.",
-        produce=_produce(Action.REJECT_BATCH, "larger than the broker's segments", absent=True, split=True),
+        produce=_produce(
+            AnswerAction.REJECT_BATCH, "larger than the broker's segments", absent=True, split=True
+        ),
     ),
     _row(
         19,
         "NOT_ENOUGH_REPLICAS",
         _RETRY,
         "Retry: fewer replicas are in sync than min.insync.replicas; bring brokers back.",
-        produce=_produce(Action.RETRY, "fewer in-sync replicas than min.insync.replicas", absent=True),
+        produce=_produce(AnswerAction.RETRY, "fewer in-sync replicas than min.insync.replicas", absent=True),
     ),
     _row(
         20,
         "NOT_ENOUGH_REPLICAS_AFTER_APPEND",
         _RETRY,
         "Retry the same bytes under the same sequence: appended, but too few replicas have it yet.",
-        produce=_produce(Action.RETRY, "appended, but too few replicas have it"),
+        produce=_produce(AnswerAction.RETRY, "appended, but too few replicas have it"),
     ),
     _row(
         21,
         "INVALID_REQUIRED_ACKS",
         _FATAL,
         'Set acks to "all" or 1.',
-        produce=_produce(Action.REJECT_BATCH, "acks is neither 0, 1 nor all", absent=True),
+        produce=_produce(AnswerAction.REJECT_BATCH, "acks is neither 0, 1 nor all", absent=True),
     ),
     _row(
         22,
@@ -362,7 +368,7 @@ _ROWS: Final = (
         _FATAL,
         "Grant this user the permission (ACL) on the topic.",
         produce=_produce(
-            Action.RETRY,
+            AnswerAction.RETRY,
             "this user may not write to the topic",
             absent=True,
             scope=Scope.DESTINATION,
@@ -375,7 +381,7 @@ _ROWS: Final = (
         _FATAL,
         "Grant this user the permission on the cluster (for idempotent writes to brokers before 2.8:"
         " IDEMPOTENT_WRITE).",
-        produce=_produce(Action.RETRY, "this user may not write idempotently", absent=True),
+        produce=_produce(AnswerAction.RETRY, "this user may not write idempotently", absent=True),
     ),
     _row(
         32,
@@ -383,7 +389,7 @@ _ROWS: Final = (
         _REJECT,
         "Give the record a timestamp within message.timestamp.before.max.ms and .after.max.ms of the topic.",
         produce=_produce(
-            Action.REJECT_BATCH, "timestamp outside what the topic allows", absent=True, split=True
+            AnswerAction.REJECT_BATCH, "timestamp outside what the topic allows", absent=True, split=True
         ),
     ),
     _row(33, "UNSUPPORTED_SASL_MECHANISM", _FATAL, "Set sasl_mechanism to one that the listener offers."),
@@ -398,7 +404,7 @@ _ROWS: Final = (
         "UNSUPPORTED_VERSION",
         _FATAL,
         "Use a request version that the broker knows, or a newer broker.",
-        produce=_produce(Action.RETRY, "the broker does not know this version", absent=True),
+        produce=_produce(AnswerAction.RETRY, "the broker does not know this version", absent=True),
     ),
     _row(36, "TOPIC_ALREADY_EXISTS", _FATAL, "The topic is there already: use it, or choose another name."),
     _row(37, "INVALID_PARTITIONS", _FATAL, "Ask for at least one partition, and for more than there are."),
@@ -420,21 +426,23 @@ _ROWS: Final = (
         "INVALID_REQUEST",
         _FATAL,
         "The broker finds the request malformed: report it with the broker's log line and both versions.",
-        produce=_produce(Action.REJECT_BATCH, "the broker finds the request malformed", absent=True),
+        produce=_produce(AnswerAction.REJECT_BATCH, "the broker finds the request malformed", absent=True),
     ),
     _row(
         43,
         "UNSUPPORTED_FOR_MESSAGE_FORMAT",
         _FATAL,
         "Raise the topic's message format version: it is older than idempotence or headers.",
-        produce=_produce(Action.REJECT_BATCH, "the topic has an old message format", absent=True),
+        produce=_produce(AnswerAction.REJECT_BATCH, "the topic has an old message format", absent=True),
     ),
     _row(
         44,
         "POLICY_VIOLATION",
         _FATAL,
         "Change the request to what the cluster's policy allows; the message names the rule.",
-        produce=_produce(Action.REJECT_BATCH, "a policy of the cluster forbids it", absent=True, split=True),
+        produce=_produce(
+            AnswerAction.REJECT_BATCH, "a policy of the cluster forbids it", absent=True, split=True
+        ),
     ),
     _row(
         45,
@@ -443,7 +451,9 @@ _ROWS: Final = (
         "Ask DescribeProducers (or read the log): the batch is committed already, or a gap is before"
         " it; what stays a gap is data loss.",
         at_risk=True,
-        produce=_produce(Action.ASK_BROKER, "already committed, or a gap: only the broker's state tells"),
+        produce=_produce(
+            AnswerAction.ASK_BROKER, "already committed, or a gap: only the broker's state tells"
+        ),
     ),
     # Seven broker versions were tried and none sends 46; the meaning is plain. The journal asks all the same: the
     # batch still has to pass the high watermark.
@@ -452,14 +462,14 @@ _ROWS: Final = (
         "DUPLICATE_SEQUENCE_NUMBER",
         _OK,
         "Treat it as acknowledged: the broker has this batch already (its offset is not known).",
-        produce=_produce(Action.ASK_BROKER, "the broker has this batch already"),
+        produce=_produce(AnswerAction.ASK_BROKER, "the broker has this batch already"),
     ),
     _row(
         47,
         "INVALID_PRODUCER_EPOCH",
         _FENCE,
         "Stop this producer: a newer epoch of its id has written, so another one took over.",
-        produce=_produce(Action.ASK_BROKER, "a newer epoch of this producer id wrote to the partition"),
+        produce=_produce(AnswerAction.ASK_BROKER, "a newer epoch of this producer id wrote to the partition"),
     ),
     _row(
         48,
@@ -503,7 +513,7 @@ _ROWS: Final = (
         "KAFKA_STORAGE_ERROR",
         _REFRESH,
         "Refresh metadata and retry at the new leader; the broker's disk failed and has to be replaced.",
-        produce=_produce(Action.RETRY, "the broker's disk failed", refresh=True),
+        produce=_produce(AnswerAction.RETRY, "the broker's disk failed", refresh=True),
     ),
     _row(57, "LOG_DIR_NOT_FOUND", _FATAL, "Name a log directory that the broker has in log.dirs."),
     _row(58, "SASL_AUTHENTICATION_FAILED", _FATAL, "Correct the user name, the password or the token."),
@@ -514,7 +524,7 @@ _ROWS: Final = (
         "Compare the log start offset with the last acknowledged one: beyond it, retention removed"
         " the producer and a new sequence is safe; else acknowledged data is lost.",
         at_risk=True,
-        produce=_produce(Action.ASK_BROKER, "the broker forgot this producer (brokers before 2.5)"),
+        produce=_produce(AnswerAction.ASK_BROKER, "the broker forgot this producer (brokers before 2.5)"),
     ),
     _row(
         60,
@@ -559,7 +569,7 @@ _ROWS: Final = (
         _REFRESH,
         "Refresh metadata and retry: the leader has no such listener yet; if it stays, give all"
         " brokers the listener.",
-        produce=_produce(Action.RETRY, "the leader has no such listener yet", refresh=True),
+        produce=_produce(AnswerAction.RETRY, "the leader has no such listener yet", refresh=True),
     ),
     _row(73, "TOPIC_DELETION_DISABLED", _FATAL, "Set delete.topic.enable=true on the brokers."),
     _row(
@@ -567,21 +577,21 @@ _ROWS: Final = (
         "FENCED_LEADER_EPOCH",
         _REFRESH,
         "Refresh metadata and retry with the newer leader epoch; a consumer validates its position first (KIP-320).",
-        produce=_produce(Action.RETRY, "the leader moved", refresh=True),
+        produce=_produce(AnswerAction.RETRY, "the leader moved", refresh=True),
     ),
     _row(
         75,
         "UNKNOWN_LEADER_EPOCH",
         _RETRY,
         "Retry: the broker has not heard of this leader epoch yet.",
-        produce=_produce(Action.RETRY, "the broker is behind the metadata", refresh=True),
+        produce=_produce(AnswerAction.RETRY, "the broker is behind the metadata", refresh=True),
     ),
     _row(
         76,
         "UNSUPPORTED_COMPRESSION_TYPE",
         _FATAL,
         "Choose a compression that the broker and this request version know.",
-        produce=_produce(Action.REJECT_BATCH, "the broker cannot read this compression", absent=True),
+        produce=_produce(AnswerAction.REJECT_BATCH, "the broker cannot read this compression", absent=True),
     ),
     _row(77, "STALE_BROKER_EPOCH", _FATAL, _INTERNAL),
     _row(
@@ -624,7 +634,9 @@ _ROWS: Final = (
         "INVALID_RECORD",
         _REJECT,
         "Correct the record: it breaks a rule of the topic (a compacted topic needs keys).",
-        produce=_produce(Action.REJECT_BATCH, "a record breaks a rule of the topic", absent=True, split=True),
+        produce=_produce(
+            AnswerAction.REJECT_BATCH, "a record breaks a rule of the topic", absent=True, split=True
+        ),
     ),
     _row(
         88,
@@ -637,14 +649,14 @@ _ROWS: Final = (
         "THROTTLING_QUOTA_EXCEEDED",
         _RETRY,
         "Retry after throttle_time_ms: a quota is exceeded.",
-        produce=_produce(Action.RETRY, "quota exceeded", absent=True),
+        produce=_produce(AnswerAction.RETRY, "quota exceeded", absent=True),
     ),
     _row(
         90,
         "PRODUCER_FENCED",
         _FENCE,
         "Stop this producer: a newer one has taken its id over.",
-        produce=_produce(Action.ASK_BROKER, "a newer epoch of this producer id wrote to the partition"),
+        produce=_produce(AnswerAction.ASK_BROKER, "a newer epoch of this producer id wrote to the partition"),
     ),
     _row(91, "RESOURCE_NOT_FOUND", _FATAL, "Check the name: no such resource is there."),
     _row(92, "DUPLICATE_RESOURCE", _FATAL, "Name each resource once."),
@@ -677,7 +689,7 @@ _ROWS: Final = (
         "Refresh metadata and retry for a while: the broker does not know this topic id yet, or the"
         " topic was deleted or re-created.",
         produce=_produce(
-            Action.RETRY,
+            AnswerAction.RETRY,
             "the broker does not know this topic id",
             absent=True,
             refresh=True,

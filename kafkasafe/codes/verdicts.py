@@ -24,7 +24,7 @@ from kafkasafe.codes.rows import (
     MISSING_CODES,
     TABLE,
     UNKNOWN,
-    Action,
+    AnswerAction,
     Cell,
     ErrorAction,
     Produce,
@@ -35,7 +35,7 @@ __all__ = [
     "DESTINATION_CODES",
     "MISSING_CODES",
     "NO_CONTEXT",
-    "Action",
+    "AnswerAction",
     "ErrorAction",
     "ErrorContext",
     "ProduceVerdict",
@@ -133,19 +133,19 @@ def classify_code(code: int, api: str | None = None, context: ErrorContext = NO_
 def _in_produce(cell: Cell, produce: Produce) -> Cell:
     """The row as an answer to Produce: what the journal does, in the words of a verdict."""
     match produce.action:
-        case Action.ACK:
+        case AnswerAction.ACK:
             return cell
-        case Action.RETRY:
+        case AnswerAction.RETRY:
             fix = cell.fix
             # KAFKA_STORAGE_ERROR and its kin: the leader may have failed before or after the append.
             if not produce.absent and "same sequence" not in fix:
                 fix = fix.removesuffix(".") + _SAME_BYTES + "."
             action = ErrorAction.RETRY_AFTER_REFRESH if produce.refresh else ErrorAction.RETRY
             return Cell(action, fix, cell.at_risk, "" if action is cell.action else _JOURNAL)
-        case Action.ASK_BROKER:
+        case AnswerAction.ASK_BROKER:
             # The meaning of 46, 47 and 90 is clear. The journal asks first as a precaution.
             return cell
-        case Action.REJECT_BATCH:  # pragma: no branch - the last
+        case AnswerAction.REJECT_BATCH:  # pragma: no branch - the last
             return Cell(
                 ErrorAction.REJECT_RECORD,
                 cell.fix,
@@ -174,7 +174,7 @@ class ProduceVerdict:
 
     code: int
     name: str
-    action: Action
+    action: AnswerAction
     absent: bool
     refresh_metadata: bool
     splittable: bool
@@ -228,7 +228,7 @@ def classify_produce(code: int) -> ProduceVerdict:
         return ProduceVerdict(
             code,
             f"ERROR_{code}",
-            Action.RETRY,
+            AnswerAction.RETRY,
             absent=False,
             refresh_metadata=True,
             splittable=False,

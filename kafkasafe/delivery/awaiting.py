@@ -1,8 +1,8 @@
 """Lets coroutines wait for the threads of a producer. Each loop is woken once for all events that occur at a time.
 
-A thread that notifies (`Waiting.notify_all`) sets the wake flag of each loop on which coroutines wait. It skips a wake
-flag that is notifying already. So a burst of a thousand batches costs one `call_soon_threadsafe`. The loop then checks
-the waiting coroutines in slices, so that no iteration takes longer than a few hundred checks.
+A thread that notifies (`WaitingCallers.notify_all`) sets the wake flag of each loop on which coroutines wait. It skips
+a wake flag that is notifying already. So a burst of a thousand batches costs one `call_soon_threadsafe`. The loop then
+checks the waiting coroutines in slices, so that no iteration takes longer than a few hundred checks.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kafkasafe.delivery.engine.ledger import Ledger
 from kafkasafe.delivery.engine.parcels import Parcel
-from kafkasafe.delivery.engine.waits import Waiting
+from kafkasafe.delivery.engine.waits import WaitingCallers
 
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["Fates", "LoopWaits", "Progress", "Subject"]
+__all__ = ["CheckResult", "Fates", "LoopWaits", "Subject"]
 
 _SLICE: Final = 256
 """Maximum number of checks and wake-ups in one iteration of the loop."""
@@ -29,7 +29,7 @@ _FEW: Final = 8
 """If at most this many items are awaited, the thread that notifies checks them itself."""
 
 
-class Progress(enum.Enum):
+class CheckResult(enum.Enum):
     """The result of checking a `Subject`."""
 
     NONE = enum.auto()
@@ -46,11 +46,11 @@ class Subject(Protocol):
     def stirred(self) -> bool:
         """Whether `look` may find progress. May be called from any thread. Once True, it stays True."""
 
-    def look(self) -> Progress:
+    def look(self) -> CheckResult:
         """Returns the progress since the previous call. Must be called on the loop's thread."""
 
     def is_ready(self, entry: Any) -> bool:
-        """Whether one of the waiting coroutines can continue. Called after `Progress.SOME`."""
+        """Whether one of the waiting coroutines can continue. Called after `CheckResult.SOME`."""
 
 
 class AcceptedRecords(Protocol):
@@ -72,8 +72,8 @@ class _Plain:
     def stirred(self) -> bool:
         return True
 
-    def look(self) -> Progress:
-        return Progress.SOME
+    def look(self) -> CheckResult:
+        return CheckResult.SOME
 
     def is_ready(self, entry: Callable[[], bool]) -> bool:
         return entry()
@@ -108,16 +108,16 @@ class Fates:
         durable = self._durable
         return any(parcel.done or parcel.children or (durable and parcel.durable) for parcel in parcels)
 
-    def look(self) -> Progress:
+    def look(self) -> CheckResult:
         """See `Subject`."""
         parcels, ledger, durable = self._records.parcels, self._ledger, self._durable
         if ledger.failure is not None:
-            return Progress.ALL
+            return CheckResult.ALL
         if parcels is not None and all(parcel.done or (durable and parcel.durable) for parcel in parcels):
-            return Progress.ALL
+            return CheckResult.ALL
         now = [list(map(list, map(self._state, parcels or ()))), ledger.wrong_cluster]
         seen, self._seen = self._seen, now
-        return Progress.NONE if now == seen else Progress.SOME
+        return CheckResult.NONE if now == seen else CheckResult.SOME
 
     def is_ready(self, entry: int) -> bool:
         """Whether the record with this number has an outcome; see `Subject`."""
@@ -156,9 +156,9 @@ class _Group:
                 return 0
             self.again = False
             progress = self.subject.look()
-            if progress is Progress.NONE:
+            if progress is CheckResult.NONE:
                 return 1
-            self.all = progress is Progress.ALL
+            self.all = progress is CheckResult.ALL
             self.left = list(self.entries.items())
             self.left.reverse()
         left, is_ready = self.left, self.subject.is_ready
@@ -175,12 +175,12 @@ class _Group:
 
 
 class LoopWaits:
-    """The coroutines of one loop that wait for one producer. This is a wake flag for `Waiting`.
+    """The coroutines of one loop that wait for one producer. This is a wake flag for `WaitingCallers`.
 
     Use `of`. All methods but `set` must be called on the loop's own thread.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, waiting: Waiting) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, waiting: WaitingCallers) -> None:
         self._loop = loop
         self._waiting = waiting
         self._groups: dict[Hashable, _Group] = {}
@@ -189,7 +189,7 @@ class LoopWaits:
         self._working = False
 
     @classmethod
-    def of(cls, waiting: Waiting, loop: asyncio.AbstractEventLoop) -> LoopWaits:
+    def of(cls, waiting: WaitingCallers, loop: asyncio.AbstractEventLoop) -> LoopWaits:
         """The instance for this loop. It exists as long as a coroutine waits."""
         for wake_flag in waiting.wake_flags():
             if isinstance(wake_flag, LoopWaits) and wake_flag._loop is loop:

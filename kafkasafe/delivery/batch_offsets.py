@@ -8,12 +8,16 @@ from typing import Any
 from kafkasafe import journal as j
 from kafkasafe import marks as m
 from kafkasafe import units as u
-from kafkasafe.delivery.readings import Claim, Fate, Numbers, Readings
+from kafkasafe.delivery.readings import Numbers, OffsetClaim, OffsetsFate, Readings
 from kafkasafe.errors import BatchDroppedError, UsageError
 
 __all__ = ["BatchFate", "GivenOffsets", "check_settings"]
 
-_FATES = {j.Fate.COMMITTED: Fate.COMMITTED, j.Fate.REJECTED: Fate.REJECTED, j.Fate.DROPPED: Fate.DROPPED}
+_FATES = {
+    j.Fate.COMMITTED: OffsetsFate.COMMITTED,
+    j.Fate.REJECTED: OffsetsFate.REJECTED,
+    j.Fate.DROPPED: OffsetsFate.DROPPED,
+}
 
 
 class BatchFate:
@@ -45,22 +49,22 @@ class BatchFate:
         """
         self._late = True
 
-    def __call__(self) -> Fate:
+    def __call__(self) -> OffsetsFate:
         """Returns the current outcome."""
         if self._decided is not None:
             if self._replaced:
-                return Fate.FORGOTTEN
+                return OffsetsFate.FORGOTTEN
             if not self._decided:
-                return Fate.OPEN
+                return OffsetsFate.OPEN
             [unit] = self._decided.values()
             if unit is None:
-                return Fate.DROPPED if self._late else Fate.FORGOTTEN
+                return OffsetsFate.DROPPED if self._late else OffsetsFate.FORGOTTEN
             # The unit may refer to the producer, which a consumer must not keep alive.
             self._head, self._decided = unit.head, None
         if not self._head.done:
-            return Fate.WAITING
+            return OffsetsFate.WAITING
         fate = None if self._head.unit_handle is None else self._head.unit_handle.fate
-        return Fate.LEFT if fate is None else _FATES[fate]
+        return OffsetsFate.LEFT if fate is None else _FATES[fate]
 
 
 class GivenOffsets:
@@ -86,8 +90,8 @@ class GivenOffsets:
         )
 
     def offer(
-        self, fate: Callable[[], Fate], given: m.GroupOffsets, *, informed: bool
-    ) -> tuple[dict[u.GroupPartition, u.Reading], list[Claim]]:
+        self, fate: Callable[[], OffsetsFate], given: m.GroupOffsets, *, informed: bool
+    ) -> tuple[dict[u.GroupPartition, u.Reading], list[OffsetClaim]]:
         """Registers a batch that is about to move the group.
 
         Args:
@@ -119,7 +123,7 @@ class GivenOffsets:
                 " kafkasafe.SafeConsumer does this automatically"
             )
         for at in given.positions:
-            claim = Claim(at.offset, fate)
+            claim = OffsetClaim(at.offset, fate)
             found[given.group, at.topic, at.partition].claim(claim)
             claims.append(claim)
         return {line: run.reading for line, run in found.items()}, claims

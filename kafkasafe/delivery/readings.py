@@ -24,7 +24,18 @@ from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 
 from kafkasafe.units import Reading
 
-__all__ = ["NONE", "Carrier", "Claim", "Earlier", "Fate", "Lane", "Member", "Numbers", "Readings", "Run"]
+__all__ = [
+    "NONE",
+    "Carrier",
+    "Earlier",
+    "Member",
+    "Numbers",
+    "OffsetClaim",
+    "OffsetsFate",
+    "ProducerLane",
+    "ReadingRun",
+    "Readings",
+]
 
 NONE: Final = -1
 """The group has no offset for the partition."""
@@ -35,7 +46,7 @@ Member: TypeAlias = tuple[int, str]
 _Partition = TypeVar("_Partition", bound=Hashable)
 
 
-class Fate(enum.Enum):
+class OffsetsFate(enum.Enum):
     """The fate of a batch with a consumer's offsets, as far as its process knows."""
 
     OPEN = "open"
@@ -53,8 +64,8 @@ class Fate(enum.Enum):
     """The program closed its producer before its outcome: another producer may deliver it."""
 
 
-_UNDECIDED: Final = frozenset({Fate.OPEN, Fate.WAITING, Fate.LEFT})
-_UNMOVED: Final = frozenset({Fate.FORGOTTEN, Fate.REJECTED})
+_UNDECIDED: Final = frozenset({OffsetsFate.OPEN, OffsetsFate.WAITING, OffsetsFate.LEFT})
+_UNMOVED: Final = frozenset({OffsetsFate.FORGOTTEN, OffsetsFate.REJECTED})
 """It did not move the group, and its reading continues."""
 
 
@@ -76,7 +87,7 @@ class Numbers:
         return number
 
 
-class Lane(Protocol):
+class ProducerLane(Protocol):
     """The lane of a producer. Two are equal if they are one lane of a spool, with the same or different producers."""
 
     @property
@@ -95,7 +106,7 @@ class Carrier:
         member: The consumer as a member of its group; None: it is none (`assign`), so its group cannot refuse offsets.
     """
 
-    lane: Lane
+    lane: ProducerLane
     member: Member | None
 
     def is_refused(self, now: Member | None) -> bool:
@@ -110,7 +121,7 @@ class Carrier:
 
 
 @dataclass(slots=True, eq=False)
-class Claim:
+class OffsetClaim:
     """A batch moves the group to an offset.
 
     Attributes:
@@ -121,12 +132,12 @@ class Claim:
     """
 
     offset: int
-    fate: Callable[[], Fate]
+    fate: Callable[[], OffsetsFate]
     carrier: Carrier | None = None
     void: bool = False
 
 
-class Run:
+class ReadingRun:
     """One reading of a partition, and the batches with its offsets, in the order in which they were made.
 
     Attributes:
@@ -143,15 +154,15 @@ class Run:
         self.sent = None if start == NONE else start
         self.first: int | None = None
         self.broken = False
-        self._claims: deque[Claim] = deque()
-        self._left: list[Claim] = []
+        self._claims: deque[OffsetClaim] = deque()
+        self._left: list[OffsetClaim] = []
         """Batches whose producer the program closed before the outcome."""
 
     def place(self, first: int) -> None:
         """Set the position where it begins, which differs from the group's offset."""
         self.first = first
 
-    def claim(self, claim: Claim) -> None:
+    def claim(self, claim: OffsetClaim) -> None:
         """Add a batch that is about to move the group to an offset."""
         self._claims.append(claim)
 
@@ -160,37 +171,37 @@ class Run:
         while self._claims:
             claim = self._claims[0]
             match claim.fate():
-                case Fate.OPEN | Fate.WAITING:
+                case OffsetsFate.OPEN | OffsetsFate.WAITING:
                     break
-                case Fate.COMMITTED:
+                case OffsetsFate.COMMITTED:
                     self.reached = self.sent = claim.offset
-                case Fate.REJECTED:
+                case OffsetsFate.REJECTED:
                     self.sent = claim.offset
-                case (Fate.DROPPED | Fate.LEFT) as fate:
+                case (OffsetsFate.DROPPED | OffsetsFate.LEFT) as fate:
                     self.sent = claim.offset
                     self.broken = True
-                    if fate is Fate.LEFT:
+                    if fate is OffsetsFate.LEFT:
                         self._left.append(claim)
-                case Fate.FORGOTTEN:
+                case OffsetsFate.FORGOTTEN:
                     pass
             self._claims.popleft()
 
     @property
     def waits(self) -> bool:
         """Whether an accepted batch has no outcome yet."""
-        return any(claim.fate() is Fate.WAITING for claim in self._claims)
+        return any(claim.fate() is OffsetsFate.WAITING for claim in self._claims)
 
     @property
     def is_open(self) -> bool:
         """Whether the program still has a batch with its offsets that it has not committed."""
-        return any(claim.fate() is Fate.OPEN for claim in self._claims)
+        return any(claim.fate() is OffsetsFate.OPEN for claim in self._claims)
 
     @property
-    def undecided(self) -> list[Claim]:
+    def undecided(self) -> list[OffsetClaim]:
         """The batches that may still move the group, now or when another producer delivers what its own one left."""
         return [*self._left, *(claim for claim in self._claims if claim.fate() in _UNDECIDED)]
 
-    def elsewhere(self, mine: Carrier) -> list[Claim]:
+    def elsewhere(self, mine: Carrier) -> list[OffsetClaim]:
         """Return the undecided batches of other producers than this carrier's."""
         return [
             claim
@@ -215,13 +226,17 @@ class Run:
     @property
     def handed(self) -> int | None:
         """The offset to which all batches, also uncommitted ones, would move the group; None: not known."""
-        taken = (claim.offset for claim in self._claims if claim.fate() is not Fate.FORGOTTEN)
+        taken = (claim.offset for claim in self._claims if claim.fate() is not OffsetsFate.FORGOTTEN)
         return max(taken, default=self.sent)
 
     @property
     def accepted(self) -> int | None:
         """As `handed`, without batches that the program has not committed yet."""
-        taken = (claim.offset for claim in self._claims if claim.fate() not in {Fate.FORGOTTEN, Fate.OPEN})
+        taken = (
+            claim.offset
+            for claim in self._claims
+            if claim.fate() not in {OffsetsFate.FORGOTTEN, OffsetsFate.OPEN}
+        )
         return max(taken, default=self.sent)
 
     def in_no_batch(self, consumed: int) -> bool:
@@ -236,7 +251,7 @@ class Run:
     def step_back(self) -> None:
         """Void batches that the program has not committed: the consumer continues from `accepted` again."""
         for claim in self._claims:
-            if claim.fate() is Fate.OPEN:
+            if claim.fate() is OffsetsFate.OPEN:
                 claim.void = True
         self._claims = deque(claim for claim in self._claims if not claim.void)
 
@@ -251,7 +266,7 @@ class Readings(Generic[_Partition]):
 
     def __init__(self, numbers: Numbers) -> None:
         self._numbers = numbers
-        self._runs: dict[_Partition, Run] = {}
+        self._runs: dict[_Partition, ReadingRun] = {}
         self._suspects: set[_Partition] = set()
         self.used = False
         """Whether an atomic batch ever had the consumer's offsets. Other consumers move their groups themselves."""
@@ -260,7 +275,7 @@ class Readings(Generic[_Partition]):
         """Note that a batch with the consumer's offsets is made."""
         self.used = True
 
-    def get(self, partition: _Partition) -> Run | None:
+    def get(self, partition: _Partition) -> ReadingRun | None:
         """The current reading of a partition."""
         return self._runs.get(partition)
 
@@ -268,7 +283,7 @@ class Readings(Generic[_Partition]):
         """Draw a number for `begin`. Call it before asking the group for its offset."""
         return self._numbers.draw()
 
-    def begin(self, partition: _Partition, number: int, start: int | None) -> Run:
+    def begin(self, partition: _Partition, number: int, start: int | None) -> ReadingRun:
         """Begin another reading.
 
         Args:
@@ -277,7 +292,7 @@ class Readings(Generic[_Partition]):
             start: The group's offset, NONE if it has no offset; None: not known.
         """
         self.end(partition)
-        run = self._runs[partition] = Run(number, start)
+        run = self._runs[partition] = ReadingRun(number, start)
         return run
 
     def end(self, partition: _Partition) -> None:
@@ -329,14 +344,14 @@ class Earlier(Generic[_Partition]):
     """The batches of a consumer's ended readings that may still move the group."""
 
     def __init__(self) -> None:
-        self._claims: dict[_Partition, list[Claim]] = {}
+        self._claims: dict[_Partition, list[OffsetClaim]] = {}
 
-    def add(self, partition: _Partition, claims: Iterable[Claim]) -> None:
+    def add(self, partition: _Partition, claims: Iterable[OffsetClaim]) -> None:
         """Note the undecided batches of a reading that has ended."""
         self._claims[partition] = [*self._claims.pop(partition, ()), *claims]
         self._tidy(partition)
 
-    def elsewhere(self, partition: _Partition, mine: Carrier) -> list[Claim]:
+    def elsewhere(self, partition: _Partition, mine: Carrier) -> list[OffsetClaim]:
         """Return those that another lane than this carrier's may still commit.
 
         Batches of the carrier's own lane are compared there, and the group refuses those of a former member. What was
@@ -355,23 +370,23 @@ class Earlier(Generic[_Partition]):
             and not claim.carrier.is_refused(mine.member)
         ]
 
-    def forget(self, partition: _Partition, claim: Claim) -> None:
+    def forget(self, partition: _Partition, claim: OffsetClaim) -> None:
         """Forget a batch, and those that were left together with it: all of them are decided."""
         self._claims[partition] = [
             each
             for each in self._claims.pop(partition, ())
-            if each is not claim and (each.carrier != claim.carrier or each.fate() is not Fate.LEFT)
+            if each is not claim and (each.carrier != claim.carrier or each.fate() is not OffsetsFate.LEFT)
         ]
 
     def _tidy(self, partition: _Partition, now: Member | None = None) -> None:
         """Of several batches with one carrier that were left, keep the first. Keep none that cannot be committed."""
-        found: list[Claim] = []
+        found: list[OffsetClaim] = []
         left: set[Carrier] = set()
         for claim in self._claims.pop(partition, ()):
             fate, carrier = claim.fate(), claim.carrier
             if fate not in _UNDECIDED:
                 continue
-            if fate is Fate.LEFT and carrier is not None:
+            if fate is OffsetsFate.LEFT and carrier is not None:
                 if carrier in left or carrier.lane.in_memory or carrier.is_refused(now):
                     continue
                 left.add(carrier)

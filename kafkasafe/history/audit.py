@@ -18,13 +18,13 @@ from typing import Final
 
 from kafkasafe.record.batch import BatchHeader
 
-__all__ = ["Gap", "IdCount", "Producer", "Repeat", "Run", "judge", "runs"]
+__all__ = ["Gap", "IdCount", "Producer", "Repeat", "SequenceRun", "judge", "runs"]
 
 _SEQUENCES: Final = 2**31  # after the last one comes 0
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SequenceRun:
     """Batches of one producer in one partition whose sequences follow each other.
 
     Attributes:
@@ -138,19 +138,19 @@ class Producer:
         return sum(repeat.records for repeat in self.repeats)
 
 
-def runs(headers: Iterable[BatchHeader]) -> list[Run]:
+def runs(headers: Iterable[BatchHeader]) -> list[SequenceRun]:
     """The runs of a part of a log, in the order in which they begin.
 
     Args:
         headers: Of the part's batches, in offset order. Control batches are passed over.
     """
-    found: list[Run] = []
+    found: list[SequenceRun] = []
     latest: dict[int, int] = {}
     for header in headers:
         if header.is_control:
             continue
         numbered = header.producer_id >= 0 and header.base_sequence >= 0
-        run = Run(
+        run = SequenceRun(
             producer_id=header.producer_id if numbered else -1,
             epoch=header.producer_epoch if numbered else -1,
             first_sequence=header.base_sequence if numbered else -1,
@@ -170,7 +170,7 @@ def runs(headers: Iterable[BatchHeader]) -> list[Run]:
     return found
 
 
-def judge(found: Iterable[Run], log_start: int = 0) -> dict[int, Producer]:
+def judge(found: Iterable[SequenceRun], log_start: int = 0) -> dict[int, Producer]:
     """Judge the runs of a partition, by producer id.
 
     Args:
@@ -204,7 +204,7 @@ def judge(found: Iterable[Run], log_start: int = 0) -> dict[int, Producer]:
     return producers
 
 
-def _compare(producer: Producer, run: Run, expected: dict[tuple[int, int], int]) -> None:
+def _compare(producer: Producer, run: SequenceRun, expected: dict[tuple[int, int], int]) -> None:
     key = run.producer_id, run.epoch
     due = expected[key]
     ahead = (run.first_sequence - due) % _SEQUENCES
@@ -224,13 +224,13 @@ def _compare(producer: Producer, run: Run, expected: dict[tuple[int, int], int])
     expected[key] = (run.last_sequence + 1) % _SEQUENCES
 
 
-def _follows(run: Run, following: Run) -> bool:
+def _follows(run: SequenceRun, following: SequenceRun) -> bool:
     if run.producer_id < 0:
         return True
     return run.epoch == following.epoch and following.first_sequence == (run.last_sequence + 1) % _SEQUENCES
 
 
-def _joined(run: Run, following: Run) -> Run:
+def _joined(run: SequenceRun, following: SequenceRun) -> SequenceRun:
     return replace(
         run,
         last_sequence=following.last_sequence,

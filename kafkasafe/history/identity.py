@@ -16,10 +16,10 @@ from typing import Final
 __all__ = [
     "MAX_SEQUENCE",
     "BatchId",
+    "IdentityVerdict",
     "Judgement",
     "ProducerView",
     "Scan",
-    "Verdict",
     "add_sequence",
     "judge_by_both",
     "judge_by_log",
@@ -67,7 +67,7 @@ class ProducerView:
     last_timestamp: int
 
 
-class Verdict(enum.Enum):
+class IdentityVerdict(enum.Enum):
     """The conclusion about all batches in doubt together."""
 
     DECIDED = "decided"
@@ -93,7 +93,7 @@ class Judgement:
         of_state: The judgement uses the leader's producer state, which shows whether the leader misses a batch.
     """
 
-    verdict: Verdict
+    verdict: IdentityVerdict
     present: int
     evidence: str
     offsets: Mapping[int, int] = field(default_factory=dict)
@@ -124,32 +124,36 @@ def judge_by_state(doubt: Sequence[BatchId], view: ProducerView | None, *, acked
     """
     first = doubt[0]
     if view is None:
-        return Judgement(Verdict.READ_LOG, 0, f"the leader has no state of producer id {first.producer_id}")
+        return Judgement(
+            IdentityVerdict.READ_LOG, 0, f"the leader has no state of producer id {first.producer_id}"
+        )
     seen = (
         f"the leader has producer id {first.producer_id} up to epoch {view.producer_epoch},"
         f" sequence {view.last_sequence}"
     )
     if view.producer_epoch > first.producer_epoch:
-        return Judgement(Verdict.READ_LOG, 0, f"{seen}: newer than our epoch {first.producer_epoch}")
+        return Judgement(IdentityVerdict.READ_LOG, 0, f"{seen}: newer than our epoch {first.producer_epoch}")
     if view.producer_epoch < first.producer_epoch:
         # An epoch begins at sequence 0; a batch with another base sequence follows earlier ones.
-        verdict = Verdict.GAP if acked_before or first.base_sequence else Verdict.DECIDED
+        verdict = IdentityVerdict.GAP if acked_before or first.base_sequence else IdentityVerdict.DECIDED
         nothing = f"{seen}: nothing of our epoch {first.producer_epoch}"
         return Judgement(verdict, 0, nothing, missing=first.base_sequence)
     if view.last_sequence < 0:
-        return Judgement(Verdict.READ_LOG, 0, f"{seen}: no data batch remembered")
+        return Judgement(IdentityVerdict.READ_LOG, 0, f"{seen}: no data batch remembered")
     present = 0
     for batch in doubt:
         if sequence_distance(batch.last_sequence, view.last_sequence) < 0:
             break
         present += 1
     if present == len(doubt):
-        return Judgement(Verdict.DECIDED, present, seen)
+        return Judgement(IdentityVerdict.DECIDED, present, seen)
     missing = sequence_distance(add_sequence(view.last_sequence, 1), doubt[present].base_sequence)
     if missing < 0:
         # The state ends inside our batch. Boundaries are part of the identity, so the leader has a foreign batch.
-        return Judgement(Verdict.UNDECIDABLE, present, f"{seen}: inside our batch {doubt[present]}")
-    return Judgement(Verdict.GAP if missing else Verdict.DECIDED, present, seen, missing=missing)
+        return Judgement(IdentityVerdict.UNDECIDABLE, present, f"{seen}: inside our batch {doubt[present]}")
+    return Judgement(
+        IdentityVerdict.GAP if missing else IdentityVerdict.DECIDED, present, seen, missing=missing
+    )
 
 
 @dataclass(slots=True)
@@ -223,13 +227,15 @@ def judge_by_log(scan: Scan) -> Judgement:
         if index not in scan.found and before >= scan.hidden_before:
             # The log has a later batch but not this one, and the scan read its place: the log lost it, or a leader
             # without producer state appended the later one out of order.
-            return Judgement(Verdict.UNDECIDABLE, index, f"{seen}; a later batch is there", dict(scan.found))
+            return Judgement(
+                IdentityVerdict.UNDECIDABLE, index, f"{seen}; a later batch is there", dict(scan.found)
+            )
         before = scan.found.get(index, before)
     present = newest + 1
     if present == len(scan.doubt) or before >= scan.hidden_before:
-        return Judgement(Verdict.DECIDED, present, seen, dict(scan.found))
+        return Judgement(IdentityVerdict.DECIDED, present, seen, dict(scan.found))
     return Judgement(
-        Verdict.UNDECIDABLE, present, f"{seen}; the log before that is not readable", dict(scan.found)
+        IdentityVerdict.UNDECIDABLE, present, f"{seen}; the log before that is not readable", dict(scan.found)
     )
 
 
@@ -252,20 +258,20 @@ def judge_by_both(scan: Scan, view: ProducerView | None, *, acked_before: bool, 
     if view is None or not rest:
         return judgement
     by_state = judge_by_state(rest, view, acked_before=acked_before)
-    if judgement.verdict is Verdict.DECIDED:
-        if by_state.verdict is not Verdict.GAP:
+    if judgement.verdict is IdentityVerdict.DECIDED:
+        if by_state.verdict is not IdentityVerdict.GAP:
             return judgement
-        return Judgement(Verdict.GAP, judgement.present, by_state.evidence, judgement.offsets)
+        return Judgement(IdentityVerdict.GAP, judgement.present, by_state.evidence, judgement.offsets)
     overtaken = any(index >= judgement.present for index in judgement.offsets)
     if (
         not whole
         or overtaken
-        or by_state.verdict not in {Verdict.DECIDED, Verdict.GAP}
+        or by_state.verdict not in {IdentityVerdict.DECIDED, IdentityVerdict.GAP}
         or not by_state.present
     ):
         return judgement
     present = judgement.present + by_state.present
-    verdict = Verdict.DECIDED if present == len(scan.doubt) else Verdict.UNDECIDABLE
+    verdict = IdentityVerdict.DECIDED if present == len(scan.doubt) else IdentityVerdict.UNDECIDABLE
     return Judgement(verdict, present, f"{judgement.evidence}; {by_state.evidence}", judgement.offsets)
 
 
@@ -285,5 +291,9 @@ def judge_located(by_state: Judgement, scan: Scan) -> tuple[Judgement, bool]:
         by_state.verdict, by_state.present, by_state.evidence, by_log.offsets, by_state.missing, of_state=True
     )
     # The missing batches may be in the part that is no longer readable: no found batch comes after them.
-    hidden = by_log.verdict is Verdict.UNDECIDABLE and all(index < by_log.present for index in by_log.offsets)
-    return judgement, hidden or (by_log.verdict is Verdict.DECIDED and by_log.present == by_state.present)
+    hidden = by_log.verdict is IdentityVerdict.UNDECIDABLE and all(
+        index < by_log.present for index in by_log.offsets
+    )
+    return judgement, hidden or (
+        by_log.verdict is IdentityVerdict.DECIDED and by_log.present == by_state.present
+    )

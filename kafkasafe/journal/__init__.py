@@ -70,7 +70,7 @@ from kafkasafe.journal.flow import FLOW, UNASSIGNED_FLOW, Flow, FlowEvent
 from kafkasafe.journal.gathering import GATHER_LEAST
 from kafkasafe.journal.groups import Consequence, Persist
 from kafkasafe.journal.journal import Journal
-from kafkasafe.journal.lifecycle import STATE, BatchEvent, IllegalMoveError, State
+from kafkasafe.journal.lifecycle import STATE, BatchEvent, BatchState, IllegalMoveError
 from kafkasafe.journal.messages import (
     Aside,
     Ask,
@@ -118,6 +118,7 @@ __all__ = [
     "Ask",
     "Batch",
     "BatchEvent",
+    "BatchState",
     "Clock",
     "Consequence",
     "Delivered",
@@ -141,7 +142,6 @@ __all__ = [
     "Relented",
     "Resolution",
     "Settings",
-    "State",
     "SurveyAsk",
     "Undecidable",
     "Unpacked",

@@ -8,7 +8,13 @@ from __future__ import annotations
 from typing import Final
 
 from kafkasafe import units as u
-from kafkasafe.codes.verdicts import DESTINATION_CODES, Action, Scope, classify_produce, latest_timestamp
+from kafkasafe.codes.verdicts import (
+    DESTINATION_CODES,
+    AnswerAction,
+    Scope,
+    classify_produce,
+    latest_timestamp,
+)
 from kafkasafe.history.identity import ProducerView, shows
 from kafkasafe.history.loss import Cause
 from kafkasafe.journal.broker_clock import BrokerClock
@@ -23,7 +29,7 @@ from kafkasafe.journal.partition import Partition
 from kafkasafe.journal.refusals import Refusals
 from kafkasafe.journal.rejecting import Rejecter
 from kafkasafe.journal.snapshots import state_mark
-from kafkasafe.journal.states import DAMAGED, TOO_SLOW, Batch, State
+from kafkasafe.journal.states import DAMAGED, TOO_SLOW, Batch, BatchState
 from kafkasafe.journal.suspicions import Suspicions
 
 __all__ = ["Answers"]
@@ -83,7 +89,7 @@ class Answers:
             for earlier in list(partition.queue):
                 if earlier is batch:
                     break
-                if earlier.state is State.IN_DOUBT:
+                if earlier.state is BatchState.IN_DOUBT:
                     earlier.on(BatchEvent.FOUND)
                     self._durability.finish(partition, earlier)
             partition.progress.on(FlowEvent.PROBED)
@@ -150,7 +156,7 @@ class Answers:
         if partition is None:
             self._rejecter.reject_unassigned(batch)
             return
-        if batch.state is State.REFUSED:
+        if batch.state is BatchState.REFUSED:
             self._rejecter.reject_head(partition, batch, FlowEvent.DAMAGED)
             self._packer.touch(partition)
             return
@@ -190,7 +196,7 @@ class Answers:
         scope = verdict.scope
         if code == _INVALID_TIMESTAMP and self._will_be_due(batch, bad_records, now_ms):
             scope = Scope.BATCH
-        final = verdict.action is Action.REJECT_BATCH and scope is Scope.NONE
+        final = verdict.action is AnswerAction.REJECT_BATCH and scope is Scope.NONE
         if batch.gathered and (final or scope is Scope.BATCH):
             partition.keep_apart()
         # An answer is about its own request only. It proves nothing while the broker may still append an older request

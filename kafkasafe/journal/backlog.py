@@ -20,7 +20,7 @@ from itertools import chain, islice
 from operator import itemgetter
 from typing import Final, Generic, SupportsIndex, TypeVar
 
-__all__ = ["Backlog", "Ordered", "Row"]
+__all__ = ["Backlog", "BacklogRow", "Ordered"]
 
 B = TypeVar("B")
 
@@ -31,7 +31,7 @@ _FASTEST: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BacklogRow:
     """A packed batch.
 
     Attributes:
@@ -89,7 +89,7 @@ class _Packed:
         self.identified = False
         """Whether the last one has an id."""
 
-    def push(self, row: Row) -> None:
+    def push(self, row: BacklogRow) -> None:
         owner, sequence = -1, -1
         if row.identity is not None:
             producer_id, epoch, sequence = row.identity
@@ -117,7 +117,7 @@ class _Packed:
         self.with_id += row.identity is not None
         self.identified = row.identity is not None
 
-    def first(self) -> Row:
+    def first(self) -> BacklogRow:
         if not self._front:
             if self._blocks:
                 self._front = _whole(self._blocks.popleft())
@@ -125,9 +125,11 @@ class _Packed:
                 self._front, self._fresh = bytes(self._fresh), bytearray()
         number, position, stamp, count, size, owner, sequence, at = _ROW.unpack_from(self._front, self._at)
         identity = None if owner < 0 or self._void else (*self._ids[owner], sequence)
-        return Row(number, position, stamp, count & ~_FORMER, size, identity, at, bool(count & _FORMER))
+        return BacklogRow(
+            number, position, stamp, count & ~_FORMER, size, identity, at, bool(count & _FORMER)
+        )
 
-    def shift(self) -> Row:
+    def shift(self) -> BacklogRow:
         row = self.first()
         self._at += _ROW.size
         self._sizes[0][0] = row.position
@@ -229,7 +231,7 @@ class Backlog(Generic[B]):
         return () if self._packed is None else self._packed.sizes()
 
     @property
-    def first_packed(self) -> Row | None:
+    def first_packed(self) -> BacklogRow | None:
         """The first packed batch."""
         return None if self._packed is None else self._packed.first()
 
@@ -299,7 +301,7 @@ class Backlog(Generic[B]):
         else:
             yield from islice(self._head, keep, None)
 
-    def pack(self, rows: Iterable[Row], keep: int) -> None:
+    def pack(self, rows: Iterable[BacklogRow], keep: int) -> None:
         """Replace the first of the `candidates` by these rows."""
         packed = self._packed
         if packed is None:
@@ -310,7 +312,7 @@ class Backlog(Generic[B]):
             packed.push(row)
         self._tidy()
 
-    def unpack(self) -> Row:
+    def unpack(self) -> BacklogRow:
         """Take the first packed batch. The caller passes it to `put_back` before it calls any other method."""
         if self._packed is None:
             raise IndexError("Nothing is packed")

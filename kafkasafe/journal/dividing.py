@@ -19,7 +19,7 @@ from kafkasafe.journal.outbox import Outbox
 from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.partition import Partition
 from kafkasafe.journal.sealing import Sealer
-from kafkasafe.journal.states import Batch, Fate, State
+from kafkasafe.journal.states import Batch, BatchState, Fate
 
 __all__ = ["Divider"]
 
@@ -59,7 +59,7 @@ class Divider:
         persist = self._out.ready.persist
         made = []
         first = len(persist.batches)
-        refused = batch.state is State.REFUSED
+        refused = batch.state is BatchState.REFUSED
         place = partition.queue.index(batch)
         for index, (destination, count, size_bytes, max_timestamp, doomed) in enumerate(children):
             if refused:

@@ -25,7 +25,7 @@ from kafkasafe.journal.outbox import Outbox
 from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.quiescence import Quiescence
 from kafkasafe.journal.spool_index import SpoolIndex
-from kafkasafe.journal.states import Batch, Fate, State, batches_of
+from kafkasafe.journal.states import Batch, BatchState, Fate, batches_of
 
 __all__ = ["Durability"]
 
@@ -64,10 +64,10 @@ class Durability:
         for batch, position in zip(persist.everything, positions, strict=True):
             batch.written(position)
             self._index.place(batch)
-            if batch.state is State.SEALED and batch.identity is not None:
+            if batch.state is BatchState.SEALED and batch.identity is not None:
                 batch.on(BatchEvent.DURABLE)
             self._packer.touch(self._all[batch.destination])
-            if batch.state is State.ACKED and batch.unit is None:
+            if batch.state is BatchState.ACKED and batch.unit is None:
                 # The broker acknowledged it while the disk was writing it.
                 self.finish(self._all[batch.destination], batch)
         for group in persist.units:
@@ -102,7 +102,7 @@ class Durability:
             case Identified(destination, batches):
                 for batch, identity in batches:
                     # Unless the journal took the id back meanwhile.
-                    if batch.state is State.SEALED and batch.identity is identity:
+                    if batch.state is BatchState.SEALED and batch.identity is identity:
                         batch.on(BatchEvent.ID_DURABLE)
                 self._packer.touch(self._partitions[destination])
             case UnitStaged(transaction):
@@ -158,7 +158,7 @@ class Durability:
 
     def remember(self, partition: Destination, batch: Batch) -> None:
         """Remember a committed batch with an id, so that a survey can search for it if the log may have lost it."""
-        if batch.identity is None or batch.state is not State.COMMITTED:
+        if batch.identity is None or batch.state is not BatchState.COMMITTED:
             return
         # Without a known offset, use the lowest possible one.
         batch.place_at(batch.base_offset if batch.base_offset >= 0 else partition.log.next_place)

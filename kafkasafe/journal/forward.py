@@ -17,7 +17,7 @@ from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.partition import WINDOW
 from kafkasafe.journal.snapshots import Snapshots
 from kafkasafe.journal.spool_index import SpoolIndex
-from kafkasafe.journal.states import Batch, State
+from kafkasafe.journal.states import Batch, BatchState
 
 __all__ = ["CopyForward"]
 
@@ -25,7 +25,14 @@ _MOVED_BATCHES: Final = 1000
 """How many batches one mark moves at most."""
 
 _MOVABLE: Final = frozenset(
-    {State.SEALED, State.PREPARED, State.SENT, State.IN_DOUBT, State.REFUSED, State.UNDECIDABLE}
+    {
+        BatchState.SEALED,
+        BatchState.PREPARED,
+        BatchState.SENT,
+        BatchState.IN_DOUBT,
+        BatchState.REFUSED,
+        BatchState.UNDECIDABLE,
+    }
 )
 """The states in which a batch may be copied."""
 
@@ -70,7 +77,7 @@ class CopyForward:
                 break
             # The index keeps the position of a divided batch for its parts.
             parts = [pinning]
-            if pinning.state is State.REPLACED:
+            if pinning.state is BatchState.REPLACED:
                 parts = [batch for batch in self._all[pinning.destination].queue if _is_part(batch, pinning)]
             for batch in parts:
                 if batch.handle in found:

@@ -17,7 +17,7 @@ from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.partition import Partition
 from kafkasafe.journal.precedence import Precedence
 from kafkasafe.journal.sealing import Sealer
-from kafkasafe.journal.states import Batch, Fate, State, id_fields
+from kafkasafe.journal.states import Batch, BatchState, Fate, id_fields
 
 __all__ = ["GATHER_LEAST", "Gatherer"]
 
@@ -103,7 +103,7 @@ class Gatherer:
         run: list[Batch] = []
         room = self._gather_bytes
         for batch in queue:
-            if not run and batch.state in {State.SENT, State.ACKED}:
+            if not run and batch.state in {BatchState.SENT, BatchState.ACKED}:
                 continue
             room -= batch.size_bytes
             if room < 0 or len(run) == _GATHER_MOST or not self._may_gather(partition, batch, now_ms):
@@ -117,7 +117,7 @@ class Gatherer:
     def _may_gather(self, partition: Partition, batch: Batch, now_ms: int) -> bool:
         """It waits on disk under its id, was never sent, and is nothing but a batch."""
         return (
-            batch.state is State.PREPARED
+            batch.state is BatchState.PREPARED
             and batch.durable
             and not (batch.writing or batch.former_life or batch.revived)
             and not (batch.tries or batch.unanswered or batch.code)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kafkasafe.journal.notices import Healed
-from kafkasafe.journal.states import Batch, State
+from kafkasafe.journal.states import Batch, BatchState
 
 __all__ = ["Healing", "Revivals"]
 
@@ -42,7 +42,7 @@ class Healing:
     def finish(self, batch: Batch) -> bool:
         """Note that one of them is finished. Returns whether it was the last one."""
         self.left -= 1
-        if batch.state is State.COMMITTED:
+        if batch.state is BatchState.COMMITTED:
             self.records += batch.count
             if batch.base_offset >= 0:
                 if self.first_offset < 0:

@@ -18,7 +18,7 @@ from kafkasafe.journal.outbox import Outbox
 from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.partition import Partition
 from kafkasafe.journal.sequences import IdSource
-from kafkasafe.journal.states import Batch, State, id_fields
+from kafkasafe.journal.states import Batch, BatchState, id_fields
 
 __all__ = ["Identities"]
 
@@ -99,13 +99,13 @@ class Identities:
         kept = []
         partition.queue.forget_identities()
         for batch in partition.queue.all():
-            if batch.state in {State.PREPARED, State.REFUSED}:
+            if batch.state in {BatchState.PREPARED, BatchState.REFUSED}:
                 # The broker judges a refused batch again in its turn: its answer was for the old id.
-                if batch.state is State.REFUSED:
+                if batch.state is BatchState.REFUSED:
                     batch.on(BatchEvent.PASSED_BY)
                 batch.on(BatchEvent.ID_TAKEN_BACK)
                 batch.take_back_id()
-            elif batch.state is State.SEALED:
+            elif batch.state is BatchState.SEALED:
                 batch.identify(None)
             elif batch.identity is not None and batch.position >= 0:
                 # Also acknowledged batches: their commit mark follows this one, and recovery may have to find them.

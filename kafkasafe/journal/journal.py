@@ -13,7 +13,7 @@ from kafkasafe.journal.groups import Persist
 from kafkasafe.journal.messages import Aside, EpochCheck, Ready
 from kafkasafe.journal.notices import Delivered
 from kafkasafe.journal.order import Address
-from kafkasafe.journal.parts import Parts
+from kafkasafe.journal.parts import JournalParts
 from kafkasafe.journal.settings import Settings
 from kafkasafe.journal.states import Batch
 
@@ -24,7 +24,7 @@ class Journal:
     """See the package. The docstring of the object that gets an argument says what the argument means."""
 
     def __init__(self, settings: Settings | None = None) -> None:
-        self._parts = parts = Parts(Settings() if settings is None else settings)
+        self._parts = parts = JournalParts(Settings() if settings is None else settings)
         self.units = parts.units
         self.missing = parts.missing
         self.views = parts.views

@@ -8,14 +8,14 @@ from __future__ import annotations
 import enum
 from typing import Final
 
-__all__ = ["STATE", "BatchEvent", "IllegalMoveError", "State"]
+__all__ = ["STATE", "BatchEvent", "BatchState", "IllegalMoveError"]
 
 
 class IllegalMoveError(RuntimeError):
     """A bug in kafkasafe: an event that is not possible in the state of a batch, or in the flow of a partition."""
 
 
-class State(enum.Enum):
+class BatchState(enum.Enum):
     """The state of a batch between `send()` and its end."""
 
     SEALED = "sealed"
@@ -92,57 +92,57 @@ class BatchEvent(enum.Enum):
     __hash__ = object.__hash__
 
 
-STATE: Final[dict[State, dict[BatchEvent, State]]] = {
-    State.SEALED: {
-        BatchEvent.DURABLE: State.PREPARED,
-        BatchEvent.ID_DURABLE: State.PREPARED,
-        BatchEvent.ID_IN_MEMORY: State.PREPARED,
-        BatchEvent.DIVIDED: State.REPLACED,
-        BatchEvent.KEPT: State.REJECTED,
-        BatchEvent.UNKNOWABLE: State.UNDECIDABLE,
+STATE: Final[dict[BatchState, dict[BatchEvent, BatchState]]] = {
+    BatchState.SEALED: {
+        BatchEvent.DURABLE: BatchState.PREPARED,
+        BatchEvent.ID_DURABLE: BatchState.PREPARED,
+        BatchEvent.ID_IN_MEMORY: BatchState.PREPARED,
+        BatchEvent.DIVIDED: BatchState.REPLACED,
+        BatchEvent.KEPT: BatchState.REJECTED,
+        BatchEvent.UNKNOWABLE: BatchState.UNDECIDABLE,
     },
-    State.JOINED: {
-        BatchEvent.UNIT_COMMITTED: State.ACKED,
-        BatchEvent.UNIT_ENDED: State.REJECTED,
-        BatchEvent.DIVIDED: State.REPLACED,
-        BatchEvent.KEPT: State.REJECTED,
+    BatchState.JOINED: {
+        BatchEvent.UNIT_COMMITTED: BatchState.ACKED,
+        BatchEvent.UNIT_ENDED: BatchState.REJECTED,
+        BatchEvent.DIVIDED: BatchState.REPLACED,
+        BatchEvent.KEPT: BatchState.REJECTED,
     },
-    State.PREPARED: {
-        BatchEvent.SENDS: State.SENT,
-        BatchEvent.MAY_BE_THERE: State.IN_DOUBT,
-        BatchEvent.ID_TAKEN_BACK: State.SEALED,
-        BatchEvent.DIVIDED: State.REPLACED,
-        BatchEvent.MERGED: State.REPLACED,
-        BatchEvent.KEPT: State.REJECTED,
-        BatchEvent.UNKNOWABLE: State.UNDECIDABLE,
+    BatchState.PREPARED: {
+        BatchEvent.SENDS: BatchState.SENT,
+        BatchEvent.MAY_BE_THERE: BatchState.IN_DOUBT,
+        BatchEvent.ID_TAKEN_BACK: BatchState.SEALED,
+        BatchEvent.DIVIDED: BatchState.REPLACED,
+        BatchEvent.MERGED: BatchState.REPLACED,
+        BatchEvent.KEPT: BatchState.REJECTED,
+        BatchEvent.UNKNOWABLE: BatchState.UNDECIDABLE,
     },
-    State.SENT: {
-        BatchEvent.ACKNOWLEDGED: State.ACKED,
-        BatchEvent.NOT_APPENDED: State.PREPARED,
-        BatchEvent.UNCERTAIN: State.IN_DOUBT,
-        BatchEvent.REFUSED: State.REFUSED,
+    BatchState.SENT: {
+        BatchEvent.ACKNOWLEDGED: BatchState.ACKED,
+        BatchEvent.NOT_APPENDED: BatchState.PREPARED,
+        BatchEvent.UNCERTAIN: BatchState.IN_DOUBT,
+        BatchEvent.REFUSED: BatchState.REFUSED,
     },
-    State.IN_DOUBT: {
-        BatchEvent.SENDS: State.SENT,
-        BatchEvent.FOUND: State.ACKED,
-        BatchEvent.ABSENT: State.PREPARED,
-        BatchEvent.ABSENT_CONDEMNED: State.REFUSED,
-        BatchEvent.UNKNOWABLE: State.UNDECIDABLE,
-        BatchEvent.KEPT: State.REJECTED,
+    BatchState.IN_DOUBT: {
+        BatchEvent.SENDS: BatchState.SENT,
+        BatchEvent.FOUND: BatchState.ACKED,
+        BatchEvent.ABSENT: BatchState.PREPARED,
+        BatchEvent.ABSENT_CONDEMNED: BatchState.REFUSED,
+        BatchEvent.UNKNOWABLE: BatchState.UNDECIDABLE,
+        BatchEvent.KEPT: BatchState.REJECTED,
     },
-    State.ACKED: {BatchEvent.COMMITTED: State.COMMITTED},
-    State.REFUSED: {
-        BatchEvent.PASSED_BY: State.PREPARED,
-        BatchEvent.MAY_BE_THERE: State.IN_DOUBT,
-        BatchEvent.DIVIDED: State.REPLACED,
-        BatchEvent.KEPT: State.REJECTED,
+    BatchState.ACKED: {BatchEvent.COMMITTED: BatchState.COMMITTED},
+    BatchState.REFUSED: {
+        BatchEvent.PASSED_BY: BatchState.PREPARED,
+        BatchEvent.MAY_BE_THERE: BatchState.IN_DOUBT,
+        BatchEvent.DIVIDED: BatchState.REPLACED,
+        BatchEvent.KEPT: BatchState.REJECTED,
     },
-    State.UNDECIDABLE: {
-        BatchEvent.RESENT: State.PREPARED,
-        BatchEvent.RESENT_UNCHOSEN: State.SEALED,
-        BatchEvent.SKIPPED: State.ACKED,
+    BatchState.UNDECIDABLE: {
+        BatchEvent.RESENT: BatchState.PREPARED,
+        BatchEvent.RESENT_UNCHOSEN: BatchState.SEALED,
+        BatchEvent.SKIPPED: BatchState.ACKED,
     },
-    State.COMMITTED: {BatchEvent.LOST: State.SEALED},
-    State.REJECTED: {},
-    State.REPLACED: {},
+    BatchState.COMMITTED: {BatchEvent.LOST: BatchState.SEALED},
+    BatchState.REJECTED: {},
+    BatchState.REPLACED: {},
 }

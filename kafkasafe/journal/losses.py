@@ -27,7 +27,7 @@ from kafkasafe.journal.partition import ANYWHERE, Partition
 from kafkasafe.journal.quiescence import Quiescence
 from kafkasafe.journal.snapshots import Snapshots
 from kafkasafe.journal.spool_index import SpoolIndex
-from kafkasafe.journal.states import Batch, State
+from kafkasafe.journal.states import Batch, BatchState
 from kafkasafe.journal.suspicions import Suspicions
 
 __all__ = ["Losses"]
@@ -87,7 +87,7 @@ class Losses:
             partition.log.trim(self._index.released)
 
     def start_survey(self, partition: Partition, now: float) -> None:
-        if any(batch.state is State.ACKED for batch in partition.queue):
+        if any(batch.state is BatchState.ACKED for batch in partition.queue):
             return  # the survey begins once its mark is durable
         suspicion = partition.loss.suspicion
         evidence = "" if suspicion is None else suspicion.evidence

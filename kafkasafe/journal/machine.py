@@ -22,7 +22,7 @@ from kafkasafe.journal.precedence import Precedence
 from kafkasafe.journal.refusals import Refusals
 from kafkasafe.journal.rejecting import Rejecter
 from kafkasafe.journal.sealing import Sealer
-from kafkasafe.journal.states import Batch, State, id_fields
+from kafkasafe.journal.states import Batch, BatchState, id_fields
 from kafkasafe.journal.topics import Topics
 from kafkasafe.journal.unassigned import UnassignedTopic
 
@@ -159,7 +159,7 @@ class Machine:
     def _doubt_again(partition: Partition, _now: float, _now_ms: int) -> None:
         """Put batches in doubt again that were judged while a broker could still append a request with them."""
         for batch in partition.queue:
-            if batch.state is State.PREPARED and batch.unanswered:
+            if batch.state is BatchState.PREPARED and batch.unanswered:
                 batch.on(BatchEvent.MAY_BE_THERE)
         partition.progress.on(FlowEvent.JUDGED_EARLY)
 
@@ -194,7 +194,7 @@ class Machine:
     def _take_again(partition: Partition, _now: float, _now_ms: int) -> None:
         """Send refused batches again in their turn: the broker did not append the batch before them either."""
         for batch in partition.queue:
-            if batch.state is State.REFUSED:
+            if batch.state is BatchState.REFUSED:
                 batch.on(BatchEvent.PASSED_BY)
 
     def _give_new_ids(self, partition: Partition, _now: float, _now_ms: int) -> None:
@@ -218,7 +218,7 @@ class Machine:
         asked = {id_fields(batch.identity)[:2] for batch in doubt[:1] if batch.identity is not None}
         for batch in partition.queue:
             if (
-                batch.state is State.PREPARED
+                batch.state is BatchState.PREPARED
                 and batch.unanswered
                 and batch.identity is not None
                 and id_fields(batch.identity)[:2] in asked
@@ -251,13 +251,13 @@ class Machine:
         """Send the batches that the window and the order allow."""
         in_flight = old_in_flight = False
         for batch in islice(partition.queue, self._window):
-            if batch.state is State.ACKED:
+            if batch.state is BatchState.ACKED:
                 continue
-            if batch.state is State.SENT:
+            if batch.state is BatchState.SENT:
                 in_flight = True
                 old_in_flight |= self._clock.is_old(batch, now_ms)
                 continue
-            if batch.state is not State.PREPARED or batch.identity is None:
+            if batch.state is not BatchState.PREPARED or batch.identity is None:
                 break
             if self._precedence.stops(partition, batch):
                 break

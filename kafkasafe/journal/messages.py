@@ -10,7 +10,7 @@ from kafkasafe.history.identity import BatchId
 from kafkasafe.history.loss import AckedBatch, Released
 from kafkasafe.journal.groups import Persist
 from kafkasafe.journal.notices import Notice
-from kafkasafe.journal.states import Batch, Fate, State
+from kafkasafe.journal.states import Batch, BatchState, Fate
 
 __all__ = [
     "Aside",
@@ -88,7 +88,10 @@ class Divide:
     @property
     def is_due(self) -> bool:
         """Whether the batch still has to be divided. Meanwhile it may be sent again, or rejected as a whole."""
-        return self.batch.state in {State.REFUSED if self.refused else State.SEALED, State.JOINED}
+        return self.batch.state in {
+            BatchState.REFUSED if self.refused else BatchState.SEALED,
+            BatchState.JOINED,
+        }
 
 
 @dataclass(frozen=True, slots=True)

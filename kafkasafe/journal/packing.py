@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from kafkasafe.history.identity import BatchId
-from kafkasafe.journal.backlog import Row
+from kafkasafe.journal.backlog import BacklogRow
 from kafkasafe.journal.destination import Destination
 from kafkasafe.journal.destinations import Destinations
 from kafkasafe.journal.flow import Flow
@@ -18,7 +18,7 @@ from kafkasafe.journal.outbox import Outbox
 from kafkasafe.journal.partition import WINDOW
 from kafkasafe.journal.replay import Replay
 from kafkasafe.journal.spool_index import SpoolIndex
-from kafkasafe.journal.states import Batch, State, id_fields
+from kafkasafe.journal.states import Batch, BatchState, id_fields
 
 __all__ = ["UNPACKED", "Packer"]
 
@@ -59,10 +59,10 @@ class Packer:
         queue = partition.queue
         for batch in queue.candidates(UNPACKED):
             # An id must be durable; without one, no mark that gives an id may be pending.
-            named = batch.state is State.PREPARED and not partition.ids.stale
+            named = batch.state is BatchState.PREPARED and not partition.ids.stale
             if not (
                 batch.durable
-                and (named or (batch.state is State.SEALED and batch.identity is None))
+                and (named or (batch.state is BatchState.SEALED and batch.identity is None))
                 and not (batch.tries or batch.unanswered or batch.code or batch.revived)
                 and not (batch.former_life and blind)
                 and not (batch.heirs or batch.origin >= 0)
@@ -89,7 +89,7 @@ class Packer:
         for batch, (number, sealed_at) in zip(queue.candidates(UNPACKED), shells, strict=False):
             identity = None if batch.identity is None else id_fields(batch.identity)
             rows.append(
-                Row(
+                BacklogRow(
                     number,
                     batch.position,
                     batch.max_timestamp,
@@ -119,7 +119,7 @@ class Packer:
                 row.size_bytes,
                 row.max_timestamp,
                 identity=None if row.identity is None else BatchId(*row.identity, row.count),
-                state=State.SEALED if row.identity is None else State.PREPARED,
+                state=BatchState.SEALED if row.identity is None else BatchState.PREPARED,
                 durable=True,
                 former_life=row.former_life,
             )

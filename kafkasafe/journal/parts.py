@@ -40,10 +40,10 @@ from kafkasafe.journal.turns import Turns
 from kafkasafe.journal.verdicts import Verdicts
 from kafkasafe.journal.views import Views
 
-__all__ = ["Parts"]
+__all__ = ["JournalParts"]
 
 
-class Parts:
+class JournalParts:
     """Makes all objects of the journal. No object gets the parts as a whole: each knows only its arguments."""
 
     def __init__(self, settings: Settings) -> None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from kafkasafe.journal.backlog import Backlog
-from kafkasafe.journal.states import Batch, State, id_fields
+from kafkasafe.journal.states import Batch, BatchState, id_fields
 
 __all__ = ["PartitionQueue"]
 
@@ -19,17 +19,17 @@ class PartitionQueue(Backlog[Batch]):
     @property
     def in_flight(self) -> int:
         """How many batches were sent and have no answer yet."""
-        return sum(batch.state is State.SENT for batch in self)
+        return sum(batch.state is BatchState.SENT for batch in self)
 
     @property
     def has_in_flight(self) -> bool:
         """Whether a batch was sent and has no answer yet."""
-        return any(batch.state is State.SENT for batch in self)
+        return any(batch.state is BatchState.SENT for batch in self)
 
     @property
     def head(self) -> Batch | None:
         """The first batch that is not acknowledged."""
-        return next((batch for batch in self if batch.state is not State.ACKED), None)
+        return next((batch for batch in self if batch.state is not BatchState.ACKED), None)
 
     @property
     def last_has_id(self) -> bool:
@@ -40,14 +40,14 @@ class PartitionQueue(Backlog[Batch]):
     @property
     def has_doubt(self) -> bool:
         """Whether a batch is in doubt."""
-        return any(batch.state is State.IN_DOUBT for batch in self)
+        return any(batch.state is BatchState.IN_DOUBT for batch in self)
 
     @property
     def doubt(self) -> list[Batch]:
         """The first batches in doubt that have the same producer id and epoch."""
         doubt: list[Batch] = []
         for batch in self:
-            if batch.state is State.IN_DOUBT and batch.identity is not None:
+            if batch.state is BatchState.IN_DOUBT and batch.identity is not None:
                 first = doubt[0].identity if doubt else batch.identity
                 if first is not None and id_fields(first)[:2] != id_fields(batch.identity)[:2]:
                     break
@@ -56,13 +56,15 @@ class PartitionQueue(Backlog[Batch]):
 
     def follows_failure(self, batch: Batch) -> bool:
         """Whether a batch before this one was not appended. A sequence gap then does not indicate a loss."""
-        return self._has_before(batch, frozenset({State.PREPARED, State.REFUSED}))
+        return self._has_before(batch, frozenset({BatchState.PREPARED, BatchState.REFUSED}))
 
     def explains_gap(self, batch: Batch) -> bool:
         """Whether an earlier batch, refused or still to be sent, explains the sequences that the leader misses."""
-        return self._has_before(batch, frozenset({State.SEALED, State.PREPARED, State.REFUSED}))
+        return self._has_before(
+            batch, frozenset({BatchState.SEALED, BatchState.PREPARED, BatchState.REFUSED})
+        )
 
-    def _has_before(self, batch: Batch, states: frozenset[State]) -> bool:
+    def _has_before(self, batch: Batch, states: frozenset[BatchState]) -> bool:
         for earlier in self:
             if earlier is batch:
                 return False

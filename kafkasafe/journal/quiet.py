@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from kafkasafe.journal.flow import Flow
 from kafkasafe.journal.partition import Partition
-from kafkasafe.journal.states import State
+from kafkasafe.journal.states import BatchState
 
 __all__ = [
     "always",
@@ -37,7 +37,7 @@ def has_late_requests(partition: Partition, now: float) -> bool:
 def was_asked_early(partition: Partition, _now: float) -> bool:
     """The batches need new ids, and a batch was searched for while a broker could still append a request with it."""
     return _ends_in_new_ids(partition) and any(
-        batch.state is State.PREPARED and batch.unanswered for batch in partition.queue
+        batch.state is BatchState.PREPARED and batch.unanswered for batch in partition.queue
     )
 
 
@@ -55,12 +55,14 @@ def has_unchecked_refusal(partition: Partition, _now: float) -> bool:
 def has_refused_head(partition: Partition, _now: float) -> bool:
     """The broker refused the first batch."""
     first = None if partition.queue.has_doubt else partition.queue.head
-    return first is not None and first.state is State.REFUSED
+    return first is not None and first.state is BatchState.REFUSED
 
 
 def has_gap(partition: Partition, _now: float) -> bool:
     """The broker refused a batch, and did not append the one before it either."""
-    return not partition.queue.has_doubt and any(batch.state is State.REFUSED for batch in partition.queue)
+    return not partition.queue.has_doubt and any(
+        batch.state is BatchState.REFUSED for batch in partition.queue
+    )
 
 
 def has_old_ids(partition: Partition, _now: float) -> bool:

@@ -29,7 +29,7 @@ from kafkasafe.journal.precedence import Precedence
 from kafkasafe.journal.quiescence import Quiescence
 from kafkasafe.journal.replay import Replay
 from kafkasafe.journal.spool_index import SpoolIndex
-from kafkasafe.journal.states import DAMAGED, Batch, State, batches_of
+from kafkasafe.journal.states import DAMAGED, Batch, BatchState, batches_of
 from kafkasafe.journal.suspicions import Suspicions
 from kafkasafe.journal.topics import Topics
 from kafkasafe.journal.verdicts import Verdicts
@@ -123,7 +123,7 @@ class Recovery:
             max_timestamp,
             position,
             identity,
-            State.SEALED if identity is None else State.PREPARED,
+            BatchState.SEALED if identity is None else BatchState.PREPARED,
             durable=True,
             former_life=True,
         )
@@ -236,7 +236,7 @@ class Recovery:
         for at, base_offset in mark.entries:
             self._reach(known, at if known.queue.has_packed(at) else -1)
             done = self._index.at(at)
-            if done is not None and done.state is not State.REPLACED:
+            if done is not None and done.state is not BatchState.REPLACED:
                 self._index.drop(done)
                 done.locate(base_offset)
                 self._durability.dequeue(known, done)
@@ -245,7 +245,7 @@ class Recovery:
                         self._suspicions.check_offset_order(known, base_offset)
                     known.log.acknowledge(base_offset, done.count)
                 known.log.pass_id(done.identity)
-                done.read_fate(State.COMMITTED)
+                done.read_fate(BatchState.COMMITTED)
                 self._durability.remember(known, done)
                 self._revivals.finish(done)
             elif done is None and repeats:
@@ -271,12 +271,12 @@ class Recovery:
         """Finish a rejected batch."""
         self._reach_any(at)
         done = self._index.at(at)
-        if done is not None and done.state is not State.REPLACED:
+        if done is not None and done.state is not BatchState.REPLACED:
             self._index.drop(done)
             self._all[done.destination].queue.remove(done)
             self._reach(self._all[done.destination])
             _explain_gap(self._all[done.destination])
-            done.read_fate(State.REJECTED)
+            done.read_fate(BatchState.REJECTED)
             self._revivals.finish(done)
 
     def _recover_unit(self, mark: m.Unit, position: int) -> None:
@@ -473,12 +473,12 @@ class Recovery:
                 if isinstance(partition, Partition):  # else damage hides that it was divided
                     self._unit_batches.place(partition, unit, batch)
                 self._durability.dequeue(partition, batch)
-                batch.read_fate(State.COMMITTED)
+                batch.read_fate(BatchState.COMMITTED)
                 self._durability.remember(partition, batch)
             else:
                 partition.queue.remove(batch)
                 _explain_gap(partition)
-                batch.read_fate(State.REJECTED)
+                batch.read_fate(BatchState.REJECTED)
         return members
 
     def _drop_parents(self) -> None:
@@ -487,7 +487,7 @@ class Recovery:
             if not parent.heirs:
                 self._index.drop(parent)
             self._all[parent.destination].queue.remove(parent)
-            parent.read_fate(State.REPLACED)
+            parent.read_fate(BatchState.REPLACED)
             if parent.unit is not None:
                 parent.unit.remove(parent)
             self._revivals.finish(parent)
@@ -512,7 +512,7 @@ class Recovery:
             size_bytes=0,
             max_timestamp=0,
             identity=BatchId(identity.producer_id, identity.producer_epoch, identity.base_sequence, count),
-            state=State.COMMITTED,
+            state=BatchState.COMMITTED,
             durable=True,
             former_life=True,
             base_offset=base_offset,
@@ -541,13 +541,13 @@ class Recovery:
             # Earlier requests were either found in the log, or their batches are not in it.
             partition.doubt.forget_cut()
             for batch in partition.queue.all():
-                if batch.state is State.JOINED:
+                if batch.state is BatchState.JOINED:
                     continue  # the unit gives it its ids
                 if batch.position >= mark.void_from and batch.position not in named:
                     batch.read_id(None)
         for entry in mark.entries:
             known = self._index.at(entry.position)
-            if known is not None and known.state is not State.JOINED:
+            if known is not None and known.state is not BatchState.JOINED:
                 known.read_id(
                     BatchId(entry.producer_id, entry.producer_epoch, entry.base_sequence, known.count)
                 )

@@ -22,7 +22,7 @@ from kafkasafe.journal.partition import Partition
 from kafkasafe.journal.refusals import Refusals
 from kafkasafe.journal.sealing import Sealer
 from kafkasafe.journal.spool_index import SpoolIndex
-from kafkasafe.journal.states import TOO_SLOW, Batch, Fate, State
+from kafkasafe.journal.states import TOO_SLOW, Batch, BatchState, Fate
 from kafkasafe.journal.unassigned import UnassignedTopic
 
 __all__ = ["Rejecter"]
@@ -155,7 +155,7 @@ class Rejecter:
         """Reject all batches of a destination to which the cluster accepts nothing."""
         if code in MISSING_CODES:
             reason = self._missing.reason(partition.number) or reason
-        ended = {State.SEALED, State.PREPARED, State.REFUSED, State.IN_DOUBT}
+        ended = {BatchState.SEALED, BatchState.PREPARED, BatchState.REFUSED, BatchState.IN_DOUBT}
         self._packer.unpack(partition, partition.queue.packed)
         doomed = [batch for batch in partition.queue if batch.state in ended]
         self._sealer.spill(doomed)
@@ -193,5 +193,5 @@ def _ask_again(batches: Sequence[Batch]) -> None:
     3. The cluster would accept the batches. But a refused batch is only copied, and there is no room for the copy.
     """
     for batch in batches:
-        if batch.state is State.REFUSED and batch.code in DESTINATION_CODES:
+        if batch.state is BatchState.REFUSED and batch.code in DESTINATION_CODES:
             batch.on(BatchEvent.PASSED_BY)

@@ -13,7 +13,7 @@ from kafkasafe.journal.outbox import Outbox
 from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.partition import Partition
 from kafkasafe.journal.sequences import IdSource
-from kafkasafe.journal.states import Batch, State, batches_of
+from kafkasafe.journal.states import Batch, BatchState, batches_of
 
 __all__ = ["Sealer"]
 
@@ -81,7 +81,11 @@ class Sealer:
     def spill(self, batches: Iterable[Batch]) -> None:
         """Write batches to disk that are only in memory (`durable_first=False`), with all batches before them."""
         for batch in batches:
-            if batch.durable or batch.state in {State.COMMITTED, State.REJECTED, State.REPLACED}:
+            if batch.durable or batch.state in {
+                BatchState.COMMITTED,
+                BatchState.REJECTED,
+                BatchState.REPLACED,
+            }:
                 continue
             for earlier in self._all[batch.destination].queue.all():
                 if not (earlier.durable or earlier.writing):

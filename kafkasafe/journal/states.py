@@ -11,15 +11,15 @@ from typing import Final
 
 from kafkasafe import units as u
 from kafkasafe.history.identity import BatchId, sequence_distance
-from kafkasafe.journal.lifecycle import STATE, BatchEvent, IllegalMoveError, State
+from kafkasafe.journal.lifecycle import STATE, BatchEvent, BatchState, IllegalMoveError
 from kafkasafe.journal.order import NEVER
 
 __all__ = [
     "DAMAGED",
     "TOO_SLOW",
     "Batch",
+    "BatchState",
     "Fate",
-    "State",
     "batches_of",
     "follows",
     "id_fields",
@@ -79,7 +79,7 @@ class Batch:
     max_timestamp: int
     position: int = -1
     identity: BatchId | None = None
-    state: State = State.SEALED
+    state: BatchState = BatchState.SEALED
     tries: int = 0
     durable: bool = False
     writing: bool = False
@@ -146,7 +146,7 @@ class Batch:
 
     def join(self, unit: u.Unit) -> None:
         """Make it a batch of this unit."""
-        self.unit, self.state = unit, State.JOINED
+        self.unit, self.state = unit, BatchState.JOINED
 
     def choose(self, given: tuple[tuple[int, int, int], ...] | None) -> None:
         """Set the runs of records whose partition the caller gave."""
@@ -271,15 +271,15 @@ class Batch:
         if to is None:
             raise IllegalMoveError(f"{event.name} cannot happen to a batch that is {self.state.name}: {self}")
         self.state = to
-        if to is State.IN_DOUBT:
+        if to is BatchState.IN_DOUBT:
             self.unanswered = True
 
     def read_id(self, identity: BatchId | None) -> None:
         """Take its id from the spool."""
         self.identity = identity
-        self.state = State.SEALED if identity is None else State.PREPARED
+        self.state = BatchState.SEALED if identity is None else BatchState.PREPARED
 
-    def read_fate(self, state: State) -> None:
+    def read_fate(self, state: BatchState) -> None:
         """Take its fate from the spool."""
         self.state = state
 

@@ -12,14 +12,14 @@ from typing import Final
 from kafkasafe.journal.destination import Destination
 from kafkasafe.journal.flow import UNASSIGNED_FLOW, Flow
 from kafkasafe.journal.progress import Progress
-from kafkasafe.journal.states import Batch, State
+from kafkasafe.journal.states import Batch, BatchState
 
 __all__ = ["UnassignedTopic"]
 
 _DIVIDE_BYTES: Final = 1024 * 1024
 """Bytes to divide at a time: the batches of a long outage fit neither into memory nor twice onto the disk."""
 
-_DIVISIBLE: Final = frozenset({State.SEALED, State.JOINED})
+_DIVISIBLE: Final = frozenset({BatchState.SEALED, BatchState.JOINED})
 
 
 @dataclass(slots=True, eq=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kafkasafe import marks as m
-from kafkasafe.history.identity import Judgement, Verdict
+from kafkasafe.history.identity import IdentityVerdict, Judgement
 from kafkasafe.history.loss import Cause
 from kafkasafe.journal.destination import Destination
 from kafkasafe.journal.destinations import Destinations
@@ -88,7 +88,7 @@ class Verdicts:
         if present and stable:
             self._suspicions.note_leader_epoch(partition, leader_epoch)
         self._finish_present(partition, present, judgement)
-        if absent and (judgement.verdict is Verdict.UNDECIDABLE or partition.doubt.fenced):
+        if absent and (judgement.verdict is IdentityVerdict.UNDECIDABLE or partition.doubt.fenced):
             self._stop_at_undecidable(partition, absent[0], judgement.evidence)
             return
         if absent and _is_gap(partition, absent[0], judgement, stable=stable):
@@ -208,7 +208,7 @@ def _is_passed(partition: Partition, newest: Batch) -> bool:
 
 def _is_gap(partition: Partition, first: Batch, judgement: Judgement, *, stable: bool) -> bool:
     """Whether the leader misses the batches before this one, and nothing that this lane knows explains it."""
-    gap = judgement.verdict is Verdict.GAP
+    gap = judgement.verdict is IdentityVerdict.GAP
     # Brokers that cannot report their state: they refuse the sequence, and the log does not have it.
     gap = gap or (stable and partition.doubt.sequence_refused and not judgement.of_state)
     return gap and not partition.queue.explains_gap(first)

@@ -21,7 +21,7 @@ from kafkasafe.journal.precedence import Precedence
 from kafkasafe.journal.replay import Replay
 from kafkasafe.journal.sequences import IdSource
 from kafkasafe.journal.spool_index import SpoolIndex
-from kafkasafe.journal.states import Batch, State
+from kafkasafe.journal.states import Batch, BatchState
 
 __all__ = ["Views"]
 
@@ -160,7 +160,7 @@ class Views:
     def in_doubt(self) -> int:
         """How many batches are in doubt: the broker may have appended them. From any thread."""
         return sum(
-            batch.state is State.IN_DOUBT for p in list(self._all.values()) for batch in p.queue.copy()
+            batch.state is BatchState.IN_DOUBT for p in list(self._all.values()) for batch in p.queue.copy()
         )
 
     @property

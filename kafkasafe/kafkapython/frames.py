@@ -22,7 +22,7 @@ from kafkasafe.errors import UsageError
 __all__ = [
     "Api",
     "Level",
-    "Request",
+    "RequestFrame",
     "Response",
     "Spot",
     "api",
@@ -164,7 +164,7 @@ def api(which: object) -> Api:
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class RequestFrame:
     """A request frame.
 
     Attributes:
@@ -207,7 +207,7 @@ def _frame(header: bytes, message: Any) -> bytes:
     return struct.pack(">i", len(header) + len(body)) + header + body
 
 
-def parse_request(frame: bytes) -> Request:
+def parse_request(frame: bytes) -> RequestFrame:
     """Decodes a request.
 
     Args:
@@ -222,7 +222,7 @@ def parse_request(frame: bytes) -> Request:
         client_id = frame[10:at].decode(errors="replace")
         known = _registry().get(key)
         if known is None or not known.knows(version):
-            return Request(key, version, correlation_id, client_id, frame[:at], None, None)
+            return RequestFrame(key, version, correlation_id, client_id, frame[:at], None, None)
         if known.request.flexible_version_q(version):
             at = _skip_tags(frame, at)
     except (struct.error, IndexError) as error:
@@ -232,8 +232,8 @@ def parse_request(frame: bytes) -> Request:
         message = _decoded(known.request, frame[at:], version)
     except Exception:
         # A client may send anything. The broker will handle it.
-        return Request(key, version, correlation_id, client_id, header, None, None)
-    return Request(key, version, correlation_id, client_id, header, known, message)
+        return RequestFrame(key, version, correlation_id, client_id, header, None, None)
+    return RequestFrame(key, version, correlation_id, client_id, header, known, message)
 
 
 def correlation_id(frame: bytes) -> int:
@@ -262,7 +262,7 @@ def _decoded(kind: Any, body: bytes, version: int) -> Any:
     return message
 
 
-def empty_response(request: Request) -> Response:
+def empty_response(request: RequestFrame) -> Response:
     """Returns an answer without content and without an error."""
     known = request.api
     if known is None:

@@ -14,7 +14,7 @@ from kafka.protocol.producer import ProduceRequest as KafkaProduceRequest
 from kafka.protocol.producer import ProduceResponse
 
 from kafkasafe.cluster.api import Buffer, ProduceReply
-from kafkasafe.cluster.network import Appended
+from kafkasafe.cluster.network import AllAppended
 from kafkasafe.cluster.terms import MAX_OFFSET, TopicPartition, plausible
 
 __all__ = ["Frame", "ProduceHeader", "decode_appended", "encode_produce"]
@@ -145,7 +145,7 @@ class ProduceHeader:
         return ProduceResponse[self.api_version]
 
 
-def decode_appended(data: bytes, at: int) -> Appended | None:
+def decode_appended(data: bytes, at: int) -> AllAppended | None:
     """A Produce response of version 9 to 12.
 
     Args:
@@ -187,7 +187,7 @@ def decode_appended(data: bytes, at: int) -> Appended | None:
         (throttled_ms,) = _INT32.unpack_from(data, at)
     except (IndexError, ValueError, struct.error):
         return None
-    return Appended(replies, throttled_ms) if data[at + 4 :] == b"\0" else None
+    return AllAppended(replies, throttled_ms) if data[at + 4 :] == b"\0" else None
 
 
 class Frame:

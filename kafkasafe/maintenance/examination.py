@@ -17,14 +17,14 @@ from kafka.errors import KafkaError, TopicAuthorizationFailedError, UnsupportedV
 from kafkasafe import marks as m
 from kafkasafe.cluster.absence import Absence
 from kafkasafe.cluster.api import Cluster, Failure, Reply, TopicInfo
-from kafkasafe.cluster.inquiry import Inquiry, ProcedureRunner, ask_until_answered
+from kafkasafe.cluster.inquiry import ProcedureRunner, RunningProcedure, ask_until_answered
 from kafkasafe.cluster.procedures import Ask, Pause, Procedure
 from kafkasafe.codes.verdicts import MISSING_CODES
 from kafkasafe.errors import SpoolError
 from kafkasafe.history.identity import BatchId, ProducerView
 from kafkasafe.journal import UNCHOSEN, Batch, Journal
 from kafkasafe.record import batch as codec
-from kafkasafe.spool.examine import Examination, Fate, Finding, SpoolFate, Verdict, fates
+from kafkasafe.spool.examine import Examination, ExaminedBatch, Finding, SpoolFate, SpoolOutcome, fates
 from kafkasafe.spool.files import Files
 from kafkasafe.spool.inspection import dropped_in, extent_of, read_lane, resent_in, steps, unreadable
 from kafkasafe.spool.recovery import (
@@ -216,7 +216,8 @@ def read_content(lane: Path, *, files: Files) -> LaneContent:
             _identity(entry.header),
             entry.header.max_timestamp,
             SpoolFate(
-                Fate.REJECTED, note=f"{entry.reason or 'rejected'} ({entry.code})" if entry.code != -1 else ""
+                SpoolOutcome.REJECTED,
+                note=f"{entry.reason or 'rejected'} ({entry.code})" if entry.code != -1 else "",
             ),
             file.path,
             entry.given,
@@ -236,13 +237,13 @@ def read_content(lane: Path, *, files: Files) -> LaneContent:
             if entry.position in unfinished:
                 identity = unfinished[entry.position].identity
             # A batch that no mark names was finished by a mark that was deleted with its segment.
-            fate = known.get(entry.position, SpoolFate(Fate.COMMITTED))
-            if fate.fate is Fate.NOT_SENT:
+            fate = known.get(entry.position, SpoolFate(SpoolOutcome.COMMITTED))
+            if fate.fate is SpoolOutcome.NOT_SENT:
                 fate = replace(fate, identified=identity is not None)
-            if fate.fate is Fate.REJECTED and entry.position not in held:
-                fate = SpoolFate(Fate.RESENT, note=fate.note)
-            elif fate.fate is Fate.DROPPED and entry.position in held:
-                fate = SpoolFate(Fate.REJECTED, note=fate.note)
+            if fate.fate is SpoolOutcome.REJECTED and entry.position not in held:
+                fate = SpoolFate(SpoolOutcome.RESENT, note=fate.note)
+            elif fate.fate is SpoolOutcome.DROPPED and entry.position in held:
+                fate = SpoolFate(SpoolOutcome.REJECTED, note=fate.note)
             batches.append(
                 SpooledBatch(
                     lane.name,
@@ -254,7 +255,7 @@ def read_content(lane: Path, *, files: Files) -> LaneContent:
                     identity,
                     header.max_timestamp,
                     fate,
-                    held.get(entry.position) if fate.fate is Fate.REJECTED else None,
+                    held.get(entry.position) if fate.fate is SpoolOutcome.REJECTED else None,
                     given.get(entry.position),
                 )
             )
@@ -305,7 +306,7 @@ class Examined:
     """
 
     batch: SpooledBatch
-    verdict: Verdict
+    verdict: ExaminedBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,17 +343,17 @@ def examine(
         }
         waiting = sorted((b for b in content.batches if b.position in order), key=lambda b: order[b.position])
         for batch in waiting:
-            if batch.known.fate is Fate.NOT_SENT and batch.identity is not None:
+            if batch.known.fate is SpoolOutcome.NOT_SENT and batch.identity is not None:
                 evidence = "nothing was sent to its partition yet"
-                found.append(Examined(batch, Verdict(Finding.NOT_SENT, (), evidence)))
+                found.append(Examined(batch, ExaminedBatch(Finding.NOT_SENT, (), evidence)))
             elif batch.identity is not None and batch.partition != UNCHOSEN:
                 places.setdefault((content.name, batch.topic, batch.partition), []).append(batch)
-            elif batch.known.fate is Fate.UNKNOWN:
+            elif batch.known.fate is SpoolOutcome.UNKNOWN:
                 evidence = "marks about it are lost to damage in the spool, one may have given it an id"
-                found.append(Examined(batch, Verdict(Finding.UNDECIDABLE, (), evidence)))
+                found.append(Examined(batch, ExaminedBatch(Finding.UNDECIDABLE, (), evidence)))
             else:
                 evidence = "it has no batch id, and nothing is sent without one"
-                found.append(Examined(batch, Verdict(Finding.NOT_SENT, (), evidence)))
+                found.append(Examined(batch, ExaminedBatch(Finding.NOT_SENT, (), evidence)))
     asked = [
         _Place(by_name[name], topic, partition, tuple(batches))
         for (name, topic, partition), batches in places.items()
@@ -360,7 +361,7 @@ def examine(
     if transport is None:
         evidence = "the cluster was not asked"
         for place in asked:
-            found += [Examined(b, Verdict(Finding.NOT_ANSWERED, (), evidence)) for b in place.batches]
+            found += [Examined(b, ExaminedBatch(Finding.NOT_ANSWERED, (), evidence)) for b in place.batches]
         return _sorted(found)
     runner = ProcedureRunner()
     troubles: dict[int, str] = {}
@@ -380,7 +381,7 @@ def examine(
         elif number in troubles:
             reason += f": {troubles[number]}"
         inquiry.cancel()
-        found += [Examined(b, Verdict(Finding.NOT_ANSWERED, (), reason)) for b in place.batches]
+        found += [Examined(b, ExaminedBatch(Finding.NOT_ANSWERED, (), reason)) for b in place.batches]
     return _sorted(found)
 
 
@@ -397,7 +398,7 @@ def _noting(troubles: dict[int, str], number: int) -> Callable[[Exception], None
 
 def _wait(
     runner: ProcedureRunner,
-    running: Sequence[Inquiry[Any]],
+    running: Sequence[RunningProcedure[Any]],
     deadline: float,
     report: Callable[[int, int], None],
 ) -> None:
@@ -444,7 +445,7 @@ def _read(transport: Cluster, place: _Place, note: Callable[[Exception], None]) 
             if _code(described) in MISSING_CODES:
                 reason = yield from _why_not_there(transport, topic, partition)
                 if reason:
-                    absent = Verdict(Finding.ABSENT, (), reason)
+                    absent = ExaminedBatch(Finding.ABSENT, (), reason)
                     return [Examined(batch, _doubted(batch, absent, "")) for batch in place.batches]
             described = yield from asked(
                 "describe_producers", lambda reply: transport.describe_producers(topic, partition, reply)
@@ -518,11 +519,11 @@ def _why_not_there(transport: Cluster, topic: str, partition: int) -> Procedure[
         yield Pause(_POLL_S)
 
 
-def _doubted(batch: SpooledBatch, verdict: Verdict, changed: str) -> Verdict:
-    if verdict.finding is Finding.ABSENT and batch.known.fate is Fate.UNKNOWN:
+def _doubted(batch: SpooledBatch, verdict: ExaminedBatch, changed: str) -> ExaminedBatch:
+    if verdict.finding is Finding.ABSENT and batch.known.fate is SpoolOutcome.UNKNOWN:
         evidence = f"marks are lost to damage in the spool, it may have another id; {verdict.evidence}"
-        return Verdict(Finding.UNDECIDABLE, (), evidence)
-    return Verdict(verdict.finding, verdict.offsets, verdict.evidence + changed)
+        return ExaminedBatch(Finding.UNDECIDABLE, (), evidence)
+    return ExaminedBatch(verdict.finding, verdict.offsets, verdict.evidence + changed)
 
 
 def _recreated(transport: Cluster, place: _Place, known: bytes) -> str:

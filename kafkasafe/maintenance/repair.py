@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 from kafkasafe.errors import SpoolError
 from kafkasafe.record import batch as codec
-from kafkasafe.spool.examine import Fate, SpoolFate, fates
+from kafkasafe.spool.examine import SpoolFate, SpoolOutcome, fates
 from kafkasafe.spool.files import Files, read_file, size_of, write_all
 from kafkasafe.spool.inspection import dropped_in, read_lane
 from kafkasafe.spool.inspection import steps as steps_in
@@ -25,19 +25,19 @@ from kafkasafe.spool.rejected import read_rejected
 from kafkasafe.spool.segment_reader import address_bytes
 from kafkasafe.spool.tail import cut_tail
 
-__all__ = ["Plan", "Step", "carry_out", "plan_repair"]
+__all__ = ["Plan", "RepairStep", "carry_out", "plan_repair"]
 
 _FINISHED: Final = {
-    Fate.COMMITTED: "it is delivered",
-    Fate.REJECTED: "the cluster rejected it, and it is kept in rejected/",
-    Fate.DROPPED: "its atomic batch was dropped",
-    Fate.REPLACED: "its records are in other batches now",
-    Fate.LOST: "it was given up",
+    SpoolOutcome.COMMITTED: "it is delivered",
+    SpoolOutcome.REJECTED: "the cluster rejected it, and it is kept in rejected/",
+    SpoolOutcome.DROPPED: "its atomic batch was dropped",
+    SpoolOutcome.REPLACED: "its records are in other batches now",
+    SpoolOutcome.LOST: "it was given up",
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RepairStep:
     """One step of a repair.
 
     Attributes:
@@ -69,7 +69,7 @@ class Plan:
     """
 
     refused: str = ""
-    steps: tuple[Step, ...] = ()
+    steps: tuple[RepairStep, ...] = ()
     left: tuple[str, ...] = ()
 
 
@@ -93,7 +93,7 @@ def plan_repair(lane: Path, *, files: Files) -> Plan:
         for entry in file.content.entries
     }
     blind = any(isinstance(entry, LostEntry) and not entry.destination for entry in found.entries)
-    steps: list[Step] = []
+    steps: list[RepairStep] = []
     left: list[str] = []
     for damage in found.damage:
         step = _restored(files, damage, found) or _finished(damage, known_fates, kept, blind=blind)
@@ -115,9 +115,9 @@ def plan_repair(lane: Path, *, files: Files) -> Plan:
         size = size_of(files, path)
         if size > at:
             reason = "nothing proves that it was durable: it is what a crash leaves"
-            steps.append(Step("cut", path.name, at, size, reason))
+            steps.append(RepairStep("cut", path.name, at, size, reason))
         steps += [
-            Step("cut", doomed.name, 0, size_of(files, doomed), "it follows a torn tail")
+            RepairStep("cut", doomed.name, 0, size_of(files, doomed), "it follows a torn tail")
             for doomed in found.doomed
         ]
     return Plan("", tuple(steps), tuple(left))
@@ -156,7 +156,7 @@ def carry_out(lane: Path, plan: Plan, *, files: Files) -> Path:
     return copies
 
 
-def _restored(files: Files, damage: Damage, found: Log) -> Step | None:
+def _restored(files: Files, damage: Damage, found: Log) -> RepairStep | None:
     """A step that restores the address of a batch. The manifest has the address, and a CRC that proves the body."""
     entry = found.manifest.get((damage.path, damage.start)) if damage.destination else None
     if entry is None or damage.end - damage.start != entry.size_bytes:
@@ -171,7 +171,7 @@ def _restored(files: Files, damage: Damage, found: Log) -> Step | None:
         return None
     if before == meant:
         return None  # the damage is of another kind: the destination was never declared
-    return Step(
+    return RepairStep(
         "address",
         damage.path.name,
         damage.start,
@@ -183,17 +183,17 @@ def _restored(files: Files, damage: Damage, found: Log) -> Step | None:
 
 def _finished(
     damage: Damage, known_fates: dict[int, SpoolFate], kept: Collection[int], *, blind: bool
-) -> Step | None:
+) -> RepairStep | None:
     known = known_fates.get(damage.position)
     if not damage.destination or known is None or known.fate not in _FINISHED:
         return None
     if blind:
         return None  # a lost mark may have made the batch unfinished again
-    if known.fate is Fate.REJECTED and damage.position not in kept:
+    if known.fate is SpoolOutcome.REJECTED and damage.position not in kept:
         return None
     at = f", at offset {known.base_offset} of its partition" if known.base_offset >= 0 else ""
     reason = f"a later mark says that {_FINISHED[known.fate]}{at}"
-    return Step("quarantine", damage.path.name, damage.start, damage.end, reason)
+    return RepairStep("quarantine", damage.path.name, damage.start, damage.end, reason)
 
 
 def _why_left(damage: Damage) -> str:

@@ -27,7 +27,7 @@ from kafkasafe.spool.rejected import KeptFile, RejectedStore, read_rejected, rej
 from kafkasafe.spool.rejected_format import OPERATOR, SET_ASIDE, Refused, marks_to_set_aside
 from kafkasafe.spool.spool import Spool
 
-__all__ = ["Resendable", "Resent", "bring_back", "find_rejected", "set_aside"]
+__all__ = ["ResendResult", "Resendable", "bring_back", "find_rejected", "set_aside"]
 
 SEGMENT_BYTES: Final = 64 * 1024 * 1024
 
@@ -50,7 +50,7 @@ class Resendable:
 
 
 @dataclass(slots=True)
-class Resent:
+class ResendResult:
     """The result of a resend, or of a search for resendable files.
 
     Attributes:
@@ -69,7 +69,7 @@ class Resent:
         return sum(each.kept.records for each in self.files)
 
 
-def find_rejected(directory: SpoolDirectory, topics: Collection[str] = ()) -> Resent:
+def find_rejected(directory: SpoolDirectory, topics: Collection[str] = ()) -> ResendResult:
     """Finds out what a resend would return. Changes nothing.
 
     Args:
@@ -89,7 +89,7 @@ def find_rejected(directory: SpoolDirectory, topics: Collection[str] = ()) -> Re
         names = {number: rejected_names(files, directory.lane_path(number)) for number in numbers}
         logs = {number: read_lane(directory.lane_path(number), files=files) for number in numbers}
         resent = [mark for log in logs.values() for mark in resent_in(log)]
-        found = Resent()
+        found = ResendResult()
         for number in numbers:
             lane = directory.lane_path(number)
             _refuse_blind(files, lane, logs[number])
@@ -127,7 +127,7 @@ def bring_back(
     *,
     progress: Callable[[int, int], None] = lambda _done, _all: None,
     clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
-) -> Resent:
+) -> ResendResult:
     """Returns rejected records to a lane without an owner, in the order of their rejection.
 
     On return they are durable there, and are no longer in `rejected/`. The producer that adopts or drains the lane

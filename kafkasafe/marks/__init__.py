@@ -51,7 +51,7 @@ from kafkasafe.marks.kinds import (
     Unit,
     UnitOutcome,
 )
-from kafkasafe.marks.table import ROWS, Reader, Row
+from kafkasafe.marks.table import ROWS, MarkRow, Reader
 from kafkasafe.marks.terms import (
     FORMAT_VERSION,
     LANE_ID_BYTES,
@@ -85,6 +85,7 @@ __all__ = [
     "ManifestEntry",
     "Mark",
     "MarkError",
+    "MarkRow",
     "Move",
     "Moved",
     "Placed",
@@ -97,7 +98,6 @@ __all__ = [
     "Resent",
     "Resolved",
     "Revived",
-    "Row",
     "Staged",
     "State",
     "Topic",

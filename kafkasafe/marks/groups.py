@@ -9,14 +9,14 @@ from typing import Any, Final
 
 from kafkasafe.marks.kinds import Given, Group, ManifestEntry, Mark, Rejected
 from kafkasafe.marks.layout import Body
-from kafkasafe.marks.table import ROW_OF, ROWS, Row
+from kafkasafe.marks.table import ROW_OF, ROWS, MarkRow
 from kafkasafe.marks.terms import FORMAT_VERSION, LANE_ID_BYTES, MarkError, UnknownFormatError
 from kafkasafe.record import batch
 
 __all__ = ["bytes_of_each", "decode_group", "encode_group"]
 
 _GROUP_KEY: Final = b"\0\0\x4b\0"
-_ROW_OF_KEY: Final[dict[bytes, Row[Any]]] = {row.key: row for row in ROWS}
+_ROW_OF_KEY: Final[dict[bytes, MarkRow[Any]]] = {row.key: row for row in ROWS}
 
 _CONTROL_ONLY: Final = 0x20  # the attributes of an uncompressed control batch
 _KEY: Final = struct.Struct(">hh")
@@ -149,7 +149,7 @@ def _read_group(body: Body) -> Group:
     )
 
 
-def _opened(key: bytes | None, value: bytes | None) -> tuple[Row[Any] | None, Body]:
+def _opened(key: bytes | None, value: bytes | None) -> tuple[MarkRow[Any] | None, Body]:
     """The row of a control record's mark, or None for a group, and what reads its value."""
     if key is None or len(key) != _KEY.size or value is None:
         raise MarkError(f"Not a control record of a spool: key {key!r}")
@@ -162,7 +162,7 @@ def _opened(key: bytes | None, value: bytes | None) -> tuple[Row[Any] | None, Bo
     return row, Body(row.name, value)
 
 
-def _read_mark(row: Row[Any] | None, body: Body) -> Mark:
+def _read_mark(row: MarkRow[Any] | None, body: Body) -> Mark:
     if row is None:
         raise MarkError("A second group record in one control batch")
     mark: Mark = row.layout.read(body)

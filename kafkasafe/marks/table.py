@@ -61,7 +61,7 @@ from kafkasafe.marks.layout import (
 )
 from kafkasafe.marks.terms import LANE_ID_BYTES, NO_TOPIC_ID, UNIT_ID_BYTES
 
-__all__ = ["ROWS", "ROW_OF", "Reader", "Row"]
+__all__ = ["ROWS", "ROW_OF", "MarkRow", "Reader"]
 
 M = TypeVar("M")
 
@@ -81,7 +81,7 @@ class Reader(enum.Flag):
     """`spool/steps.py`, `undecidable_in`: which batches wait for an operator's decision."""
 
 
-class Row(Generic[M]):
+class MarkRow(Generic[M]):
     """One mark.
 
     Args:
@@ -263,8 +263,8 @@ def _valid_read(mark: Read, group: Group) -> bool:
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 
-ROWS: Final[tuple[Row[Any], ...]] = (
-    Row(
+ROWS: Final[tuple[MarkRow[Any], ...]] = (
+    MarkRow(
         0x4B01,
         Topic,
         Text("topic", "topic"),
@@ -273,7 +273,7 @@ ROWS: Final[tuple[Row[Any], ...]] = (
         readers=Reader.JOURNAL,
         valid=_valid_topic,
     ),
-    Row(
+    MarkRow(
         0x4B02,
         Destination,
         int32("number", "number (≥ 1)"),
@@ -282,7 +282,7 @@ ROWS: Final[tuple[Row[Any], ...]] = (
         readers=Reader.JOURNAL | Reader.ORDER,
         valid=lambda mark, _: mark.number >= 1 and bool(mark.topic) and mark.partition >= -1,
     ),
-    Row(
+    MarkRow(
         0x4B03,
         State,
         DESTINATION,
@@ -293,7 +293,7 @@ ROWS: Final[tuple[Row[Any], ...]] = (
         readers=Reader.JOURNAL,
         valid=_valid_state,
     ),
-    Row(
+    MarkRow(
         0x4B04,
         Granted,
         int64("producer_id", "producer id"),
@@ -301,7 +301,7 @@ ROWS: Final[tuple[Row[Any], ...]] = (
         readers=Reader.JOURNAL,
         valid=lambda mark, _: mark.producer_id >= 0 and mark.producer_epoch >= 0,
     ),
-    Row(
+    MarkRow(
         0x4B05,
         Identified,
         DESTINATION,
@@ -321,7 +321,7 @@ ROWS: Final[tuple[Row[Any], ...]] = (
         readers=Reader.JOURNAL | Reader.STEPS,
         valid=_valid_identified,
     ),
-    Row(
+    MarkRow(
         0x4B06,
         Committed,
         DESTINATION,
@@ -337,7 +337,7 @@ ROWS: Final[tuple[Row[Any], ...]] = (
         readers=Reader.JOURNAL | Reader.ORDER | Reader.FATES | Reader.STEPS,
         valid=_valid_committed,
     ),
-    Row(
+    MarkRow(
         0x4B07,
         Replaced,
         POSITION,
@@ -347,7 +347,7 @@ ROWS: Final[tuple[Row[Any], ...]] = (
         valid=_valid_replaced,
         means=ATOMIC_ONLY,
     ),
-    Row(
+    MarkRow(
         0x4B08,
         Rejected,
         POSITION,
@@ -360,7 +360,7 @@ ROWS: Final[tuple[Row[Any], ...]] = (
         readers=Reader.JOURNAL | Reader.ORDER | Reader.FATES,
         valid=lambda mark, _: mark.position >= 0,
     ),
-    Row(
+    MarkRow(
         0x4B09,
         Undecidable,
         POSITION,
@@ -368,7 +368,7 @@ ROWS: Final[tuple[Row[Any], ...]] = (
         readers=Reader.UNDECIDABLE,
         valid=lambda mark, _: mark.position >= 0,
     ),
-    Row(
+    MarkRow(
         0x4B0A,
         Resolved,
         POSITION,
@@ -376,7 +376,7 @@ ROWS: Final[tuple[Row[Any], ...]] = (
         readers=Reader.JOURNAL | Reader.UNDECIDABLE,
         valid=lambda mark, _: mark.position >= 0,
     ),
-    Row(
+    MarkRow(
         0x4B0B,
         Revived,
         DESTINATION,
@@ -389,14 +389,14 @@ ROWS: Final[tuple[Row[Any], ...]] = (
         readers=Reader.JOURNAL | Reader.ORDER | Reader.FATES,
         valid=_valid_revived,
     ),
-    Row(
+    MarkRow(
         0x4B0C,
         Torn,
         Lists(each("positions", "n", POSITION)),
         readers=Reader.ORDER,
         valid=lambda mark, _: bool(mark.positions) and min(mark.positions) >= 0,
     ),
-    Row(
+    MarkRow(
         0x4B0E,
         Resent,
         Text("lane", "lane"),
@@ -406,7 +406,7 @@ ROWS: Final[tuple[Row[Any], ...]] = (
         means="The records of that file in the lane's `rejected/` continue in the log: in an atomic group in its data"
         " batches, in another group where they were before",
     ),
-    Row(
+    MarkRow(
         0x4B0F,
         Cluster,
         Text("cluster_id", "cluster id"),
@@ -415,7 +415,7 @@ ROWS: Final[tuple[Row[Any], ...]] = (
         means="In a lane's log: the cluster to which its offsets, leader epochs and ids belong from here on. In a file"
         " of `rejected/`: the cluster that its batches were for",
     ),
-    Row(
+    MarkRow(
         0x4B10,
         Given,
         int32("index", "index in this group's manifest of a batch for partition −1"),
@@ -432,7 +432,7 @@ ROWS: Final[tuple[Row[Any], ...]] = (
         valid=_valid_given,
         means="The runs of records ascend",
     ),
-    Row(
+    MarkRow(
         0x4B11,
         Quiet,
         int64("until_ms", "until (ms since the epoch, −1: not known)"),
@@ -442,7 +442,7 @@ ROWS: Final[tuple[Row[Any], ...]] = (
         readers=Reader.JOURNAL,
         valid=_valid_quiet,
     ),
-    Row(
+    MarkRow(
         0x4B12,
         After,
         POSITION,
@@ -461,7 +461,7 @@ ROWS: Final[tuple[Row[Any], ...]] = (
         means="Everything at this position or later in this lane comes, per topic-partition, after the batches in those"
         " lanes that stood before those positions and were unfinished (see Order across runs)",
     ),
-    Row(
+    MarkRow(
         0x4B14,
         Moved,
         Lists(
@@ -478,7 +478,7 @@ ROWS: Final[tuple[Row[Any], ...]] = (
         valid=_valid_moved,
         means="One entry for each data batch of this group, in their order. Only in atomic groups",
     ),
-    Row(
+    MarkRow(
         0x4B16,
         Unit,
         UNIT_ID,
@@ -490,14 +490,14 @@ ROWS: Final[tuple[Row[Any], ...]] = (
         valid=_valid_unit,
         means=ATOMIC_ONLY,
     ),
-    Row(
+    MarkRow(
         0x4B17,
         Begun,
         *BEGUN,
         readers=Reader.JOURNAL | Reader.STEPS,
         valid=_valid_begun,
     ),
-    Row(
+    MarkRow(
         0x4B18,
         Staged,
         Nested("begun", Layout(Begun, *BEGUN), "as BEGUN"),
@@ -516,7 +516,7 @@ ROWS: Final[tuple[Row[Any], ...]] = (
         readers=Reader.JOURNAL | Reader.FATES | Reader.STEPS,
         valid=_valid_staged,
     ),
-    Row(
+    MarkRow(
         0x4B19,
         Ended,
         UNIT_ID,
@@ -525,7 +525,7 @@ ROWS: Final[tuple[Row[Any], ...]] = (
         readers=Reader.JOURNAL | Reader.ORDER | Reader.FATES | Reader.STEPS,
         valid=lambda mark, _: len(mark.unit_id) == UNIT_ID_BYTES,
     ),
-    Row(
+    MarkRow(
         0x4B1A,
         Read,
         UNIT_ID,
@@ -537,4 +537,4 @@ ROWS: Final[tuple[Row[Any], ...]] = (
 )
 """All marks, in the order of their numbers. A number is never used for another mark: spools hold it."""
 
-ROW_OF: Final[Mapping[type[Mark], Row[Any]]] = {row.mark: row for row in ROWS}
+ROW_OF: Final[Mapping[type[Mark], MarkRow[Any]]] = {row.mark: row for row in ROWS}

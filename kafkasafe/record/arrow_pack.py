@@ -19,7 +19,7 @@ from kafkasafe.record import arrow_encode, batch
 from kafkasafe.record.arrow_encode import Rows
 from kafkasafe.record.batch import Compression
 
-__all__ = ["Packed", "Packer", "divide", "unpack"]
+__all__ = ["ArrowPacker", "PackedBatch", "divide", "unpack"]
 
 _INT16_MAX: Final = 0x7FFF
 
@@ -27,7 +27,7 @@ _arrow: Any = pa
 _HEADERS: Final = _arrow.list_(_arrow.struct([("key", _arrow.string()), ("value", _arrow.binary())]))
 
 
-class Packed(NamedTuple):
+class PackedBatch(NamedTuple):
     """A whole batch, as `batch.frame` makes it.
 
     Attributes:
@@ -65,7 +65,7 @@ class _Piece(NamedTuple):
     full: bool
 
 
-class Packer:
+class ArrowPacker:
     """Collects rows by partition, and yields batches in each partition's order.
 
     Args:
@@ -101,7 +101,7 @@ class Packer:
 
     def add(
         self, topic: str, partitions: int | npt.NDArray[np.int64], rows: Rows, now: int
-    ) -> Iterator[Packed]:
+    ) -> Iterator[PackedBatch]:
         """Take rows and yield full batches.
 
         Args:
@@ -146,7 +146,7 @@ class Packer:
         if self._held > self._held_bytes:
             yield from self.rest()
 
-    def rest(self) -> Iterator[Packed]:
+    def rest(self) -> Iterator[PackedBatch]:
         """Yield all held rows."""
         for place, opened in list(self._open.items()):
             if opened.rows:
@@ -181,19 +181,19 @@ class Packer:
                 opened = self._open[place] = _Open(place, now)
             at = upto
 
-    def _head(self, place: tuple[str, int], rows: Rows, now: int) -> Packed:
+    def _head(self, place: tuple[str, int], rows: Rows, now: int) -> PackedBatch:
         base = now if self._head_base is None else self._head_base(now)
         body, _ = arrow_encode.records(rows, np.arange(len(rows)), timestamp_delta=now - base)
-        return Packed(place, len(rows), self._frame(body, len(rows), base, now))
+        return PackedBatch(place, len(rows), self._frame(body, len(rows), base, now))
 
-    def _close(self, opened: _Open) -> Packed:
+    def _close(self, opened: _Open) -> PackedBatch:
         place, rows, now = opened.place, opened.rows, opened.timestamp
         if self._compression is Compression.NONE:
-            return Packed(
+            return PackedBatch(
                 place, rows, batch.fill_header(opened.body, rows, base_timestamp=now, max_timestamp=now)
             )
         with memoryview(opened.body) as whole, whole[batch.HEADER_BYTES :] as body:
-            return Packed(place, rows, self._frame(body, rows, now, now))
+            return PackedBatch(place, rows, self._frame(body, rows, now, now))
 
     def _frame(self, body: memoryview, rows: int, base: int, now: int) -> bytearray:
         return batch.frame(
@@ -230,7 +230,7 @@ def unpack(data: bytearray) -> tuple[batch.Columns, Rows]:
 
 
 def divide(data: bytearray, parts: int) -> list[bytearray]:
-    """A batch of a `Packer` as several smaller ones with the same records in the same order.
+    """A batch of a `ArrowPacker` as several smaller ones with the same records in the same order.
 
     Args:
         data: One batch, whose records have one timestamp. Its identity is not kept, its base timestamp is.

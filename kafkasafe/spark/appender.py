@@ -1,8 +1,8 @@
 """Append one task's batches to the partitions of an open transaction, or to partitions without a transaction.
 
-The task does not own the transaction; it only has a `Grant`. A grant without a transactional id has no transaction. On
-each partition the task sends one batch at a time. A resent batch is therefore always the newest batch that the leader
-has, and the leader recognises it even after a restart.
+The task does not own the transaction; it only has a `WriterIdentity`. An identity without a transactional id has no
+transaction. On each partition the task sends one batch at a time. A resent batch is therefore always the newest batch
+that the leader has, and the leader recognises it even after a restart.
 
 The claim solves this problem:
 
@@ -46,7 +46,7 @@ from kafkasafe.logs import EventLog
 from kafkasafe.record import batch
 from kafkasafe.record.arrow_pack import divide
 from kafkasafe.spark.transactions import identity_of
-from kafkasafe.spark.txn import Grant, Report
+from kafkasafe.spark.txn import Report, WriterIdentity
 
 __all__ = ["CLAIM_ROWS", "Appender", "FencedError", "RestartError", "claim_base"]
 
@@ -121,7 +121,7 @@ class Appender:
     def __init__(
         self,
         transport: Transport,
-        grant: Grant,
+        grant: WriterIdentity,
         *,
         attempt: int,
         delivery_timeout_s: float,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
-from kafkasafe.history.audit import IdCount, Run, runs
+from kafkasafe.history.audit import IdCount, SequenceRun, runs
 from kafkasafe.spark.arrow import map_in_arrow
 from kafkasafe.spark.notices import Notices
 from kafkasafe.spark.options import ReadOptions, Subscribe
@@ -34,8 +34,8 @@ class _Ids(Protocol):
 class _FindRuns:
     """A task that finds the runs in some of the offset ranges.
 
-    A run (`Run`) is a sequence of batches of one producer without a gap in their sequence numbers. The result of the
-    task is small even for large ranges.
+    A run (`SequenceRun`) is a sequence of batches of one producer without a gap in their sequence numbers. The
+    result of the task is small even for large ranges.
     """
 
     def __init__(self, options: ReadOptions, pieces: Sequence[Range]) -> None:
@@ -54,9 +54,11 @@ class _FindRuns:
                 yield _arrow.RecordBatch.from_arrays(columns, names=["partition", "runs"])
 
 
-def find_runs(spark: SparkSession, options: ReadOptions, pieces: Sequence[Range]) -> dict[int, list[Run]]:
-    """Returns the runs (see `Run`) that Spark's tasks found in the ranges, by partition."""
-    found: dict[int, list[Run]] = {}
+def find_runs(
+    spark: SparkSession, options: ReadOptions, pieces: Sequence[Range]
+) -> dict[int, list[SequenceRun]]:
+    """Returns the runs (see `SequenceRun`) that Spark's tasks found in the ranges, by partition."""
+    found: dict[int, list[SequenceRun]] = {}
     if not pieces:
         return found
     numbers = spark.range(0, len(pieces), 1, len(pieces))

@@ -47,7 +47,7 @@ from typing import Any, Final, TypeVar
 
 from kafkasafe.classification import Verdict, classify
 from kafkasafe.cluster.api import Cluster, EpochEnd, Failure, OffsetListed, TopicInfo, TopicsListed
-from kafkasafe.cluster.inquiry import Inquiry, ProcedureRunner, ask_until_answered, pause_s
+from kafkasafe.cluster.inquiry import ProcedureRunner, RunningProcedure, ask_until_answered, pause_s
 from kafkasafe.cluster.lookups import LeaderChangedError, LookUps, id_of
 from kafkasafe.cluster.procedures import Ask, Pause, Procedure
 from kafkasafe.errors import ConfigError, DataLossError, RemoteStorageNotReadyError, SparkError
@@ -907,7 +907,7 @@ def _ignore(_: object) -> None:
     """Ignores the reply, because the refresh itself updates the metadata."""
 
 
-def _all_done(runner: ProcedureRunner, inquiries: Collection[Inquiry[Any]], deadline: float) -> bool:
+def _all_done(runner: ProcedureRunner, inquiries: Collection[RunningProcedure[Any]], deadline: float) -> bool:
     """Runs procedures until all inquiries are done. Returns whether that was before the deadline."""
     while any(not inquiry.done for inquiry in inquiries):
         left = deadline - time.monotonic()

@@ -28,17 +28,17 @@ from kafkasafe.record import batch
 from kafkasafe.spark.appender import Appender, FencedError, RestartError
 from kafkasafe.spark.options import error
 from kafkasafe.spark.sink_options import SinkOptions
-from kafkasafe.spark.transactions import Coordinator, Pending, call, identity_of, retry_until
+from kafkasafe.spark.transactions import Pending, TransactionRequests, call, identity_of, retry_until
 from kafkasafe.spark.txn import (
-    Appended,
+    AppendState,
     Event,
-    Grant,
     Marker,
     MarkerLog,
     MarkerVerdict,
     MicroBatch,
     Report,
     Step,
+    WriterIdentity,
     judge_marker,
     judge_partitions,
     judge_version,
@@ -97,15 +97,15 @@ class Session:
         self._transport = over_sockets(
             {**options.connection, "client_id": options.connection.get("client_id", "kafkasafe-spark-driver")}
         )
-        self._coordinator = Coordinator(self._transport, self._id, timeout_s=options.api_timeout_s)
+        self._coordinator = TransactionRequests(self._transport, self._id, timeout_s=options.api_timeout_s)
         self._started = False
         self._marker_partition = 0
         self._opened_at = 0.0
         self._partitions = 0
         self._machine = MicroBatch(options.max_restarts)
         # After a commit: the grant for the next transaction, and the marker that was committed.
-        self._carried: tuple[Grant, Marker] | None = None
-        self._kept: Grant | None = None  # the grant under which only this process appends
+        self._carried: tuple[WriterIdentity, Marker] | None = None
+        self._kept: WriterIdentity | None = None  # the grant under which only this process appends
 
     def __repr__(self) -> str:
         return f"<Session {self._id}>"
@@ -135,7 +135,7 @@ class Session:
         self,
         batch_id: int,
         query_id: str,
-        work: Callable[[Grant], Sequence[Report]],
+        work: Callable[[WriterIdentity], Sequence[Report]],
         *,
         plan: str = "",
         count: Callable[[], int] | None = None,
@@ -167,7 +167,7 @@ class Session:
         """
         began = time.monotonic()
         carried, self._carried = self._carried, None
-        grant: Grant | None = None
+        grant: WriterIdentity | None = None
         if carried is not None and count is not None and may_go_on(carried[1], batch_id, query_id, plan=plan):
             grant = carried[0]
         machine = self._machine = MicroBatch(self._options.max_restarts, goes_on=grant is not None)
@@ -258,7 +258,7 @@ class Session:
 
     # --- the steps ---
 
-    def fence(self) -> Grant:
+    def fence(self) -> WriterIdentity:
         """FENCE: fences older drivers and their tasks, and ends the transaction that they left open."""
         self._start()
         try:
@@ -375,7 +375,7 @@ class Session:
                     f" Otherwise {accept}"
                 )
 
-    def open(self, grant: Grant, *, remember: bool = True) -> None:
+    def open(self, grant: WriterIdentity, *, remember: bool = True) -> None:
         """OPEN: begins the transaction."""
         self._opened_at = time.monotonic()
         places = {(self._options.marker_topic, self._marker_partition)} if remember else set()
@@ -385,11 +385,11 @@ class Session:
             places |= {(topic, number) for number in range(self._partitions)}
         self.add(grant, places)
 
-    def add(self, grant: Grant, places: Collection[tuple[str, int]]) -> None:
+    def add(self, grant: WriterIdentity, places: Collection[tuple[str, int]]) -> None:
         """Adds partitions to the transaction. Adding a partition again has no effect."""
         self._coordinator.add_partitions(grant, places)
 
-    def appender(self, grant: Grant, places: Collection[tuple[str, int]]) -> Appender:
+    def appender(self, grant: WriterIdentity, places: Collection[tuple[str, int]]) -> Appender:
         """An appender for a step WRITE in this process. It needs no claims, because the grant never leaves the process.
 
         Args:
@@ -427,7 +427,7 @@ class Session:
                 raise unknown_topic(topic) from failed
             raise
 
-    def verify(self, grant: Grant, reports: Sequence[Report]) -> None:
+    def verify(self, grant: WriterIdentity, reports: Sequence[Report]) -> None:
         """VERIFY: checks that the leaders hold exactly the rows that the tasks reported.
 
         If tasks had the grant, a task that Spark gave up may have appended to any partition of the transaction, so all
@@ -445,14 +445,14 @@ class Session:
             places |= {place for place in known if place[0] != "__consumer_offsets"}
         places.discard((self._options.marker_topic, self._marker_partition))
         answers = self._coordinator.producers(places)
-        appended: dict[tuple[str, int], Appended | None] = {}
+        appended: dict[tuple[str, int], AppendState | None] = {}
         for place, answer in answers.items():
             state = answer.producers.get(grant.producer_id)
-            appended[place] = None if state is None else Appended(state.epoch, state.last_sequence)
+            appended[place] = None if state is None else AppendState(state.epoch, state.last_sequence)
         if wrong := judge_partitions(grant, reports, appended):
             raise RestartError(wrong)
 
-    def mark(self, grant: Grant, marker: Marker) -> None:
+    def mark(self, grant: WriterIdentity, marker: Marker) -> None:
         """MARK: writes the marker in the transaction. It is visible if and only if the transaction is committed.
 
         The marker topic and the group get the marker at the same time. Both have answered when the method ends. If the
@@ -468,12 +468,12 @@ class Session:
             raise
         self._settle_topic(first, send)
 
-    def _mark_group(self, grant: Grant, marker: Marker) -> None:
+    def _mark_group(self, grant: WriterIdentity, marker: Marker) -> None:
         self._coordinator.commit_offset(
             grant, (self._options.marker_topic, 0), marker.next_batch_id, marker.encode()
         )
 
-    def _send_to_topic(self, grant: Grant, marker: Marker) -> Callable[[Reply[ProduceReply]], None]:
+    def _send_to_topic(self, grant: WriterIdentity, marker: Marker) -> Callable[[Reply[ProduceReply]], None]:
         """Returns the function that sends the marker to the marker topic, each time it is called."""
         topic, number = self._options.marker_topic, self._marker_partition
         data = batch.encode(
@@ -504,7 +504,7 @@ class Session:
         deadline = time.monotonic() + self._options.delivery_timeout_s
         retry_until(append, deadline=deadline, what=f"The marker in {topic}", api="produce")
 
-    def commit(self, grant: Grant) -> Grant | None:
+    def commit(self, grant: WriterIdentity) -> WriterIdentity | None:
         """COMMIT: commits the transaction. If the call fails, only FENCE and the marker show the outcome.
 
         Returns:
@@ -512,7 +512,7 @@ class Session:
         """
         return self._coordinator.end(grant, commit=True)
 
-    def abort(self, grant: Grant) -> None:
+    def abort(self, grant: WriterIdentity) -> None:
         """Aborts a failed transaction, so that it does not block readers. Tries for only a few seconds."""
         try:
             self._coordinator.end(grant, commit=False, timeout_s=_BRIEF_S)

@@ -36,7 +36,7 @@ from kafkasafe.spark.tasks import (
     inline_of,
     reports_of,
 )
-from kafkasafe.spark.txn import Grant, Report
+from kafkasafe.spark.txn import Report, WriterIdentity
 from kafkasafe.spark.workers import warn_of_other_python
 
 if TYPE_CHECKING:
@@ -340,7 +340,7 @@ class _Job:
         self.totals: dict[str, int] = {}
         self.had_large_row = False
 
-    def __call__(self, grant: Grant) -> Sequence[Report]:
+    def __call__(self, grant: WriterIdentity) -> Sequence[Report]:
         if self._is_small:
             batches = self._returned()
             if batches is not None:
@@ -406,7 +406,7 @@ class _Job:
             counts = {topic: self._session.partitions}
         return [(*packed.place, packed.data) for packed in self._encoder(counts).packed(iter(parts), task=0)]
 
-    def _send(self, grant: Grant, batches: Sequence[tuple[str, int, bytearray]]) -> Sequence[Report]:
+    def _send(self, grant: WriterIdentity, batches: Sequence[tuple[str, int, bytearray]]) -> Sequence[Report]:
         appender = self._session.appender(grant, {(topic, partition) for topic, partition, _ in batches})
         try:
             for topic, partition, data in batches:
@@ -420,7 +420,7 @@ class _Job:
         """Counts the rows of the data frame."""
         return self._df.count()
 
-    def _plan(self, grant: Grant) -> tuple[DataFrame, bool]:
+    def _plan(self, grant: WriterIdentity) -> tuple[DataFrame, bool]:
         options, df = self._options, self._df
         topic = options.topic
         count = self._session.partitions  # partitions in the transaction; the topic may have more by now

@@ -1,6 +1,6 @@
 """A Kafka topic for encoded batches on their way from tasks to the only process that may write them to their target.
 
-A staged batch is the value of one record. The task that stages it reports its place (`Staged`) by other means than
+A staged batch is the value of one record. The task that stages it reports its place (`StagedBatch`) by other means than
 Kafka. A record whose place is not reported is garbage, and retention removes it. So other tasks may stage as well, any
 number of times.
 
@@ -27,10 +27,10 @@ from kafkasafe.cluster.inquiry import pause_s
 from kafkasafe.errors import SparkError
 from kafkasafe.record import batch
 from kafkasafe.spark.appender import Appender, FencedError, RestartError
-from kafkasafe.spark.transactions import Coordinator, call, retry_until
-from kafkasafe.spark.txn import Grant
+from kafkasafe.spark.transactions import TransactionRequests, call, retry_until
+from kafkasafe.spark.txn import WriterIdentity
 
-__all__ = ["Staged", "Stager", "StagingError", "fetch_staged"]
+__all__ = ["StagedBatch", "Stager", "StagingError", "fetch_staged"]
 
 _PARTITIONS: Final = 8
 _RETENTION_MS: Final = 6 * 60 * 60 * 1000
@@ -49,7 +49,7 @@ class StagingError(SparkError):
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class StagedBatch:
     """A batch in the staging topic.
 
     Attributes:
@@ -112,7 +112,7 @@ class Stager:
         self._kept: list[tuple[str, int, int, int, int]] = []
         self._appender = Appender(
             transport,
-            Grant("", granted.producer_id, granted.epoch),
+            WriterIdentity("", granted.producer_id, granted.epoch),
             attempt=0,
             delivery_timeout_s=delivery_timeout_s,
             request_timeout_ms=request_timeout_ms,
@@ -133,7 +133,7 @@ class Stager:
         with _reporting(self._topic):
             self._appender.append(self._topic, self._partition, record)
 
-    def finish(self) -> list[Staged]:
+    def finish(self) -> list[StagedBatch]:
         """Returns the places of the batches, in order. All in-sync replicas have them.
 
         Raises:
@@ -143,7 +143,7 @@ class Stager:
         with _reporting(self._topic):
             self._appender.finish()
         return [
-            Staged(topic, partition, rows, self._partition, offset, size, crc)
+            StagedBatch(topic, partition, rows, self._partition, offset, size, crc)
             for (topic, partition, rows, size, crc), offset in zip(self._kept, self._offsets, strict=True)
         ]
 
@@ -169,7 +169,7 @@ def _ensure(transport: Transport, topic: str, *, timeout_s: float, largest_bytes
     known = transport.topic(topic)
     if known is not None and known.partitions and not known.error_code:
         return len(known.partitions)  # another request so soon would have to wait
-    coordinator = Coordinator(transport, "", timeout_s=timeout_s)
+    coordinator = TransactionRequests(transport, "", timeout_s=timeout_s)
     # First of all: brokers that create topics automatically would create it without our settings.
     try:
         coordinator.create_topic(
@@ -197,8 +197,8 @@ def _ensure(transport: Transport, topic: str, *, timeout_s: float, largest_bytes
 
 
 def fetch_staged(
-    transport: Transport, topic: str, wanted: Iterable[Staged], *, timeout_s: float
-) -> Iterator[tuple[Staged, bytearray]]:
+    transport: Transport, topic: str, wanted: Iterable[StagedBatch], *, timeout_s: float
+) -> Iterator[tuple[StagedBatch, bytearray]]:
     """Yields the staged batches, for each partition in the order of their offsets.
 
     Args:
@@ -222,7 +222,12 @@ class _Fetching:
     """Reads one partition of the staging topic. Requests the next answer while the current one is used."""
 
     def __init__(
-        self, transport: Transport, topic: str, partition: int, pieces: Sequence[Staged], timeout_s: float
+        self,
+        transport: Transport,
+        topic: str,
+        partition: int,
+        pieces: Sequence[StagedBatch],
+        timeout_s: float,
     ) -> None:
         self._transport = transport
         self._topic = topic
@@ -231,7 +236,7 @@ class _Fetching:
         self._timeout_s = timeout_s
         self._answers: queue.SimpleQueue[RecordsFetched | Failure] = queue.SimpleQueue()
 
-    def run(self) -> Iterator[tuple[Staged, bytearray]]:
+    def run(self) -> Iterator[tuple[StagedBatch, bytearray]]:
         at, failures = 0, 0
         deadline = time.monotonic() + self._timeout_s
         self._ask(at)
@@ -260,9 +265,9 @@ class _Fetching:
             max_wait_ms=_FETCH_WAIT_MS,
         )
 
-    def _found(self, answer: RecordsFetched, at: int) -> list[tuple[Staged, bytearray]]:
+    def _found(self, answer: RecordsFetched, at: int) -> list[tuple[StagedBatch, bytearray]]:
         """The wanted batches in an answer. Between them are batches that other tasks have staged."""
-        found: list[tuple[Staged, bytearray]] = []
+        found: list[tuple[StagedBatch, bytearray]] = []
         for begin, header in batch.iter_headers(answer.records):
             if at == len(self._pieces):
                 break
@@ -275,7 +280,7 @@ class _Fetching:
             at += 1
         return found
 
-    def _value(self, records: Any, begin: int, piece: Staged) -> bytearray:
+    def _value(self, records: Any, begin: int, piece: StagedBatch) -> bytearray:
         try:
             values = batch.decode(records, begin).values
         except batch.CorruptBatchError as damaged:
@@ -285,7 +290,9 @@ class _Fetching:
             raise self._lost(piece, "other records stand there")
         return bytearray(value)
 
-    def _wait(self, answer: RecordsFetched | Failure, piece: Staged, failures: int, deadline: float) -> None:
+    def _wait(
+        self, answer: RecordsFetched | Failure, piece: StagedBatch, failures: int, deadline: float
+    ) -> None:
         """Waits before the next request."""
         late = time.monotonic() > deadline
         if isinstance(answer, Failure):
@@ -316,7 +323,7 @@ class _Fetching:
             return None
         return None if listed.error_code else listed.offset
 
-    def _lost(self, piece: Staged, why: str) -> StagingError:
+    def _lost(self, piece: StagedBatch, why: str) -> StagingError:
         return StagingError(
             f"[KAFKASAFE.STAGED_BATCH_LOST] {piece.rows} rows for {piece.topic}-{piece.partition} were staged in"
             f" {self._topic}-{self._partition} at offset {piece.at_offset} ({piece.size} bytes), but are not there"

@@ -34,12 +34,12 @@ from kafkasafe.cluster.client import Transport
 from kafkasafe.kafkapython.connect import over_sockets
 from kafkasafe.record import arrow_encode
 from kafkasafe.record.arrow_encode import Rows
-from kafkasafe.record.arrow_pack import Packed, Packer, unpack
+from kafkasafe.record.arrow_pack import ArrowPacker, PackedBatch, unpack
 from kafkasafe.spark.appender import CLAIM_ROWS, Appender, FencedError, RestartError, claim_base
 from kafkasafe.spark.options import error
 from kafkasafe.spark.sink_options import SinkOptions
-from kafkasafe.spark.transactions import Coordinator
-from kafkasafe.spark.txn import Grant, Report
+from kafkasafe.spark.transactions import TransactionRequests
+from kafkasafe.spark.txn import Report, WriterIdentity
 from kafkasafe.spark.workers import spare_collections
 
 __all__ = [
@@ -129,7 +129,7 @@ class _Sender:
     """
 
     options: SinkOptions
-    grant: Grant
+    grant: WriterIdentity
     add: bool
 
     def appender(self, transport: Transport) -> Appender:
@@ -149,7 +149,7 @@ class _Sender:
         """Adds new places (topic, partition) to the transaction, in one request, if the task must do so."""
         new = set(wanted) - places
         if new and self.add:
-            Coordinator(
+            TransactionRequests(
                 transport, self.grant.transactional_id, timeout_s=self.options.api_timeout_s
             ).add_partitions(self.grant, sorted(new))
         places |= new
@@ -219,8 +219,8 @@ def reports_of(rows: Iterable[Any]) -> list[Report]:
 # --------------------------------------------------------------------------------------------------------------
 
 
-def _packer(options: SinkOptions, **head: Any) -> Packer:
-    return Packer(
+def _packer(options: SinkOptions, **head: Any) -> ArrowPacker:
+    return ArrowPacker(
         batch_bytes=options.batch_bytes,
         held_bytes=options.buffer_bytes,
         head_rows=CLAIM_ROWS,
@@ -307,7 +307,7 @@ def partition_count(options: SinkOptions, topic: str) -> int:
     Raises:
         KafkaError: The topic does not exist, or no broker answers.
     """
-    coordinator = Coordinator(transport_of(options), "", timeout_s=options.api_timeout_s)
+    coordinator = TransactionRequests(transport_of(options), "", timeout_s=options.api_timeout_s)
     return len(coordinator.topics([topic])[topic].partitions)
 
 
@@ -333,7 +333,7 @@ class EncodeRows:
         for packed in self.packed(rows, task=_context().partitionId()):
             yield self._out(packed)
 
-    def packed(self, rows: Iterator[Any], *, task: int) -> Iterator[Packed]:
+    def packed(self, rows: Iterator[Any], *, task: int) -> Iterator[PackedBatch]:
         """Encodes all rows of a task. Its number chooses partitions, as `turn` does."""
         packer = _packer(self.options, head_from=_HEAD_FROM)
         counts = dict(self.counts)
@@ -388,7 +388,7 @@ class EncodeRows:
             numbers[fixed] = wanted[fixed]
         return numbers
 
-    def _out(self, packed: Packed) -> Any:
+    def _out(self, packed: PackedBatch) -> Any:
         (topic, partition), rows, data = packed
         slot = (partition if topic in self.counts else partition + zlib.crc32(topic.encode())) % self.slots
         return encoded_batch(slot, topic, partition, rows, data)

@@ -33,9 +33,9 @@ from kafkasafe.cluster.transactions import (
 )
 from kafkasafe.errors import WaitTimeoutError
 from kafkasafe.retry import RetryPolicy
-from kafkasafe.spark.txn import Grant
+from kafkasafe.spark.txn import WriterIdentity
 
-__all__ = ["Coordinator", "Pending", "TopicPartition", "call", "identity_of", "retry_until"]
+__all__ = ["Pending", "TopicPartition", "TransactionRequests", "call", "identity_of", "retry_until"]
 
 TopicPartition: TypeAlias = tuple[str, int]
 T = TypeVar("T")
@@ -84,11 +84,11 @@ def _error(code: int, message: str) -> Exception:
     return shown
 
 
-def _identity(grant: Grant) -> TransactionIdentity:
+def _identity(grant: WriterIdentity) -> TransactionIdentity:
     return TransactionIdentity(grant.transactional_id, grant.producer_id, grant.epoch, grant.protocol)
 
 
-def identity_of(grant: Grant) -> TransactionIdentity | None:
+def identity_of(grant: WriterIdentity) -> TransactionIdentity | None:
     """What the batches of a grant's transaction are sent under; None if it has no transaction."""
     return _identity(grant) if grant.transactional_id else None
 
@@ -160,7 +160,7 @@ def _wait_s(state: tenacity.RetryCallState) -> float:
     return min(_SOON(state), pause_s) if getattr(error, "errno", None) == _CONCURRENT else pause_s
 
 
-class Coordinator:
+class TransactionRequests:
     """The requests for one transactional id, and for a group of the same name that holds its marker.
 
     Not thread-safe.
@@ -198,7 +198,7 @@ class Coordinator:
 
     # --- the transaction ---
 
-    def fence(self, transaction_timeout_ms: int) -> Grant:
+    def fence(self, transaction_timeout_ms: int) -> WriterIdentity:
         """Fences every older holder of the transactional id, and ends its transaction. Returns when it has ended.
 
         Args:
@@ -210,9 +210,9 @@ class Coordinator:
         )
         identity = answer.identity
         assert identity is not None  # noqa: S101  # there is no error
-        return Grant(self._id, identity.producer_id, identity.epoch, identity.protocol)
+        return WriterIdentity(self._id, identity.producer_id, identity.epoch, identity.protocol)
 
-    def add_partitions(self, grant: Grant, partitions: Iterable[TopicPartition]) -> None:
+    def add_partitions(self, grant: WriterIdentity, partitions: Iterable[TopicPartition]) -> None:
         """Adds partitions to the transaction. The first one begins it."""
         places = list(partitions)
 
@@ -227,7 +227,7 @@ class Coordinator:
             place=place,
         )
 
-    def partitions(self, grant: Grant) -> set[TopicPartition] | None:
+    def partitions(self, grant: WriterIdentity) -> set[TopicPartition] | None:
         """The partitions of the transaction, as the coordinator knows them; None for brokers before 2.8 (KIP-664)."""
         try:
             answer: TransactionDescribed = self._ask(
@@ -244,7 +244,9 @@ class Coordinator:
             raise _error(48, f"The transaction of {self._id} is {answer.state}")
         return set(answer.partitions)
 
-    def end(self, grant: Grant, *, commit: bool, timeout_s: float | None = None) -> Grant | None:
+    def end(
+        self, grant: WriterIdentity, *, commit: bool, timeout_s: float | None = None
+    ) -> WriterIdentity | None:
         """Commits or aborts. If the request stays unanswered, only a later `fence` shows whether it was carried out.
 
         Returns:
@@ -262,11 +264,11 @@ class Coordinator:
         # An epoch that is not newer would not lock out the tasks of this transaction.
         if number < 0 or (number == grant.producer_id and epoch <= grant.epoch):
             return None
-        return Grant(grant.transactional_id, number, epoch, grant.protocol)
+        return WriterIdentity(grant.transactional_id, number, epoch, grant.protocol)
 
     # --- the marker: an offset of a group without members ---
 
-    def commit_offset(self, grant: Grant, place: TopicPartition, offset: int, metadata: str) -> None:
+    def commit_offset(self, grant: WriterIdentity, place: TopicPartition, offset: int, metadata: str) -> None:
         """Writes the group's offset of a partition as part of the transaction.
 
         With protocol 2 (KIP-890) the group's coordinator itself adds the group to the transaction, before it takes the

@@ -42,9 +42,8 @@ from typing import Final
 
 __all__ = [
     "TRANSITIONS",
-    "Appended",
+    "AppendState",
     "Event",
-    "Grant",
     "IllegalEventError",
     "Marker",
     "MarkerLog",
@@ -52,6 +51,7 @@ __all__ = [
     "MicroBatch",
     "Report",
     "Step",
+    "WriterIdentity",
     "judge_marker",
     "judge_partitions",
     "judge_version",
@@ -200,7 +200,7 @@ class MicroBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class WriterIdentity:
     """The identity under which the tasks of one transaction append.
 
     Attributes:
@@ -463,7 +463,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Appended:
+class AppendState:
     """The state that a partition's leader has for the transaction's producer id.
 
     Attributes:
@@ -476,9 +476,9 @@ class Appended:
 
 
 def judge_partitions(
-    grant: Grant,
+    grant: WriterIdentity,
     reports: Iterable[Report],
-    appended: Mapping[tuple[str, int], Appended | None],
+    appended: Mapping[tuple[str, int], AppendState | None],
 ) -> str:
     """Compares the tasks' reports with the logs; returns the first difference, or an empty string if they agree.
 

@@ -33,9 +33,9 @@ from kafkasafe.spark.session import Outcome, Session, no_broker, unknown_topic
 from kafkasafe.spark.sink import app_version, refuse_version, stream_id, wanted_columns
 from kafkasafe.spark.sink_options import SinkOptions, sink_options
 from kafkasafe.spark.source import arrow_type
-from kafkasafe.spark.staging import Staged, Stager, fetch_staged
+from kafkasafe.spark.staging import StagedBatch, Stager, fetch_staged
 from kafkasafe.spark.tasks import EncodeRows, inline_limit, partition_count, transport_of
-from kafkasafe.spark.txn import Grant, Report
+from kafkasafe.spark.txn import Report, WriterIdentity
 
 __all__ = ["BatchWriter", "Inline", "Message", "StreamWriter", "batch_writer", "stream_writer"]
 
@@ -83,7 +83,7 @@ class Message(WriterCommitMessage):
     batch_id: int
     rows: int
     inline: tuple[Inline, ...] = ()
-    staged: tuple[Staged, ...] = ()
+    staged: tuple[StagedBatch, ...] = ()
 
 
 def batch_writer(options: dict[str, str], schema: StructType, *, overwrite: bool) -> BatchWriter:
@@ -181,8 +181,8 @@ class _Writer:
         yield from EncodeRows(options=self._options, counts=counts, slots=1, turn=turn)(again())
 
 
-def _check(rows: int, inline: Sequence[Inline], staged: Sequence[Staged]) -> None:
-    pieces: list[Inline | Staged] = [*inline, *staged]
+def _check(rows: int, inline: Sequence[Inline], staged: Sequence[StagedBatch]) -> None:
+    pieces: list[Inline | StagedBatch] = [*inline, *staged]
     encoded = sum(piece.rows for piece in pieces)
     if encoded != rows:
         raise RuntimeError(f"A task got {rows} rows but encoded {encoded}: a bug in kafkasafe, report it")
@@ -219,7 +219,7 @@ class _Kept:
         else:
             self._stager.put(topic, partition, rows, bytes(data))
 
-    def finish(self) -> tuple[tuple[Inline, ...], tuple[Staged, ...]]:
+    def finish(self) -> tuple[tuple[Inline, ...], tuple[StagedBatch, ...]]:
         if self._stager is None:
             return tuple(self._held), ()
         return (), tuple(self._stager.finish())
@@ -362,9 +362,9 @@ class _Work:
         """Returns the number of rows that the tasks read."""
         return self._rows
 
-    def __call__(self, grant: Grant) -> Sequence[Report]:
+    def __call__(self, grant: WriterIdentity) -> Sequence[Report]:
         transport = self._session.transport
-        pieces: list[Inline | Staged] = [*self._inline, *self._staged]
+        pieces: list[Inline | StagedBatch] = [*self._inline, *self._staged]
         appender = self._session.appender(grant, {(piece.topic, piece.partition) for piece in pieces})
         try:
             for piece in self._inline:
@@ -382,7 +382,7 @@ class _Work:
             )
         return reports
 
-    def _fetched(self, transport: Transport) -> Iterator[tuple[Staged, bytearray]]:
+    def _fetched(self, transport: Transport) -> Iterator[tuple[StagedBatch, bytearray]]:
         options = self._options
         return fetch_staged(
             transport, options.staging_topic, self._staged, timeout_s=options.delivery_timeout_s

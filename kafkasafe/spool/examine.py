@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from kafkasafe import marks as m
 from kafkasafe.history.identity import BatchId, ProducerView, sequence_distance
 
-__all__ = ["Examination", "Fate", "Finding", "SpoolFate", "Step", "Verdict", "fates"]
+__all__ = ["Examination", "ExaminedBatch", "ExchangeStep", "Finding", "SpoolFate", "SpoolOutcome", "fates"]
 
 
-class Fate(enum.Enum):
+class SpoolOutcome(enum.Enum):
     """The outcome of a batch according to the spool."""
 
     COMMITTED = "committed"
@@ -41,7 +41,7 @@ class Fate(enum.Enum):
     """Damage in the spool destroyed marks about it."""
 
 
-class Step(enum.Enum):
+class ExchangeStep(enum.Enum):
     """How far a batch is in the two-phase exchange of KAFKA-156, whose staging area is the spool."""
 
     PREPARED = "prepared"
@@ -57,7 +57,7 @@ class Step(enum.Enum):
     @property
     def number(self) -> int:
         """1 to 4, as KAFKA-156 counts."""
-        return list(Step).index(self) + 1
+        return list(ExchangeStep).index(self) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,24 +71,30 @@ class SpoolFate:
         identified: For a batch that was not sent: whether it has its batch id.
     """
 
-    fate: Fate
+    fate: SpoolOutcome
     base_offset: int = -1
     note: str = ""
     identified: bool = False
 
     @property
-    def step(self) -> Step | None:
+    def step(self) -> ExchangeStep | None:
         """The last step of KAFKA-156 that is known to be done; None if it ended otherwise, or marks are lost."""
         match self.fate:
-            case Fate.NOT_SENT:
-                return Step.PREPARE_ACKNOWLEDGED if self.identified else Step.PREPARED
-            case Fate.IN_DOUBT:
-                return Step.PREPARE_ACKNOWLEDGED
-            case Fate.COMMITTED:
-                return Step.COMMIT_ACKNOWLEDGED if self.base_offset >= 0 else Step.COMMITTED
-            case Fate.LOST:
-                return Step.COMMIT_ACKNOWLEDGED
-            case Fate.REJECTED | Fate.RESENT | Fate.DROPPED | Fate.REPLACED | Fate.UNKNOWN:
+            case SpoolOutcome.NOT_SENT:
+                return ExchangeStep.PREPARE_ACKNOWLEDGED if self.identified else ExchangeStep.PREPARED
+            case SpoolOutcome.IN_DOUBT:
+                return ExchangeStep.PREPARE_ACKNOWLEDGED
+            case SpoolOutcome.COMMITTED:
+                return ExchangeStep.COMMIT_ACKNOWLEDGED if self.base_offset >= 0 else ExchangeStep.COMMITTED
+            case SpoolOutcome.LOST:
+                return ExchangeStep.COMMIT_ACKNOWLEDGED
+            case (
+                SpoolOutcome.REJECTED
+                | SpoolOutcome.RESENT
+                | SpoolOutcome.DROPPED
+                | SpoolOutcome.REPLACED
+                | SpoolOutcome.UNKNOWN
+            ):
                 return None
 
 
@@ -107,7 +113,7 @@ def fates(
         dropped: By position, why the atomic batch of a batch was dropped. Marks name only the atomic batch.
     """
     fates_found = {
-        position: SpoolFate(Fate.DROPPED, note=reason) for position, reason in (dropped or {}).items()
+        position: SpoolFate(SpoolOutcome.DROPPED, note=reason) for position, reason in (dropped or {}).items()
     }
     staged: dict[bytes, tuple[m.Placed, ...]] = {}
     for _, group in marks:
@@ -117,24 +123,28 @@ def fates(
                     staged[begun.unit_id] = places
                 case m.Ended(unit_id, m.UnitOutcome.COMMITTED):
                     fates_found |= {
-                        each.position: SpoolFate(Fate.COMMITTED, each.base_offset)
+                        each.position: SpoolFate(SpoolOutcome.COMMITTED, each.base_offset)
                         for each in staged.pop(unit_id, ())
                     }
                 case m.Committed(_, _, entries):
                     fates_found |= {
-                        position: SpoolFate(Fate.COMMITTED, offset) for position, offset in entries
+                        position: SpoolFate(SpoolOutcome.COMMITTED, offset) for position, offset in entries
                     }
                 case m.Rejected(position, code, message):
-                    fates_found[position] = SpoolFate(Fate.REJECTED, note=f"{message or 'rejected'} ({code})")
+                    fates_found[position] = SpoolFate(
+                        SpoolOutcome.REJECTED, note=f"{message or 'rejected'} ({code})"
+                    )
                 case m.Replaced(position):
-                    fates_found[position] = SpoolFate(Fate.REPLACED)
+                    fates_found[position] = SpoolFate(SpoolOutcome.REPLACED)
                 case m.Moved(moves):
-                    fates_found |= {move.position: SpoolFate(Fate.REPLACED) for move in moves}
+                    fates_found |= {move.position: SpoolFate(SpoolOutcome.REPLACED) for move in moves}
                 case m.Revived(_, _, positions, given_up, moved):
                     for position in positions:
                         fates_found.pop(position, None)
-                    fates_found |= {position: SpoolFate(Fate.LOST) for position in given_up}
-                    fates_found |= {position: SpoolFate(Fate.COMMITTED, offset) for position, offset in moved}
+                    fates_found |= {position: SpoolFate(SpoolOutcome.LOST) for position in given_up}
+                    fates_found |= {
+                        position: SpoolFate(SpoolOutcome.COMMITTED, offset) for position, offset in moved
+                    }
                 case (
                     m.After()
                     | m.Begun()
@@ -156,8 +166,8 @@ def fates(
                 ):
                     pass  # no fate of a batch
     for position, may_be_sent in unfinished.items():
-        fate = Fate.IN_DOUBT if may_be_sent else Fate.NOT_SENT
-        fates_found[position] = SpoolFate(Fate.UNKNOWN if position < blind_before else fate)
+        fate = SpoolOutcome.IN_DOUBT if may_be_sent else SpoolOutcome.NOT_SENT
+        fates_found[position] = SpoolFate(SpoolOutcome.UNKNOWN if position < blind_before else fate)
     return fates_found
 
 
@@ -179,7 +189,7 @@ class Finding(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ExaminedBatch:
     """The outcome of one batch, with the evidence.
 
     Attributes:
@@ -265,7 +275,7 @@ class Examination:
             self.next_offset = last_offset + 1
         self.next_offset = max(self.next_offset, next_offset)
 
-    def verdicts(self, views: Mapping[int, ProducerView]) -> list[Verdict]:
+    def verdicts(self, views: Mapping[int, ProducerView]) -> list[ExaminedBatch]:
         """The verdict on each batch, in order.
 
         Args:
@@ -275,16 +285,18 @@ class Examination:
             self._verdict(index, views.get(batch.producer_id)) for index, batch in enumerate(self.batches)
         ]
 
-    def _verdict(self, index: int, view: ProducerView | None) -> Verdict:
+    def _verdict(self, index: int, view: ProducerView | None) -> ExaminedBatch:
         batch = self.batches[index]
         offsets = tuple(self._found.get(index, ()))
         if offsets:
             name = f"(producer id {batch.producer_id}, epoch {batch.producer_epoch}, sequence {batch.base_sequence})"
             twice = f", and {len(offsets) - 1} more times: DUPLICATED" if len(offsets) > 1 else ""
             evidence = f"the batch header at offset {offsets[0]} has its id {name}{twice}"
-            return Verdict(Finding.COMMITTED, offsets, evidence)
+            return ExaminedBatch(Finding.COMMITTED, offsets, evidence)
         if index in self._strange:
-            return Verdict(Finding.UNDECIDABLE, (), f"{self._strange[index]}, {batch.count} were to be there")
+            return ExaminedBatch(
+                Finding.UNDECIDABLE, (), f"{self._strange[index]}, {batch.count} were to be there"
+            )
         where = f"the log was read from offset {self.start_offset} to {self.next_offset}, it is not there"
         hidden = self.hidden_before > self.start_offset
         if hidden:
@@ -302,33 +314,35 @@ class Examination:
                 f"the leader remembers producer id {batch.producer_id} up to sequence {view.last_sequence}"
             )
             if not seen:
-                return Verdict(Finding.ABSENT, (), f"{state}, before its own {batch.base_sequence}; {where}")
+                return ExaminedBatch(
+                    Finding.ABSENT, (), f"{state}, before its own {batch.base_sequence}; {where}"
+                )
             if not self.done:
                 unread = f"offsets {self.next_offset} to {self.end_offset - 1} are not replicated yet"
                 or_gone = f", or it is hidden: {where}" if hidden else ""
-                return Verdict(Finding.APPENDED, (), f"{state}; {unread}{or_gone}")
+                return ExaminedBatch(Finding.APPENDED, (), f"{state}; {unread}{or_gone}")
             if hidden:
-                return Verdict(
+                return ExaminedBatch(
                     Finding.COMMITTED, (), f"{state}; where it was is trimmed or compacted: {where}"
                 )
-            return Verdict(Finding.UNDECIDABLE, (), f"{state}, which includes it, but {where}")
+            return ExaminedBatch(Finding.UNDECIDABLE, (), f"{state}, which includes it, but {where}")
         forgot = f"the leader does not remember producer id {batch.producer_id}"
         if view is not None:
             forgot = f"the leader remembers epoch {view.producer_epoch} of producer id {batch.producer_id}"
         if not self.done:
             unread = f"offsets {self.next_offset} to {self.end_offset - 1} cannot be read yet"
-            return Verdict(Finding.NOT_ANSWERED, (), f"{forgot}; {unread}")
+            return ExaminedBatch(Finding.NOT_ANSWERED, (), f"{forgot}; {unread}")
         before, after = self._neighbours(index)
         if hidden and after >= 0 and before < self.hidden_before:
-            return Verdict(
+            return ExaminedBatch(
                 Finding.COMMITTED,
                 (),
                 f"a later batch of the same id is at offset {after}: it was there; {where}",
             )
         if hidden and before < self.hidden_before:
-            return Verdict(Finding.UNDECIDABLE, (), f"{forgot}; {where}")
+            return ExaminedBatch(Finding.UNDECIDABLE, (), f"{forgot}; {where}")
         later = f"; a later batch of the same id is at offset {after}" if after >= 0 else ""
-        return Verdict(Finding.ABSENT, (), f"{where}{later}")
+        return ExaminedBatch(Finding.ABSENT, (), f"{where}{later}")
 
     def _neighbours(self, index: int) -> tuple[int, int]:
         """Offsets of the nearest batches of the same id and epoch that were found, before and after; -1: none."""

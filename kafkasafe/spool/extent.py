@@ -15,8 +15,8 @@ __all__ = [
     "BEGIN_SLOTS",
     "END_SLOT",
     "EXTENT_BYTES",
-    "Claim",
     "Extent",
+    "LogEndClaim",
     "decode_extent",
     "encode_claim",
     "extent_trouble",
@@ -33,7 +33,7 @@ _CRC: Final = struct.Struct(">I")
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class LogEndClaim:
     """One end of a log.
 
     Attributes:
@@ -54,8 +54,8 @@ class Claim:
 class Extent:
     """The claims about a lane; None where a claim is missing."""
 
-    begin: Claim | None = None
-    end: Claim | None = None
+    begin: LogEndClaim | None = None
+    end: LogEndClaim | None = None
 
     @property
     def lane_id(self) -> bytes | None:
@@ -71,7 +71,7 @@ class Extent:
         return Extent(begin, end)
 
 
-def encode_claim(claim: Claim) -> bytes:
+def encode_claim(claim: LogEndClaim) -> bytes:
     """Encode a claim for one of the slots."""
     body = _CLAIM.pack(_MAGIC, claim.lane_id, claim.number, claim.position, claim.records)
     return body + _CRC.pack(crc32c.crc32c(body))
@@ -106,12 +106,14 @@ def extent_trouble(content: bytes | None, lane_id: bytes | None) -> str:
     return ""
 
 
-def _decode(content: bytes, slot: int) -> Claim | None:
+def _decode(content: bytes, slot: int) -> LogEndClaim | None:
     body = content[slot : slot + _CLAIM.size]
     crc = content[slot + _CLAIM.size : slot + _CLAIM.size + _CRC.size]
     if len(crc) < _CRC.size or _CRC.unpack(crc)[0] != crc32c.crc32c(body):
         return None
     magic, lane_id, number, position, records = _CLAIM.unpack(body)
     return (
-        Claim(lane_id, number, position, records) if magic == _MAGIC and min(position, records) >= 0 else None
+        LogEndClaim(lane_id, number, position, records)
+        if magic == _MAGIC and min(position, records) >= 0
+        else None
     )

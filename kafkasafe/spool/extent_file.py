@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from kafkasafe.spool.extent import BEGIN_SLOTS, END_SLOT, EXTENT_BYTES, Claim, encode_claim
+from kafkasafe.spool.extent import BEGIN_SLOTS, END_SLOT, EXTENT_BYTES, LogEndClaim, encode_claim
 from kafkasafe.spool.files import Files, write_all
 from kafkasafe.spool.recovery import EXTENT_NAME, Log
 from kafkasafe.spool.segment_reader import StoredSegment
@@ -77,7 +77,7 @@ class ExtentFile:
         if self._handle < 0:
             return
         records = self._before + sum(segment.records for segment in segments)
-        claim = Claim(self._lane_id, 0, position, records)
+        claim = LogEndClaim(self._lane_id, 0, position, records)
         try:
             write_all(self._files, self._handle, [encode_claim(claim)], END_SLOT)
             self._end = claim
@@ -106,8 +106,8 @@ class ExtentFile:
                 self.close()
                 self._handle = self._files.open(self._path, write=True, create=True)
             records = self._before + sum(segment.records for segment in segments)
-            begin = Claim(self._lane_id, 0, segments[0].first_position, self._before)
-            end = Claim(self._lane_id, 0, position, records)
+            begin = LogEndClaim(self._lane_id, 0, segments[0].first_position, self._before)
+            end = LogEndClaim(self._lane_id, 0, position, records)
             content = encode_claim(begin).ljust(END_SLOT, b"\0") + encode_claim(end)
             write_all(self._files, self._handle, [content.ljust(EXTENT_BYTES, b"\0")], 0)
             self._files.sync_data(self._handle)
@@ -117,7 +117,7 @@ class ExtentFile:
 
     def _write_begin(self, position: int, records: int) -> None:
         number = 0 if self._begin is None else self._begin.number + 1
-        claim = Claim(self._lane_id, number, position, records)
+        claim = LogEndClaim(self._lane_id, number, position, records)
         content = encode_claim(claim)
         # Overwrite the older of two claims: a torn write leaves the newer one. The first claim writes the whole file,
         # so that later claims need no more room on the disk.

@@ -35,13 +35,22 @@ from kafkasafe.spool.rejected import (
 from kafkasafe.spool.rejected_notes import Notes, read_notes
 from kafkasafe.spool.steps import BatchTimes, UnitLog, steps_of, undecidable_in
 
-__all__ = ["Inspected", "Waiting", "extent_of", "inspect", "missing", "read_lane", "resent_in", "steps"]
+__all__ = [
+    "Inspected",
+    "UndeliveredRecords",
+    "extent_of",
+    "inspect",
+    "missing",
+    "read_lane",
+    "resent_in",
+    "steps",
+]
 
 _TRIES: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class UndeliveredRecords:
     """The undelivered records of one partition.
 
     Attributes:
@@ -99,7 +108,7 @@ class Inspected:
     closed: bool
     unfinished: int
     doubted: int
-    waiting: tuple[Waiting, ...]
+    waiting: tuple[UndeliveredRecords, ...]
     rejected: tuple[RejectedRecords, ...]
     rejected_bytes: int
     rejected_unreadable: tuple[str, ...]
@@ -301,11 +310,11 @@ def _undecidable(log: Log, journal: Journal) -> tuple[int, ...]:
     return tuple(at for position, at in found.items() if position in waiting)
 
 
-def _waiting(journal: Journal) -> tuple[Waiting, ...]:
+def _waiting(journal: Journal) -> tuple[UndeliveredRecords, ...]:
     counts: dict[tuple[str, int], list[int]] = {}
     for topic, partition, batch in journal.views.batches():
         count = counts.setdefault((topic, partition), [0, 0, 0])
         count[0] += 1
         count[1] += batch.count
         count[2] += journal.views.may_be_sent(batch)
-    return tuple(Waiting(*address, *count) for address, count in sorted(counts.items()))
+    return tuple(UndeliveredRecords(*address, *count) for address, count in sorted(counts.items()))

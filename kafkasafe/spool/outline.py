@@ -17,7 +17,7 @@ from typing import Final
 from kafkasafe import marks as m
 from kafkasafe.record import batch as codec
 from kafkasafe.spool.files import Files
-from kafkasafe.spool.segment_reader import Group, StoredSegment, address_bytes, group_at
+from kafkasafe.spool.segment_reader import ReadGroup, StoredSegment, address_bytes, group_at
 
 __all__ = ["LARGE_BYTES", "OutlineReader"]
 
@@ -43,7 +43,7 @@ class OutlineReader:
         self._next: dict[tuple[int, int, int], int] = {}
         """The sequence that follows, by destination, producer id and epoch, from batches that were read."""
 
-    def read(self, index: int, segment: StoredSegment, limit: int) -> list[Group] | None:
+    def read(self, index: int, segment: StoredSegment, limit: int) -> list[ReadGroup] | None:
         """The groups of a segment.
 
         Args:
@@ -73,8 +73,8 @@ class OutlineReader:
         segment.written_ms = max([segment.written_ms, *(group.written_ms for group in groups)])
         return groups
 
-    def _groups(self, index: int, position: int, limit: int, window: _Window) -> list[Group] | None:
-        groups: list[Group] = []
+    def _groups(self, index: int, position: int, limit: int, window: _Window) -> list[ReadGroup] | None:
+        groups: list[ReadGroup] = []
         at = 0
         while position < limit:
             group = self._group(index, at, position, window)
@@ -84,7 +84,7 @@ class OutlineReader:
             at, position = group.end, group.end_position
         return groups
 
-    def _group(self, index: int, at: int, position: int, window: _Window) -> Group | None:
+    def _group(self, index: int, at: int, position: int, window: _Window) -> ReadGroup | None:
         head = _header(window, at)
         if head is None:
             return None
@@ -103,7 +103,7 @@ class OutlineReader:
                 return None
             batches.append((at, entry, header))
             at, position = at + entry.size_bytes, position + header.count
-        return Group(index, start, group, marks, batches, [], at, position, head.max_timestamp)
+        return ReadGroup(index, start, group, marks, batches, [], at, position, head.max_timestamp)
 
     def _batch(
         self, at: int, entry: m.ManifestEntry, window: _Window, *, whole: bool

@@ -25,7 +25,7 @@ from kafkasafe.spool.placing import Stored
 from kafkasafe.spool.segment_reader import (
     OVERHEAD_BYTES,
     Bad,
-    Group,
+    ReadGroup,
     SegmentReader,
     StoredSegment,
     group_at,
@@ -257,7 +257,7 @@ def scan(files: Files, lane: Path, each: Callable[[Entry], None] | None = None) 
     durable_position = 0 if whole.extent.end is None else whole.extent.end.position
     for index, segment in enumerate(segments):
         limit = segments[index + 1].first_position if index + 1 < len(segments) else None
-        groups: Iterable[Group | Bad] | None = None
+        groups: Iterable[ReadGroup | Bad] | None = None
         if outlines is not None and limit is not None and limit <= durable_position:
             groups = outlines.read(index, segment, limit)
         if groups is None:
@@ -304,7 +304,7 @@ def _of_another_lane(files: Files, path: Path, writer: bytes) -> Damage:
     records = sum(
         header.count
         for group in groups
-        if isinstance(group, Group)
+        if isinstance(group, ReadGroup)
         for _, _, header in group.batches
         if header is not None
     )
@@ -356,7 +356,7 @@ class _Whole:
         self.entries: list[Entry] = []
         self._each = self.entries.append if each is None else each
         self._counts = each is not None
-        self.rest: list[Group | Bad] = []
+        self.rest: list[ReadGroup | Bad] = []
         self.ended = False
         self.synced = 0
         self.known_torn: set[int] = set()
@@ -368,20 +368,20 @@ class _Whole:
         # (segment, position after it, byte after it) of groups that are not yet proven to have been durable.
         self._unproven: deque[tuple[int, int, int]] = deque()
 
-    def take(self, item: Group | Bad) -> None:
+    def take(self, item: ReadGroup | Bad) -> None:
         """Processes the next group of the log."""
-        if isinstance(item, Group):
+        if isinstance(item, ReadGroup):
             self.synced = max(self.synced, item.group.synced_position)
             for mark in item.marks:
                 if isinstance(mark, m.Torn):
                     self.known_torn.update(mark.positions)
-        if not self.ended and isinstance(item, Group) and self._is_whole(item):
+        if not self.ended and isinstance(item, ReadGroup) and self._is_whole(item):
             self._take(item)
         else:
             self.ended = True
             self.rest.append(item)
 
-    def _is_whole(self, item: Group) -> bool:
+    def _is_whole(self, item: ReadGroup) -> bool:
         if item.torn or any(header is None for _, _, header in item.batches):
             return False
         new = {mark.number for mark in item.marks if isinstance(mark, m.Destination)}
@@ -389,7 +389,7 @@ class _Whole:
             entry.destination in self.declared or entry.destination in new for _, entry, _ in item.batches
         )
 
-    def _take(self, item: Group) -> None:
+    def _take(self, item: ReadGroup) -> None:
         self.groups += 1
         self._unproven.append((item.segment, item.end_position, item.end))
         self.prove(self.synced)
@@ -534,7 +534,7 @@ def _judge(lane: Path, whole: _Whole, lane_id: bytes | None, synced: int, extent
     )
 
 
-def _cut_at(item: Group, torn: list[tuple[int, m.ManifestEntry]]) -> tuple[int, int] | None:
+def _cut_at(item: ReadGroup, torn: list[tuple[int, m.ManifestEntry]]) -> tuple[int, int] | None:
     """(byte, position) where a torn group must be cut, after its last complete batch; None if nothing is torn."""
     if not torn:
         return None

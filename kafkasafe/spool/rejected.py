@@ -51,7 +51,7 @@ class KeptFile:
 
     path: Path
     size_bytes: int = 0
-    content: pure.Content | None = None
+    content: pure.RejectedContent | None = None
     entries: tuple[pure.Entry, ...] = ()
     error: str = ""
 

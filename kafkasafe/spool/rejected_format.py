@@ -13,9 +13,9 @@ from kafkasafe.record import batch as codec
 __all__ = [
     "OPERATOR",
     "SET_ASIDE",
-    "Content",
     "Entry",
     "Refused",
+    "RejectedContent",
     "Waits",
     "decode",
     "encode",
@@ -75,7 +75,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class RejectedContent:
     """The contents of a file.
 
     Attributes:
@@ -139,7 +139,7 @@ def encode(
     return [m.encode_group(group, marks, now_ms), *(batch.data for batch in batches)]
 
 
-def decode(content: codec.Buffer, name_position: int) -> Content:
+def decode(content: codec.Buffer, name_position: int) -> RejectedContent:
     """Read a file, and check every byte of it.
 
     Args:
@@ -153,7 +153,7 @@ def decode(content: codec.Buffer, name_position: int) -> Content:
     if not header.is_control:
         if header.size_bytes != len(content):
             raise ValueError(f"{len(content) - header.size_bytes} bytes too many")
-        return Content((Entry(name_position, header, 0),), header.partition_leader_epoch)
+        return RejectedContent((Entry(name_position, header, 0),), header.partition_leader_epoch)
     group, marks = m.decode_group(memoryview(content)[: header.size_bytes])
     (destination,) = [mark for mark in marks if isinstance(mark, m.Destination)]
     why = [mark for mark in marks if isinstance(mark, m.Rejected)]
@@ -170,7 +170,7 @@ def decode(content: codec.Buffer, name_position: int) -> Content:
         at += promised.size_bytes
     if at != len(content):
         raise ValueError(f"{len(content) - at} bytes too many")
-    return Content(
+    return RejectedContent(
         tuple(entries),
         destination.number,
         destination.topic,
@@ -211,7 +211,7 @@ def marks_to_set_aside(queue: Sequence[Batch], position: int, absent: Collection
     return marks
 
 
-def still_rejected(content: Content, lane_id: bytes | None, waits: Waits) -> tuple[Entry, ...]:
+def still_rejected(content: RejectedContent, lane_id: bytes | None, waits: Waits) -> tuple[Entry, ...]:
     """The valid entries: without those whose REJECTED mark never became durable, which are unfinished in the log."""
     if content.lane_id and content.lane_id != lane_id:
         return content.entries

@@ -16,14 +16,14 @@ from kafkasafe import marks as m
 from kafkasafe.errors import SpoolFormatError
 from kafkasafe.record import batch as codec
 from kafkasafe.record.batch import Compression
-from kafkasafe.spool.extent import Claim
+from kafkasafe.spool.extent import LogEndClaim
 from kafkasafe.spool.placing import Places
 
 __all__ = [
     "OVERHEAD_BYTES",
     "Bad",
     "Content",
-    "Group",
+    "ReadGroup",
     "SegmentReader",
     "StoredSegment",
     "address_bytes",
@@ -70,7 +70,7 @@ class StoredSegment:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ReadGroup:
     """An intact control batch, with its data batches (None for a damaged one).
 
     `torn` has the damaged batches that a crash may have left like this.
@@ -116,8 +116,8 @@ class SegmentReader:
         segment: StoredSegment,
         content: Content,
         limit: int | None,
-        end: Claim | None,
-    ) -> Iterator[Group | Bad]:
+        end: LogEndClaim | None,
+    ) -> Iterator[ReadGroup | Bad]:
         at, position, exact, more = 0, segment.first_position, True, False
         while at < len(content) and (limit is None or position < limit):
             read = self._group_at(content, at)
@@ -147,7 +147,7 @@ class SegmentReader:
         if bound is not None and position < bound and (exact or more):
             yield Bad(index, at, at, position, torn=True, end_position=bound)
 
-    def _bound(self, limit: int | None, end: Claim | None) -> int | None:
+    def _bound(self, limit: int | None, end: LogEndClaim | None) -> int | None:
         """Position that the segment must reach: the beginning of the next one, or for the last one the claimed end."""
         if limit is not None or end is None:
             return limit
@@ -166,7 +166,7 @@ class SegmentReader:
         marks: list[m.Mark],
         size: int,
         limit: int | None,
-    ) -> Group:
+    ) -> ReadGroup:
         start, at = at, at + size
         position = group.position + 1 + len(marks)
         batches: list[tuple[int, m.ManifestEntry, codec.BatchHeader | None]] = []
@@ -185,7 +185,7 @@ class SegmentReader:
                 torn.append((at, entry))
             at = min(at + entry.size_bytes, len(content))
         written_ms = codec.read_header(content, start).max_timestamp
-        return Group(index, start, group, marks, batches, torn, at, position, written_ms)
+        return ReadGroup(index, start, group, marks, batches, torn, at, position, written_ms)
 
     def _group_at(self, content: Content, at: int) -> tuple[m.Group, list[m.Mark], int] | None:
         read = group_at(content, at)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kafkasafe import marks as m
-from kafkasafe.spool.examine import Step
+from kafkasafe.spool.examine import ExchangeStep
 
 __all__ = ["BatchTimes", "UnitLog", "steps_of"]
 
@@ -70,13 +70,15 @@ class UnitLog:
         return self.outcome is m.UnitOutcome.DROPPED
 
     @property
-    def step(self) -> Step | None:
+    def step(self) -> ExchangeStep | None:
         """The last step that is known to be done; None if it was dropped."""
         if self.is_dropped:
             return None
         if self.outcome is m.UnitOutcome.COMMITTED:
-            return Step.COMMIT_ACKNOWLEDGED
-        return Step.PREPARED if self.prepare_acknowledged_ms < 0 else Step.PREPARE_ACKNOWLEDGED
+            return ExchangeStep.COMMIT_ACKNOWLEDGED
+        return (
+            ExchangeStep.PREPARED if self.prepare_acknowledged_ms < 0 else ExchangeStep.PREPARE_ACKNOWLEDGED
+        )
 
 
 def steps_of(

@@ -487,7 +487,7 @@ class FaultProxy(Relay[_Connection]):
                     connection.to_client.take()
 
     def _compare(
-        self, decoded: frames.Request | frames.Response, frame: bytes, name: str, version: int, what: str
+        self, decoded: frames.RequestFrame | frames.Response, frame: bytes, name: str, version: int, what: str
     ) -> None:
         if not self._verify:
             return

@@ -332,7 +332,7 @@ class Pending:
     """A request whose response was not delivered to the client yet."""
 
     call: Call
-    request: frames.Request
+    request: frames.RequestFrame
     applied: list[Rule] = field(default_factory=list)
     """Rules that acted before the request was forwarded."""
     synthetic: list[tuple[Rule, str, int]] = field(default_factory=list)

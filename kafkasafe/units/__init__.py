@@ -27,7 +27,7 @@ reading are dropped as well (`Transitions.follow_drops`).
 Modules. Each object owns its state, and uses only those listed after it:
 
     machine.py      `Units`: takes the events
-    failures.py     `Failures`: the consequences of a failed request
+    failures.py     `FailurePolicy`: the consequences of a failed request
     schedule.py     `Schedule`: which units to begin, append and commit next
     recovery.py     `UnitReplay`: restores units from the marks of earlier incarnations
     transitions.py  `Transitions`: how units enter and leave transactions and lines
@@ -36,7 +36,7 @@ Modules. Each object owns its state, and uses only those listed after it:
     readings.py     `ReadingOrder`: which readings of consumers are broken off or superseded
     ids.py          `TransactionalIds`: which id a transaction gets, and how the producer acquires it
     registry.py     `UnitRegistry`: the unfinished units
-    outbox.py       `Outbox`: requests and marks that were decided and not taken yet
+    outbox.py       `UnitOutbox`: requests and marks that were decided and not taken yet
     requests.py     the requests under a transactional id
     unit.py         `Unit`, the `Transaction` that commits it, and its transactional id
     content.py      what units and transactions have in common
@@ -49,7 +49,6 @@ from kafkasafe.units.outcome import outcome_of
 from kafkasafe.units.requests import (
     Action,
     AddPartitions,
-    Backoff,
     CommitOffsets,
     DescribeTxn,
     EndTxn,
@@ -59,6 +58,7 @@ from kafkasafe.units.requests import (
     Refuse,
     Request,
     RetryLater,
+    UnitPause,
 )
 from kafkasafe.units.terms import (
     GIVEN_UP,
@@ -84,7 +84,6 @@ __all__ = [
     "TRANSITIONS",
     "Action",
     "AddPartitions",
-    "Backoff",
     "CommitOffsets",
     "DescribeTxn",
     "EndTxn",
@@ -104,6 +103,7 @@ __all__ = [
     "Transaction",
     "TransactionalId",
     "Unit",
+    "UnitPause",
     "Units",
     "outcome_of",
 ]

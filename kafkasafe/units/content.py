@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from kafkasafe import marks as m
 from kafkasafe.units.terms import NO_READING, GroupPartition, Line, Member, Reading
 
-__all__ = ["Content", "lines_of"]
+__all__ = ["UnitContent", "lines_of"]
 
 
-class Content:
+class UnitContent:
     """The common base of units and transactions: both hold batches, and move offsets of groups."""
 
     __slots__ = ()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from kafkasafe.codes.verdicts import DESTINATION_CODES, Action, Scope, classify_produce
+from kafkasafe.codes.verdicts import DESTINATION_CODES, AnswerAction, Scope, classify_produce
 from kafkasafe.units.ids import FENCED, TransactionalIds
-from kafkasafe.units.outbox import Outbox
+from kafkasafe.units.outbox import UnitOutbox
 from kafkasafe.units.requests import (
     AddPartitions,
     CommitOffsets,
@@ -21,7 +21,7 @@ from kafkasafe.units.requests import (
 )
 from kafkasafe.units.transitions import Transitions
 
-__all__ = ["Failure", "Failures"]
+__all__ = ["FailurePolicy", "RequestFailure"]
 
 _PATIENCE: Final = 8
 """Number of tries of a request inside a transaction before the transaction is aborted: an open one delays readers."""
@@ -36,7 +36,7 @@ _END_SOON: Final = frozenset({14, 15, 16, 51})
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class RequestFailure:
     """The failure of a request.
 
     Attributes:
@@ -52,7 +52,7 @@ class Failure:
     lasting: bool
 
 
-class Failures:
+class FailurePolicy:
     """Decides whether a failed request is repeated, its transaction is aborted, or its outcome is asked for.
 
     Args:
@@ -61,12 +61,12 @@ class Failures:
         out: Takes the decisions.
     """
 
-    def __init__(self, ids: TransactionalIds, transitions: Transitions, out: Outbox) -> None:
+    def __init__(self, ids: TransactionalIds, transitions: Transitions, out: UnitOutbox) -> None:
         self._ids = ids
         self._transitions = transitions
         self._out = out
 
-    def failed(self, request: Request, failure: Failure) -> None:
+    def failed(self, request: Request, failure: RequestFailure) -> None:
         """Decide about a request that failed in the current turn of its transactional id."""
         attempt = request.tid.count_failure(request)
         if isinstance(request, InitProducerId):
@@ -87,10 +87,10 @@ class Failures:
             case AddPartitions():
                 self._inside(request, attempt, failure, lasting=failure.lasting)
 
-    def _again(self, request: Request, attempt: int, failure: Failure, *, slow: bool = False) -> None:
+    def _again(self, request: Request, attempt: int, failure: RequestFailure, *, slow: bool = False) -> None:
         self._out.ask(RetryLater(request, attempt, failure.code, failure.reason, slow=slow))
 
-    def _not_fenced(self, request: InitProducerId, attempt: int, failure: Failure) -> None:
+    def _not_fenced(self, request: InitProducerId, attempt: int, failure: RequestFailure) -> None:
         code, keep = failure.code, request.keep
         if keep is None or code not in FENCED or request.tid.transaction is not None:
             self._again(request, attempt, failure, slow=code is not None)
@@ -98,7 +98,7 @@ class Failures:
             sure = request.timed_out or keep.protocol >= 2
             self._transitions.taken_over(request.tid, failure.reason, sure=sure)
 
-    def _not_ended(self, request: EndTxn, attempt: int, failure: Failure) -> None:
+    def _not_ended(self, request: EndTxn, attempt: int, failure: RequestFailure) -> None:
         code = failure.code
         if code in FENCED and self._ids.may_be_anothers(request.tid):
             self._transitions.ask_unfenced(request.transaction, request.tid, failure.reason)
@@ -111,7 +111,7 @@ class Failures:
             attempt = 1
         self._again(request, attempt, failure, slow=code is not None and code not in _END_SOON)
 
-    def _no_offsets(self, request: CommitOffsets, attempt: int, failure: Failure) -> None:
+    def _no_offsets(self, request: CommitOffsets, attempt: int, failure: RequestFailure) -> None:
         transaction, code, reason = request.transaction, failure.code, failure.reason
         if request.index < 0:
             self._inside(request, attempt, failure, lasting=failure.lasting)
@@ -124,7 +124,7 @@ class Failures:
         else:
             self._inside(request, attempt, failure, lasting=failure.lasting or code in _NO_OFFSETS)
 
-    def _not_appended(self, request: Produce, attempt: int, failure: Failure) -> None:
+    def _not_appended(self, request: Produce, attempt: int, failure: RequestFailure) -> None:
         transaction, code, lasting = request.transaction, failure.code, failure.lasting
         if code is not None:
             verdict, unit = classify_produce(code), transaction.units[0]
@@ -134,9 +134,9 @@ class Failures:
                 unit.forget_tries()
                 self._out.divide(unit, request.batch)
                 return
-            if verdict.action is Action.REJECT_BATCH and verdict.scope is Scope.NONE:
+            if verdict.action is AnswerAction.REJECT_BATCH and verdict.scope is Scope.NONE:
                 lasting = True
-            elif verdict.action is not Action.RETRY and code != 51:
+            elif verdict.action is not AnswerAction.RETRY and code != 51:
                 self._transitions.abort_and_requeue(transaction, code, failure.reason)
                 return
         self._inside(request, attempt, failure, lasting=lasting)
@@ -145,7 +145,7 @@ class Failures:
         self,
         request: AddPartitions | Produce | CommitOffsets,
         attempt: int,
-        failure: Failure,
+        failure: RequestFailure,
         *,
         lasting: bool,
     ) -> None:

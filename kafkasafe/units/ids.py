@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from kafkasafe.units.outbox import Outbox
+from kafkasafe.units.outbox import UnitOutbox
 from kafkasafe.units.requests import InitProducerId
 from kafkasafe.units.terms import Grant
 from kafkasafe.units.unit import Transaction, TransactionalId, Unit
@@ -28,7 +28,7 @@ class TransactionalIds:
         pool: The number of the lane's own ids.
     """
 
-    def __init__(self, out: Outbox, pool: int) -> None:
+    def __init__(self, out: UnitOutbox, pool: int) -> None:
         self._out = out
         self._pool = [""] * pool
         self._known: dict[str, TransactionalId] = {}

@@ -7,17 +7,16 @@ from types import MappingProxyType
 from typing import Final
 
 from kafkasafe import marks as m
-from kafkasafe.units.failures import Failure, Failures
+from kafkasafe.units.failures import FailurePolicy, RequestFailure
 from kafkasafe.units.ids import FENCED, TransactionalIds
 from kafkasafe.units.order import Lines
-from kafkasafe.units.outbox import Outbox
+from kafkasafe.units.outbox import UnitOutbox
 from kafkasafe.units.readings import ReadingOrder
 from kafkasafe.units.recovery import UnitReplay
 from kafkasafe.units.registry import UnitRegistry
 from kafkasafe.units.requests import (
     Action,
     AddPartitions,
-    Backoff,
     CommitOffsets,
     DescribeTxn,
     EndTxn,
@@ -27,6 +26,7 @@ from kafkasafe.units.requests import (
     Refuse,
     Request,
     RetryLater,
+    UnitPause,
 )
 from kafkasafe.units.schedule import Schedule, adds_itself
 from kafkasafe.units.terms import POOL, SUPERSEDED, Grant, GroupPartition, Member, Phase, Reading
@@ -57,7 +57,7 @@ class Units:
         most: int = MOST,
         newest_reading: Callable[[], int] = lambda: 0,
     ) -> None:
-        self._out = Outbox()
+        self._out = UnitOutbox()
         self._units = UnitRegistry()
         self._lines = Lines()
         self._readings = ReadingOrder()
@@ -65,7 +65,7 @@ class Units:
         self._transitions = Transitions(
             self._units, self._lines, self._readings, self._ids, self._out, newest_reading
         )
-        self._failures = Failures(self._ids, self._transitions, self._out)
+        self._failures = FailurePolicy(self._ids, self._transitions, self._out)
         self._schedule = Schedule(
             front,
             self._units,
@@ -327,7 +327,7 @@ class Units:
     def put_aside(self, unit: Unit, *, kept: bool, reason: str = "") -> None:
         """Note whether the unit's records are durable in `rejected/`. If not, they are kept later, after a pause."""
         if not kept:
-            self._out.ask(RetryLater(Backoff(unit), unit.tries + 1, unit.code, reason, slow=True))
+            self._out.ask(RetryLater(UnitPause(unit), unit.tries + 1, unit.code, reason, slow=True))
             return
         self._transitions.end_dropped(unit)
 
@@ -344,11 +344,11 @@ class Units:
             lasting: The same answer came for longer than the producer waits for anything.
         """
         if _valid(action):
-            self._failures.failed(action, Failure(code, reason, sent, lasting))
+            self._failures.failed(action, RequestFailure(code, reason, sent, lasting))
 
-    def again(self, action: Request | Backoff) -> None:
+    def again(self, action: Request | UnitPause) -> None:
         """Note the end of the pause of a RetryLater."""
-        if isinstance(action, Backoff):
+        if isinstance(action, UnitPause):
             if action.unit.phase is Phase.REFUSED and not action.unit.resting:
                 # Its records could not be kept. A unit that paused before its refusal is being kept already.
                 self._out.ask(Refuse(action.unit))

@@ -9,10 +9,10 @@ from kafkasafe.units.requests import Action
 from kafkasafe.units.terms import Member
 from kafkasafe.units.unit import Transaction, Unit
 
-__all__ = ["Outbox"]
+__all__ = ["UnitOutbox"]
 
 
-class Outbox:
+class UnitOutbox:
     """Requests, marks and their consequences, and whether there may be more to decide.
 
     Attributes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kafkasafe import marks as m
 from kafkasafe.units.ids import TransactionalIds
 from kafkasafe.units.order import Lines
-from kafkasafe.units.outbox import Outbox
+from kafkasafe.units.outbox import UnitOutbox
 from kafkasafe.units.registry import UnitRegistry
 from kafkasafe.units.terms import GIVEN_UP, OLDEST, Grant, Phase, Reading
 from kafkasafe.units.transitions import Transitions
@@ -31,7 +31,7 @@ class UnitReplay:
         lines: Lines,
         ids: TransactionalIds,
         transitions: Transitions,
-        out: Outbox,
+        out: UnitOutbox,
     ) -> None:
         self._units = units
         self._lines = lines

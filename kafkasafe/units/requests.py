@@ -10,7 +10,6 @@ from kafkasafe.units.unit import Transaction, TransactionalId, Unit
 __all__ = [
     "Action",
     "AddPartitions",
-    "Backoff",
     "CommitOffsets",
     "DescribeTxn",
     "EndTxn",
@@ -20,6 +19,7 @@ __all__ = [
     "Refuse",
     "Request",
     "RetryLater",
+    "UnitPause",
 ]
 
 
@@ -109,7 +109,7 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True)
-class Backoff:
+class UnitPause:
     """Continue with the unit after a pause."""
 
     unit: Unit
@@ -122,7 +122,7 @@ Request = InitProducerId | AddPartitions | Produce | CommitOffsets | EndTxn | De
 class RetryLater:
     """Repeat an action after a pause: `again`."""
 
-    action: Request | Backoff
+    action: Request | UnitPause
     attempt: int
     code: int | None
     reason: str

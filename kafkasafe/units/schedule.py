@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from kafkasafe import marks as m
 from kafkasafe.units.ids import TransactionalIds
 from kafkasafe.units.order import Lines
-from kafkasafe.units.outbox import Outbox
+from kafkasafe.units.outbox import UnitOutbox
 from kafkasafe.units.readings import ReadingOrder
 from kafkasafe.units.registry import UnitRegistry
 from kafkasafe.units.requests import AddPartitions, CommitOffsets, EndTxn, Produce
@@ -42,7 +42,7 @@ class Schedule:
         ids: TransactionalIds,
         sharing: Sharing,
         transitions: Transitions,
-        out: Outbox,
+        out: UnitOutbox,
     ) -> None:
         self._front = front
         self._units = units

@@ -9,10 +9,10 @@ from kafkasafe import marks as m
 from kafkasafe.codes.verdicts import DESTINATION_CODES
 from kafkasafe.units.ids import EPOCH_REFUSED, FENCED, TransactionalIds
 from kafkasafe.units.order import Lines
-from kafkasafe.units.outbox import Outbox
+from kafkasafe.units.outbox import UnitOutbox
 from kafkasafe.units.readings import Break, ReadingOrder
 from kafkasafe.units.registry import UnitRegistry
-from kafkasafe.units.requests import Backoff, DescribeTxn, FindOutcome, Refuse, RetryLater
+from kafkasafe.units.requests import DescribeTxn, FindOutcome, Refuse, RetryLater, UnitPause
 from kafkasafe.units.terms import SUPERSEDED, Grant, GroupPartition, IllegalStepError, Phase
 from kafkasafe.units.together import transaction_of
 from kafkasafe.units.unit import Entry, Transaction, TransactionalId, Unit
@@ -46,7 +46,7 @@ class Transitions:
         lines: Lines,
         readings: ReadingOrder,
         ids: TransactionalIds,
-        out: Outbox,
+        out: UnitOutbox,
         newest_reading: Callable[[], int],
     ) -> None:
         self._units = units
@@ -89,7 +89,7 @@ class Transitions:
         # The other units follow the first one, so they pause as well, and may share a transaction with it afterwards.
         first = transaction.units[0]
         first.rest()
-        self._out.ask(RetryLater(Backoff(first), first.tries, code, reason, slow=code in DESTINATION_CODES))
+        self._out.ask(RetryLater(UnitPause(first), first.tries, code, reason, slow=code in DESTINATION_CODES))
 
     def requeue(self, transaction: Transaction) -> None:
         """Let the units of a transaction wait again, each by itself."""

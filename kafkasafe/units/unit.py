@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from kafkasafe import marks as m
 from kafkasafe.history.identity import add_sequence
-from kafkasafe.units.content import Content, lines_of
+from kafkasafe.units.content import UnitContent, lines_of
 from kafkasafe.units.terms import (
     OLDEST,
     TRANSITIONS,
@@ -24,7 +24,7 @@ __all__ = ["Entry", "Transaction", "TransactionalId", "Unit"]
 
 
 @dataclass(slots=True, eq=False)
-class Unit(Content):
+class Unit(UnitContent):
     """An atomic batch: batches and offsets that are delivered together.
 
     Attributes:
@@ -263,7 +263,7 @@ class Unit(Content):
 
 
 @dataclass(slots=True, eq=False)
-class Transaction(Content):
+class Transaction(UnitContent):
     """One try to commit units together. It stands for them in their lines.
 
     Attributes:

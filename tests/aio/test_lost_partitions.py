@@ -14,7 +14,7 @@ from kafka import TopicPartition
 from kafka.structs import ConsumerGroupMetadata
 
 from kafkasafe.aio import SafeConsumer, SafeProducer
-from kafkasafe.delivery.readings import Fate
+from kafkasafe.delivery.readings import OffsetsFate
 from kafkasafe.errors import BatchDroppedError, UsageError
 from kafkasafe.spool.own_lane import OwnLane
 
@@ -204,7 +204,7 @@ def test_what_is_in_memory_of_a_held_partition_is_not_sent_without_its_offsets(o
                 await producer.send("more", b"%d" % number)
             await producer.flush()
             await consumer.assign([TP, MORE, EMPTY])
-            fates = {TP: Fate.WAITING, MORE: Fate.WAITING}
+            fates = {TP: OffsetsFate.WAITING, MORE: OffsetsFate.WAITING}
             for tp in fates:
                 assert await some_of(consumer, tp, 3) == [0, 1, 2]
             await (await deliver(producer, consumer))
@@ -214,19 +214,19 @@ def test_what_is_in_memory_of_a_held_partition_is_not_sent_without_its_offsets(o
             assert await some_of(consumer, TP) == [5, 6, 7, 8, 9]
             assert await some_of(consumer, TP, 2) == [10, 11]
             assert await some_of(consumer, MORE, 2) == [5, 6]
-            fates[MORE] = Fate.DROPPED
+            fates[MORE] = OffsetsFate.DROPPED
             with pytest.raises(BatchDroppedError):
-                await consumer._offer_positions(lambda: Fate.WAITING, LANE)
+                await consumer._offer_positions(lambda: OffsetsFate.WAITING, LANE)
             while not consumer.client.counters["PositionRewound"]:
                 await consumer.getmany(EMPTY, timeout_ms=20)
             assert consumer.client._reading.rereading._informed == {TP}
             # Nothing since: it is left out. Then what is in memory is returned, and it cannot be left out.
-            moved, *_ = await consumer._offer_positions(lambda: Fate.WAITING, LANE)
+            moved, *_ = await consumer._offer_positions(lambda: OffsetsFate.WAITING, LANE)
             assert TP not in moved
             assert await some_of(consumer, TP, 2) == [12, 13]
             with pytest.raises(BatchDroppedError):
-                await consumer._offer_positions(lambda: Fate.WAITING, LANE)
-            fates[TP] = Fate.COMMITTED
+                await consumer._offer_positions(lambda: OffsetsFate.WAITING, LANE)
+            fates[TP] = OffsetsFate.COMMITTED
             while consumer.client.counters["PositionRewound"] < 2:
                 await consumer.getmany(EMPTY, timeout_ms=20)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kafkasafe.codes.names import APIS, all_codes, api_name, code_of_name, names
 from kafkasafe.codes.verdicts import (
     NO_CONTEXT,
-    Action,
+    AnswerAction,
     ErrorAction,
     ErrorContext,
     classify_code,
@@ -169,15 +169,15 @@ def test_the_journal_and_the_verdict_on_produce_agree(code):
     if step.name.startswith("ERROR_"):
         return  # No broker answers it to Produce.
     match step.action:
-        case Action.ACK:
+        case AnswerAction.ACK:
             assert verdict.action is SUCCESS
-        case Action.RETRY:
+        case AnswerAction.RETRY:
             assert verdict.action is (REFRESH if step.refresh_metadata else RETRY)
             assert step.absent or "same bytes" in verdict.explanation
-        case Action.ASK_BROKER:
+        case AnswerAction.ASK_BROKER:
             # Never less careful than not sending it again.
             assert verdict.action in {ASK, FENCE, SUCCESS}
-        case Action.REJECT_BATCH:
+        case AnswerAction.REJECT_BATCH:
             assert verdict.action is ErrorAction.REJECT_RECORD
     assert verdict.note or verdict.action is classify_code(code).action
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import kafka.errors as kafka_errors
 import pytest
 
-from kafkasafe.codes.verdicts import _PRODUCE, Action, Scope, classify_produce, latest_timestamp
+from kafkasafe.codes.verdicts import _PRODUCE, AnswerAction, Scope, classify_produce, latest_timestamp
 
 # Answers that a broker gives before it touches its log. Everything else may come after the append.
 BEFORE_APPEND = {2, 3, 10, 17, 18, 19, 21, 29, 31, 32, 35, 42, 43, 44, 76, 87, 89, 100}
@@ -22,13 +22,13 @@ def test_only_an_answer_from_before_the_append_proves_absence(code: int) -> None
 
 @pytest.mark.parametrize("code", [45, 46, 47, 59, 90])
 def test_the_broker_is_asked_about_its_doubts_in_our_sequence(code: int) -> None:
-    assert classify_produce(code).action is Action.ASK_BROKER
+    assert classify_produce(code).action is AnswerAction.ASK_BROKER
 
 
 @pytest.mark.parametrize("code", [10, 18, 21, 32, 42, 43, 44, 76, 87])
 def test_what_no_retry_can_mend_is_rejected(code: int) -> None:
     verdict = classify_produce(code)
-    assert verdict.action is Action.REJECT_BATCH
+    assert verdict.action is AnswerAction.REJECT_BATCH
     assert verdict.absent
 
 
@@ -39,7 +39,7 @@ def test_what_no_retry_can_mend_is_rejected(code: int) -> None:
 def test_what_somebody_may_mend_is_waited_for(scope: Scope, codes: set[int]) -> None:
     verdicts = [classify_produce(code) for code in range(-1, 140)]
     assert {verdict.code for verdict in verdicts if verdict.scope is scope} == codes
-    assert all(classify_produce(code).action is Action.RETRY for code in codes)
+    assert all(classify_produce(code).action is AnswerAction.RETRY for code in codes)
 
 
 def test_a_broker_names_the_timestamps_it_takes_by_its_own_clock() -> None:
@@ -58,12 +58,12 @@ def test_a_batch_with_good_records_in_it_is_divided_first(code: int) -> None:
 @pytest.mark.parametrize("code", [3, 5, 6, 13, 56, 72, 74, 75, 100, 12345])
 def test_a_leader_that_moved_is_looked_for(code: int) -> None:
     verdict = classify_produce(code)
-    assert verdict.action is Action.RETRY
+    assert verdict.action is AnswerAction.RETRY
     assert verdict.refresh_metadata
 
 
 def test_success_is_the_only_ack() -> None:
-    acks = [code for code in range(-2, 200) if classify_produce(code).action is Action.ACK]
+    acks = [code for code in range(-2, 200) if classify_produce(code).action is AnswerAction.ACK]
     assert acks == [0]
 
 
@@ -71,7 +71,7 @@ def test_an_unknown_code_is_retried_and_proves_nothing() -> None:
     verdict = classify_produce(4711)
     assert (verdict.name, verdict.action, verdict.absent, verdict.splittable) == (
         "ERROR_4711",
-        Action.RETRY,
+        AnswerAction.RETRY,
         False,
         False,
     )

@@ -18,7 +18,7 @@ from kafkasafe._consuming.keeper import HistoryKeeper
 from kafkasafe._consuming.lineage_file import LineageMemory
 from kafkasafe._consuming.moves import Moves
 from kafkasafe._consuming.partition import AssignedPartition, LocalStart, LogCompared, LogRange, ResetTo
-from kafkasafe._consuming.parts import Parts
+from kafkasafe._consuming.parts import AssignedPartitions
 from kafkasafe._consuming.pauses import Pauses
 from kafkasafe._consuming.position_table import Activity, PositionEvent, Standing
 from kafkasafe._consuming.positions import Positions
@@ -167,7 +167,7 @@ class Reader:
         self.client, self.questions = Client(strategy), Questions()
         reports = Reports("me", self.events.append)
         runner = ProcedureRunner()
-        self.parts = Parts(self.client, HistoryKeeper(None, LineageMemory(None), "me", reports))
+        self.parts = AssignedPartitions(self.client, HistoryKeeper(None, LineageMemory(None), "me", reports))
         moves = Moves(self.client, runner, self.questions)
         pauses = Pauses(moves, reports, None)
         self.checking = Checking(self.client, self.parts, moves)

@@ -15,7 +15,7 @@ from kafka.structs import ConsumerGroupMetadata
 from waiting import until
 
 from kafkasafe import SafeConsumer, SafeProducer
-from kafkasafe.delivery.readings import Fate
+from kafkasafe.delivery.readings import OffsetsFate
 from kafkasafe.errors import BatchDroppedError
 from kafkasafe.events import PositionRewound
 from kafkasafe.kafkapython.admin import tidy_client
@@ -321,22 +321,22 @@ def test_the_program_is_told_once_also_while_a_partition_waits(servers, producer
 
         consumer.assign(PLACES)
         deliver(producer, consumer, [record for place in PLACES for record in read_of(consumer, place)])
-        fates = [Fate.WAITING, Fate.WAITING]
+        fates = [OffsetsFate.WAITING, OffsetsFate.WAITING]
         for number, place in enumerate(PLACES):
             read_of(consumer, place)
             consumer._offer_positions(lambda number=number: fates[number], LANE)
         for place in PLACES:
             read_of(consumer, place)
-        fates[1] = Fate.DROPPED
+        fates[1] = OffsetsFate.DROPPED
         with pytest.raises(BatchDroppedError):
-            consumer._offer_positions(lambda: Fate.WAITING, LANE)
+            consumer._offer_positions(lambda: OffsetsFate.WAITING, LANE)
         for _ in range(2):
             again = until(lambda: polled(consumer))
             assert {record.partition for record in again} == {1}
-            moved, *_ = consumer._offer_positions(lambda: Fate.WAITING, LANE)
+            moved, *_ = consumer._offer_positions(lambda: OffsetsFate.WAITING, LANE)
             assert set(moved) == {PLACES[1]}
         assert rewound() == [(1, 9)]
-        fates[0] = Fate.COMMITTED
+        fates[0] = OffsetsFate.COMMITTED
         until(lambda: 0 in {record.partition for record in polled(consumer)})
         assert rewound() == [(1, 9), (0, 9)]
 

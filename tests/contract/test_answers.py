@@ -14,7 +14,7 @@ from kafkasafe.cluster.transactions import OffsetToCommit
 from kafkasafe.errors import WrongClusterError
 from kafkasafe.record.batch import encode
 from kafkasafe.spark.appender import Appender
-from kafkasafe.spark.transactions import Coordinator
+from kafkasafe.spark.transactions import TransactionRequests
 from kafkasafe.testing.fake import request_handler
 
 
@@ -269,7 +269,7 @@ def test_the_sink_of_spark_speaks_the_same_versions_as_a_producer(change, monkey
     for api in OF_TRANSACTIONS:
         change(api, noted(api))
 
-    coordinator = Coordinator(client, "sink", timeout_s=60)
+    coordinator = TransactionRequests(client, "sink", timeout_s=60)
     grant = coordinator.fence(60_000)
     coordinator.add_partitions(grant, [(topic, 0)])
     limits = {"delivery_timeout_s": 60, "request_timeout_ms": 30_000, "buffer_bytes": 1000}

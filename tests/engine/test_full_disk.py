@@ -218,7 +218,7 @@ def test_a_batch_that_is_sent_again_meanwhile_is_not_divided(room):
     (divide,) = lane.undivided
     world.cluster.delete_topic("orders")
     world.centre.create_topic("orders", 1, settings={"max.message.bytes": 500})
-    assert world.run(60, until=lambda: divide.batch.state is j.State.SENT)
+    assert world.run(60, until=lambda: divide.batch.state is j.BatchState.SENT)
     room[0] = True
     lane.divisions.end_pause()
     last = life.send("orders", 0, [b"last"])

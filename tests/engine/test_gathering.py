@@ -6,7 +6,7 @@ import pytest
 from virtual import World, offset_of
 
 from kafkasafe.delivery.engine.gathering import Gathering, joined
-from kafkasafe.journal import State
+from kafkasafe.journal import BatchState
 from kafkasafe.limits.capacity import FREE_BYTES
 from kafkasafe.record import batch as codec
 from kafkasafe.record.batch import Compression
@@ -193,7 +193,7 @@ def waiting(made: World, life, count: int = 20) -> list:
     """On disk behind the five that are under way: a run as the journal offers it."""
     parcels = [life.send("orders", 0, [b"%d" % number, b"more"]) for number in range(count)]
     made.run(0.02)
-    return [parcel.batch for parcel in parcels if parcel.batch.state is State.PREPARED]
+    return [parcel.batch for parcel in parcels if parcel.batch.state is BatchState.PREPARED]
 
 
 @pytest.mark.parametrize("what", ["state", "tries", "missing", "done", "error", "unreadable"])
@@ -206,7 +206,7 @@ def test_what_is_no_longer_as_the_journal_offered_it_stays_as_it_is(what):
     parcel = lane.parcels[run[10].handle]
     match what:
         case "state":
-            run[10].state = State.IN_DOUBT
+            run[10].state = BatchState.IN_DOUBT
         case "tries":
             run[10].tries = 1
         case "missing":
@@ -221,7 +221,7 @@ def test_what_is_no_longer_as_the_journal_offered_it_stays_as_it_is(what):
     before = dict(lane.parcels)
     assert not gathering.gather_all(lane, [run])
     assert lane.parcels == before
-    assert not any(batch.state is State.REPLACED for batch in run)
+    assert not any(batch.state is BatchState.REPLACED for batch in run)
 
 
 def test_what_little_room_there_is_is_left_to_what_is_new():

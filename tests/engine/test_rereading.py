@@ -18,7 +18,7 @@ from unit_storm_recreated import RecreatingStorm
 from kafkasafe import journal as j
 from kafkasafe import marks as m
 from kafkasafe.delivery.engine.lane_keeper import LaneKeeper
-from kafkasafe.delivery.engine.packing import Rereading
+from kafkasafe.delivery.engine.packing import LogReplay
 from kafkasafe.history.identity import BatchId
 from kafkasafe.journal.acked import ANYWHERE, AckedLog
 from kafkasafe.journal.partition import Partition
@@ -140,7 +140,7 @@ def compare(lock, packed):
 def same_in_a_stream(lock, log, journal):
     """The log is read into the journal while it is scanned. How many batches were packed, some of them again."""
     some, numbers = [], itertools.count()
-    rereading = Rereading(journal, numbers)
+    rereading = LogReplay(journal, numbers)
 
     def take(entry):
         some.append(entry)

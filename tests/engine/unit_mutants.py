@@ -19,7 +19,7 @@ from kafkasafe.journal.members import UnitBatches
 from kafkasafe.journal.recovery import Recovery
 from kafkasafe.journal.turns import Turns
 from kafkasafe.units import content, machine, together
-from kafkasafe.units.failures import Failures
+from kafkasafe.units.failures import FailurePolicy
 from kafkasafe.units.order import Lines
 from kafkasafe.units.readings import ReadingOrder
 from kafkasafe.units.recovery import UnitReplay
@@ -51,7 +51,7 @@ MUTANTS = {
     ),
     "the outcome of a lost transaction is not asked for": Mutant(
         source(
-            Failures,
+            FailurePolicy,
             "_not_ended",
             "self._transitions.ask_outcome(request.transaction)",
             "transaction = request.transaction; transaction.phase = type(transaction.phase).STAGED;"
@@ -174,7 +174,7 @@ MUTANTS = {
         "test_what_was_divided_keeps_its_turn_when_its_first_segment_is_gone",
     ),
     "refused with another of its transaction": Mutant(
-        source(Failures, "_inside", "if lasting and not transaction.is_shared:", "if lasting:"),
+        source(FailurePolicy, "_inside", "if lasting and not transaction.is_shared:", "if lasting:"),
         "test_what_is_refused_of_one_leaves_the_others_their_turn",
     ),
     "the STAGED marks of others count after a BEGUN": Mutant(
@@ -291,7 +291,7 @@ MUTANTS = {
         first=9002083,
     ),
     "new ids are about batches of units": Mutant(
-        source(Recovery, "_recover_identities", "if batch.state is State.JOINED:", "if False:"),
+        source(Recovery, "_recover_identities", "if batch.state is BatchState.JOINED:", "if False:"),
         first=245,
         recreated=True,
     ),
@@ -308,7 +308,7 @@ MUTANTS = {
         "test_what_is_staged_in_front_of_what_was_committed_before_it_is_asked_about",
     ),
     "offsets of a group have no order": Mutant(
-        lambda patch: patch.setattr(content.Content, "lines", content.Content.destinations),
+        lambda patch: patch.setattr(content.UnitContent, "lines", content.UnitContent.destinations),
         "test_units_that_move_the_same_offset_are_committed_in_order",
     ),
     "an offset is written before those before it are committed": Mutant(
@@ -321,7 +321,7 @@ MUTANTS = {
         groups=True,
     ),
     "an offset that was not answered is written again with protocol 1": Mutant(
-        source(Failures, "_no_offsets", "and transaction.grant.protocol < 2", "and False"),
+        source(FailurePolicy, "_no_offsets", "and transaction.grant.protocol < 2", "and False"),
         "test_an_offset_that_was_not_answered_is_aborted_where_it_could_come_late",
     ),
     "offsets of two members share a transaction": Mutant(

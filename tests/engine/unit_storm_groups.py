@@ -18,7 +18,7 @@ from virtual import Life
 
 from kafkasafe import marks as m
 from kafkasafe.delivery.engine.parcels import Parcel
-from kafkasafe.delivery.readings import NONE, Claim, Fate, Readings
+from kafkasafe.delivery.readings import NONE, OffsetClaim, OffsetsFate, Readings
 from kafkasafe.journal import Fate as UnitFate
 from kafkasafe.testing.fake.groups import Group, GroupState, Member
 from kafkasafe.units import Phase
@@ -29,9 +29,9 @@ OUTPUTS = [("orders", 0), ("orders", 1), ("orders", 2)]
 TIMEOUT_MS = 8000
 _PHASES = [None, Phase.APPENDING, Phase.STAGING, Phase.ENDING, Phase.ENDING]
 _FATES = {
-    UnitFate.COMMITTED: Fate.COMMITTED,
-    UnitFate.REJECTED: Fate.REJECTED,
-    UnitFate.DROPPED: Fate.DROPPED,
+    UnitFate.COMMITTED: OffsetsFate.COMMITTED,
+    UnitFate.REJECTED: OffsetsFate.REJECTED,
+    UnitFate.DROPPED: OffsetsFate.DROPPED,
 }
 
 
@@ -94,11 +94,11 @@ class Reader:
                     positions[number] = min(position, run.handed or 0)
 
 
-def fate_of(head: Parcel) -> Fate:
+def fate_of(head: Parcel) -> OffsetsFate:
     """As the program's process knows it."""
     if not head.done or head.unit_handle is None:
-        return Fate.WAITING
-    return Fate.LEFT if head.unit_handle.fate is None else _FATES[head.unit_handle.fate]
+        return OffsetsFate.WAITING
+    return OffsetsFate.LEFT if head.unit_handle.fate is None else _FATES[head.unit_handle.fate]
 
 
 class GroupStorm(FaultSchedule):
@@ -292,7 +292,7 @@ class GroupStorm(FaultSchedule):
         )[0]
         reader.outputs = []
         for number, position in moved.items():
-            runs[number].claim(Claim(position, lambda: fate_of(head)))
+            runs[number].claim(OffsetClaim(position, lambda: fate_of(head)))
         self.parcels.append((head, {value for some in parts.values() for value in some}))
 
     def work(self, idle: Reader | None = None) -> None:

@@ -13,7 +13,7 @@ from unit_storm_groups import run_group_storm
 
 from kafkasafe import events
 from kafkasafe.delivery.engine.messages import Decided
-from kafkasafe.journal import State
+from kafkasafe.journal import BatchState
 from kafkasafe.record import batch as codec
 from kafkasafe.testing.fake.checks import RefusedError
 
@@ -79,7 +79,7 @@ class RecreatingStorm(Storm):
         for (lane, handle), (batch, _) in list(ledger.undecided.items()):
             del ledger.undecided[lane, handle]
             parcel = lane.parcels.get(handle)
-            if parcel is not None and batch.state is State.UNDECIDABLE:
+            if parcel is not None and batch.state is BatchState.UNDECIDABLE:
                 values = codec.decode(self.life.engine.disk.bytes_of(lane, parcel, batch)).values
                 there = values[0] in self._standing(parcel.topic, parcel.partition)
                 self.life.inbox.append(Decided([(lane, batch)], resend=not there))

@@ -90,7 +90,7 @@ _OFFERED = "test_nothing_is_offered_that_waits_for_others_or_for_what_was_lost"
 
 MUTANTS: dict[str, Mutant] = {
     # Which batches become one.
-    "gathers what is under way": _offers("batch.state is State.PREPARED\n", "is under way", "True\n"),
+    "gathers what is under way": _offers("batch.state is BatchState.PREPARED\n", "is under way", "True\n"),
     "gathers what is in memory": _offers("and batch.durable\n", "is in memory", "\n"),
     "gathers what is being written": _offers("batch.writing or ", "is being written"),
     "gathers what an earlier life may have sent": _offers(
@@ -207,7 +207,7 @@ MUTANTS: dict[str, Mutant] = {
         {"last": True},
     ),
     # How they become one.
-    "made of what is under way": _checked("batch.state is j.State.PREPARED and ", "state"),
+    "made of what is under way": _checked("batch.state is j.BatchState.PREPARED and ", "state"),
     "made of what was sent": _checked(" and not batch.tries", "tries"),
     "made of those that are there": _checked("len(parents) < len(run) or ", "missing"),
     "made of what is done": _checked("each.done or ", "done"),

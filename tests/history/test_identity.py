@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from kafkasafe.history.identity import (
     MAX_SEQUENCE,
     BatchId,
+    IdentityVerdict,
     ProducerView,
     Scan,
-    Verdict,
     add_sequence,
     judge_by_both,
     judge_by_log,
@@ -49,16 +49,16 @@ def test_the_sequence_behind_the_largest_is_zero() -> None:
 @pytest.mark.parametrize(
     ("last_sequence", "verdict", "present"),
     [
-        (9, Verdict.GAP, 0),  # the batch before, 10–19, is missing as well
-        (19, Verdict.DECIDED, 0),
-        (24, Verdict.UNDECIDABLE, 0),  # half a batch is not ours
-        (29, Verdict.DECIDED, 1),
-        (39, Verdict.DECIDED, 2),
-        (500, Verdict.DECIDED, 2),  # something behind it, too
+        (9, IdentityVerdict.GAP, 0),  # the batch before, 10–19, is missing as well
+        (19, IdentityVerdict.DECIDED, 0),
+        (24, IdentityVerdict.UNDECIDABLE, 0),  # half a batch is not ours
+        (29, IdentityVerdict.DECIDED, 1),
+        (39, IdentityVerdict.DECIDED, 2),
+        (500, IdentityVerdict.DECIDED, 2),  # something behind it, too
     ],
 )
 def test_the_state_tells_up_to_where_the_leader_has_us(
-    last_sequence: int, verdict: Verdict, present: int
+    last_sequence: int, verdict: IdentityVerdict, present: int
 ) -> None:
     judgement = judge_by_state(ids(10, 10, start=20), view(last_sequence), acked_before=True)
     assert (judgement.verdict, judgement.present) == (verdict, present)
@@ -67,22 +67,32 @@ def test_the_state_tells_up_to_where_the_leader_has_us(
 def test_the_state_tells_across_the_wrap() -> None:
     doubt = ids(10, 10, start=MAX_SEQUENCE - 4)
     judgement = judge_by_state(doubt, view(4), acked_before=True)
-    assert (judgement.verdict, judgement.present) == (Verdict.DECIDED, 1)
+    assert (judgement.verdict, judgement.present) == (IdentityVerdict.DECIDED, 1)
 
 
 @pytest.mark.parametrize(
     ("state", "acked_before", "start", "verdict"),
     [
-        (None, False, 0, Verdict.READ_LOG),
-        (view(-1, epoch=2), False, 0, Verdict.READ_LOG),
-        (view(5, epoch=3), False, 0, Verdict.READ_LOG),  # somebody bumped the epoch
-        (view(5, epoch=1), False, 0, Verdict.DECIDED),  # our epoch is new to it and begins at 0: just send
-        (view(5, epoch=1), True, 0, Verdict.GAP),
-        (view(5, epoch=1), False, 10, Verdict.GAP),  # what was before sequence 10 of our epoch is not there
+        (None, False, 0, IdentityVerdict.READ_LOG),
+        (view(-1, epoch=2), False, 0, IdentityVerdict.READ_LOG),
+        (view(5, epoch=3), False, 0, IdentityVerdict.READ_LOG),  # somebody bumped the epoch
+        (
+            view(5, epoch=1),
+            False,
+            0,
+            IdentityVerdict.DECIDED,
+        ),  # our epoch is new to it and begins at 0: just send
+        (view(5, epoch=1), True, 0, IdentityVerdict.GAP),
+        (
+            view(5, epoch=1),
+            False,
+            10,
+            IdentityVerdict.GAP,
+        ),  # what was before sequence 10 of our epoch is not there
     ],
 )
 def test_other_epochs_and_silence(
-    state: ProducerView | None, acked_before: bool, start: int, verdict: Verdict
+    state: ProducerView | None, acked_before: bool, start: int, verdict: IdentityVerdict
 ) -> None:
     judgement = judge_by_state(ids(10, epoch=2, start=start), state, acked_before=acked_before)
     assert (judgement.verdict, judgement.present) == (verdict, 0)
@@ -116,27 +126,27 @@ A, B, C = ids(10, 10, 10)
 @pytest.mark.parametrize(
     ("log", "start", "verdict", "present"),
     [
-        ([(0, None), (10, None)], 0, Verdict.DECIDED, 0),
-        ([(0, A), (10, None), (20, B)], 0, Verdict.DECIDED, 2),
-        ([(0, A), (10, B), (20, C)], 0, Verdict.DECIDED, 3),
+        ([(0, None), (10, None)], 0, IdentityVerdict.DECIDED, 0),
+        ([(0, A), (10, None), (20, B)], 0, IdentityVerdict.DECIDED, 2),
+        ([(0, A), (10, B), (20, C)], 0, IdentityVerdict.DECIDED, 3),
         # A later one without the earlier, and everything to be seen: part of the log is gone.
-        ([(0, None), (10, B)], 0, Verdict.UNDECIDABLE, 0),
-        ([(0, A), (10, C)], 0, Verdict.UNDECIDABLE, 1),
+        ([(0, None), (10, B)], 0, IdentityVerdict.UNDECIDABLE, 0),
+        ([(0, A), (10, C)], 0, IdentityVerdict.UNDECIDABLE, 1),
         # The beginning is trimmed: it may have been there.
-        ([(30, None)], 30, Verdict.UNDECIDABLE, 0),
+        ([(30, None)], 30, IdentityVerdict.UNDECIDABLE, 0),
         # What was before a batch that was found is decided by the order of appends; what is behind it was seen.
-        ([(30, B)], 30, Verdict.DECIDED, 2),
-        ([(30, B), (40, C)], 30, Verdict.DECIDED, 3),
-        ([(30, A), (40, C)], 30, Verdict.UNDECIDABLE, 1),
+        ([(30, B)], 30, IdentityVerdict.DECIDED, 2),
+        ([(30, B), (40, C)], 30, IdentityVerdict.DECIDED, 3),
+        ([(30, A), (40, C)], 30, IdentityVerdict.UNDECIDABLE, 1),
         # Compaction left a hole between 10 and 40.
-        ([(0, None), (40, None)], 0, Verdict.UNDECIDABLE, 0),
-        ([(0, A), (40, None)], 0, Verdict.UNDECIDABLE, 1),
-        ([(0, A), (40, C)], 0, Verdict.DECIDED, 3),
-        ([(0, None), (40, A)], 0, Verdict.DECIDED, 1),
+        ([(0, None), (40, None)], 0, IdentityVerdict.UNDECIDABLE, 0),
+        ([(0, A), (40, None)], 0, IdentityVerdict.UNDECIDABLE, 1),
+        ([(0, A), (40, C)], 0, IdentityVerdict.DECIDED, 3),
+        ([(0, None), (40, A)], 0, IdentityVerdict.DECIDED, 1),
     ],
 )
 def test_the_log_tells(
-    log: list[tuple[int, BatchId | None]], start: int, verdict: Verdict, present: int
+    log: list[tuple[int, BatchId | None]], start: int, verdict: IdentityVerdict, present: int
 ) -> None:
     judgement = judge_by_log(scanned([A, B, C], log, start=start))
     assert (judgement.verdict, judgement.present) == (verdict, present)
@@ -168,15 +178,15 @@ def test_the_first_copy_is_the_one() -> None:
     ("last_sequence", "epoch", "log", "whole", "verdict", "present"),
     [
         # The log was trimmed past their place, the state has them: there, at any age. What it does not have may be gone.
-        (29, 0, [(30, None)], True, Verdict.DECIDED, 3),
-        (19, 0, [(30, None)], True, Verdict.UNDECIDABLE, 2),
-        (-1, 0, [(30, None)], True, Verdict.UNDECIDABLE, 0),
-        (29, 1, [(30, None)], True, Verdict.UNDECIDABLE, 0),
+        (29, 0, [(30, None)], True, IdentityVerdict.DECIDED, 3),
+        (19, 0, [(30, None)], True, IdentityVerdict.UNDECIDABLE, 2),
+        (-1, 0, [(30, None)], True, IdentityVerdict.UNDECIDABLE, 0),
+        (29, 1, [(30, None)], True, IdentityVerdict.UNDECIDABLE, 0),
         # One that was cut may have taken the last of them alone.
-        (29, 0, [(30, None)], False, Verdict.UNDECIDABLE, 0),
+        (29, 0, [(30, None)], False, IdentityVerdict.UNDECIDABLE, 0),
         # A later one without an earlier one, and the place to be seen: nothing that the state says explains it.
-        (29, 0, [(30, A), (40, C)], True, Verdict.UNDECIDABLE, 1),
-        (29, 0, [(30, B), (40, C)], True, Verdict.DECIDED, 3),
+        (29, 0, [(30, A), (40, C)], True, IdentityVerdict.UNDECIDABLE, 1),
+        (29, 0, [(30, B), (40, C)], True, IdentityVerdict.DECIDED, 3),
     ],
 )
 def test_what_the_log_has_no_more_the_state_may_have(
@@ -185,7 +195,7 @@ def test_what_the_log_has_no_more_the_state_may_have(
     log: list[tuple[int, BatchId | None]],
     *,
     whole: bool,
-    verdict: Verdict,
+    verdict: IdentityVerdict,
     present: int,
 ) -> None:
     scan = scanned([A, B, C], log, start=30)
@@ -198,7 +208,7 @@ def test_the_state_says_that_a_batch_before_is_missing() -> None:
     scan = scanned([b, c], [(0, None), (10, None)])
     assert judge_by_both(scan, None, acked_before=True, whole=True) == judge_by_log(scan)
     judged = judge_by_both(scan, ProducerView(0, a.base_sequence, 0), acked_before=True, whole=True)
-    assert (judged.verdict, judged.present) == (Verdict.GAP, 0)
+    assert (judged.verdict, judged.present) == (IdentityVerdict.GAP, 0)
 
 
 @pytest.mark.parametrize(
@@ -220,5 +230,5 @@ def test_the_log_tells_where_what_the_state_has_is(
     doubt = [A, B, C]
     by_state = judge_by_state(doubt, ProducerView(0, doubt[present - 1].last_sequence, 0), acked_before=True)
     judgement, below = judge_located(by_state, scanned(doubt[:present], log, start=start))
-    assert (judgement.verdict, judgement.present) == (Verdict.DECIDED, present)
+    assert (judgement.verdict, judgement.present) == (IdentityVerdict.DECIDED, present)
     assert (judgement.offsets, below, judgement.of_state) == (offsets, stable, True)

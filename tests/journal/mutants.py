@@ -14,7 +14,7 @@ from kafkasafe.journal.ids import Identities
 from kafkasafe.journal.loss_case import LossCase
 from kafkasafe.journal.losses import Losses
 from kafkasafe.journal.machine import Machine
-from kafkasafe.journal.parts import Parts
+from kafkasafe.journal.parts import JournalParts
 from kafkasafe.journal.recovery import Recovery
 from kafkasafe.journal.refusal import RefusalTimer
 from kafkasafe.journal.refusals import Refusals
@@ -48,7 +48,7 @@ _FIND_ITS = "partition = self._partitions[batch.destination]"
 MUTANTS: dict[str, Change] = {
     # A batch may be sent while it is being written.
     "SendsBeforeDurable": source(
-        Sealer, "enqueue", "elif batch.identity is not None:", "if batch.identity is not None and batch.state is State.SEALED:"
+        Sealer, "enqueue", "elif batch.identity is not None:", "if batch.identity is not None and batch.state is BatchState.SEALED:"
     ),
     # A batch may be sent before the mark that gives it its id is durable.
     "SendsBeforeIdDurable": source(
@@ -61,7 +61,7 @@ MUTANTS: dict[str, Change] = {
         Recovery, "recovered", "self._drop_parents()",
         "self._drop_parents()\n"
         "    for batch in [batch for each in self._all.values() for batch in each.queue]:\n"
-        "        batch.identity, batch.state = None, State.SEALED",
+        "        batch.identity, batch.state = None, BatchState.SEALED",
     ),
     # A request whose answer was lost is taken for dead at once.
     "NeverSeesGhosts": both(
@@ -98,7 +98,7 @@ MUTANTS: dict[str, Change] = {
     # An old batch may be sent while a request may still be on its way, and others beside it.
     "IgnoresAgeOfTheSent": source(Machine, "_flow", "self._clock.is_old(batch, now_ms)", "False"),
     # Ten in flight.
-    "WideWindow": source(Parts, "__init__", "window=settings.window", "window=10"),
+    "WideWindow": source(JournalParts, "__init__", "window=settings.window", "window=10"),
     # A future resolves with the answer, not with the mark.
     "ResolvesEarly": source(
         Durability, "finish", "self._out.ready.persist.after.append(Ended(batch, Fate.COMMITTED))",

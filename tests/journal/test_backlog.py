@@ -9,12 +9,12 @@ from collections import deque
 import pytest
 
 from kafkasafe.journal import backlog as backlogs
-from kafkasafe.journal.backlog import Backlog, Ordered, Row
+from kafkasafe.journal.backlog import Backlog, BacklogRow, Ordered
 from kafkasafe.spool.placing import Places, Stored
 
 
 def row(number, identity=None):
-    return Row(
+    return BacklogRow(
         number,
         10 * number,
         1_700_000_000_000 + number,

@@ -131,7 +131,7 @@ def test_damage_in_a_unit_ends_the_whole_unit_whatever_its_partition_does(
     progress.flow = flow
     journal.damaged(batches[0], "damaged")
     assert progress.flow is flow
-    assert {batch.state for batch in batches} == {j.State.JOINED}
+    assert {batch.state for batch in batches} == {j.BatchState.JOINED}
     assert (unit.phase, unit.code, unit.reason) == (u.Phase.REFUSED, j.DAMAGED, "damaged")
     [refuse] = journal.ready(0.0, 0).units
     assert isinstance(refuse, u.Refuse)

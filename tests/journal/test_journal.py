@@ -17,7 +17,7 @@ import mutants
 
 from kafkasafe import journal as j
 from kafkasafe import marks as m
-from kafkasafe.history.identity import BatchId, Judgement, ProducerView, Verdict, judge_by_state
+from kafkasafe.history.identity import BatchId, IdentityVerdict, Judgement, ProducerView, judge_by_state
 from kafkasafe.history.loss import AckedBatch, Cause, Loss
 
 NOW_MS = 1_700_000_000_000
@@ -117,7 +117,12 @@ class Shell:
         self.journal.lost(batch, sent=sent, code=code, message="gone", now=self.now)
 
     def judge(
-        self, verdict: Verdict, present: int, *, stable: bool = False, offsets: dict[int, int] | None = None
+        self,
+        verdict: IdentityVerdict,
+        present: int,
+        *,
+        stable: bool = False,
+        offsets: dict[int, int] | None = None,
     ) -> list[j.Batch]:
         judgement = Judgement(verdict, present, "seen", offsets or {})
         self.journal.judged(1, judgement, stable=stable, leader_epoch=3, now=self.now)
@@ -344,11 +349,11 @@ def test_an_old_batch_waits_for_what_may_still_arrive_and_is_looked_for_again() 
     shell.turn()
     shell.wait()
     assert shell.asks[-1].read_log
-    assert shell.judge(Verdict.DECIDED, 0, stable=True) == []
+    assert shell.judge(IdentityVerdict.DECIDED, 0, stable=True) == []
     assert 0 < shell.waits[-1].at_least_s <= 30
     assert shell.wait() == []
     assert len(shell.asks) == 3
-    assert shell.judge(Verdict.DECIDED, 0, stable=True) == [batches[1]]
+    assert shell.judge(IdentityVerdict.DECIDED, 0, stable=True) == [batches[1]]
 
 
 def test_after_a_failure_nothing_new_is_sent_until_all_have_their_answer() -> None:
@@ -376,7 +381,7 @@ def test_a_lost_answer_is_asked_about_and_the_same_id_goes_again() -> None:
     assert shell.asks[-1] == j.Ask(
         1, (BatchId(7, 0, 1, 2), BatchId(7, 0, 3, 3)), 1, acked_before=True, read_log=False, fenced=False
     )
-    assert shell.judge(Verdict.DECIDED, 0) == batches[1:2]
+    assert shell.judge(IdentityVerdict.DECIDED, 0) == batches[1:2]
     assert batches[1].identity == BatchId(7, 0, 1, 2)
 
 
@@ -387,7 +392,7 @@ def test_what_the_leader_has_is_probed_before_it_counts() -> None:
         shell.lose(batch)
     shell.turn()
     shell.wait()
-    assert shell.judge(Verdict.DECIDED, 2) == [batches[2]]  # the newest
+    assert shell.judge(IdentityVerdict.DECIDED, 2) == [batches[2]]  # the newest
     assert len(shell.resolved) == 1
     shell.ack(batches[2], 3)
     shell.turn()
@@ -401,7 +406,7 @@ def test_a_probe_without_answer_leaves_the_doubt() -> None:
     shell.lose(batches[1])
     shell.turn()
     shell.wait()
-    assert shell.judge(Verdict.DECIDED, 1) == [batches[1]]
+    assert shell.judge(IdentityVerdict.DECIDED, 1) == [batches[1]]
     shell.refuse(batches[1], 29)  # says nothing about what was appended before
     shell.turn()
     shell.wait()
@@ -415,7 +420,7 @@ def test_an_answer_that_was_slept_over_is_asked_for_again() -> None:
     shell.turn()
     shell.wait()
     shell.now += 3600
-    assert shell.judge(Verdict.DECIDED, 1) == []
+    assert shell.judge(IdentityVerdict.DECIDED, 1) == []
     assert len(shell.asks) == 3
 
 
@@ -427,7 +432,7 @@ def test_a_later_ack_is_as_good_as_a_probe_and_the_scan_starts_before_the_doubt(
     shell.turn()
     shell.wait()
     assert (shell.asks[-1].doubt, shell.asks[-1].from_offset) == ((BatchId(7, 0, 1, 2),), 1)
-    assert shell.judge(Verdict.DECIDED, 1) == []
+    assert shell.judge(IdentityVerdict.DECIDED, 1) == []
     assert len(shell.resolved) == 3
     assert shell.notices == []
 
@@ -439,7 +444,7 @@ def test_found_in_the_log_is_committed() -> None:
         shell.lose(batch)
     shell.turn()
     shell.wait()
-    assert shell.judge(Verdict.DECIDED, 1, stable=True, offsets={0: 11}) == [batches[2]]
+    assert shell.judge(IdentityVerdict.DECIDED, 1, stable=True, offsets={0: 11}) == [batches[2]]
     assert batches[1].base_offset == 11
     assert m.Committed(1, 3, ((batches[1].position, 11),)) in shell.marks
 
@@ -451,12 +456,12 @@ def test_a_gap_is_a_loss_and_gets_new_ids_when_all_requests_are_dead() -> None:
     shell.lose(batches[2])
     shell.turn()
     shell.wait()
-    assert shell.judge(Verdict.GAP, 0) == []
+    assert shell.judge(IdentityVerdict.GAP, 0) == []
     assert shell.waits[-1].at_least_s == 30.0
     assert shell.notices == []
     shell.wait()
     assert len(shell.asks) == 3  # what may have arrived meanwhile is seen
-    assert shell.judge(Verdict.GAP, 0) == []
+    assert shell.judge(IdentityVerdict.GAP, 0) == []
     # What the leader misses may be what it had acknowledged: the log is read before anything else is sent.
     (survey,) = shell.surveys
     assert survey.acked == (AckedBatch(BatchId(7, 0, 0, 1), 0),)
@@ -602,13 +607,13 @@ def test_a_doubt_names_no_trouble_that_is_over() -> None:
     shell.refuse(batches[1], 6)
     shell.turn()
     shell.wait()
-    shell.judge(Verdict.DECIDED, 0)
+    shell.judge(IdentityVerdict.DECIDED, 0)
     shell.ack(shell.sent[-1], 1)
     shell.turn()
     shell.journal.suspect(1, Cause.LOG_END, "the log ends at 0", from_offset=0)
     assert shell.journal.views.doubts() == [("t", 0, "the log ends at 0")]
     shell.turn()
-    while shell.sent[-1].state is j.State.SENT:
+    while shell.sent[-1].state is j.BatchState.SENT:
         shell.ack(shell.sent[-1], 2)
         shell.turn()
     shell.journal.survey_failed(1, "no leader")
@@ -716,7 +721,7 @@ def test_healing_is_told_by_the_life_that_ends_it_with_all_of_it(lives: int) -> 
         for offset in range(life, 4 if life == lives else life + 1):
             # What is back may be lost again: it is kept until all of it is back.
             assert shell.journal.views.release_position == first
-            (batch,) = [b for b in shell.sent if b.state is j.State.SENT][:1]
+            (batch,) = [b for b in shell.sent if b.state is j.BatchState.SENT][:1]
             shell.ack(batch, 5 * offset)
             shell.turn()
         if life < lives:
@@ -726,7 +731,7 @@ def test_healing_is_told_by_the_life_that_ends_it_with_all_of_it(lives: int) -> 
             shell.turn()
             for _ in range(3):
                 if not shell.sent:
-                    shell.judge(Verdict.DECIDED, 0, stable=True)
+                    shell.judge(IdentityVerdict.DECIDED, 0, stable=True)
     assert [n for n in shell.notices if isinstance(n, j.Healed)] == [j.Healed(1, 15, 5, 19)]
     assert shell.journal.views.release_position > first
     heir = shell.reborn()
@@ -795,7 +800,7 @@ def test_a_log_that_ends_too_early_raises_suspicion() -> None:
     shell.turn()
     shell.wait()
     shell.journal.judged(
-        1, Judgement(Verdict.DECIDED, 0, "seen"), stable=True, shrunk_to=3, now=shell.now + 40
+        1, Judgement(IdentityVerdict.DECIDED, 0, "seen"), stable=True, shrunk_to=3, now=shell.now + 40
     )
     assert shell.turn() == []
     assert len(shell.surveys) == 1
@@ -817,7 +822,7 @@ def test_the_next_life_asks_about_what_was_sent_before_lost_ones_came_back_in_fr
     shell.turn()
     shell.wait()
     shell.journal.judged(
-        1, Judgement(Verdict.DECIDED, 0, "seen"), stable=True, shrunk_to=0, read_from=0, now=shell.now
+        1, Judgement(IdentityVerdict.DECIDED, 0, "seen"), stable=True, shrunk_to=0, read_from=0, now=shell.now
     )
     shell.turn()
     assert shell.surveys[-1].from_offset == 0
@@ -830,8 +835,8 @@ def test_the_next_life_asks_about_what_was_sent_before_lost_ones_came_back_in_fr
     assert [identity.base_sequence for identity in heir.asks[-1].doubt] == [6, 7]
     assert heir.ids() == [None] * 6 + [(7, 0, 6), (7, 0, 7)]
     heir.now += 30
-    assert heir.judge(Verdict.DECIDED, 0, stable=True) == []  # what was late may have come
-    assert [b.position for b in heir.judge(Verdict.DECIDED, 0, stable=True)] == [batches[0].position]
+    assert heir.judge(IdentityVerdict.DECIDED, 0, stable=True) == []  # what was late may have come
+    assert [b.position for b in heir.judge(IdentityVerdict.DECIDED, 0, stable=True)] == [batches[0].position]
     assert heir.ids() == [(8, 0, sequence) for sequence in range(8)]
 
 
@@ -844,7 +849,7 @@ def test_what_was_sent_to_a_log_that_was_cut_is_looked_for_in_all_of_it() -> Non
     shell.turn()
     shell.wait()
     shell.journal.judged(
-        1, Judgement(Verdict.DECIDED, 0, "seen"), stable=True, shrunk_to=4, read_from=2, now=shell.now
+        1, Judgement(IdentityVerdict.DECIDED, 0, "seen"), stable=True, shrunk_to=4, read_from=2, now=shell.now
     )
     shell.turn()
     shell.journal.surveyed(1, Loss((0, 1), 0, 9, 10, {}, oldest_known=True), 4)
@@ -906,7 +911,7 @@ def test_an_acknowledged_batch_is_not_put_back_while_an_older_request_with_it_ma
     shell.lose(batches[1])
     shell.turn()
     shell.wait()
-    assert shell.judge(Verdict.DECIDED, 0) == [batches[1]]
+    assert shell.judge(IdentityVerdict.DECIDED, 0) == [batches[1]]
     shell.ack(batches[1], 5)
     shell.turn()
     shell.journal.suspect(1, Cause.LOG_END, "the log ends at 0", from_offset=0)
@@ -975,19 +980,19 @@ def test_a_refusal_decides_nothing_while_an_older_request_may_arrive() -> None:
     shell.lose(batches[1])
     shell.turn()
     shell.wait()
-    assert shell.judge(Verdict.DECIDED, 0) == [batches[1]]
+    assert shell.judge(IdentityVerdict.DECIDED, 0) == [batches[1]]
     shell.refuse(batches[1], 87)
     shell.turn()
     shell.wait()
     shell.now += 30
     assert shell.notices == []
-    shell.judge(Verdict.DECIDED, 0)
-    assert batches[1].state is j.State.SENT
+    shell.judge(IdentityVerdict.DECIDED, 0)
+    assert batches[1].state is j.BatchState.SENT
     shell.refuse(batches[1], 87)
     shell.turn()
     assert shell.notices == []  # it was asked about before the old request was dead: once more
     shell.wait()
-    shell.judge(Verdict.DECIDED, 0)
+    shell.judge(IdentityVerdict.DECIDED, 0)
     shell.refuse(batches[1], 87)
     shell.turn()
     assert shell.notices == [j.Refusal(batches[1])]
@@ -1259,7 +1264,7 @@ def refused_for(shell: Shell, batch: j.Batch, code: int, seconds: float, step_s:
             return
         shell.now = min(until, shell.now + step_s)
         if shell.wait() == [] and shell.asks[-1].doubt:
-            assert shell.judge(Verdict.DECIDED, 0) == [batch]
+            assert shell.judge(IdentityVerdict.DECIDED, 0) == [batch]
 
 
 def test_a_refused_batch_that_cannot_be_kept_is_sent_again() -> None:
@@ -1292,14 +1297,14 @@ def test_what_lasts_is_told_once_and_rejected_in_the_end(code: int) -> None:
     shell.now += 200
     shell.wait()
     if code == -1:
-        shell.judge(Verdict.DECIDED, 0)
+        shell.judge(IdentityVerdict.DECIDED, 0)
     shell.refuse(batches[1], code)
     shell.turn()
     if code == -1:
         # Only what is proven to be absent is rejected.
         assert shell.refusals() == []
         shell.wait()
-        shell.judge(Verdict.DECIDED, 0)
+        shell.judge(IdentityVerdict.DECIDED, 0)
     everything = code in {3, 29}
     assert shell.refusals() == (batches[1:] if everything else batches[1:2])
     assert shell.journal.views.denials() == []
@@ -1322,7 +1327,7 @@ def test_a_new_life_begins_the_time_anew() -> None:
     heir.journal._parts.refusals._refused_timeout_s = 3600.0
     heir.turn()
     (asked,) = [batch for _, _, batch in heir.journal.views.batches()]
-    assert heir.judge(Verdict.DECIDED, 0) == [asked]
+    assert heir.judge(IdentityVerdict.DECIDED, 0) == [asked]
     heir.now += 200
     refused_for(heir, asked, 29, 3500.0)
     assert heir.refusals() == []
@@ -1347,7 +1352,7 @@ def test_a_refusal_with_a_break_has_not_lasted(other: str) -> None:
     shell.now += 20
     if other == "answer":
         shell.wait()
-        shell.judge(Verdict.DECIDED, 0)
+        shell.judge(IdentityVerdict.DECIDED, 0)
     else:
         shell.wait()
     shell.refuse(batches[1], 29)
@@ -1483,7 +1488,7 @@ def test_old_brokers_that_refuse_a_sequence_the_log_does_not_have_get_new_ids() 
     shell.turn()
     shell.wait()
     # Retention or a loss: the log tells.
-    assert shell.judge(Verdict.DECIDED, 0, stable=True) == []
+    assert shell.judge(IdentityVerdict.DECIDED, 0, stable=True) == []
     assert [survey.acked[0].identity for survey in shell.surveys] == [BatchId(7, 0, 0, 1)]
     shell.journal.surveyed(1, Loss((), -1, -1, 0, {}, oldest_known=False), 1)
     assert shell.turn() == [batches[1]]
@@ -1515,7 +1520,7 @@ def test_a_fenced_batch_that_the_log_does_not_show_is_the_users_to_decide() -> N
     shell.turn()
     shell.wait()
     assert shell.asks[-1].fenced
-    shell.judge(Verdict.DECIDED, 0, stable=True)
+    shell.judge(IdentityVerdict.DECIDED, 0, stable=True)
     (undecidable,) = shell.notices
     assert undecidable.batch is batches[1]
     assert undecidable.evidence.startswith("fenced: a newer epoch")
@@ -1532,14 +1537,14 @@ def test_an_undecidable_batch_stops_the_partition_until_it_is_decided(resend: bo
     shell.turn()
     shell.wait()
     shell.now += 40
-    assert shell.judge(Verdict.UNDECIDABLE, 0, stable=True) == []
+    assert shell.judge(IdentityVerdict.UNDECIDABLE, 0, stable=True) == []
     assert shell.notices == [j.Undecidable(batches[1], "seen")]
     shell.seal(1)
     assert shell.turn() == []
     shell.journal.decide(batches[1], resend=resend)
     shell.turn()
     assert shell.asks[-1].doubt == (BatchId(7, 0, 2, 1),)
-    sent = shell.judge(Verdict.DECIDED, 0, stable=True)
+    sent = shell.judge(IdentityVerdict.DECIDED, 0, stable=True)
     if resend:
         assert sent == [batches[1]]
         assert batches[1].identity == BatchId(7, 1, 0, 1)
@@ -1563,7 +1568,7 @@ def test_a_new_life_asks_about_the_old_ones_batches_first_and_keeps_their_ids() 
             1, (BatchId(7, 0, 1, 1), BatchId(7, 0, 2, 1)), 1, acked_before=True, read_log=False, fenced=False
         )
     ]
-    (sent,) = heir.judge(Verdict.DECIDED, 0)
+    (sent,) = heir.judge(IdentityVerdict.DECIDED, 0)
     assert (sent.identity, sent.position) == (BatchId(7, 0, 1, 1), old[1].position)
     heir.ack(sent, 1)
     (sent,) = heir.turn()  # ours waits until theirs are done
@@ -1579,9 +1584,9 @@ def test_former_ids_are_left_not_bumped() -> None:
     heir = shell.reborn()
     heir.journal.granted(8, 0)
     heir.turn()
-    heir.judge(Verdict.GAP, 0)
+    heir.judge(IdentityVerdict.GAP, 0)
     heir.wait()
-    assert heir.judge(Verdict.GAP, 0) == []
+    assert heir.judge(IdentityVerdict.GAP, 0) == []
     # The leader misses what the former life saw acknowledged.
     (survey,) = heir.surveys
     heir.journal.surveyed(1, Loss((), -1, -1, 0, {}, oldest_known=False), 1)
@@ -1601,12 +1606,12 @@ def test_a_machine_that_slept_waits_for_its_own_sockets_but_not_for_brokers_that
     shell.now += 2 * 86400
     shell.journal.slept(2 * 86400, shell.now)
     shell.turn()
-    shell.judge(Verdict.GAP, 0)
+    shell.judge(IdentityVerdict.GAP, 0)
     assert shell.waits[-1].at_least_s > 15, (
         "no new id while a request under the old one may still be appended"
     )
     shell.wait()
-    shell.judge(Verdict.GAP, 0)
+    shell.judge(IdentityVerdict.GAP, 0)
     shell.journal.surveyed(1, Loss((), -1, -1, 0, {}, oldest_known=False), 1)
     assert len(shell.turn()) == 1, "the leader may have forgotten us: one goes alone"
 
@@ -1621,7 +1626,7 @@ def test_what_was_dead_before_a_sleep_stays_dead() -> None:
     shell.now += 50
     shell.journal.retry(1)
     shell.turn()
-    shell.judge(Verdict.GAP, 0)
+    shell.judge(IdentityVerdict.GAP, 0)
     assert shell.surveys
 
 
@@ -1643,7 +1648,7 @@ def holed(**hints: bool) -> Shell:
     view = ProducerView(0, 1, NOW_MS)
     for _ in range(2):
         judgement = judge_by_state([BatchId(7, 0, 5, 4)], view, acked_before=False)
-        assert judgement.verdict is Verdict.GAP
+        assert judgement.verdict is IdentityVerdict.GAP
         heir.journal.judged(1, judgement, stable=False, now=heir.now)
         heir.turn()
         if not heir.surveys:
@@ -1830,10 +1835,10 @@ def test_what_got_an_id_behind_a_skipped_batch_is_undecidable_too(resend: bool) 
     shell.turn()
     second = shell.notices[-1]
     assert isinstance(second, j.Undecidable)
-    assert (second.batch.position, second.batch.state) == (3, j.State.UNDECIDABLE)
+    assert (second.batch.position, second.batch.state) == (3, j.BatchState.UNDECIDABLE)
     shell.journal.decide(second.batch, resend=resend)
     shell.turn()
-    assert second.batch.state is (j.State.PREPARED if resend else j.State.COMMITTED)
+    assert second.batch.state is (j.BatchState.PREPARED if resend else j.BatchState.COMMITTED)
 
 
 def test_the_second_of_two_baselines_begins_nothing() -> None:
@@ -1859,11 +1864,11 @@ def test_the_second_of_two_baselines_begins_nothing() -> None:
     shell.write(ready.persist)
     assert shell.turn() == []
     shell.wait()
-    shell.judge(Verdict.DECIDED, 0)
-    assert batch.state is j.State.SENT
+    shell.judge(IdentityVerdict.DECIDED, 0)
+    assert batch.state is j.BatchState.SENT
     shell.ack(batch, 6)
     shell.turn()
-    assert batch.state is j.State.COMMITTED
+    assert batch.state is j.BatchState.COMMITTED
 
 
 @pytest.mark.parametrize("code", [0, 6, 29])
@@ -1886,7 +1891,7 @@ def test_only_what_is_allowed_moves() -> None:
     batch = j.Batch(1, 1, 1, 1, 0)
     with pytest.raises(j.IllegalMoveError, match="ACKNOWLEDGED cannot happen to a batch that is SEALED"):
         batch.on(j.BatchEvent.ACKNOWLEDGED)
-    assert set(j.STATE) == set(j.State)
+    assert set(j.STATE) == set(j.BatchState)
     assert {event for events in j.STATE.values() for event in events} == set(j.BatchEvent)
 
 
@@ -1924,7 +1929,7 @@ def test_a_refusal_of_what_the_leader_has_is_not_believed(code: int) -> None:
     shell.turn()
     assert (shell.divides, shell.refusals()) == ([], [])
     assert shell.asks[-1].doubt == (BatchId(7, 0, 1, 2),)
-    shell.judge(Verdict.DECIDED, 1, stable=True)
+    shell.judge(IdentityVerdict.DECIDED, 1, stable=True)
     assert shell.fates()[-1] == (batches[1].handle, j.Fate.COMMITTED)
 
 
@@ -2125,7 +2130,7 @@ def test_what_waits_for_a_cluster_keeps_what_is_known_of_it() -> None:
     assert not heir.journal.bind("B", assumed="B")
     assert remembered(heir) == [(batches[0].position, 0)]
     heir.turn()
-    heir.judge(Verdict.DECIDED, 1, stable=True, offsets={0: 5})
+    heir.judge(IdentityVerdict.DECIDED, 1, stable=True, offsets={0: 5})
     assert heir.journal.views.unfinished == 0
     assert heir.reborn().journal.bind("B", assumed="B")
 
@@ -2188,10 +2193,10 @@ def test_answers_to_questions_that_nobody_asked_change_nothing() -> None:
     batches = shell.flowing(1, 1)
     shell.journal.baseline(1, 99, TOPIC_ID)
     shell.journal.ask_failed(1, "late", code=0, now=shell.now)
-    shell.journal.judged(1, Judgement(Verdict.DECIDED, 1, "late"), stable=True, now=shell.now)
+    shell.journal.judged(1, Judgement(IdentityVerdict.DECIDED, 1, "late"), stable=True, now=shell.now)
     shell.journal.retry(1)
     assert shell.turn() == []
-    assert batches[1].state is j.State.SENT
+    assert batches[1].state is j.BatchState.SENT
     assert shell.journal.views.producer_id == 7
 
 
@@ -2213,7 +2218,7 @@ def test_a_batch_in_doubt_is_not_rejected_by_missing_metadata_alone() -> None:
     shell.lose(batches[1])
     shell.turn()
     shell.wait()
-    assert shell.judge(Verdict.DECIDED, 0) == [batches[1]]
+    assert shell.judge(IdentityVerdict.DECIDED, 0) == [batches[1]]
     shell.lose(batches[1], sent=False, code=17)
     shell.turn()
     shell.wait()
@@ -2248,7 +2253,7 @@ def test_a_batch_that_was_found_late_says_nothing_of_a_later_one() -> None:
     shell.lose(batches[1])
     shell.turn()
     shell.wait()
-    shell.judge(Verdict.DECIDED, 1, stable=True, offsets={0: 11})
+    shell.judge(IdentityVerdict.DECIDED, 1, stable=True, offsets={0: 11})
     assert shell.journal.views.last_acked_offset("t", 0) == 12
     heir = shell.reborn()
     heir.turn()
@@ -2457,20 +2462,20 @@ def test_a_life_that_closed_in_order_says_when_its_requests_are_dead() -> None:
 
     soon = shell.reborn(j.Clock(NOW_MS + 10_000, BOOT, 11_000))
     soon.turn()
-    assert soon.judge(Verdict.DECIDED, 0) == []
+    assert soon.judge(IdentityVerdict.DECIDED, 0) == []
     assert soon.waits[-1].at_least_s == pytest.approx(20, abs=0.1)
     assert soon.journal.quiet(soon.now, j.Clock(NOW_MS + 10_000, BOOT, 11_000)) is None, "what it said holds"
 
     later = shell.reborn(j.Clock(NOW_MS + 60_000, BOOT, 61_000))
     later.turn()
     before = len(later.marks)
-    assert [batch.position for batch in later.judge(Verdict.DECIDED, 0)] == [batches[1].position]
+    assert [batch.position for batch in later.judge(IdentityVerdict.DECIDED, 0)] == [batches[1].position]
     assert later.marks[before:] == [m.Quiet(-1, 0, bytes(16), 0)], "before anything is sent"
 
     # Killed now, it may have sent until then.
     heir = later.reborn(j.Clock(NOW_MS + 600_000, BOOT, 601_000))
     heir.turn()
-    heir.judge(Verdict.DECIDED, 0)
+    heir.judge(IdentityVerdict.DECIDED, 0)
     assert heir.waits[-1].at_least_s == pytest.approx(30)
 
 
@@ -2482,7 +2487,7 @@ def test_nothing_is_sent_before_the_log_stops_saying_that_nothing_is() -> None:
     shell.write(j.Persist(marks=[quiet]))
     heir = shell.reborn(j.Clock(NOW_MS + 60_000, BOOT, 61_000))
     heir.turn()
-    judgement = Judgement(Verdict.DECIDED, 0, "seen", {})
+    judgement = Judgement(IdentityVerdict.DECIDED, 0, "seen", {})
     heir.journal.judged(1, judgement, stable=False, leader_epoch=3, now=heir.now)
     ready = heir.journal.ready(heir.now, heir.now_ms)
     assert ready.sends == []

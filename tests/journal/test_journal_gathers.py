@@ -27,7 +27,7 @@ def waiting(count: int = 40, *, size_bytes: int = 100) -> tuple[Shell, list[j.Ba
         for index in range(count)
     ]
     shell.turn()
-    assert all(batch.state is j.State.PREPARED for batch in batches)
+    assert all(batch.state is j.BatchState.PREPARED for batch in batches)
     return shell, batches
 
 
@@ -44,9 +44,9 @@ def test_what_waits_behind_those_under_way_is_offered() -> None:
 
 
 ANY_OTHER_BATCH = {
-    "is under way": {"state": j.State.SENT},
-    "is asked about": {"state": j.State.IN_DOUBT},
-    "has no id yet": {"state": j.State.SEALED},
+    "is under way": {"state": j.BatchState.SENT},
+    "is asked about": {"state": j.BatchState.IN_DOUBT},
+    "has no id yet": {"state": j.BatchState.SEALED},
     "is in memory": {"durable": False},
     "is being written": {"writing": True},
     "may have been sent by an earlier life": {"former_life": True},
@@ -115,7 +115,7 @@ def test_it_has_their_records_their_sequences_and_their_place() -> None:
     made = journal.gathered(run, 2000)
     assert made.identity == BatchId(7, 0, 11, 60)
     assert (made.count, made.size_bytes, made.max_timestamp) == (60, 2000, NOW_MS + 1000)
-    assert made.state is j.State.SEALED
+    assert made.state is j.BatchState.SEALED
     [later] = shell.seal(2)
     for batch in list(shell.sent[-5:]):
         shell.ack(batch, batch.identity.base_sequence)
@@ -182,7 +182,7 @@ def test_the_next_life_and_whoever_looks_into_the_lane_find_it_in_their_place(la
     assert [batch.count for _, _, batch in looked.views.batches()] == counts
     # The first of them tells where it stands, as long as it is needed.
     for index, _ in enumerate(counts):
-        sent = [batch for batch in shell.sent if batch.state is j.State.SENT]
+        sent = [batch for batch in shell.sent if batch.state is j.BatchState.SENT]
         shell.ack(sent[0], sent[0].identity.base_sequence)
         shell.turn()
         if index < len(counts) - 1:
@@ -215,7 +215,7 @@ def test_nothing_is_gathered_before_an_answer_says_that_what_waits_waits_for_its
         assert not ready.gathers
         if ready.persist:
             shell.write(ready.persist)
-    assert batches[-1].state is j.State.PREPARED
+    assert batches[-1].state is j.BatchState.PREPARED
     first, second, *_ = shell.sent[-5:]
     shell.ack(first, 1)
     ready = shell.journal.ready(shell.now, shell.now_ms)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from kafkasafe.marks import ROWS, Row
+from kafkasafe.marks import ROWS, MarkRow
 from tests.pages import DOCS, filled, table
 
 PATH: Final = DOCS / "spool-format.md"
 
 
-def _body(row: Row[Any]) -> str:
+def _body(row: MarkRow[Any]) -> str:
     return f"{row.layout.text}. {row.means}" if row.means else row.layout.text
 
 

@@ -19,7 +19,7 @@ from kafka import KafkaConsumer, TopicPartition
 from kafka.admin import NewTopic
 
 from kafkasafe import RejectedError, SafeProducer, UndecidableError
-from kafkasafe.codes.verdicts import Action, classify_produce
+from kafkasafe.codes.verdicts import AnswerAction, classify_produce
 from kafkasafe.testing.broker import KafkaCluster
 from kafkasafe.testing.proxy import FaultProxy
 
@@ -29,7 +29,7 @@ CODES = [-1, *range(1, 134), 134, 999]
 MAX_PER_S = 10
 HELD_S = 2.5  # how long an error lasts that does not end by itself
 
-FINAL = {code for code in CODES if classify_produce(code).action is Action.REJECT_BATCH}
+FINAL = {code for code in CODES if classify_produce(code).action is AnswerAction.REJECT_BATCH}
 # A newer epoch of our producer id wrote to the partition, says the leader: what is not in the log is for the user to
 # decide, until then the partition waits.
 FENCED = {47, 90}

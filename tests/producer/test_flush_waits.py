@@ -10,7 +10,7 @@ from waiting import until
 
 from kafkasafe import SafeProducer, logs
 from kafkasafe._producing import delivery
-from kafkasafe.delivery.engine.waits import Waiting, WakeFlag
+from kafkasafe.delivery.engine.waits import WaitingCallers, WakeFlag
 
 
 def said(caplog) -> list[str]:
@@ -60,7 +60,7 @@ def test_get_wakes_up_once(fake_kafka, tmp_path, monkeypatch):
 
 
 def test_what_a_look_raises_is_raised_where_it_is_waited_for():
-    waiting = Waiting()
+    waiting = WaitingCallers()
     broken: list[int] = []
 
     def ready() -> bool:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kafkasafe.record import batch
 from kafkasafe.record.arrow_encode import Rows
-from kafkasafe.record.arrow_pack import Packer
+from kafkasafe.record.arrow_pack import ArrowPacker
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 NOW = 1_700_000_000_000
@@ -41,7 +41,7 @@ def pack(packer, batches):
     st.sampled_from([batch.Compression.NONE, batch.Compression.LZ4]),
 )
 def test_each_partition_gets_its_rows_in_order(batches, batch_bytes, held_bytes, head_from, compression):
-    packer = Packer(
+    packer = ArrowPacker(
         batch_bytes=batch_bytes,
         held_bytes=held_bytes,
         head_rows=5,
@@ -73,7 +73,7 @@ def test_each_partition_gets_its_rows_in_order(batches, batch_bytes, held_bytes,
 @pytest.mark.parametrize("partitions", [2, np.full(100, 2)])
 def test_a_head_is_small_and_has_the_base_that_was_asked_for(partitions):
     rows = Rows.of(None, pa.array([b"%d" % number for number in range(100)]))
-    packer = Packer(
+    packer = ArrowPacker(
         batch_bytes=10_000, held_bytes=1_000_000, head_rows=7, head_base=lambda now: now - (1 << 33)
     )
     head, rest = (*packer.add("t", partitions, rows, NOW), *packer.rest())
@@ -85,7 +85,7 @@ def test_a_head_is_small_and_has_the_base_that_was_asked_for(partitions):
 
 
 def test_a_small_beginning_has_no_head():
-    packer = Packer(batch_bytes=10_000, held_bytes=1_000_000, head_rows=7, head_from=100)
+    packer = ArrowPacker(batch_bytes=10_000, held_bytes=1_000_000, head_rows=7, head_from=100)
     rows = Rows.of(None, pa.array([b"x"] * 100))
     assert not list(packer.add("t", 0, rows, NOW))
     (only,) = packer.rest()
@@ -94,7 +94,7 @@ def test_a_small_beginning_has_no_head():
 
 
 def test_what_is_held_is_bounded_whatever_the_number_of_partitions():
-    packer = Packer(batch_bytes=900_000, held_bytes=100_000, head_rows=64, head_from=1 << 20)
+    packer = ArrowPacker(batch_bytes=900_000, held_bytes=100_000, head_rows=64, head_from=1 << 20)
     held = 0
     for number in range(60):
         rows = Rows.of(None, pa.array([bytes(1000)] * 40))
@@ -105,6 +105,6 @@ def test_what_is_held_is_bounded_whatever_the_number_of_partitions():
 
 
 def test_no_rows_are_no_batch():
-    packer = Packer(batch_bytes=1, held_bytes=1, head_rows=1)
+    packer = ArrowPacker(batch_bytes=1, held_bytes=1, head_rows=1)
     assert not list(packer.add("t", 0, Rows.of(None, pa.array([], pa.binary())), NOW))
     assert not list(packer.rest())

@@ -292,7 +292,7 @@ class Storm:
             for (lane, handle), (batch, _) in list(ledger.undecided.items()):
                 del ledger.undecided[lane, handle]
                 parcel = lane.parcels.get(handle)
-                if parcel is None or batch.state is not j.State.UNDECIDABLE:
+                if parcel is None or batch.state is not j.BatchState.UNDECIDABLE:
                     continue
                 data = life.engine.disk.bytes_of(lane, parcel, batch)
                 numbers = self.book.numbers(codec.decode(data).values)

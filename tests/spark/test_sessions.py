@@ -17,7 +17,7 @@ from kafkasafe.record import batch
 from kafkasafe.spark.appender import FencedError, RestartError
 from kafkasafe.spark.session import Session
 from kafkasafe.spark.sink_options import sink_options
-from kafkasafe.spark.transactions import Coordinator, _error
+from kafkasafe.spark.transactions import TransactionRequests, _error
 from kafkasafe.spark.txn import Marker, Report
 from kafkasafe.testing.proxy import FaultProxy
 
@@ -109,13 +109,13 @@ def test_a_missing_right_is_named(code, message, right):
 def asked(monkeypatch):
     """The kinds of requests to coordinators, in order."""
     names = []
-    real = Coordinator._ask
+    real = TransactionRequests._ask
 
     def ask(self, api, make, **how):
         names.append(api)
         return real(self, api, make, **how)
 
-    monkeypatch.setattr(Coordinator, "_ask", ask)
+    monkeypatch.setattr(TransactionRequests, "_ask", ask)
     return names
 
 
@@ -188,7 +188,10 @@ def test_tasks_of_the_last_batch_are_locked_out_of_the_next(kafka, make):
 
 
 def test_only_partitions_with_rows_are_verified_where_no_task_had_the_grant(kafka, make, mocker):
-    described, asked = mocker.spy(Coordinator, "producers"), mocker.spy(Coordinator, "partitions")
+    described, asked = (
+        mocker.spy(TransactionRequests, "producers"),
+        mocker.spy(TransactionRequests, "partitions"),
+    )
     session = make()
     topic = session._options.topic
 

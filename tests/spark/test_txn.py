@@ -10,9 +10,8 @@ import pytest
 
 from kafkasafe.spark.txn import (
     TRANSITIONS,
-    Appended,
+    AppendState,
     Event,
-    Grant,
     IllegalEventError,
     Marker,
     MarkerLog,
@@ -20,6 +19,7 @@ from kafkasafe.spark.txn import (
     MicroBatch,
     Report,
     Step,
+    WriterIdentity,
     judge_marker,
     judge_partitions,
     judge_version,
@@ -64,7 +64,7 @@ class Kafka:
         if self.open:
             self._end(commit=False)
         self.epoch += 1
-        return Grant("app", 7, self.epoch)
+        return WriterIdentity("app", 7, self.epoch)
 
     def begin(self, grant):
         self._check(grant)
@@ -85,7 +85,7 @@ class Kafka:
         found = {}
         for partition, log in self.logs.items():
             sequences = [sequence for epoch, sequence, _ in log if epoch == grant.epoch]
-            found["t", partition] = Appended(grant.epoch, sequences[-1]) if sequences else None
+            found["t", partition] = AppendState(grant.epoch, sequences[-1]) if sequences else None
         return found
 
     def mark(self, grant, marker):
@@ -94,7 +94,7 @@ class Kafka:
 
     def commit(self, grant):
         if self.grants and (grant.epoch, self.epoch) == (self.ended, self.ended + 1):
-            return Grant("app", 7, self.epoch)  # repeated; this transaction has ended
+            return WriterIdentity("app", 7, self.epoch)  # repeated; this transaction has ended
         self._check(grant)
         if not self.open and grant.epoch not in self.committed:
             raise FencedError
@@ -103,7 +103,7 @@ class Kafka:
         if not self.grants:
             return None
         self.ended, self.epoch = self.epoch, self.epoch + 1
-        return Grant("app", 7, self.epoch)
+        return WriterIdentity("app", 7, self.epoch)
 
     def _check(self, grant):
         if grant.epoch != self.epoch:
@@ -157,9 +157,9 @@ class Driver:
             step = machine.step
             try:
                 event = self._step(step, batch_id, rows, grant, reports)
-                if isinstance(event, Grant) and step is Step.COMMIT:
+                if isinstance(event, WriterIdentity) and step is Step.COMMIT:
                     self.carried, event = (event, Marker(batch_id + 1, "q", len(rows), str(rows))), Event.DONE
-                elif isinstance(event, Grant):
+                elif isinstance(event, WriterIdentity):
                     grant, event = event, Event.DONE
                     self.grants.append(grant)
             except FencedError:
@@ -181,7 +181,7 @@ class Driver:
                 reports.clear()
                 self.fences += 1
                 if self.mutant == "no fence" and kafka.epoch >= 0:
-                    return Grant("app", 7, kafka.epoch)
+                    return WriterIdentity("app", 7, kafka.epoch)
                 return self.do(kafka.fence)
             case Step.READ_MARKER:
                 marker = self.do(lambda: kafka.marker)
@@ -563,21 +563,21 @@ def test_the_newest_committed_marker_of_a_log(log, content, undecided):
     assert (found.content, found.undecided) == (content, undecided)
 
 
-GRANT = Grant("app", 7, 3)
+GRANT = WriterIdentity("app", 7, 3)
 
 
 @pytest.mark.parametrize(
     ("reports", "appended", "says"),
     [
-        ([Report("t", 0, 5)], {("t", 0): Appended(3, 4)}, ""),
-        ([Report("t", 0, 5)], {("t", 0): Appended(3, 4), ("t", 1): None}, ""),
-        ([Report("t", 0, 5)], {("t", 0): Appended(3, 4), ("t", 1): Appended(2, 9)}, ""),
-        ([Report("t", 0, 5)], {("t", 0): Appended(3, 3)}, "holds 4 records"),
+        ([Report("t", 0, 5)], {("t", 0): AppendState(3, 4)}, ""),
+        ([Report("t", 0, 5)], {("t", 0): AppendState(3, 4), ("t", 1): None}, ""),
+        ([Report("t", 0, 5)], {("t", 0): AppendState(3, 4), ("t", 1): AppendState(2, 9)}, ""),
+        ([Report("t", 0, 5)], {("t", 0): AppendState(3, 3)}, "holds 4 records"),
         ([Report("t", 0, 5)], {("t", 0): None}, "holds 0 records"),
-        ([Report("t", 0, 5)], {("t", 0): Appended(4, 4)}, "holds 0 records"),
-        ([], {("t", 0): Appended(3, 0)}, "holds 1 records"),
+        ([Report("t", 0, 5)], {("t", 0): AppendState(4, 4)}, "holds 0 records"),
+        ([], {("t", 0): AppendState(3, 0)}, "holds 1 records"),
         ([Report("t", 0, 5)], {}, "Nothing was asked"),
-        ([Report("t", 0, 5), Report("t", 0, 5, 1)], {("t", 0): Appended(3, 4)}, "two tasks"),
+        ([Report("t", 0, 5), Report("t", 0, 5, 1)], {("t", 0): AppendState(3, 4)}, "two tasks"),
     ],
 )
 def test_reports_are_held_against_the_logs(reports, appended, says):

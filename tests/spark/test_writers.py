@@ -25,7 +25,7 @@ from kafkasafe.spark import MetricsListener, foreach_batch_sink, tasks, write_ba
 from kafkasafe.spark.appender import FencedError
 from kafkasafe.spark.session import Session
 from kafkasafe.spark.staging import StagingError
-from kafkasafe.spark.transactions import Coordinator
+from kafkasafe.spark.transactions import TransactionRequests
 from kafkasafe.spark.writers import batch_writer, parts_of_rows, stream_writer
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
@@ -403,7 +403,7 @@ def test_a_commit_that_dies_at_any_step_is_followed_by_one_that_writes_once(
 
 
 def test_a_commit_adds_the_topics_partitions_once(kafka, topic, steps, mocker):
-    added = mocker.spy(Coordinator, "add_partitions")
+    added = mocker.spy(TransactionRequests, "add_partitions")
     steps.commit(steps.write(0, range(50), inline="1000000"), 0)
     assert added.call_count == 1
     assert values(kafka, topic) == numbers(range(50))

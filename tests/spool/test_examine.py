@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kafkasafe import marks as m
 from kafkasafe.cli.concerns import concerns_of
 from kafkasafe.history.identity import BatchId, ProducerView
-from kafkasafe.spool.examine import Examination, Fate, Finding, SpoolFate, Step, fates
+from kafkasafe.spool.examine import Examination, ExchangeStep, Finding, SpoolFate, SpoolOutcome, fates
 
 IDS = [BatchId(7, 0, 0, 5), BatchId(7, 0, 5, 5), BatchId(7, 0, 10, 5)]
 
@@ -155,16 +155,16 @@ def test_what_a_spool_knows_of_its_batches():
     ]
     told = fates(marks, {2: False, 7: True, 8: False})
     assert {position: (fate.fate, fate.base_offset) for position, fate in told.items()} == {
-        2: (Fate.NOT_SENT, -1),
-        3: (Fate.LOST, -1),
-        4: (Fate.COMMITTED, 77),
-        5: (Fate.REJECTED, -1),
-        6: (Fate.REPLACED, -1),
-        7: (Fate.IN_DOUBT, -1),
-        8: (Fate.NOT_SENT, -1),
+        2: (SpoolOutcome.NOT_SENT, -1),
+        3: (SpoolOutcome.LOST, -1),
+        4: (SpoolOutcome.COMMITTED, 77),
+        5: (SpoolOutcome.REJECTED, -1),
+        6: (SpoolOutcome.REPLACED, -1),
+        7: (SpoolOutcome.IN_DOUBT, -1),
+        8: (SpoolOutcome.NOT_SENT, -1),
     }
     assert told[5].note == "too large (10)"
-    assert fates(marks, {7: True, 8: False}, blind_before=8)[7].fate is Fate.UNKNOWN
+    assert fates(marks, {7: True, 8: False}, blind_before=8)[7].fate is SpoolOutcome.UNKNOWN
 
 
 SAFE = {
@@ -208,18 +208,18 @@ def test_one_replica():
 
 
 def test_every_fate_has_its_step_of_the_two_phase_exchange():
-    steps = {fate: SpoolFate(fate, base_offset=7).step for fate in Fate}
+    steps = {fate: SpoolFate(fate, base_offset=7).step for fate in SpoolOutcome}
     assert steps == {
-        Fate.NOT_SENT: Step.PREPARED,
-        Fate.IN_DOUBT: Step.PREPARE_ACKNOWLEDGED,
-        Fate.COMMITTED: Step.COMMIT_ACKNOWLEDGED,
-        Fate.LOST: Step.COMMIT_ACKNOWLEDGED,
-        Fate.REJECTED: None,
-        Fate.RESENT: None,
-        Fate.DROPPED: None,
-        Fate.REPLACED: None,
-        Fate.UNKNOWN: None,
+        SpoolOutcome.NOT_SENT: ExchangeStep.PREPARED,
+        SpoolOutcome.IN_DOUBT: ExchangeStep.PREPARE_ACKNOWLEDGED,
+        SpoolOutcome.COMMITTED: ExchangeStep.COMMIT_ACKNOWLEDGED,
+        SpoolOutcome.LOST: ExchangeStep.COMMIT_ACKNOWLEDGED,
+        SpoolOutcome.REJECTED: None,
+        SpoolOutcome.RESENT: None,
+        SpoolOutcome.DROPPED: None,
+        SpoolOutcome.REPLACED: None,
+        SpoolOutcome.UNKNOWN: None,
     }
     # The producer state shows it, and no answer said where.
-    assert SpoolFate(Fate.COMMITTED).step is Step.COMMITTED
-    assert [step.number for step in Step] == [1, 2, 3, 4]
+    assert SpoolFate(SpoolOutcome.COMMITTED).step is ExchangeStep.COMMITTED
+    assert [step.number for step in ExchangeStep] == [1, 2, 3, 4]

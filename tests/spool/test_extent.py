@@ -12,17 +12,21 @@ from kafkasafe.spool.extent import (
     BEGIN_SLOTS,
     END_SLOT,
     EXTENT_BYTES,
-    Claim,
     Extent,
+    LogEndClaim,
     decode_extent,
     encode_claim,
 )
 
 LANE = b"0123456789abcdef"
-OLDER, NEWER, END = Claim(LANE, 6, 100, 40), Claim(LANE, 7, 200, 90), Claim(LANE, 0, 900, 400)
+OLDER, NEWER, END = (
+    LogEndClaim(LANE, 6, 100, 40),
+    LogEndClaim(LANE, 7, 200, 90),
+    LogEndClaim(LANE, 0, 900, 400),
+)
 
 
-def content(first: Claim | None, second: Claim | None, end: Claim | None) -> bytes:
+def content(first: LogEndClaim | None, second: LogEndClaim | None, end: LogEndClaim | None) -> bytes:
     file = bytearray(EXTENT_BYTES)
     for at, claim in zip((*BEGIN_SLOTS, END_SLOT), (first, second, end), strict=True):
         if claim is not None:
@@ -64,6 +68,6 @@ def test_a_file_that_is_cut_short_claims_what_is_left(size):
 
 def test_claims_of_another_lane_say_nothing():
     other = b"fedcba9876543210"
-    assert decode_extent(content(Claim(other, 9, 1, 1), None, END)) == Extent()
+    assert decode_extent(content(LogEndClaim(other, 9, 1, 1), None, END)) == Extent()
     assert decode_extent(content(OLDER, None, END)).of(other) == Extent()
     assert decode_extent(content(OLDER, None, END)).of(LANE) == Extent(OLDER, END)

@@ -16,7 +16,7 @@ from typing import Any
 from kafkasafe import journal as j
 from kafkasafe import marks as m
 from kafkasafe import units as u
-from kafkasafe.history.identity import BatchId, Judgement, ProducerView, Verdict, add_sequence
+from kafkasafe.history.identity import BatchId, IdentityVerdict, Judgement, ProducerView, add_sequence
 from kafkasafe.history.loss import Cause, Loss
 
 from .recorder import Tape, recorded
@@ -538,12 +538,14 @@ class History:
         rng, log = self.rng, self.log(ask.destination)
         places = [log.find(identity) for identity in ask.doubt]
         present = next((at for at, place in enumerate(places) if place < 0), len(places))
-        verdict = rng.choices([Verdict.DECIDED, Verdict.GAP, Verdict.UNDECIDABLE], [10, 2, 1])[0]
+        verdict = rng.choices(
+            [IdentityVerdict.DECIDED, IdentityVerdict.GAP, IdentityVerdict.UNDECIDABLE], [10, 2, 1]
+        )[0]
         offsets = {at: places[at] for at in range(present)} if rng.random() < 0.7 else {}
         known = self.journal.views.last_acked_offset(*self.journal.views.address(ask.destination))
         shrunk = log.end if log.end <= known and rng.random() < 0.8 else -1
         judgement = Judgement(
-            verdict, present, "seen", offsets, missing=rng.choice([0, 3]) if verdict is Verdict.GAP else 0,
+            verdict, present, "seen", offsets, missing=rng.choice([0, 3]) if verdict is IdentityVerdict.GAP else 0,
             of_state=rng.random() < 0.5,
         )  # fmt: skip
         self.journal.judged(
@@ -748,7 +750,7 @@ class History:
         """The user decides what cannot be known."""
         if self.undecidable:
             batch = self.undecidable.pop()
-            if batch.state is j.State.UNDECIDABLE:
+            if batch.state is j.BatchState.UNDECIDABLE:
                 self.journal.decide(batch, resend=self.rng.random() < 0.5)
 
     # -- other incarnations ------------------------------------------------------------------------------------------

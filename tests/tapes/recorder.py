@@ -27,7 +27,7 @@ _VIEWS = frozenset({"packable"})
 _UNIT_VIEWS = frozenset({"bare", "earlier", "get", "granted", "held_up", "is_own", "is_open"})
 _NAMED = (
     u.InitProducerId, u.AddPartitions, u.Produce, u.CommitOffsets, u.EndTxn, u.DescribeTxn, u.FindOutcome, u.Refuse,
-    u.Backoff, u.RetryLater,
+    u.UnitPause, u.RetryLater,
     groups.Ended, groups.Begun, groups.Identified, groups.SilenceBroken, groups.UnitStaged, groups.UnitEnded,
     groups.UnitGroup,
     j.Aside,

@@ -17,7 +17,7 @@ WORDS: Final[dict[type[Any], str]] = {
     identity.BatchId: "BatchId",
     identity.Judgement: "Judgement",
     identity.ProducerView: "ProducerView",
-    identity.Verdict: "Verdict",
+    identity.IdentityVerdict: "Verdict",
     loss.AckedBatch: "AckedBatch",
     loss.Cause: "Cause",
     loss.Loss: "Loss",
@@ -35,7 +35,7 @@ WORDS: Final[dict[type[Any], str]] = {
     u.Phase: "Phase",
     u.Reading: "Reading",
     u.Refuse: "Refuse",
-    u.Backoff: "Rest",
+    u.UnitPause: "Rest",
     # The journal.
     j.AckedLoss: "AckedLoss",
     j.Aside: "Aside",

@@ -42,10 +42,10 @@ from kafkasafe.cluster.api import (
     StaleFenceError,
 )
 from kafkasafe.cluster.client import Transport
-from kafkasafe.cluster.client.produce_call import Group, ProduceCall
+from kafkasafe.cluster.client.produce_call import ProduceCall, ProduceGroup
 from kafkasafe.cluster.client.questions import _next_offset
 from kafkasafe.cluster.coordinators import Question
-from kafkasafe.cluster.network import Appended
+from kafkasafe.cluster.network import AllAppended
 from kafkasafe.consumer import SafeConsumer
 from kafkasafe.errors import ForkedProcessError
 from kafkasafe.kafkapython import requests
@@ -254,7 +254,7 @@ def test_produce_responses_are_what_kafka_python_decodes(
     theirs.parse_header(buffer)
     expected = theirs.decode(buffer)
     response = decoded(data)
-    assert isinstance(response, Appended) is (plain and version >= 9)
+    assert isinstance(response, AllAppended) is (plain and version >= 9)
     assert response.throttle_time_ms == expected.throttle_time_ms
     assert call._parse(response) == call._parse(expected)
     if version >= 9:
@@ -616,7 +616,7 @@ def test_a_fetch_goes_on_behind_batches_of_any_format() -> None:
 
 
 def test_split_into_requests_by_partition_and_size() -> None:
-    group = Group(1000)
+    group = ProduceGroup(1000)
     for token, partition, size in (("a", 0, 400), ("b", 1, 400), ("c", 0, 10), ("d", 2, 5000), ("e", 3, 10)):
         request = ProduceRequest(token, "t", partition, bytes(size))
         group.add(request, memoryview(request.data))

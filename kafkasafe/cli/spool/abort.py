@@ -17,7 +17,7 @@ from kafkasafe.cli.common import (
     duration_s,
 )
 from kafkasafe.cli.report import show
-from kafkasafe.cli.spool.decisions import BatchIds, Decided, Patience, Wanted, decide_staged
+from kafkasafe.cli.spool.decisions import BatchIds, DecisionReport, Patience, Wanted, decide_staged
 from kafkasafe.config import Decide
 
 __all__ = ["spool_abort"]
@@ -49,7 +49,7 @@ def _all(wanted: Sequence[Wanted]) -> tuple[Sequence[Wanted], Decide]:
 class AbortedBatches:
     """The report of this command."""
 
-    decided: Decided
+    decided: DecisionReport
 
     @property
     def exit_code(self) -> int:

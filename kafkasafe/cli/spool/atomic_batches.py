@@ -8,7 +8,7 @@ from typing import Any
 
 from kafkasafe.cli.common import counted
 from kafkasafe.maintenance.examination import LaneContent
-from kafkasafe.spool.examine import Step
+from kafkasafe.spool.examine import ExchangeStep
 from kafkasafe.spool.steps import BatchTimes, UnitLog
 
 __all__ = ["times_row", "unit_line", "unit_rows"]
@@ -37,9 +37,9 @@ def _row(content: LaneContent, log: UnitLog, by_position: Mapping[int, Any]) -> 
         "step_name": "dropped" if log.step is None else log.step.value,
         "reason": log.reason,
         "times": {
-            Step.PREPARED.value: _time(log.prepared_ms),
-            Step.PREPARE_ACKNOWLEDGED.value: _time(log.prepare_acknowledged_ms),
-            ("dropped" if log.is_dropped else Step.COMMIT_ACKNOWLEDGED.value): _time(log.ended_ms),
+            ExchangeStep.PREPARED.value: _time(log.prepared_ms),
+            ExchangeStep.PREPARE_ACKNOWLEDGED.value: _time(log.prepare_acknowledged_ms),
+            ("dropped" if log.is_dropped else ExchangeStep.COMMIT_ACKNOWLEDGED.value): _time(log.ended_ms),
         },
     }
 
@@ -53,9 +53,9 @@ def times_row(times: BatchTimes | None) -> dict[str, str | None]:
     if times is None:
         return {}
     return {
-        Step.PREPARED.value: _time(times.prepared_ms),
-        Step.PREPARE_ACKNOWLEDGED.value: _time(times.prepare_acknowledged_ms),
-        Step.COMMIT_ACKNOWLEDGED.value: _time(times.commit_acknowledged_ms),
+        ExchangeStep.PREPARED.value: _time(times.prepared_ms),
+        ExchangeStep.PREPARE_ACKNOWLEDGED.value: _time(times.prepare_acknowledged_ms),
+        ExchangeStep.COMMIT_ACKNOWLEDGED.value: _time(times.commit_acknowledged_ms),
     }
 
 

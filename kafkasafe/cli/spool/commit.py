@@ -16,7 +16,7 @@ from kafkasafe.cli.common import (
     duration_s,
 )
 from kafkasafe.cli.report import show
-from kafkasafe.cli.spool.decisions import BatchIds, Decided, Patience, Wanted, decide_staged
+from kafkasafe.cli.spool.decisions import BatchIds, DecisionReport, Patience, Wanted, decide_staged
 from kafkasafe.config import Decide
 
 __all__ = ["spool_commit"]
@@ -53,7 +53,7 @@ def _staged(wanted: Sequence[Wanted]) -> tuple[Sequence[Wanted], Decide]:
 class CommittedBatches:
     """The report of this command."""
 
-    decided: Decided
+    decided: DecisionReport
 
     @property
     def exit_code(self) -> int:

@@ -18,9 +18,9 @@ from kafkasafe.cluster.api import in_words
 from kafkasafe.config import Decide
 from kafkasafe.events import AtomicBatchCommitted, AtomicBatchDropped
 from kafkasafe.maintenance.examination import read_content
-from kafkasafe.spool.examine import Step
+from kafkasafe.spool.examine import ExchangeStep
 
-__all__ = ["DECISION_CODES", "BatchIds", "Decided", "Patience", "Wanted", "decide_staged"]
+__all__ = ["DECISION_CODES", "BatchIds", "DecisionReport", "Patience", "Wanted", "decide_staged"]
 
 DECISION_CODES: Final = CODES.format(broken="something is left")
 _POLL_S: Final = 0.05
@@ -75,7 +75,7 @@ def _wanted(directory: Path, given: Sequence[str] | None) -> tuple[list[Wanted],
             continue
         content = read_content(path, files=lanes.files)
         found += [
-            Wanted(path.name, log.unit_id, log.step is Step.PREPARE_ACKNOWLEDGED)
+            Wanted(path.name, log.unit_id, log.step is ExchangeStep.PREPARE_ACKNOWLEDGED)
             for log in content.units
             if log.outcome is None
         ]
@@ -130,7 +130,7 @@ def _decide(
     for row in before:
         match outcomes.known.get(row["batch_id"]):
             case AtomicBatchCommitted():
-                step = Step.COMMIT_ACKNOWLEDGED
+                step = ExchangeStep.COMMIT_ACKNOWLEDGED
                 rows.append({**row, "step": step.number, "step_name": step.value})
             case AtomicBatchDropped(reason=reason):
                 rows.append({**row, "step": None, "step_name": "dropped", "reason": reason})
@@ -141,7 +141,7 @@ def _decide(
                 elif (
                     at is not None
                     and at[0] is u.Phase.WAITING
-                    and row["step"] == Step.PREPARE_ACKNOWLEDGED.number
+                    and row["step"] == ExchangeStep.PREPARE_ACKNOWLEDGED.number
                 ):
                     row = {**row, "reason": _OVER}
                 rows.append(row)
@@ -149,7 +149,7 @@ def _decide(
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
+class DecisionReport:
     """What became of atomic batches.
 
     Attributes:
@@ -169,7 +169,7 @@ class Decided:
     @property
     def committed(self) -> int:
         """Number of committed batches."""
-        return sum(row["step"] == Step.COMMIT_ACKNOWLEDGED.number for row in self.rows)
+        return sum(row["step"] == ExchangeStep.COMMIT_ACKNOWLEDGED.number for row in self.rows)
 
     @property
     def aborted(self) -> int:
@@ -204,7 +204,7 @@ def decide_staged(
     options: Mapping[str, Any],
     limit_s: float,
     choose: Callable[[Sequence[Wanted]], tuple[Sequence[Wanted], Decide]],
-) -> Decided:
+) -> DecisionReport:
     """Decides the undecided atomic batches of lanes without an owner.
 
     Args:
@@ -221,4 +221,4 @@ def decide_staged(
     unreachable = False
     if chosen:
         rows, unreachable = _decide(directory, options, chosen, decision, limit_s)
-    return Decided(rows, len(wanted), foreign, unreachable, bool(decision.abort))
+    return DecisionReport(rows, len(wanted), foreign, unreachable, bool(decision.abort))

@@ -27,13 +27,13 @@ from kafkasafe.events import DeliveryRetried, RecordsCommitted, TopicBlocked, To
 from kafkasafe.spool.inspection import Inspected, inspect
 from kafkasafe.spool.lanes import SpoolDirectory
 
-__all__ = ["Delivery", "deliver"]
+__all__ = ["DeliveryReport", "deliver"]
 
 _REASONS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class DeliveryReport:
     """What a drain delivered, and what the directory holds afterwards."""
 
     delivered: int
@@ -125,7 +125,7 @@ def deliver(
     limit_s: float,
     on_undecidable: str,
     on_corrupt: str | None = None,
-) -> Delivery:
+) -> DeliveryReport:
     """Delivers what lanes without an owner hold.
 
     Args:
@@ -140,7 +140,7 @@ def deliver(
     before = there.records
     if not there.work:
         # Nothing is undelivered, so no broker is needed.
-        return Delivery(0, 0, _all_rejected(lanes), there.foreign, "", time.monotonic() - began)
+        return DeliveryReport(0, 0, _all_rejected(lanes), there.foreign, "", time.monotonic() - began)
     refused_before = _rejected(lanes)
     deadline = began + limit_s
     trouble, unreachable, lost = "", False, ""
@@ -196,7 +196,7 @@ def deliver(
     # Another process may have taken a lane after `before` was counted, and deliver its records.
     committed = 0 if drained is None else drained.committed_records
     delivered = max(0, min(before - left - refused - dropped, committed))
-    return Delivery(
+    return DeliveryReport(
         delivered,
         left,
         _all_rejected(lanes),

@@ -17,13 +17,13 @@ import typer
 from kafkasafe.cli.common import EXIT_BROKEN, Directory, counted, one_line, open_directory, progress
 from kafkasafe.cli.report import show
 from kafkasafe.cli.spool.contents import LaneName, contents_of, records_of
-from kafkasafe.spool.examine import Fate
+from kafkasafe.spool.examine import SpoolOutcome
 
 __all__ = ["spool_export"]
 
 _pa: Any = pa  # pyarrow ships no types
 
-_STATUSES: Final = tuple(fate.value for fate in Fate if fate is not Fate.REPLACED)
+_STATUSES: Final = tuple(fate.value for fate in SpoolOutcome if fate is not SpoolOutcome.REPLACED)
 
 _SCHEMA: Final = _pa.schema(
     [

@@ -26,8 +26,8 @@ from kafkasafe.cli.common import (
     progress,
 )
 from kafkasafe.cli.report import show
-from kafkasafe.cli.spool.delivery import Delivery, deliver
-from kafkasafe.maintenance.resend import Resent, bring_back, find_rejected
+from kafkasafe.cli.spool.delivery import DeliveryReport, deliver
+from kafkasafe.maintenance.resend import ResendResult, bring_back, find_rejected
 
 __all__ = ["RESEND_CODES", "spool_resend"]
 
@@ -87,8 +87,8 @@ class ResendReport:
         dry_run: Whether nothing was to be changed.
     """
 
-    found: Resent
-    done: Delivery | None
+    found: ResendResult
+    done: DeliveryReport | None
     dry_run: bool
 
     @property

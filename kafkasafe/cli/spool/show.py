@@ -15,11 +15,13 @@ from kafkasafe.cli.report import show
 from kafkasafe.cli.spool.atomic_batches import times_row, unit_line, unit_rows
 from kafkasafe.cli.spool.contents import LaneName, contents_of, records_of
 from kafkasafe.maintenance.examination import SpooledBatch
-from kafkasafe.spool.examine import Fate
+from kafkasafe.spool.examine import SpoolOutcome
 
 __all__ = ["spool_show"]
 
-_DONE: Final = frozenset({Fate.COMMITTED, Fate.REPLACED, Fate.RESENT, Fate.DROPPED})
+_DONE: Final = frozenset(
+    {SpoolOutcome.COMMITTED, SpoolOutcome.REPLACED, SpoolOutcome.RESENT, SpoolOutcome.DROPPED}
+)
 
 
 def spool_show(
@@ -99,7 +101,7 @@ class Batches:
     @property
     def exit_code(self) -> int:
         """See `Report`."""
-        rejected = any(row["status"] == Fate.REJECTED.value for row in self.rows)
+        rejected = any(row["status"] == SpoolOutcome.REJECTED.value for row in self.rows)
         return EXIT_BROKEN if self.damaged or self.unreadable or self.troubles or rejected else 0
 
     def lines(self) -> Iterator[str]:

@@ -22,7 +22,7 @@ from kafkasafe.cluster.client.order import RequestOrder
 from kafkasafe.cluster.client.schedule import RefreshSchedule
 from kafkasafe.cluster.coordinators import highest_produce, lowest_produce
 from kafkasafe.cluster.leaders import Leaders
-from kafkasafe.cluster.network import Appended, Connection, Network, ProduceBatches
+from kafkasafe.cluster.network import AllAppended, Connection, Network, ProduceBatches
 from kafkasafe.cluster.terms import (
     MAX_OFFSET,
     STALE_METADATA,
@@ -33,7 +33,7 @@ from kafkasafe.cluster.terms import (
     safely,
 )
 
-__all__ = ["Group", "ProduceCall", "ProduceShared"]
+__all__ = ["ProduceCall", "ProduceGroup", "ProduceShared"]
 
 
 class ProduceShared:
@@ -163,7 +163,7 @@ class ProduceCall(Call):
             shared.answered(stale=stale, moved=moved)
 
     def _parse(self, response: Any) -> Mapping[TopicPartition, ProduceReply]:
-        if isinstance(response, Appended):
+        if isinstance(response, AllAppended):
             return response.replies
         replies = {}
         for endpoint in response.node_endpoints or ():
@@ -200,7 +200,7 @@ class ProduceCall(Call):
         safely(self.reply, request.token, result)
 
 
-class Group:
+class ProduceGroup:
     """Splits the batches for one leader into requests: one batch for each partition, one transaction, bounded bytes."""
 
     def __init__(self, max_bytes: int) -> None:

@@ -13,7 +13,7 @@ import kafka.errors as kafka_errors
 from kafkasafe.cluster.api import Failure, ProduceCallback, ProduceRequest
 from kafkasafe.cluster.client.links import Links
 from kafkasafe.cluster.client.mailbox import Mailbox
-from kafkasafe.cluster.client.produce_call import Group, ProduceCall, ProduceShared
+from kafkasafe.cluster.client.produce_call import ProduceCall, ProduceGroup, ProduceShared
 from kafkasafe.cluster.client.refresher import Refresher
 from kafkasafe.cluster.leaders import Leaders
 from kafkasafe.cluster.terms import LEADER_NOT_AVAILABLE, error_of, safely
@@ -92,7 +92,7 @@ class ProduceRouter:
         *,
         final: bool,
     ) -> None:
-        groups: dict[int, Group] = {}
+        groups: dict[int, ProduceGroup] = {}
         parked: list[ProduceRequest[Any]] = []
         for request in requests:
             leader = self._leaders.leader(request.topic, request.partition)
@@ -115,7 +115,7 @@ class ProduceRouter:
                     continue
                 group = groups.get(leader)
                 if group is None:
-                    group = groups[leader] = Group(self._max_request_bytes)
+                    group = groups[leader] = ProduceGroup(self._max_request_bytes)
                 group.add(request, data)
                 continue
             invalid = self._refresher.watch(request.topic)

@@ -67,7 +67,7 @@ from kafkasafe.delivery.engine.rejects import Rejects
 from kafkasafe.delivery.engine.room import RoomKeeper
 from kafkasafe.delivery.engine.sender import Sender
 from kafkasafe.delivery.engine.surroundings import Surroundings
-from kafkasafe.delivery.engine.topics import TOPIC_POLL_S, Topics
+from kafkasafe.delivery.engine.topics import TOPIC_POLL_S, TopicKeeper
 from kafkasafe.delivery.engine.transactor import Transactor
 from kafkasafe.errors import DeliveryTimeoutError, SpoolError
 from kafkasafe.limits.patience import Patience
@@ -112,7 +112,7 @@ class Engine:
         self._lanes = LaneKeeper(context, ledger, disk, intake, self.endings, self._order)
         self.surroundings = Surroundings(context, ledger, disk, self._lanes)
         self._binding = Binding(context, ledger, disk)
-        self.topics = Topics(
+        self.topics = TopicKeeper(
             context, ledger, self._losses, self._binding, drive=self.drive, on_topic=on_topic
         )
         self.left: Mapping[Path, int] = {}
@@ -304,7 +304,7 @@ class Engine:
     @staticmethod
     def _decide(decided: Sequence[tuple[Lane, j.Batch]], *, resend: bool) -> None:
         for lane, batch in decided:
-            if batch.state is j.State.UNDECIDABLE:
+            if batch.state is j.BatchState.UNDECIDABLE:
                 lane.journal.decide(batch, resend=resend)
 
     def shut(self) -> None:

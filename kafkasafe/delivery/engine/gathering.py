@@ -60,7 +60,7 @@ class Gathering:
 
     def _gather(self, lane: Lane, run: Sequence[j.Batch]) -> bool:
         parents = [lane.parcels[batch.handle] for batch in run if batch.handle in lane.parcels]
-        waiting = all(batch.state is j.State.PREPARED and not batch.tries for batch in run)
+        waiting = all(batch.state is j.BatchState.PREPARED and not batch.tries for batch in run)
         if not waiting or len(parents) < len(run) or any(each.done or each.error for each in parents):
             return False
         try:

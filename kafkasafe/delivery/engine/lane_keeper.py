@@ -22,7 +22,7 @@ from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.ledger import Ledger
 from kafkasafe.delivery.engine.messages import Chore, ChoreDue, LaneRead
 from kafkasafe.delivery.engine.order import LaneOrder
-from kafkasafe.delivery.engine.packing import Rereading, packs
+from kafkasafe.delivery.engine.packing import LogReplay, packs
 from kafkasafe.delivery.engine.parcels import Parcel
 from kafkasafe.delivery.engine.unit_handles import UnitHandle
 from kafkasafe.errors import SpoolCorruptError, SpoolError, SpoolFormatError
@@ -118,7 +118,7 @@ class LaneKeeper:
             newest_reading=self._context.newest_reading,
         )
         journal = j.Journal(settings)
-        rereading = Rereading(journal, self._ledger.numbers if own and packs(config) else None)
+        rereading = LogReplay(journal, self._ledger.numbers if own and packs(config) else None)
         try:
             spool, entries = Spool.open(
                 lock.path,

@@ -27,7 +27,7 @@ from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.messages import Submitted
 from kafkasafe.delivery.engine.one_loss import one_loss
 from kafkasafe.delivery.engine.parcels import Parcel, first, last, leaves
-from kafkasafe.delivery.engine.waits import Waiting
+from kafkasafe.delivery.engine.waits import WaitingCallers
 from kafkasafe.errors import (
     DataLossError,
     DeliveryTimeoutError,
@@ -124,7 +124,7 @@ class Ledger:
     def renew(self) -> None:
         """Create a new lock: in a forked child, the thread that held the old one does not exist."""
         self.lock = threading.RLock()
-        self.waiters = Waiting()
+        self.waiters = WaitingCallers()
 
     def submit(self, parcels: Sequence[Parcel]) -> None:
         """Accept parcels, in order. Never blocks; the caller has checked `room` before.

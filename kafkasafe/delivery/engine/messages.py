@@ -305,7 +305,7 @@ class UnitDue:
     """The pause before a unit's next attempt is over."""
 
     lane: Lane
-    action: u.Request | u.Backoff
+    action: u.Request | u.UnitPause
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from kafkasafe.delivery.engine.ledger import Ledger
 from kafkasafe.delivery.engine.parcels import Parcel
 from kafkasafe.spool.recovery import BatchEntry, Entry, LostEntry, MarksEntry, replay_one
 
-__all__ = ["Packing", "Rereading", "packs"]
+__all__ = ["LogReplay", "Packing", "packs"]
 
 _PARCELS: Final = 4096
 """Nothing is packed up to this number of batches."""
@@ -25,7 +25,7 @@ def packs(config: ProducerConfig) -> bool:
     return not config.in_memory and config.delivery_timeout_s is None
 
 
-class Rereading:
+class LogReplay:
     """Passes the entries of a lane's log to its journal while the log is read, and packs long backlogs meanwhile.
 
     Args:

@@ -27,7 +27,7 @@ from kafkasafe.delivery.engine.elsewhere import Elsewhere
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.ledger import Ledger
 from kafkasafe.errors import SpoolCorruptError, SpoolError, SpoolWriteError
-from kafkasafe.spool.lanes import Standing
+from kafkasafe.spool.lanes import DirectoryStanding
 from kafkasafe.spool.refusals import counted
 
 __all__ = ["PlaceKeeper"]
@@ -53,9 +53,9 @@ _WORDS: Final = {
     _Problem.UNSEEN: "it cannot be seen",
 }
 _OF_STANDING: Final = {
-    Standing.UNLOCKED: _Problem.UNLOCKED,
-    Standing.MOVED: _Problem.MOVED,
-    Standing.DELETED: _Problem.DELETED,
+    DirectoryStanding.UNLOCKED: _Problem.UNLOCKED,
+    DirectoryStanding.MOVED: _Problem.MOVED,
+    DirectoryStanding.DELETED: _Problem.DELETED,
 }
 
 
@@ -111,7 +111,7 @@ class PlaceKeeper:
             return True
         if lane not in self._troubles:
             try:
-                if lane.lock.standing is Standing.HERE:
+                if lane.lock.standing is DirectoryStanding.HERE:
                     return True
             except OSError:
                 pass  # `_restore` checks again, and reports it
@@ -179,7 +179,7 @@ class PlaceKeeper:
             return self._troubles[lane].problem
         try:
             standing = lane.lock.standing
-            if standing is not Standing.HERE:
+            if standing is not DirectoryStanding.HERE:
                 return _OF_STANDING[standing]
             whole, in_place = lane.lock.home.whole, lane.spool.in_place
         except OSError:

@@ -17,10 +17,10 @@ from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.leader import Leader
 from kafkasafe.history.identity import (
     BatchId,
+    IdentityVerdict,
     Judgement,
     ProducerView,
     Scan,
-    Verdict,
     judge_by_both,
     judge_by_state,
     judge_located,
@@ -165,7 +165,7 @@ class OutcomeInquiry:
         if not unsupported(described):
             view = _view(good(described), ask.doubt[0].producer_id)
         by_state = judge_by_state(ask.doubt, view, acked_before=ask.acked_before)
-        believed = not (ask.read_log or ask.fenced or by_state.verdict is Verdict.READ_LOG)
+        believed = not (ask.read_log or ask.fenced or by_state.verdict is IdentityVerdict.READ_LOG)
         if believed and (yield from self._is_proven(by_state)):
             if not by_state.present or ask.from_offset < 0:
                 self._probe(by_state)
@@ -272,7 +272,7 @@ class OutcomeInquiry:
         stats = self._context.stats
         stats.in_doubt_resolved["present", method] += judgement.present
         absent = len(self._ask.doubt) - judgement.present
-        verdict = "undecidable" if judgement.verdict is Verdict.UNDECIDABLE else "absent"
+        verdict = "undecidable" if judgement.verdict is IdentityVerdict.UNDECIDABLE else "absent"
         stats.in_doubt_resolved[verdict, method] += absent
         self._context.sequence_errors.judged(self._leader.address, judgement.verdict.value)
 

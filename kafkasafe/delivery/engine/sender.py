@@ -227,7 +227,7 @@ class Sender:
                 now=now,
                 now_ms=self._context.clock.wall_ms(),
             )
-            if batch.state is j.State.REFUSED:
+            if batch.state is j.BatchState.REFUSED:
                 self._context.progressed()
         else:
             self._context.progressed()

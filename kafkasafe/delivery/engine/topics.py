@@ -15,7 +15,7 @@ from kafkasafe.delivery.engine.ledger import Ledger
 from kafkasafe.delivery.engine.losses import LossWatch
 from kafkasafe.delivery.engine.messages import Chore, ChoreDue
 
-__all__ = ["TOPIC_POLL_S", "Topics"]
+__all__ = ["TOPIC_POLL_S", "TopicKeeper"]
 
 TOPIC_POLL_S: Final = 1.0
 _UNKNOWN_TOPIC: Final = 3
@@ -25,7 +25,7 @@ _ASKED_FOR_S: Final = 300.0  # as long as KafkaProducer remembers that a topic w
 _FORGET_GONE_S: Final = 600.0  # brokers that have just started answer as if they had no topics
 
 
-class Topics:
+class TopicKeeper:
     """See the module.
 
     Args:

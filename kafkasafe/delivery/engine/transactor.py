@@ -484,7 +484,7 @@ class Transactor:
             pause_s=round(pause_s, 3),
             code=again.code,
         )
-        if isinstance(again.action, u.Backoff):
+        if isinstance(again.action, u.UnitPause):
             self._context.emit(
                 events.AtomicBatchRetried(again.action.unit.unit_id.hex(), again.attempt, again.reason)
             )

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
-__all__ = ["Waiting", "WakeFlag"]
+__all__ = ["WaitingCallers", "WakeFlag"]
 
 _LOOK_EVERY_S: Final = 5.0
 """A waiting caller checks its condition this often by itself, in case no thread notifies."""
@@ -60,7 +60,7 @@ class Wakeable(Protocol):
         """Set it. Never blocks."""
 
 
-class Waiting:
+class WaitingCallers:
     """The waiting callers, each with a wake flag of its own: a Condition whose waiters hold no lock while they check.
 
     A signal handler may interrupt any Python code of the main thread. If it interrupted the waiter of a Condition, its

@@ -7,6 +7,6 @@ inherits the open lock file. It closes its copy at once, which does not release 
 
 from kafkasafe.spool.lanes.directory import SpoolDirectory
 from kafkasafe.spool.lanes.format import format_lost, lane_name
-from kafkasafe.spool.lanes.lock import LaneLock, Standing
+from kafkasafe.spool.lanes.lock import DirectoryStanding, LaneLock
 
-__all__ = ["LaneLock", "SpoolDirectory", "Standing", "format_lost", "lane_name"]
+__all__ = ["DirectoryStanding", "LaneLock", "SpoolDirectory", "format_lost", "lane_name"]

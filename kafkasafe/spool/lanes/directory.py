@@ -16,7 +16,14 @@ from kafkasafe.errors import LaneBusyError, SpoolError
 from kafkasafe.spool.files import Files
 from kafkasafe.spool.lanes.cluster_file import ClusterFile
 from kafkasafe.spool.lanes.format import LANE, check_format, lane_name, make_format
-from kafkasafe.spool.lanes.lock import LOCK_NAME, LaneLock, Standing, close_lockable, give_up, open_lockable
+from kafkasafe.spool.lanes.lock import (
+    LOCK_NAME,
+    DirectoryStanding,
+    LaneLock,
+    close_lockable,
+    give_up,
+    open_lockable,
+)
 from kafkasafe.spool.lanes.owners import NO_CLIENT, Owners
 
 __all__ = ["SpoolDirectory"]
@@ -352,18 +359,18 @@ class SpoolDirectory:
         """
         try:
             self._make_again()
-            if lock is None or lock.standing is Standing.HERE:
+            if lock is None or lock.standing is DirectoryStanding.HERE:
                 return
             with self.births():
                 number = lock.number
                 match lock.standing:
-                    case Standing.HERE:
+                    case DirectoryStanding.HERE:
                         return
-                    case Standing.UNLOCKED:
+                    case DirectoryStanding.UNLOCKED:
                         lock.lock_again()
-                    case Standing.MOVED:
+                    case DirectoryStanding.MOVED:
                         self._fetch(lock)
-                    case Standing.DELETED:
+                    case DirectoryStanding.DELETED:
                         self._begin_again(lock)
                 if self._taken.get(number) is lock:
                     del self._taken[number]

@@ -14,12 +14,20 @@ from urllib.parse import quote
 from kafkasafe.errors import LaneBusyError
 from kafkasafe.spool.files import DirectoryFiles, Files
 
-__all__ = ["LOCK_NAME", "Home", "LaneLock", "Standing", "close_lockable", "give_up", "open_lockable"]
+__all__ = [
+    "LOCK_NAME",
+    "DirectoryStanding",
+    "LaneLock",
+    "LockedDirectory",
+    "close_lockable",
+    "give_up",
+    "open_lockable",
+]
 
 LOCK_NAME: Final = Path("lock")
 
 
-class Home(Protocol):
+class LockedDirectory(Protocol):
     """What a lock needs to know of the spool directory that its lane belongs to."""
 
     files: Files
@@ -59,7 +67,7 @@ def close_lockable(files: Files, handle: int) -> None:
         files.close(handle)
 
 
-class Standing(enum.Enum):
+class DirectoryStanding(enum.Enum):
     """Where the directory of a locked lane is now."""
 
     HERE = "here"
@@ -104,7 +112,7 @@ class LaneLock:
 
     def __init__(
         self,
-        home: Home,
+        home: LockedDirectory,
         number: int,
         *,
         directory: int,
@@ -138,7 +146,7 @@ class LaneLock:
         return self._handle >= 0
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> DirectoryStanding:
         """Where the directory is now. Takes two system calls.
 
         Raises:
@@ -148,8 +156,8 @@ class LaneLock:
         named = self._on.identity_of(self.path) == directory
         locked = self._on.identity_of(LOCK_NAME, at=self._directory) == lock
         if named:
-            return Standing.HERE if locked else Standing.UNLOCKED
-        return Standing.MOVED if locked else Standing.DELETED
+            return DirectoryStanding.HERE if locked else DirectoryStanding.UNLOCKED
+        return DirectoryStanding.MOVED if locked else DirectoryStanding.DELETED
 
     @property
     def directory(self) -> int:

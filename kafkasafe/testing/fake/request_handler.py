@@ -52,7 +52,7 @@ class Reply:
 class PendingRequest:
     """A request whose answer is not available yet. Call `RequestHandler.look` again."""
 
-    request: frames.Request
+    request: frames.RequestFrame
     later: Later
 
 
@@ -169,7 +169,7 @@ class RequestHandler:
         answer = held.later.look(now_ms)
         return None if answer is None else self._reply(held.request, answer)
 
-    def _ask(self, node: int, request: frames.Request, now_ms: int) -> Ask:
+    def _ask(self, node: int, request: frames.RequestFrame, now_ms: int) -> Ask:
         return Ask(
             self.centre,
             self.groups,
@@ -182,12 +182,12 @@ class RequestHandler:
             self.addresses,
         )
 
-    def _too_new(self, request: frames.Request, known: frames.Api, node: int, now_ms: int) -> Reply:
+    def _too_new(self, request: frames.RequestFrame, known: frames.Api, node: int, now_ms: int) -> Reply:
         old = replace(request, version=0, api=known)
         answer = cluster_requests.api_versions(self._ask(node, old, now_ms))
         return self._reply(old, answer | {"error_code": UNSUPPORTED_VERSION})
 
-    def _reply(self, request: frames.Request, answer: Fields) -> Reply:
+    def _reply(self, request: frames.RequestFrame, answer: Fields) -> Reply:
         response = frames.empty_response(request)
         frames.fill(response.message, answer)
         name = "" if request.api is None else request.api.name
