@@ -261,29 +261,115 @@ class _Known:
     recreated: Proof | None = None
     end_before: int = -1
 
-    def release(self) -> None:
+    # --- the end ---
+
+    def see_epoch(self, leader_epoch: int) -> None:
+        """Note the leader epoch of an answer."""
+        self.newest_epoch = max(self.newest_epoch, leader_epoch)
+
+    def raise_end(self, offset: int, leader_epoch: int) -> None:
+        """Note an end offset that is not lower than the one before."""
+        self.end, self.end_epoch = offset, leader_epoch
+        self._release()
+
+    def begin_end(self, offset: int, leader_epoch: int) -> int:
+        """Note the first end offset of a recreated topic. Return that of the deleted one."""
+        previous, self.recreated = self.end_before, None
+        self.end, self.end_epoch, self.newest_epoch = offset, leader_epoch, leader_epoch
+        return previous
+
+    def hold(self, offset: int, now: float) -> float:
+        """Note a lower answer. Return for how long answers have been lower, seconds."""
+        self.answered = offset
+        return self.since(now)
+
+    def lower_end(self, offset: int, proof: Proof | None) -> int:
+        """Note that the end is lower. Return the former one."""
+        previous = self.end
+        self.end, self.end_epoch = offset, self.newest_epoch
+        # The new log may have grown past the offset at which it diverged from the old one.
+        self._cut(offset if proof is None else proof.end_offset)
+        self._release()
+        return previous
+
+    def _release(self) -> None:
         self.held_since, self.answered = None, -1
 
     def since(self, now: float) -> float:
+        """Return for how long answers have been lower, seconds."""
         if self.held_since is None:
             self.held_since = now
         return max(0.0, now - self.held_since)
 
-    def release_start(self) -> None:
+    # --- the start ---
+
+    def raise_start(self, offset: int, leader_epoch: int) -> int:
+        """Note a start that is not lower than the one before. Return that of the deleted topic, else -1."""
+        previous, self.start_before = self.start_before, -1
+        if offset > self.start or leader_epoch >= 0:
+            self.start_epoch = leader_epoch
+        self.start = offset
+        self._release_start()
+        return previous
+
+    def hold_start(self, offset: int, now: float) -> float:
+        """Note a lower start. Return for how long starts have been lower, seconds."""
+        self.start_answered = offset
+        return self.start_since(now)
+
+    def lower_start(self, proof: Proof | None) -> int:
+        """Note that the start is the held lower one. Return the former one."""
+        previous, offset = self.start, self.start_answered
+        if proof is not None:
+            self._cut(proof.end_offset)
+        self.start, self.start_epoch = offset, UNDEFINED
+        self._release_start()
+        return previous
+
+    def _release_start(self) -> None:
         self.start_held_since, self.start_answered = None, -1
 
     def start_since(self, now: float) -> float:
+        """Return for how long starts have been lower, seconds."""
         if self.start_held_since is None:
             self.start_held_since = now
         return max(0.0, now - self.start_held_since)
 
-    def cut(self, offset: int) -> None:
+    # --- all answers ---
+
+    def note_found(self, timestamp_ms: int, record: _Record) -> None:
+        """Note the result of a look-up by timestamp."""
+        self.found[timestamp_ms] = record
+        self.found.move_to_end(timestamp_ms)
+        while len(self.found) > MAX_TIMESTAMPS:
+            self.found.popitem(last=False)
+
+    def _cut(self, offset: int) -> None:
         """Drop remembered answers at or after this offset: the log has other records there now."""
         if self.start > offset:
             self.start, self.start_epoch = -1, UNDEFINED
-            self.release_start()
+            self._release_start()
         for timestamp in [timestamp for timestamp, record in self.found.items() if record.offset >= offset]:
             del self.found[timestamp]
+
+    def identify(self, topic_id: bytes | None) -> bool:
+        """Note the topic id. Return whether it changed, which voids all remembered answers."""
+        if topic_id is None or topic_id == self.topic_id:
+            return False
+        old, self.topic_id = self.topic_id, topic_id
+        if old is None:
+            return False
+        self.former_ids = [*self.former_ids[1 - MAX_FORMER_IDS :], old]
+        # Keep the old end: the next end offset is compared with it, even if another look-up noticed the change.
+        self.end_before = max(self.end, self.end_before) if self.recreated else self.end
+        self.recreated = Proof(old_topic_id=old, topic_id=topic_id)
+        self.start_before = max(self.start, self.start_before)
+        self.end, self.start, self.start_epoch = -1, -1, UNDEFINED
+        self.end_epoch = self.newest_epoch = UNDEFINED
+        self.found.clear()
+        self._release()
+        self._release_start()
+        return True
 
 
 class EndOffsets:
@@ -340,20 +426,18 @@ class EndOffsets:
         known = self._of(key)
         if topic_id in known.former_ids:
             return Held(_or_none(known.end), offset, HeldReason.FORMER_TOPIC, refresh_metadata=True)
-        self._identify(known, topic_id)
+        known.identify(topic_id)
         if (proof := known.recreated) is not None:
-            previous, known.recreated = known.end_before, None
-            known.end, known.end_epoch, known.newest_epoch = offset, leader_epoch, leader_epoch
+            previous = known.begin_end(offset, leader_epoch)
             if offset < previous:
                 return Regressed(offset, previous, RegressedReason.RECREATED, proof)
             return Value(offset, leader_epoch, recreated=True)
         if UNDEFINED < leader_epoch < known.newest_epoch:
             # Even a higher answer: that leader is deposed, and an unclean election may have truncated its records.
             return Held(_or_none(known.end), offset, HeldReason.FORMER_LEADER, refresh_metadata=True)
-        known.newest_epoch = max(known.newest_epoch, leader_epoch)
+        known.see_epoch(leader_epoch)
         if offset >= known.end:
-            known.end, known.end_epoch = offset, leader_epoch
-            known.release()
+            known.raise_end(offset, leader_epoch)
             return Value(offset, leader_epoch)
         return self._hold(known, offset, now, leader_epoch)
 
@@ -373,8 +457,7 @@ class EndOffsets:
         raise ValueError(f"error code {code} does not say that an offset is not available yet")
 
     def _hold(self, known: _Known, offset: int, now: float, leader_epoch: int) -> Result:
-        since_s = known.since(now)
-        known.answered = offset
+        since_s = known.hold(offset, now)
         # A broker whose answer has no epoch cannot answer requests about epochs either.
         ask = known.end_epoch if known.end_epoch >= 0 and leader_epoch >= 0 else None
         if ask is None and since_s >= self._hold_timeout_s:
@@ -423,7 +506,7 @@ class EndOffsets:
             return Held(known.end, known.answered, HeldReason.LOWER, since_s, known.end_epoch)
         if end_offset >= known.end:
             return Held(known.end, known.answered, HeldReason.CATCHING_UP, since_s, known.end_epoch)
-        known.newest_epoch = max(leader_epoch, known.newest_epoch)
+        known.see_epoch(leader_epoch)
         reason = (
             RegressedReason.UNCLEAN_ELECTION
             if known.newest_epoch > known.end_epoch
@@ -447,11 +530,7 @@ class EndOffsets:
         )
 
     def _lower(self, known: _Known, offset: int, reason: RegressedReason, proof: Proof | None) -> Regressed:
-        previous = known.end
-        known.end, known.end_epoch = offset, known.newest_epoch
-        # The new log may have grown past the offset at which it diverged from the old one.
-        known.cut(offset if proof is None else proof.end_offset)
-        known.release()
+        previous = known.lower_end(offset, proof)
         return Regressed(offset, previous, reason, proof)
 
     # --- earliest ---
@@ -490,16 +569,11 @@ class EndOffsets:
         known = self._of(key)
         if topic_id in known.former_ids:
             return Held(_or_none(known.start), offset, HeldReason.FORMER_TOPIC, refresh_metadata=True)
-        recreated = self._identify(known, topic_id)
+        recreated = known.identify(topic_id)
         if offset < known.start:
-            since_s = known.start_since(now)
-            known.start_answered = offset
+            since_s = known.hold_start(offset, now)
             return self._hold_start(known, since_s, HeldReason.LOWER, _or_none(known.start_epoch))
-        previous, known.start_before = known.start_before, -1
-        if offset > known.start or leader_epoch >= 0:
-            known.start_epoch = leader_epoch
-        known.start = offset
-        known.release_start()
+        previous = known.raise_start(offset, leader_epoch)
         return Value(offset, leader_epoch, recreated=recreated or previous >= 0, previous=_or_none(previous))
 
     def prove_start(
@@ -570,12 +644,8 @@ class EndOffsets:
 
     @staticmethod
     def _lower_start(known: _Known, reason: RegressedReason, proof: Proof | None) -> Regressed:
-        previous, offset = known.start, known.start_answered
-        if proof is not None:
-            known.cut(proof.end_offset)
-        known.start, known.start_epoch = offset, UNDEFINED
-        known.release_start()
-        return Regressed(offset, previous, reason, proof)
+        previous = known.lower_start(proof)
+        return Regressed(known.start, previous, reason, proof)
 
     # --- by timestamp ---
 
@@ -611,42 +681,19 @@ class EndOffsets:
         known = self._of(key)
         if topic_id in known.former_ids:
             return _held(known.found.get(timestamp_ms), offset, HeldReason.FORMER_TOPIC)
-        recreated = self._identify(known, topic_id)
+        recreated = known.identify(topic_id)
         before = known.found.get(timestamp_ms)
         if offset is None:
             if before is not None and before.offset >= known.start:
                 return _held(before, None, HeldReason.NOT_FOUND)
             return Value(None, recreated=recreated)
-        known.found[timestamp_ms] = _Record(offset, leader_epoch, found_timestamp_ms)
-        known.found.move_to_end(timestamp_ms)
-        while len(known.found) > MAX_TIMESTAMPS:
-            known.found.popitem(last=False)
+        known.note_found(timestamp_ms, _Record(offset, leader_epoch, found_timestamp_ms))
         return Value(offset, leader_epoch, recreated=recreated)
 
     # --- what all of them do ---
 
     def _of(self, key: Key) -> _Known:
         return self._known.setdefault(key, _Known())
-
-    @staticmethod
-    def _identify(known: _Known, topic_id: bytes | None) -> bool:
-        """Note the topic id. Whether it changed, which voids all remembered answers."""
-        if topic_id is None or topic_id == known.topic_id:
-            return False
-        old, known.topic_id = known.topic_id, topic_id
-        if old is None:
-            return False
-        known.former_ids = [*known.former_ids[1 - MAX_FORMER_IDS :], old]
-        # Keep the old end: the next end offset is compared with it, even if another look-up noticed the change.
-        known.end_before = max(known.end, known.end_before) if known.recreated else known.end
-        known.recreated = Proof(old_topic_id=old, topic_id=topic_id)
-        known.start_before = max(known.start, known.start_before)
-        known.end, known.start, known.start_epoch = -1, -1, UNDEFINED
-        known.end_epoch = known.newest_epoch = UNDEFINED
-        known.found.clear()
-        known.release()
-        known.release_start()
-        return True
 
     # --- as text ---
 
