@@ -25,6 +25,14 @@ class BatchTimes:
     prepare_acknowledged_ms: int = -1
     commit_acknowledged_ms: int = -1
 
+    def identify(self, written_ms: int) -> None:
+        """The batch id under which it may be sent was written."""
+        self.prepare_acknowledged_ms = written_ms
+
+    def commit(self, written_ms: int) -> None:
+        """Its offset was written."""
+        self.commit_acknowledged_ms = written_ms
+
 
 @dataclass(slots=True)
 class UnitLog:
@@ -80,6 +88,43 @@ class UnitLog:
             ExchangeStep.PREPARED if self.prepare_acknowledged_ms < 0 else ExchangeStep.PREPARE_ACKNOWLEDGED
         )
 
+    @property
+    def transaction(self) -> tuple[str, int, int]:
+        """Transactional id, producer id and epoch of the transaction, which it may share with other atomic batches."""
+        return self.transactional_id, self.producer_id, self.producer_epoch
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether the brokers have all of it, in its latest transaction."""
+        return self.prepare_acknowledged_ms >= 0
+
+    def begin(self, transactional_id: str, producer_id: int, producer_epoch: int) -> None:
+        """It is sent in this transaction from now on."""
+        self.transactional_id = transactional_id
+        self.producer_id, self.producer_epoch = producer_id, producer_epoch
+        self.void()
+
+    def stage(self, offsets: dict[int, int], written_ms: int) -> None:
+        """The brokers have all of it, at these base offsets."""
+        self.prepare_acknowledged_ms, self.offsets = written_ms, offsets
+
+    def void(self) -> None:
+        """Its transaction is not committed any more."""
+        self.prepare_acknowledged_ms, self.offsets = -1, {}
+
+    def end(self, outcome: m.UnitOutcome, reason: str, written_ms: int) -> None:
+        """Its outcome was written."""
+        self.outcome, self.reason, self.ended_ms = outcome, reason, written_ms
+
+    def add(self, position: int) -> None:
+        """It has this batch, too."""
+        self.positions.append(position)
+
+    def divide(self, position: int, parts: Sequence[int]) -> None:
+        """The parts of a divided batch take its place."""
+        at = self.positions.index(position)
+        self.positions[at : at + 1] = parts
+
 
 def steps_of(
     groups: Iterable[tuple[int, Sequence[m.Mark], Sequence[tuple[int, bool]]]],
@@ -89,47 +134,54 @@ def steps_of(
     Args:
         groups: Of each: when it was written (ms since the epoch), its marks, and (position, has an id) of its batches.
     """
-    times: dict[int, BatchTimes] = {}
-    units: dict[bytes, UnitLog] = {}
-    unit_of: dict[int, UnitLog] = {}
+    steps = _Steps()
     for written_ms, marks, batches in groups:
+        steps.read(written_ms, marks, batches)
+    return steps.times, list(steps.units.values())
+
+
+class _Steps:
+    """The steps of all batches of a log.
+
+    Attributes:
+        times: Of plain batches, by position.
+        units: Atomic batches by id, in the order of the log.
+    """
+
+    def __init__(self) -> None:
+        self.times: dict[int, BatchTimes] = {}
+        self.units: dict[bytes, UnitLog] = {}
+        self._unit_of: dict[int, UnitLog] = {}
+
+    def read(self, written_ms: int, marks: Sequence[m.Mark], batches: Sequence[tuple[int, bool]]) -> None:
+        """Read one group; see `steps_of`."""
         members: dict[int, tuple[UnitLog, int]] = {}
         moved: dict[int, int] = {}
         for mark in marks:
             match mark:
-                case m.Unit(unit_id, first, count, transactional_id, offsets):
-                    names = tuple(each.group for each in offsets)
-                    unit = units.get(unit_id)
-                    if unit is None:
-                        unit = UnitLog(unit_id, transactional_id, names, prepared_ms=written_ms)
-                        units[unit_id] = unit
+                case m.Unit(_, first, count):
+                    of_unit = dict.fromkeys(range(first, first + count), (self._unit(mark, written_ms), -1))
                     # The mark before also names the parts of a divided batch.
-                    members = dict.fromkeys(range(first, first + count), (unit, -1)) | members
-                case m.Replaced(position, first, count) if position in unit_of:
-                    unit = unit_of.pop(position)
+                    members = of_unit | members
+                case m.Replaced(position, first, count) if position in self._unit_of:
+                    unit = self._unit_of.pop(position)
                     members.update(dict.fromkeys(range(first, first + count), (unit, position)))
-                case m.Begun():
-                    _began(units, mark)
-                case m.Staged(begun, places):
-                    _began(units, begun)
-                    if begun.unit_id in units:
-                        units[begun.unit_id].prepare_acknowledged_ms = written_ms
-                        units[begun.unit_id].offsets = {each.position: each.base_offset for each in places}
-                case m.Ended(unit_id, outcome, reason) if unit_id in units:
-                    ended = units[unit_id]
-                    if outcome is m.UnitOutcome.DROPPED:
-                        _void(units, ended)
-                    ended.outcome, ended.reason, ended.ended_ms = outcome, reason, written_ms
-                case m.Identified(_, _, _, entries):
-                    for entry in entries:
-                        if entry.position in times:
-                            times[entry.position].prepare_acknowledged_ms = written_ms
-                case m.Committed(_, _, entries):
-                    for position, _ in entries:
-                        if position in times:
-                            times[position].commit_acknowledged_ms = written_ms
                 case m.Moved(moves):
                     moved = {index: move.position for index, move in enumerate(moves)}
+                case m.Begun():
+                    self._began(mark)
+                case m.Staged(begun, places):
+                    self._staged(begun, places, written_ms)
+                case m.Ended(unit_id, outcome, reason) if unit_id in self.units:
+                    self._ended(self.units[unit_id], outcome, reason, written_ms)
+                case m.Identified(_, _, _, entries):
+                    for entry in entries:
+                        if entry.position in self.times:
+                            self.times[entry.position].identify(written_ms)
+                case m.Committed(_, _, entries):
+                    for position, _ in entries:
+                        if position in self.times:
+                            self.times[position].commit(written_ms)
                 case (
                     m.After()
                     | m.Cluster()
@@ -150,26 +202,77 @@ def steps_of(
                     | m.Undecidable()
                 ):
                     pass  # no step of a batch
+        self._on_batches(written_ms, batches, members, moved)
+
+    def _unit(self, mark: m.Unit, written_ms: int) -> UnitLog:
+        unit = self.units.get(mark.unit_id)
+        if unit is None:
+            names = tuple(each.group for each in mark.offsets)
+            unit = UnitLog(mark.unit_id, mark.transactional_id, names, prepared_ms=written_ms)
+            self.units[mark.unit_id] = unit
+        return unit
+
+    def _staged(self, begun: m.Begun, places: Sequence[m.Placed], written_ms: int) -> None:
+        self._began(begun)
+        if begun.unit_id in self.units:
+            offsets = {each.position: each.base_offset for each in places}
+            self.units[begun.unit_id].stage(offsets, written_ms)
+
+    def _ended(self, unit: UnitLog, outcome: m.UnitOutcome, reason: str, written_ms: int) -> None:
+        if outcome is m.UnitOutcome.DROPPED:
+            self._void(unit)
+        unit.end(outcome, reason, written_ms)
+
+    def _began(self, mark: m.Begun) -> None:
+        unit = self.units.get(mark.unit_id)
+        if unit is None:
+            return
+        if (unit.producer_id, unit.producer_epoch) != (mark.producer_id, mark.producer_epoch):
+            self._void(unit)
+        unit.begin(mark.transactional_id, mark.producer_id, mark.producer_epoch)
+
+    def _void(self, left: UnitLog) -> None:
+        """An atomic batch leaves its transaction. If it was staged, the transaction is void for the others as well."""
+        if not left.is_staged:
+            return
+        transaction = left.transaction
+        for unit in self.units.values():
+            if unit.transaction == transaction and not unit.outcome:
+                unit.void()
+
+    def _on_batches(
+        self,
+        written_ms: int,
+        batches: Sequence[tuple[int, bool]],
+        members: dict[int, tuple[UnitLog, int]],
+        moved: dict[int, int],
+    ) -> None:
+        """Take the batches of a group.
+
+        Args:
+            written_ms: When the group was written.
+            batches: Position, and whether it has an id.
+            members: By index, the atomic batch that it belongs to, and the position of the divided batch whose part it
+                is, else -1.
+            moved: By index, the former position of a batch that was copied forward.
+        """
         replaced: dict[int, list[int]] = {}
         for index, (position, identified) in enumerate(batches):
             if index in moved:
                 # Copied forward, as it was. The segment where it was written first may be deleted already.
-                times[position] = times.pop(moved[index], BatchTimes())
+                self.times[position] = self.times.pop(moved[index], BatchTimes())
                 continue
             if index not in members:
-                times[position] = BatchTimes(written_ms, written_ms if identified else -1)
+                self.times[position] = BatchTimes(written_ms, written_ms if identified else -1)
                 continue
             unit, parent = members[index]
-            unit_of[position] = unit
+            self._unit_of[position] = unit
             if parent < 0:
-                unit.positions.append(position)
+                unit.add(position)
             else:
                 replaced.setdefault(parent, []).append(position)
         for parent, positions in replaced.items():
-            where = unit_of[positions[0]].positions
-            at = where.index(parent)
-            where[at : at + 1] = positions
-    return times, list(units.values())
+            self._unit_of[positions[0]].divide(parent, positions)
 
 
 def undecidable_in(
@@ -218,25 +321,3 @@ def undecidable_in(
             if moved.get(index, -1) in found:
                 found[position] = found.pop(moved[index])
     return found
-
-
-def _began(units: dict[bytes, UnitLog], mark: m.Begun) -> None:
-    unit = units.get(mark.unit_id)
-    if unit is not None:
-        if (unit.producer_id, unit.producer_epoch) != (mark.producer_id, mark.producer_epoch):
-            _void(units, unit)
-        unit.transactional_id = mark.transactional_id
-        unit.producer_id, unit.producer_epoch = mark.producer_id, mark.producer_epoch
-        unit.prepare_acknowledged_ms = -1
-        unit.offsets = {}
-
-
-def _void(units: dict[bytes, UnitLog], left: UnitLog) -> None:
-    """One that was staged goes on without its transaction: for those that share it the mark is void as well."""
-    if left.prepare_acknowledged_ms < 0:
-        return
-    transaction = left.transactional_id, left.producer_id, left.producer_epoch
-    for unit in units.values():
-        if (unit.transactional_id, unit.producer_id, unit.producer_epoch) == transaction and not unit.outcome:
-            unit.prepare_acknowledged_ms = -1
-            unit.offsets = {}

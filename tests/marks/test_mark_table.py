@@ -19,7 +19,7 @@ READERS: Final[dict[Reader, Callable[..., Any]]] = {
     Reader.JOURNAL: Recovery.recover_marks,
     Reader.ORDER: order.Owed.group,
     Reader.FATES: examine.fates,
-    Reader.STEPS: steps.steps_of,
+    Reader.STEPS: steps._Steps.read,
     Reader.UNDECIDABLE: steps.undecidable_in,
 }
 
