@@ -52,8 +52,8 @@ def fitting_edges(partitions: Integers, sizes: Integers | None, batch_bytes: int
     a batch of its own. As few batches as possible are made in this order of the records.
 
     Args:
-        partitions: Of each record, sorted.
-        sizes: Of each record, bytes; None if all records together fit into a batch.
+        partitions: Partition of each record, sorted.
+        sizes: Size of each record, bytes; None if all records together fit into a batch.
         batch_bytes: Largest size of a batch.
 
     Returns:
