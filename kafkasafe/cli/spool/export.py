@@ -177,7 +177,7 @@ def _new_file(path: Path) -> Iterator[Any]:
         OSError: It cannot be written.
     """
     try:
-        # Only the owner may read the spool, so only the owner may read what was copied from it.
+        # Only the owner may read the spool, so only the owner may read a copy of it.
         with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             yield file
     except FileExistsError:
