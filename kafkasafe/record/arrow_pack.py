@@ -69,7 +69,7 @@ class Packer:
     """Collects rows by partition, and yields batches in each partition's order.
 
     Args:
-        batch_bytes: Of a batch before compression, at most; a larger record gets a batch of its own.
+        batch_bytes: Size of a batch before compression, at most; a larger record gets a batch of its own.
         held_bytes: Approximate bound of all held rows. Beyond it, the packer also yields batches that are not full.
         head_rows: Most rows in the first batch of each partition, if
         head_from: the first piece has more rows than this. 0: always. (The sender reads such a batch back.)
@@ -105,8 +105,8 @@ class Packer:
         """Take rows and yield full batches.
 
         Args:
-            topic: Of all rows.
-            partitions: Of all rows, or of each.
+            topic: Topic of all rows.
+            partitions: Partition of all rows, or of each row.
             rows: The rows.
             now: Time of the records, ms since the epoch.
         """
@@ -233,7 +233,7 @@ def divide(data: bytearray, parts: int) -> list[bytearray]:
     """A batch of a `Packer` as several smaller ones with the same records in the same order.
 
     Args:
-        data: One batch, whose records have one timestamp. Its identity is not kept, its base timestamp is.
+        data: One batch, whose records have one timestamp. The parts keep its base timestamp, but not its identity.
         parts: How many, at most; of about the same number of records.
 
     Raises:
