@@ -278,7 +278,7 @@ class Intake:
         self._disk.has_no_room(lane, why, attempt)
 
     def _divide(self, lane: Lane, divide: j.Divide) -> int:
-        """Divide one batch. Returns 0, or without dividing it the bytes of space that it needs."""
+        """Divide one batch and return 0. If space is missing, divide nothing and return how many bytes it needs."""
         parent = lane.parcels[divide.batch.handle]
         columns = codec.decode(self._disk.bytes_of(lane, parent, divide.batch))
         if divide.refused:

@@ -81,7 +81,7 @@ def _read_pages(context: EngineContext, leader: Leader, log: Scan | Survey, *, p
 
 
 def _scan(doubt: Sequence[BatchId], begin: int, log_start: int, log_end: int) -> Scan:
-    """A scan of the log from `begin` on, as far as the log still has it."""
+    """A scan of the log from `begin` on, or from the log's start if that is later."""
     scan = Scan(doubt, begin, log_end)
     if log_start > begin:
         scan.page((), next_offset=begin, log_start_offset=log_start)
