@@ -97,7 +97,7 @@ def call(send: Callable[[Reply[Any]], None], timeout_s: float) -> Any:
     """Returns the answer to one request.
 
     Raises:
-        KafkaError: The error of the `Failure`; KafkaTimeoutError if there was no answer in time.
+        KafkaError: The error of the `Failure`; KafkaTimeoutError if no answer came in time.
     """
     arrived = threading.Event()
     answers: list[Any] = []
@@ -192,7 +192,7 @@ class Coordinator:
             lambda reply: self._transport.init_transactional_id(self._id, transaction_timeout_ms, reply),
         )
         identity = answer.identity
-        assert identity is not None  # noqa: S101  # there is no error
+        assert identity is not None  # noqa: S101  # an answer without an error has it
         return Grant(self._id, identity.producer_id, identity.epoch, identity.protocol)
 
     def add_partitions(self, grant: Grant, partitions: Iterable[TopicPartition]) -> None:
