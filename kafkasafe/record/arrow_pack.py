@@ -75,7 +75,7 @@ class Packer:
         head_from: the first piece has more rows than this. 0: always. (The sender reads such a batch back.)
         head_base: Makes the base timestamp of these first batches from their timestamp; None: like all others.
         compression: How to compress batches.
-        compression_level: The codec's own level, None for its default.
+        compression_level: Level in the codec's own scale; None for the codec's default.
     """
 
     def __init__(
