@@ -574,5 +574,5 @@ class Pump:
         self.engine.topics.want(topic)
 
     def patience_ends(self, patience: Patience, began: float) -> float:
-        """When a caller that has waited for deliveries since `began` gives up, in monotonic seconds."""
+        """The time at which a caller that has waited for deliveries since `began` gives up, in monotonic seconds."""
         return self.engine.patience_ends(patience, began)

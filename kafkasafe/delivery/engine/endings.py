@@ -261,7 +261,10 @@ class Endings:
             self.publish_refused()
 
     def refused(self, topic: str | None = None) -> list[RefusedDestination]:
-        """Refused destinations with pending records, oldest first; of a topic, what holds it up. From any thread."""
+        """Refused destinations with pending records, oldest first; if given, only those that hold up `topic`.
+
+        Any thread may call this.
+        """
         lanes = list(self._context.lanes)
         found = refused([lane.journal for lane in lanes])
         if topic is not None:

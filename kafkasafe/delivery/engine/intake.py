@@ -42,7 +42,7 @@ class _Growing:
     Attributes:
         lane: Its lane.
         unit: The unit with the batches taken so far.
-        topic: Batches of this topic may still join the unit; empty: none may.
+        topic: The topic whose batches may still join the unit; empty if no batch may.
         left: Maximum number of batches that may still join.
         room: Maximum number of bytes that may still join.
     """

@@ -228,7 +228,7 @@ class OutcomeInquiry:
             result: t.EpochEnd | t.Failure = yield self._leader.offset_for_leader_epoch(epoch, "epoch")
             if not unsupported(result):
                 end_offset = good(result).end_offset
-                # A log that reaches back that far and does not know the epoch is another log.
+                # If the log reaches back that far but does not know the epoch, it is another log.
                 cut_at = end_offset if end_offset >= 0 else log_start
                 whole = end_offset >= ask.from_offset
         ended: t.OffsetListed | t.Failure = yield self._leader.log_end_offset("end")

@@ -105,7 +105,8 @@ class Step:
     """One round trip.
 
     Attributes:
-        request: (epoch, end offset) asked about, newest first. Only Alternative 2 sends more than one, and end offsets.
+        request: The (epoch, end offset) pairs in the request, newest first. Only Alternative 2 sends more than one
+            pair, and only it sends end offsets.
         reply_epoch: The epoch that the answer is about, `UNDEFINED` when the leader knows none.
         reply_end_offset: Where that epoch ends in the leader's log, `UNDEFINED` when it knows none.
         truncate_to: Where our log would be cut after this step.
