@@ -60,7 +60,7 @@ def close_lockable(files: Files, handle: int) -> None:
 
 
 class Standing(enum.Enum):
-    """Where the directory of a locked lane is now."""
+    """The present place of a locked lane's directory."""
 
     HERE = "here"
     """The lane's path leads to it, and its name `lock` leads to the locked file."""
