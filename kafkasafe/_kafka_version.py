@@ -25,7 +25,7 @@ def check() -> None:
     """Refuse an installed kafka-python that kafkasafe does not work with.
 
     This reads the file that has the version, and does not import kafka-python: Python 3.12 cannot import its older
-    releases, and `import kafkasafe` needs no client library. If there is no such file, as in a frozen program, the
+    releases, and `import kafkasafe` needs no client library. If this file is missing, as in a frozen program, the
     release is accepted.
 
     Raises:

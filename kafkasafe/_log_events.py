@@ -210,7 +210,7 @@ LOG_EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "log_diverged": LogEvent(
         ("ERROR",),
-        "Records that this consumer had read are no longer in the log.",
+        "The log has lost records that this consumer had read.",
         "Decide where to continue reading; see `LogDivergedError`. Look for an unclean election in the cluster.",
     ),
     "log_dropped": LogEvent(

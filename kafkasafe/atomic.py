@@ -619,7 +619,8 @@ class AtomicBatch:
             The batch's outcome. `durable()` waits until the whole batch is on disk, `get()` until it is committed.
 
         Raises:
-            SpoolFullError: There was no room within `max_block_ms`. Nothing was accepted; call `commit` again later.
+            SpoolFullError: The spool had no room within `max_block_ms`. Nothing was accepted; call `commit` again
+                later.
             UsageError: The batch was committed or dropped before.
             BatchDroppedError: After `send_offsets` the consumer went back to an earlier offset. Nothing is sent, and
                 the consumer reads the records of all partitions of the batch again.

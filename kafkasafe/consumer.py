@@ -83,9 +83,9 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
     - A result of `end_offsets`, `beginning_offsets` or `offsets_for_times` is lower than before only if something
       proves that the log changed, for example that records were lost. These methods retry where that helps, and take
       `partial=True`.
-    - If records that were read are no longer in the log, the consumer says which (`LogDiverged`), even after a restart.
-      To make that possible, the metadata of each committed offset carries the leader epochs of the records that were
-      read (unless the application gives metadata of its own).
+    - If the log has lost records that were read, the consumer says which (`LogDiverged`), even after a restart. To make
+      that possible, the metadata of each committed offset carries the leader epochs of the records that were read
+      (unless the application gives metadata of its own).
     - A temporary error of one partition does not end `poll`: the consumer goes on with the other partitions.
     - No position is reset without an event.
     - `poll_arrow` and `poll_batches` return whole Arrow tables.
@@ -106,9 +106,9 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
                 that, a lower end offset is reported as unproven and the old value is still returned, whereas a lower
                 start offset is accepted. Default: 30000.
             lineage_path: File that keeps, across restarts, the history of the records that were read: leader epochs, or
-                CRCs of batches if there are no epochs. It is for positions that are not committed to a group, or are
-                committed with metadata of your own. `poll` (at most once a second), `save_lineage` and `close` write
-                it. Each consumer needs a file of its own. Default: only committed offsets carry the history.
+                CRCs of batches without epochs. It is for positions that are not committed to a group, or are committed
+                with metadata of your own. `poll` (at most once a second), `save_lineage` and `close` write it. Each
+                consumer needs a file of its own. Default: only committed offsets carry the history.
             prometheus: Register the metrics in prometheus-client's default registry; for another registry call
                 `kafkasafe.metrics.install`.
             remote_storage_timeout_ms: `poll` raises RemoteStorageNotReadyError if a partition's remote segments
@@ -227,7 +227,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
             update_offsets: As in kafka-python.
 
         Raises:
-            LogDivergedError: See `on_divergence`. Raised at once, and later whenever there are no records to return.
+            LogDivergedError: See `on_divergence`. Raised at once, and later by each call that has no records to return.
             OffsetOutOfRangeError: A position is out of range, with `auto_offset_reset="none"`. Raised as often as
                 LogDivergedError.
             RemoteStorageNotReadyError: See `remote_storage_timeout_ms`.
@@ -385,7 +385,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
             partial: See `end_offsets`.
 
         Returns:
-            OffsetAndTimestamp by partition; None if there is no such record.
+            OffsetAndTimestamp by partition; None if the log has no such record.
 
         Raises:
             ValueError: A timestamp is negative.
@@ -567,7 +567,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
             reading.runner.wait(min(left_s, 0.1))
 
     def health(self) -> ConsumerHealth:
-        """Return whether the program polls and all its partitions are read; separately, whether a broker is connected.
+        """Return whether the program polls, whether all its partitions are read, and whether a broker is connected.
 
         It is meant for probes (docs/operations.md): it never waits for a broker or a lock. Any thread may call it at
         any time, even after `close`.

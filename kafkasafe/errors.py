@@ -117,9 +117,9 @@ class RejectedError(KafkaSafeError):
 class BatchDroppedError(KafkaSafeError):
     """An atomic batch (`SafeProducer.batch`) was dropped: `read_committed` consumers see none of its records.
 
-    The producer keeps the records in `rejected/`. There is one exception: the batch had a consumer's offsets, and the
-    consumer is no longer a member of its group. Then nothing is kept, because the group's next member reads the same
-    records again.
+    The producer keeps the records in `rejected/`. One case is different: the batch had a consumer's offsets, and the
+    consumer has left its group. Then the producer keeps nothing, because the group's next member reads the same records
+    again.
 
     If `commit_transaction` raises this error with an error code, the exception is also an instance of kafka-python's
     exception for the code, as a `RejectedError` is.
@@ -312,7 +312,7 @@ class BaselineError(KafkaSafeError, ValueError):
 
 
 class LogDivergedError(KafkaSafeError):
-    """Records that this consumer had read are no longer in the log (`on_divergence="raise"`).
+    """The log has lost records that this consumer had read (`on_divergence="raise"`).
 
     The partition's position does not move. `poll` raises this error again whenever it has no records of other
     partitions to return, until the application calls `seek`. `seek` to `event.divergent_offset` reads the records

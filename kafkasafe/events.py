@@ -526,14 +526,14 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class LogDiverged:
-    """Records that this consumer had read are no longer in the log; the option `on_divergence` decides what to do.
+    """The log has lost records that this consumer had read; the option `on_divergence` decides what to do.
 
     Attributes:
         topic: Topic name.
         partition: Partition number.
         position: The consumer's position: the next offset it would have read.
         divergent_offset: First offset at which the log differs from what the consumer read.
-        rolled_back: First and last offset (inclusive) of the records that were read and are no longer in the log.
+        rolled_back: First and last offset (inclusive) of the records that were read and that the log has lost.
         replaced: First and last offset (inclusive) of the other records that the log now has in the range
             `rolled_back`; None if it has none there (yet).
         epochs: Leader epochs of the missing records, oldest first.
@@ -572,13 +572,13 @@ class PositionReset:
     Attributes:
         topic: Topic name.
         partition: Partition number.
-        reason: "no_position": no offset was committed (or there is no group). "retention": the log begins after the
-            position. "beyond_end": the log ends before the position, and no record that was read is known to be
+        reason: "no_position": no offset was committed (or the consumer has no group). "retention": the log begins after
+            the position. "beyond_end": the log ends before the position, and no record that was read is known to be
             missing. "recreated": the topic was deleted and created again, and the consumer had read nothing before the
             position.
         strategy: The value of `auto_offset_reset`: "earliest" or "latest". Always "earliest" if `reason` is
             "recreated", because all records of the new topic are newer than the old position.
-        previous: The position before; None if there was none.
+        previous: The position before; None if the partition had no position.
         position: The position now.
         skipped: First and last offset (inclusive) that the reset makes this consumer skip; None if it skips none.
     """
@@ -603,7 +603,7 @@ class PositionRewound:
         partition: Partition number.
         reason: "dropped": an atomic batch with the consumer's offset was dropped. "rebalanced": the group rebalanced,
             and the group's offset is not the one that this consumer's batches had set.
-        previous: The position before; None if there was none.
+        previous: The position before; None if the partition had no position.
     """
 
     topic: str
@@ -717,8 +717,8 @@ class SourceDataLost:
     Attributes:
         topic: Topic name.
         partition: Partition number.
-        reason: "retention": the log begins after the position. "diverged": records that the query had read are no
-            longer in the log, and it reads the records that replaced them. "truncated": the log is shorter than before.
+        reason: "retention": the log begins after the position. "diverged": the log has lost records that the query had
+            read, and the query reads the records that replaced them. "truncated": the log is shorter than before.
             "recreated": the topic was deleted, and another topic has its name now. "new_partition": the first records
             of the partition were already deleted when the query first saw it. "missing": the topic or the partition no
             longer exists.

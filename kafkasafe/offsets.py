@@ -254,7 +254,7 @@ class EndOffsetTracker:
             topic: Topic name.
             partition: Partition number.
             timestamp_ms: The timestamp in the request, ms since the epoch.
-            offset: Offset of the first record at or after that timestamp; None if there is no such record.
+            offset: Offset of the first record at or after that timestamp; None if the log has no such record.
             leader_epoch: Leader epoch of that record; -1 if not known. A later `Held` result contains this epoch.
             found_timestamp_ms: Timestamp of that record, ms since the epoch; -1 if not known. A later `Held` result
                 contains this timestamp.

@@ -227,8 +227,8 @@ class _OfProducers(ConnectionOptions, total=False):
     """
     spool: Literal["always", "on_error", "never"]
     """"always": a record is on disk before it is sent. "on_error": a record is written to disk only if the cluster
-    does not acknowledge it within `spool_after_ms`, if memory is full, or at `close`. "never": there are no files;
-    `close` or a crash loses records that are not acknowledged.
+    does not acknowledge it within `spool_after_ms`, if memory is full, or at `close`. "never": the producer writes no
+    files; `close` or a crash loses records that are not acknowledged.
     """
     delivery: Literal["idempotent", "transactional"]
     """"idempotent": each batch is sent to its partition independently. "transactional": batches are sent in
@@ -364,8 +364,8 @@ class _OfConsumers(ConnectionOptions, total=False):
     up to 8 MiB, while responses arrive quickly.
     """
     auto_offset_reset: Literal["earliest", "latest", "none", "smallest", "largest"]
-    """Where to begin if there is no committed position, or if the position is out of range: "earliest", "latest", or
-    "none" (raise). Each reset emits a `PositionReset` event.
+    """Where to begin if no position is committed, or if the position is out of range: "earliest", "latest", or "none"
+    (raise). Each reset emits a `PositionReset` event.
     """
     enable_auto_commit: bool
     """Commit positions automatically, every `auto_commit_interval_ms` and at `close`."""
@@ -396,9 +396,8 @@ class _OfConsumers(ConnectionOptions, total=False):
     exclude_internal_topics: bool
     """Leave internal topics, such as `__consumer_offsets`, out of subscriptions by pattern."""
     on_divergence: Literal["raise", "seek"] | Callable[[LogDiverged], int | None]
-    """What to do when records that were read are no longer in the log. "raise": raise LogDivergedError. "seek":
-    go on at the first offset that differs. A function: it gets the event and returns the offset, or None to raise
-    the error.
+    """What to do when the log has lost records that were read. "raise": raise LogDivergedError. "seek": go on at the
+    first offset that differs. A function: it gets the event and returns the offset, or None to raise the error.
     """
     on_event: Callable[[ConsumerEvent], object] | None
     """A function that gets each event of `kafkasafe.events`. A producer calls it on its own thread, a consumer

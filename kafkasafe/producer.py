@@ -347,8 +347,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             processes may share it. Default: `KAFKASAFE_SPOOL_DIR`, else the user's state directory.
         spool (str): "always": every record is on disk before it is sent. "on_error": a record is written to disk only
             if the cluster does not acknowledge it within `spool_after_ms`, if the buffer fills, or at close; a crash of
-            this process before that loses the record. "never": there are no files; records that the cluster has not
-            acknowledged are lost when this process ends.
+            this process before that loses the record. "never": the producer writes no files; records that the cluster
+            has not acknowledged are lost when this process ends.
         spool_after_ms (int): How long `spool="on_error"` waits for an acknowledgement before it writes to disk.
             Default: 1000.
         spool_max_bytes (int): Largest size of the spool on disk, or of pending records in memory (`spool="never"`). If
@@ -464,7 +464,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             A future for the record's metadata.
 
         Raises:
-            SpoolFullError: There was no room within `max_block_ms`. The record was not accepted.
+            SpoolFullError: The spool had no room within `max_block_ms`. The record was not accepted.
             SpoolWriteError: There is not enough memory to encode earlier records. This record was not accepted.
             RecursionError: Python's stack is exhausted. The record was not accepted.
             KafkaTimeoutError: Callbacks of earlier records are too slow: they were not called within `max_block_ms`.
@@ -476,7 +476,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             ProducerClosedError: `close` was called before.
             DataLossError: The cluster lost acknowledged records that are not sent again (see `on_data_loss`). Raised
                 once for each loss. This record was not accepted: send it again.
-            TypeError: Key or value is not bytes and there is no serializer for it, or headers has the wrong type.
+            TypeError: Key or value is not bytes and has no serializer, or headers has the wrong type.
             ValueError: Key and value are both None, the topic name is invalid, or the topic has no such partition.
             MessageSizeTooLargeError: The record is larger than `max_request_size`.
         """
@@ -706,11 +706,11 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             IllegalStateError: The producer has no `transactional_id`.
             ProducerFencedError: Another producer has taken over the id. Nothing of the transaction is delivered, and
                 this producer can only be closed.
-            CommitFailedError: The consumer whose offsets are part of the transaction is no longer in its group. Nothing
-                is delivered: call `abort_transaction`.
+            CommitFailedError: The consumer whose offsets are part of the transaction has left its group. Nothing is
+                delivered: call `abort_transaction`.
             BatchDroppedError: The cluster rejected the transaction permanently, and its records are in `rejected/`:
                 call `abort_transaction`.
-            SpoolFullError: There was no room within `max_block_ms`. The transaction is still open.
+            SpoolFullError: The spool had no room within `max_block_ms`. The transaction is still open.
             KafkaError: No transaction is open.
         """
         self._in_transactions().commit()

@@ -59,7 +59,7 @@ class RetryEvent:
 _GaveUp = Literal["deadline", "attempts", "verdict"]
 
 _AGAIN: Final = frozenset({ErrorAction.RETRY, ErrorAction.RETRY_AFTER_REFRESH})
-# Maximum number of failing partitions whose rate is remembered. A partition whose turn has come needs no entry.
+# Maximum number of failing partitions whose rate is remembered. A partition that may be retried now needs no entry.
 _MAX_KEYS: Final = 10_000
 
 

@@ -135,8 +135,8 @@ _RETRIES: Final = (
 _TRIMMED: Final = Definition(
     "loss_checks_inconclusive",
     "counter",
-    "Elections after which nothing could prove that the acknowledged or read records were still in the log when they"
-    " were removed from it.",
+    "Elections after which acknowledged or read records were removed from the log before anything proved that the log"
+    " still had them.",
     ("topic",),
 )
 """Shared by producers and consumers, too."""
@@ -157,7 +157,7 @@ _START_TIME: Final = Definition(
     "When the producer or consumer was started, seconds since 1970. A new value means a restart.",
     merge="max",
 )
-"""Of both, too."""
+"""Shared by both, too."""
 
 _DEFINITIONS: Final = (
     Definition("records", "counter", "Records by outcome.", ("topic", "outcome")),
@@ -217,7 +217,9 @@ _DEFINITIONS: Final = (
         "gauge",
         "Lanes whose files are not in their place and cannot be restored for now. No record in them counts as durable.",
     ),
-    Definition("spool_full", "counter", "Sends that the producer did not accept because there was no room."),
+    Definition(
+        "spool_full", "counter", "Sends that the producer did not accept because the spool had no room."
+    ),
     Definition(
         "spool_copied_bytes",
         "counter",

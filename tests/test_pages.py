@@ -109,11 +109,7 @@ def page(name):
 
 
 def test_options_that_kafka_python_lost_are_on_the_page_of_migration():
-    gone = (
-        page("migrating-from-kafka-python.md")
-        .partition("### Options that are gone")[2]
-        .partition("\n### ")[0]
-    )
+    gone = page("migrating-from-kafka-python.md").partition("### Removed options")[2].partition("\n### ")[0]
     assert [name for name in REMOVED if f"`{name}`" not in gone] == []
 
 

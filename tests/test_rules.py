@@ -138,7 +138,7 @@ TESTS = {
     "All answers of a walk": "test_a_walk_begins_anew_where_the_leader_changed",
     "After a divergence was": "test_the_seek_after_a_divergence_is_the_last_word",
     "Until that seek": "test_the_file_keeps_the_topic_that_was_read_until_it_is_decided",
-    "Taken records are no longer covered": "test_nothing_waits_between_taking_and_returning",
+    "The position does not cover taken": "test_nothing_waits_between_taking_and_returning",
     "An incarnation waits only for batches that were written before": "test_no_two_lives_ever_wait_for_each_other",
     "A mark in the lane says": "test_what_a_life_held_back_is_held_back_after_its_end_too",
     "An adopted lane is read on another thread": "test_a_lane_that_could_not_be_adopted_is_tried_again",

@@ -46,11 +46,11 @@ class Failures:
         self.rest_until = until
 
     def reported(self) -> None:
-        """An event has reported the present failures."""
+        """Note that an event has reported the present failures."""
         self.reported_code = self.code
 
     def raised(self, now: float) -> None:
-        """`poll` raises an error about the present failures."""
+        """Note that `poll` raises an error about the present failures."""
         self.overdue_since = now
 
     def located(self, *, remote: bool) -> None:

@@ -90,6 +90,6 @@ class Followers(Generic[T]):
         return partition in self._overdue.get(node, ())
 
     def due_s(self, now: float) -> float | None:
-        """Seconds until a follower owes its answer for too long; None: none was asked."""
+        """Seconds until the first answer of a follower is overdue; None if no follower was asked."""
         untils = [until for until, _ in list(self._asked.values())]
         return max(0.0, min(untils) - now) if untils else None

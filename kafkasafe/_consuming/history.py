@@ -124,7 +124,7 @@ class History:
         """Take the history that a committed offset carries, unless the present one is the better one.
 
         Args:
-            metadata: Of the committed offset.
+            metadata: Metadata of the committed offset.
             epoch: Its leader epoch; -1 if it has none.
             offset: The committed offset.
         """

@@ -50,7 +50,7 @@ class Moves:
             part: Its state.
             event: What happened.
             offset: Where the history is cut, if the event cuts it.
-            strategy: Of the reset, if the event requests one.
+            strategy: Strategy of the reset, if the event requests one.
         """
         self.carry_out(tp, part, part.on(event, offset), strategy=strategy)
 

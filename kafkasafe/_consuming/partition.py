@@ -184,7 +184,7 @@ class AssignedPartition:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no procedure runs, and no decision of the application is due."""
+        """Whether no procedure runs and the consumer does not wait for a decision of the application."""
         return self.at.activity is Activity.IDLE
 
     def is_due(self, leadership: Leadership) -> bool:

@@ -55,7 +55,7 @@ class AssignedPartitions:
         return part
 
     def drop_revoked(self, assigned: Iterable[TopicPartition]) -> None:
-        """Keep the histories of all partitions that are not among these."""
+        """Drop the partitions that are not assigned any more, but keep their histories."""
         for tp in self._parts.keys() - set(assigned):
             self.of(tp)
 

@@ -31,7 +31,7 @@ class Reports:
     """Where the events of one consumer go.
 
     Args:
-        client_id: Of the consumer; a field of its log records.
+        client_id: Client id of the consumer; a field of its log records.
         on_event: The application's hook, or None.
 
     Attributes:

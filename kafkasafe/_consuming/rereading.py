@@ -72,7 +72,7 @@ class Rereading:
         self._states: dict[TopicPartition, Any] = {}
         """kafka-python's states at the start of the readings. Another state object stands for another assignment."""
         self._restart: dict[TopicPartition, int] = {}
-        """Partitions that must be read again, as an error has told the program, and its position at that time."""
+        """For each partition that must be read again: its position when an error reported this to the program."""
         self._held: set[TopicPartition] = set()
         self._informed: set[TopicPartition] = set()
         """Held partitions for which an error was raised: the program has discarded their records."""
@@ -154,8 +154,9 @@ class Rereading:
         self._release(tp, state)
         run = self._readings.get(tp) if self._states.get(tp) is state else None
         if run is not None and state.position is not None and run.accepted == state.position.offset:
-            # To what is in no batch yet, as programs do after an error. It does go on from those batches: if one of
-            # them is dropped, its records are nowhere.
+            # The program seeks to the first record that is in no batch yet, as programs do after an error. The new
+            # reading still depends on the batches before that record: if one of them is dropped, no output has its
+            # records.
             run.step_back()
             return
         self._readings.begin(tp, self._readings.draw(), None)
@@ -223,7 +224,7 @@ class Rereading:
         Args:
             fate: Returns the result of the batch. Any thread may call it.
             positions: Positions after the records that were returned to the program.
-            carrier: Of the batch. It names the consumer as a member of a generation.
+            carrier: Carrier of the batch. It names the consumer as a member of a generation.
             group: The consumer's group.
             is_assigned: The application assigns the partitions itself (`assign`), so the consumer is not a member.
 

@@ -114,7 +114,7 @@ class Results:
             part.on(PositionEvent.ENDED)
         elif inquiry.error is not None:
             self._on_failed(tp, part, inquiry.error)
-        elif result is None:  # cancelled, by an event hook that it called
+        elif result is None:  # an event hook of the procedure cancelled it
             part.on(PositionEvent.ENDED)
         elif isinstance(result, ResetTo):
             self._apply_reset(tp, part, result)
@@ -272,7 +272,7 @@ class Results:
 
 
 def diverged_error(event: LogDiverged) -> LogDivergedError:
-    """Return the error that says which records are no longer in the log."""
+    """Return the error that says which records the log has lost."""
     first, last = event.rolled_back
     other = (
         "the log has no records there now"

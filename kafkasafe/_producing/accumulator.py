@@ -113,7 +113,7 @@ class Accumulator:
         self._pump = pump
         self._encoder = Encoder(partitioning, config.compression, self.open_batch_bytes)
         self._spread: dict[str, int] = {}
-        """By topic: among how many partitions the last open batch was divided; only those of more than one."""
+        """By topic, the number of partitions of its last open batch, if that number is above one."""
         self._units: dict[AcceptedUnit, None] = {}
         """Atomic batches on their way from their callers to the pump, in order."""
 

@@ -1,4 +1,4 @@
-"""Admission: what the producer checks, and for what it waits, before it accepts records.
+"""Admission: the checks and waits of the producer before it accepts records.
 
 All ways in use it: the slow path of `send`, atomic batches and transactions, and coroutines.
 """
@@ -51,7 +51,7 @@ class Admission:
         lifecycle: Says whether the producer is closed.
         partitioning: Knows topics and their partitions.
         accumulator: Has the open batches.
-        delivery: Has the room, the errors and the callbacks.
+        delivery: Knows the free room and the errors, and makes the callbacks.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ class Encoder:
 
     Attributes:
         partitioning: Chooses the partitions.
-        compression: Of each batch.
+        compression: Compression of each batch.
         batch_bytes: Largest size of a batch before compression, if the open batch has more room than that.
     """
 

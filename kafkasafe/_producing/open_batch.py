@@ -76,8 +76,8 @@ class OpenBatch:
             timestamp, and sizes of key and value.
         parcel_of, index_in: The place of record i; None if there is one parcel with the records in order.
         sizes: Sizes of keys and values.
-        firsts: By number: the first callback of each record, if it was added before the open batch was sealed; shorter
-            while there are none. See `RecordFuture.add_callback`.
+        firsts: By number: the first callback of each record, if it was added before the open batch was sealed. The list
+            ends after the last record with a callback. See `RecordFuture.add_callback`.
         callbacks, errbacks: Other callbacks that were added and not handled yet: record, function, record, function and
             so on. One object for each would cost the garbage collector more than the records do.
         thread: The thread that calls them.
@@ -238,7 +238,7 @@ class OpenBatch:
         return index < self.count and index not in self.absent
 
     def took(self, index: int) -> bool:
-        """Return whether a stored record is in this open batch, which is no longer open but may not be sealed yet.
+        """Return whether this open batch took a stored record. The batch is closed already, but may not be sealed yet.
 
         It takes no lock, because the sealing thread may hold the lock for as long as encoding takes.
         """

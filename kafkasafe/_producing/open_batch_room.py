@@ -41,7 +41,7 @@ def room_for(batch_bytes: int, spread: int, most_bytes: int) -> int:
 
 
 def rooms_records(batch_bytes: int, room: int) -> int:
-    """Return how many records an open batch of this room takes: the more, the larger it is."""
+    """Return how many records an open batch takes. The number grows with its room."""
     return min(MAX_RECORDS * max(room, batch_bytes) // batch_bytes, _MOST_RECORDS)
 
 
@@ -49,11 +49,11 @@ def fitting_edges(partitions: Integers, sizes: Integers | None, batch_bytes: int
     """Return where batches begin in records that are sorted by partition.
 
     A batch has records of one partition, at most `MAX_RECORDS`, and at most `batch_bytes`. A record that is larger has
-    a batch of its own. As few batches as possible are made in this order of the records.
+    a batch of its own. The result has as few batches as this order of the records allows.
 
     Args:
-        partitions: Of each record, sorted.
-        sizes: Of each record, bytes; None if all records together fit into a batch.
+        partitions: Partition of each record, sorted.
+        sizes: Size of each record, bytes; None if all records together fit into a batch.
         batch_bytes: Largest size of a batch.
 
     Returns:

@@ -18,7 +18,7 @@ __all__ = ["RecordForm", "Serializers", "serializers_of"]
 
 _Serializer = Callable[[str, Any, Any], Any]
 Serializers = tuple[_Serializer | None, _Serializer | None]
-"""Of keys, and of values."""
+"""The serializers of keys and of values."""
 
 _MAX_TIMESTAMP: Final = 2**63 - 1
 

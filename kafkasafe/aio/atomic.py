@@ -266,7 +266,8 @@ class AtomicBatch:
         duplicates.
 
         Raises:
-            SpoolFullError: There was no room within `max_block_ms`. Nothing was accepted; call `commit` again later.
+            SpoolFullError: The spool had no room within `max_block_ms`. Nothing was accepted; call `commit` again
+                later.
             UsageError: The batch was committed or dropped before.
         """
         self._batch._check_open()

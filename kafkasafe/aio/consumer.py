@@ -167,7 +167,7 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
 
         Args:
             partitions: Return records of these partitions only. Default: of all assigned partitions.
-            timeout_ms: How long to wait while there are no records.
+            timeout_ms: How long to wait for the first record.
             max_records: Largest number of records to return. Default: `max_poll_records`.
 
         Raises:

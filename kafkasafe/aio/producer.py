@@ -228,7 +228,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             A future for the record's metadata. You may `await` it or ignore it.
 
         Raises:
-            SpoolFullError: There was no room within `max_block_ms`. The record was not accepted.
+            SpoolFullError: The spool had no room within `max_block_ms`. The record was not accepted.
             ProducerClosedError: `close` was called before.
             UsageError: `start` was not called, or the call comes from another loop.
             Exception: As for `kafkasafe.SafeProducer.send`. If the call raises, the record was not accepted.

@@ -41,8 +41,7 @@ class ThreadCalls:
     def move(self, job: Callable[[Any], T], moved: Iterable[TopicPartition] = ()) -> asyncio.Future[T]:
         """Execute `job(consumer)` on the thread. The job may move the positions of the partitions `moved`.
 
-        Records that were fetched from these partitions are no longer returned to the program. If the job fails, they
-        are fetched again.
+        The consumer drops the records that were fetched from these partitions. If the job fails, it fetches them again.
         """
         self._lifecycle.check_open()
         _ = self._thread.consumer  # raises if it is not open

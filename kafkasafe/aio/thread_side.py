@@ -119,7 +119,7 @@ class ThreadSide:
         return self._both()[1].submit(job)
 
     def knowing(self, seen: Seen, job: Callable[[], T]) -> Callable[[], T]:
-        """Wrap a job, so that it knows which records had been returned to the program when the job was requested."""
+        """Wrap a job, so that it first notes the records that the program had when it requested the job."""
 
         def work() -> T:
             self._polls.know(seen)

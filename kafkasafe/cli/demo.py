@@ -61,7 +61,7 @@ def demo(
     SafeProducer streams numbered records. So do the controls: kafka-python, confluent-kafka, and confluent-kafka fed
     from an outbox in SQLite. Meanwhile the demo kills and restarts the leader of a partition, the producing processes,
     all brokers, and brokers and producers together.
-    Then a plain consumer reads the topics and counts what was lost, duplicated, or out of order.
+    Then a plain consumer reads the topics and counts lost, duplicated and reordered records.
 
     The first run downloads Kafka's jars into a cache (about 45 MB). This needs Java 17 or later.
     """
@@ -175,7 +175,7 @@ def _print_runs(console: Console, runs: Sequence[Run]) -> None:
         )
         previous = run.client
     console.print()
-    # Without a terminal there is no width to measure, so use one that does not cut the table.
+    # Only a terminal has a width. For other output, use one that does not cut the table.
     wide = console if console.is_terminal else Console(highlight=False, width=PIPED_COLUMNS)
     wide.print(table)
     console.print(_explain(runs), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`kafkasafe doctor`: finds where each batch of a spool is, and what is wrong with the spool or with its topics."""
+"""`kafkasafe doctor`: finds where each batch of a spool is, and finds problems of the spool and of its topics."""
 
 from __future__ import annotations
 

@@ -65,11 +65,11 @@ def offsets(
         bool, typer.Option("--json", help="Print one JSON list; with --watch, one per round on a line.")
     ] = False,
 ) -> None:
-    """Show end offsets that go back only if there is proof that records are lost.
+    """Show end offsets that go back only after a proof that records are lost.
 
-    If a broker answers with a lower offset and there is no proof, the command keeps the old value. Such an answer may
-    come from a new leader that is still catching up, or may be outdated. If the leader's epochs or the topic's id prove
-    that records are lost, it shows the lower offset (REGRESSED).
+    If a broker answers with a lower offset without a proof, the command keeps the old value. Such an answer may come
+    from a new leader that is still catching up, or may be outdated. If the leader's epochs or the topic's id prove that
+    records are lost, it shows the lower offset (REGRESSED).
     """
     interval_s, timeout_s = duration_s(interval, "--interval"), duration_s(timeout, "--timeout")
     if rounds is not None and not watch:

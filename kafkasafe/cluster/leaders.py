@@ -39,7 +39,7 @@ def topic_at(answer: Any, topic: str, *, version: int) -> TopicInfo:
     Args:
         answer: The answer.
         topic: Topic name.
-        version: Of the request.
+        version: Version of the request.
 
     Raises:
         KafkaError: The answer left the topic out.
@@ -78,7 +78,7 @@ class Leaders:
         Args:
             rows: Those of its topics.
             watched: Other topics are passed over.
-            version: Of the request.
+            version: Version of the request.
 
         Returns:
             The current metadata of the topics in the answer.

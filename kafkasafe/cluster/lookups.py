@@ -63,7 +63,7 @@ leader's own part of the log distinguishes them."""
 Note = Callable[[Exception], None]
 """Gets the error of each failed attempt."""
 
-# LEADER_NOT_AVAILABLE, OFFSET_NOT_AVAILABLE (KIP-207).
+# The error codes LEADER_NOT_AVAILABLE and OFFSET_NOT_AVAILABLE (KIP-207).
 _NOT_AVAILABLE: Final = frozenset({5, 78})
 # NOT_LEADER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH: another broker leads, or the leader has another epoch.
 _OTHER_LEADER: Final = frozenset({6, 74, 75})
@@ -207,7 +207,7 @@ class LookUps:
         """Asks where an epoch ends in the log of the leader with epoch `current`.
 
         Raises:
-            LeaderChangedError: The leader has another epoch, or the broker is no longer the leader.
+            LeaderChangedError: The leader has another epoch, or the broker has lost the leadership.
             KafkaError: An error that is not retriable.
         """
         transport = self._network()
@@ -332,7 +332,7 @@ class LookUps:
             note: Gets the error of each failed attempt.
 
         Returns:
-            The record's offset, timestamp and leader epoch; offset -1 if there is no such record.
+            The record's offset, timestamp and leader epoch; offset -1 if the log has no such record.
         """
         tries = misses = 0
         while True:

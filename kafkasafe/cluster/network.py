@@ -62,7 +62,7 @@ class ProduceBatches:
         acks: -1 or 1.
         timeout_ms: How long the broker may wait for its replicas.
         batches: (topic, partition, batch). Emptied when the request is encoded.
-        transactional_id: Of the transaction that the batches belong to; None for none.
+        transactional_id: Transactional id of the transaction that the batches belong to; None for none.
     """
 
     name: ClassVar[str] = "Produce"
@@ -81,7 +81,7 @@ class ManyOffsets:
     Attributes:
         version: 1 to 10.
         numbers: Partitions by topic.
-        timestamp: Of each partition.
+        timestamp: Timestamp of each partition.
         isolation_level: 1: read_committed.
         timeout_ms: How long the broker may wait for remote storage.
     """

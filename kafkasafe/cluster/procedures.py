@@ -24,7 +24,7 @@ class Ask:
     """One request.
 
     Attributes:
-        send: Sends it, and gets the callback for its answer.
+        send: Function that sends the request. Its argument is the callback for the answer.
         name: What transcripts show; only the engine has them.
     """
 

@@ -101,7 +101,7 @@ class TransactionAnswer:
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """The member on whose behalf offsets are committed. The group refuses the commit if it is no longer its member.
+    """The member on whose behalf offsets are committed. The group refuses the commit if this member has left it.
 
     Attributes:
         member_id: Assigned by the group's coordinator.

@@ -60,7 +60,7 @@ _INT32: Final = 0x7FFF_FFFF
 # KafkaProducer's defaults, then the defaults that differ, with the reasons.
 KAFKA_DEFAULTS: Final[dict[str, Any]] = dict(KafkaProducer.DEFAULT_CONFIG)
 OTHER_DEFAULTS: Final[dict[str, Any]] = {
-    # A pending record is safe on disk, so there is no reason to give it up.
+    # A pending record is safe on disk, so the producer has no reason to give it up.
     "delivery_timeout_ms": None,
     # The default of Kafka 4's own producer (KIP-1030). `get()`, `durable()` and `flush()` end this wait early.
     "linger_ms": 5,
@@ -96,8 +96,8 @@ class ProducerConfig:
         spool_dir: The directory's real path, without symbolic links, resolved once.
         spool_dir_given: The absolute path as the user gave it. A producer that starts later resolves this path again.
         spool: "always": a record is on disk before it is sent. "on_error": a record is written to disk if the cluster
-            does not acknowledge it within `spool_after_s`, if the buffer fills, or at close. "never": there are no
-            files.
+            does not acknowledge it within `spool_after_s`, if the buffer fills, or at close. "never": the producer
+            writes no files.
         idempotent: Always True: `enable_idempotence=False` is refused.
         batch_bytes: Largest batch, headers included.
         linger_s: How long a batch waits for more records.

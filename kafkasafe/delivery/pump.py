@@ -173,7 +173,7 @@ class Pump:
         return self._context.own.journal.views.unchosen_topics()
 
     def remembered_topics(self) -> dict[str, int]:
-        """Partition counts from an earlier incarnation, for topics for which no record waits."""
+        """Partition counts from an earlier incarnation, by topic; only topics without waiting records."""
         journal = self._context.own.journal
         return {
             name: topic.partition_count
@@ -530,12 +530,12 @@ class Pump:
 
     @property
     def refused_topics(self) -> Mapping[str, RefusedDestination]:
-        """Topics that the cluster refuses as a whole, by name, confirmed."""
+        """Topics that the cluster refuses as a whole, by name, confirmed by a second answer."""
         return self.engine.endings.refused_topics
 
     @property
     def refused_partitions(self) -> Mapping[tuple[str, int], RefusedDestination]:
-        """Partitions that the cluster refuses, as a second answer confirmed, although it accepts their topics."""
+        """Partitions that the cluster refuses although it accepts their topics, confirmed by a second answer."""
         return self.engine.endings.refused_partitions
 
     @property
@@ -574,5 +574,5 @@ class Pump:
         self.engine.topics.want(topic)
 
     def patience_ends(self, patience: Patience, began: float) -> float:
-        """When a caller that has waited for deliveries since `began` gives up, in monotonic seconds."""
+        """The time at which a caller that has waited for deliveries since `began` gives up, in monotonic seconds."""
         return self.engine.patience_ends(patience, began)

@@ -125,9 +125,9 @@ class OffsetClaim:
     """A batch moves the group to an offset.
 
     Attributes:
-        offset: Of the next record to be read.
+        offset: Offset of the next record to be read.
         fate: Returns the fate of the batch. From any thread.
-        carrier: Of the batch; None: not known.
+        carrier: Carrier of the batch; None: not known.
         void: The consumer was moved back: the batch must not be committed any more.
     """
 

@@ -20,15 +20,16 @@ class LaneSeen:
     """A lane at one moment.
 
     Attributes:
-        name: Of its directory.
-        owner_pid: Of the process that owns it, 0 if none seems to.
-        strays_to: Where its owner has it open instead, empty where that is here or not known.
-        size_bytes: Of its log.
-        waiting_records: That are not delivered.
+        name: Name of its directory.
+        owner_pid: Pid of the process that owns it, 0 if none seems to.
+        strays_to: The directory where its owner has it open, if that is another one; empty if it is this one or
+            unknown.
+        size_bytes: Size of its log.
+        waiting_records: Number of records that are not delivered.
         oldest_s: For how long the oldest of them has waited, seconds.
         in_doubt_batches: How many of the batches that wait may have been sent.
         undecidable_batches: For how many of them its owner waits for a decision.
-        rejected_records: In `rejected/`, or deleted there.
+        rejected_records: Number of records in `rejected/`, those in deleted files included.
         damaged: Number of damaged ranges, and of files that cannot be read.
     """
 
@@ -74,7 +75,7 @@ class SpoolHealth:
         reasons: Why it could not; empty where it could.
         warnings: What needs an operator all the same.
         room_bytes: What the lane with the least room could accept, as far as its limit is known.
-        waiting_records: That are not delivered.
+        waiting_records: Number of records that are not delivered.
         oldest_record_age_s: For how long the oldest of them has waited, seconds; 0 where none waits.
     """
 

@@ -102,7 +102,7 @@ class ProducerSeen:
         displaced: The disk trouble is that the spool's path leads elsewhere.
         undurable_s: How long the oldest record has waited for the disk, seconds.
         disk_patience_s: How long it may wait.
-        capacity: Of the spool.
+        capacity: Capacity of the spool.
         needed_bytes: What the next batch may need, beside those that are open.
         in_memory: The spool has no files.
         spool_bytes: What counts against `spool_max_bytes`.
@@ -145,7 +145,7 @@ class ProducerSeen:
 def producer_health(seen: ProducerSeen) -> ProducerHealth:
     """The health of a producer that was opened."""
     ended = _reasons(_ENDS, seen)
-    # Report nothing else for an ended producer: its disk and its cluster are no longer checked.
+    # Report nothing else for an ended producer: it has stopped checking its disk and its cluster.
     reasons = ended or _reasons(_STOPS, seen)
     return ProducerHealth(
         ready=not reasons,

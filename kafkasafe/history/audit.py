@@ -30,10 +30,10 @@ class SequenceRun:
     Attributes:
         producer_id: -1 for records of producers without idempotence, which have no sequences.
         epoch: Producer epoch.
-        first_sequence: Of the first record.
-        last_sequence: Of the last one (inclusive).
-        first_offset: Of the first record.
-        last_offset: Of the last one (inclusive).
+        first_sequence: Sequence of the first record.
+        last_sequence: Sequence of the last one (inclusive).
+        first_offset: Offset of the first record.
+        last_offset: Offset of the last one (inclusive).
         batches: How many.
         records: How many records they hold now; fewer than sequences after compaction.
         transactional: Whether they belong to transactions.
@@ -142,7 +142,7 @@ def runs(headers: Iterable[BatchHeader]) -> list[SequenceRun]:
     """The runs of a part of a log, in the order in which they begin.
 
     Args:
-        headers: Of the part's batches, in offset order. Control batches are passed over.
+        headers: Headers of the part's batches, in offset order. Control batches are passed over.
     """
     found: list[SequenceRun] = []
     latest: dict[int, int] = {}

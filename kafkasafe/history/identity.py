@@ -242,8 +242,8 @@ def judge_by_log(scan: Scan) -> Judgement:
 def judge_by_both(scan: Scan, view: ProducerView | None, *, acked_before: bool, whole: bool) -> Judgement:
     """Judge by a finished scan and by the leader's producer state, as it was before the scan began.
 
-    The state may prove batches that the log no longer shows: an id belongs to one incarnation, and the leader derives
-    the state from its log, so every sequence in the state was appended. Only a missing entry proves nothing. The scan
+    The state may prove batches that the log no longer shows. An id belongs to one incarnation, and the leader derives
+    the state from its log. So every sequence in the state was appended. Only a missing entry proves nothing. The scan
     reached the log's end as it was after the state was read, so all batches in the state are below the high watermark.
 
     Args:
@@ -290,7 +290,7 @@ def judge_located(by_state: Judgement, scan: Scan) -> tuple[Judgement, bool]:
     judgement = Judgement(
         by_state.verdict, by_state.present, by_state.evidence, by_log.offsets, by_state.missing, of_state=True
     )
-    # The missing batches may be in the part that is no longer readable: no found batch comes after them.
+    # The missing batches may be in the unreadable part of the log: no found batch comes after them.
     hidden = by_log.verdict is IdentityVerdict.UNDECIDABLE and all(
         index < by_log.present for index in by_log.offsets
     )

@@ -140,7 +140,7 @@ class Value:
 
     Attributes:
         offset: None: no record has this timestamp or a later one (look-ups by timestamp only).
-        leader_epoch: Of the answer, -1 when it had none.
+        leader_epoch: Leader epoch of the answer, -1 when it had none.
         recreated: The topic was recreated since the last answer (its end happens not to be lower).
         previous: Where the deleted topic began, if `recreated` and this answer is a start; may be above `offset`.
     """
@@ -163,8 +163,8 @@ class Held:
         ask_epoch: An OffsetForLeaderEpoch request for this epoch shows whether the log lost records. Pass the response
             to `EndOffsets.prove`, for a start to `EndOffsets.prove_start`. None: such a request cannot help.
         refresh_metadata: The leader may have changed.
-        leader_epoch: Of the record at `offset`, -1 when not known (look-ups by timestamp only).
-        timestamp_ms: Of the record at `offset`, -1 when not known (look-ups by timestamp only).
+        leader_epoch: Leader epoch of the record at `offset`, -1 when not known (look-ups by timestamp only).
+        timestamp_ms: Timestamp of the record at `offset`, -1 when not known (look-ups by timestamp only).
     """
 
     offset: int | None
@@ -664,9 +664,9 @@ class EndOffsets:
         Args:
             key: The partition.
             timestamp_ms: The requested timestamp.
-            offset: First record at or after it; None (Kafka's -1) when the broker found none.
+            offset: First record at or after it; None if the broker found no such record (Kafka's -1).
             topic_id: Id of the topic that was asked, None when not known.
-            leader_epoch: Of the record that was found, -1 when not known.
+            leader_epoch: Leader epoch of the record that was found, -1 when not known.
             found_timestamp_ms: Timestamp of the record that was found, -1 when not known.
 
         Returns:

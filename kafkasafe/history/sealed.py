@@ -22,7 +22,7 @@ def seal(kind: str, version: int, rows: list[dict[str, Any]]) -> str:
 
     Args:
         kind: What it holds, in words.
-        version: Of the rows' form.
+        version: Version of the rows' form.
         rows: One for each partition; plain JSON.
     """
     return json.dumps(

@@ -30,10 +30,10 @@ class AckedLog:
 
     Attributes:
         baseline_offset: The log has no batch of this lane before this offset; -1 when unknown.
-        last_acked_offset: Of the last acknowledged record (inclusive), -1 before the first acknowledgement.
+        last_acked_offset: Offset of the last acknowledged record (inclusive), -1 before the first acknowledgement.
         clear_offset: Durable: every batch of this lane that may be at or before this offset is finished. The broker may
             acknowledge a batch while one before it is in doubt, so this can be lower than `last_acked_offset`.
-        leader_epoch: Of the last acknowledgement, -1 when unknown.
+        leader_epoch: Leader epoch of the last acknowledgement, -1 when unknown.
         topic_id: Id of the topic to which the offsets belong.
         last_acked_id: Id of the newest batch that is in the log below the high watermark.
         acked: Committed batches in the order of their commits: those that are still in the spool, and a few more.

@@ -74,7 +74,7 @@ class Answers:
         Args:
             batch: The batch.
             base_offset: Offset of its first record, -1 when the broker does not say.
-            leader_epoch: Of the leader that answered, -1 when unknown.
+            leader_epoch: Epoch of the leader that answered, -1 when unknown.
             now: Seconds.
             now_ms: Wall clock, ms since the epoch.
         """
@@ -112,7 +112,7 @@ class Answers:
 
         Args:
             batch: The batch.
-            sent: It may have reached a broker.
+            sent: The request may have reached a broker.
             code: 3, 17 or 29 if the metadata has this error, else 0.
             message: Human-readable text.
             now: Seconds.

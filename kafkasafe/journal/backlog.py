@@ -39,7 +39,7 @@ class BacklogRow:
         position: In the spool.
         max_timestamp: Ms since the epoch.
         count: Records.
-        size_bytes: Of all of it.
+        size_bytes: Total size.
         identity: (producer id, epoch, base sequence), None while it has none.
         sealed_at: When it was accepted, seconds, for the shell.
         former_life: Recovery read it: an earlier incarnation wrote it.

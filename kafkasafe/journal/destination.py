@@ -28,7 +28,8 @@ class Destination:
     progress: Progress = field(default_factory=Progress)
     queue: PartitionQueue = field(default_factory=PartitionQueue)
     log: AckedLog = field(default_factory=AckedLog)
-    """Of an unassigned topic, only the topic's id, and the marks of batches that the user took as delivered."""
+    """For an unassigned topic, this has only the topic's id, and the marks of batches that the user took as
+    delivered."""
     refusal: RefusalTimer = field(default_factory=RefusalTimer)
     rejection: Rejection = field(default_factory=Rejection)
     unsure_before: int = -1

@@ -59,7 +59,7 @@ class Gatherer:
 
         Args:
             batches: The batches, in order.
-            size_bytes: Of the new one.
+            size_bytes: Size of the new one.
 
         Returns:
             The new one.

@@ -35,7 +35,7 @@ class Home:
         """Whether the lane's offsets and ids belong to another cluster.
 
         Args:
-            cluster_id: Of the cluster that answers.
+            cluster_id: Id of the cluster that answers.
             assumed: The lane's cluster if no mark names one: the lane met none, or a version without this mark wrote
                 the log.
         """

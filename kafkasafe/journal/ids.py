@@ -108,7 +108,7 @@ class Identities:
             elif batch.state is BatchState.SEALED:
                 batch.identify(None)
             elif batch.identity is not None and batch.position >= 0:
-                # Also acknowledged batches: their commit mark follows this one, and recovery may have to find them.
+                # Include acknowledged batches: their commit mark follows this one, and recovery may have to find them.
                 kept.append(m.Identity(batch.position, *id_fields(batch.identity)))
         self._out.ready.persist.marks.append(
             m.Identified(partition.number, m.IdentityReason.REIDENTIFIED, 0, tuple(kept))

@@ -23,7 +23,7 @@ class Suspicion:
         evidence: Human-readable.
         last_acked_offset: The last acknowledged offset before that (inclusive).
         from_offset: If the log lost records, then at least those from this offset on; -1 when unknown.
-        leader_epoch: Of the leader that acknowledged them, -1 when unknown.
+        leader_epoch: Epoch of the leader that acknowledged them, -1 when unknown.
         overlaps: A batch was acknowledged, or found, at or before the offset of an earlier acknowledged batch.
     """
 

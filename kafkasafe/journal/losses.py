@@ -154,7 +154,7 @@ class Losses:
             topic_id: The topic's id now.
             same_topic: False if neither topic ids nor a batch that is still in the log prove that the topic was not
                 recreated.
-            leader_epoch: Of the leader whose log was surveyed, -1 when unknown.
+            leader_epoch: Epoch of the leader whose log was surveyed, -1 when unknown.
         """
         partition = self._partitions[destination]
         suspicion = partition.loss.suspicion
@@ -330,7 +330,7 @@ class _Extent:
         baseline_offset: int,
         lost: Sequence[Batch],
     ) -> _Extent:
-        """The extent if the last acknowledged batches are not remembered, but their last offset is."""
+        """The extent if the journal remembers the last acknowledged offset, but not the batches before it."""
         bounds = (suspicion.from_offset, epoch_end_offset, end_offset)
         begin = min((bound for bound in bounds if bound >= 0), default=end_offset)
         # Before the baseline, the log never had a batch of this lane.

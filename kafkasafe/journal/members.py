@@ -113,7 +113,7 @@ class UnitBatches:
                 self._out.ready.divides.append(Divide(batch, refused=True))
 
     def place(self, partition: Partition, unit: u.Unit, batch: Batch) -> None:
-        """Note that a unit's batch is committed. Like other batches, it may be lost, and a survey may find it."""
+        """Note that a unit's batch is committed. As for other batches, a survey may find later that it is lost."""
         base_offset = unit.places.get(batch.handle, -1)
         batch.locate(base_offset)
         grant = unit.grant

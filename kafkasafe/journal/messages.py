@@ -115,7 +115,7 @@ class EpochCheck:
 
     Attributes:
         destination: Destination number.
-        leader_epoch: Of the former leader.
+        leader_epoch: Epoch of the former leader.
         last_acked_offset: The last offset that it acknowledged (inclusive).
     """
 
@@ -131,7 +131,7 @@ class SurveyAsk:
     Attributes:
         destination: Destination number.
         acked: The acknowledged batches that are remembered, oldest first.
-        leader_epoch: Of the last acknowledgement, -1 when unknown.
+        leader_epoch: Leader epoch of the last acknowledgement, -1 when unknown.
         from_offset: From here on the log may have changed, -1 when unknown. Acknowledged batches may have been appended
             again here.
         baseline_offset: The log has no batch of this lane before this offset; -1 when unknown.

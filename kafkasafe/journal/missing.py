@@ -8,7 +8,8 @@ __all__ = ["Missing"]
 
 
 class Missing:
-    """Partitions that may not exist, or are proven not to. `kafkasafe.cluster.absence` decides what proves it.
+    """Partitions that may not exist, and those that provably do not. `kafkasafe.cluster.absence` decides what proves
+    it.
 
     Written by the journal. Read from its thread.
     """

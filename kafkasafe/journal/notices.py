@@ -73,8 +73,8 @@ class Delivered:
     Attributes:
         topic: Topic name.
         partition: Partition.
-        first_offset: Of the first of them.
-        last_offset: Of the last of them (inclusive).
+        first_offset: Offset of the first of them.
+        last_offset: Offset of the last of them (inclusive).
         records: How many.
     """
 
@@ -123,7 +123,7 @@ class Denial:
         code: Kafka's error code of the last such answer.
         reason: Human-readable text.
         scope: What the journal gives up if the refusal lasts too long.
-        handle: Of the refused batch, -1 if the cluster refuses the whole destination.
+        handle: Handle of the refused batch, -1 if the cluster refuses the whole destination.
         since: When the refusal began, in seconds.
         counted_from: Since when it has lasted without interruption, in seconds; -1 after a request without an answer.
         last_at: When the last answer came, in seconds.

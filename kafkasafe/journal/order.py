@@ -4,7 +4,7 @@ An *incarnation* is one owner of a lane, from opening the lane to its end. When 
 hold batches of ended incarnations. The new incarnation records (mark AFTER) how far each of those lanes reached. Its
 own batches wait, per topic-partition, until every batch of that topic-partition before those positions is finished.
 
-There are no circular waits: an incarnation waits only for batches that were written before it began, and writes its own
+Waits cannot be circular: an incarnation waits only for batches that were written before it began, and writes its own
 after that. The same holds inside a lane, which is first in, first out. So each wait leads further back in time,
 regardless of which producer delivers which lane. An incarnation does not wait for batches of owners that are still
 running: lanes whose owners run at the same time promise no order between them.
@@ -33,7 +33,7 @@ class Owed:
     """The unfinished batches of a lane, which its owner or a successor still has to deliver. Read from control batches.
 
     Attributes:
-        lane_id: Of the lane, empty before the first group.
+        lane_id: Id of the lane, empty before the first group.
         damaged: A part of the lane cannot be read, and its contents are unknown.
         synced_position: Everything before this position was durable; a crash may have torn batches after it.
         open: The unfinished batches, by position: (destination, position where the records were first written).

@@ -46,7 +46,7 @@ class Precedence:
         return after
 
     def read(self, after: m.After) -> None:
-        """Take a mark. It replaces an earlier one of its position, which may name debts that were paid since."""
+        """Take a mark. It replaces an earlier mark of its position, which may name debts that are paid meanwhile."""
         self._afters = [each for each in self._afters if each.position != after.position]
         self._afters.append(after)
 

@@ -48,7 +48,7 @@ class Quiescence:
         """The mark for the last group of an owner that has stopped sending.
 
         Args:
-            dead_at: Of each partition, when its own requests are dead.
+            dead_at: By partition, when its own requests are dead.
             now: Seconds.
             clock: The same, for another incarnation.
         """

@@ -44,7 +44,7 @@ class RefusalTimer:
             reason: Human-readable.
             scope: What the journal gives up if the refusal lasts too long.
             now: Seconds.
-            handle: Of the refused batch, -1 if the cluster refuses the whole destination.
+            handle: Handle of the refused batch, -1 if the cluster refuses the whole destination.
             asking: The cluster refuses to answer a question about batches in doubt.
         """
         denial = self.denial

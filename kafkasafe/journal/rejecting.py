@@ -190,7 +190,8 @@ def _ask_again(batches: Sequence[Batch]) -> None:
 
     1. The user may not write to a topic. After `blocked_timeout_ms` the batches are rejected, but `rejected/` is full.
     2. They wait, refused. Then an operator grants the permission.
-    3. The cluster would accept the batches. But a refused batch is only copied, and there is no room for the copy.
+    3. The cluster would accept the batches. But a refused batch is only copied, and `rejected/` has no room for the
+       copy.
     """
     for batch in batches:
         if batch.state is BatchState.REFUSED and batch.code in DESTINATION_CODES:

@@ -20,7 +20,7 @@ class Replay:
     """The state of the current group, and the facts from the log that concern all groups.
 
     Attributes:
-        index: Of the next batch in the group.
+        index: Index of the next batch in the group.
         blind_before: A group with its marks is lost at this position: for earlier batches, neither an id nor a missing
             id shows whether they were sent. -1: no group is lost.
         quiet: The mark of the previous incarnation's last group: when all its requests are dead. None if it wrote no

@@ -55,7 +55,7 @@ class Sealer:
         Args:
             destination: Its number.
             count: Records.
-            size_bytes: Of all of it.
+            size_bytes: Total size.
             max_timestamp: Newest, ms since the epoch.
             given: See `Batch`.
             unit: Made by `units.seal`: the batch is a part of it. It ends with `close_unit`.

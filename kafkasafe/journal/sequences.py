@@ -46,9 +46,9 @@ class IdSequence:
     """The ids of one partition's batches, in the order in which they are given.
 
     Attributes:
-        producer_id: Of the last batch that got an id, -1 before the first one.
+        producer_id: Producer id of the last batch that got an id, -1 before the first one.
         epoch: The same.
-        next_sequence: Of the next batch under it.
+        next_sequence: Sequence of the next batch under it.
         stale: The batches that are not in the log need new ids once no broker can append requests under the old ones.
     """
 

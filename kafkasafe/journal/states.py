@@ -165,7 +165,7 @@ class Batch:
         self.stand_for(parent)
 
     def gather(self, first: Batch, identity: BatchId) -> None:
-        """Make it the merger of several batches that begin with `first`. It has their sequences."""
+        """Make this the merged batch of several batches, the first of them `first`. It has their sequences."""
         self.identity = identity
         self.gathered = self.owed = True
         self.stand_for(first)

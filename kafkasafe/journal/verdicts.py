@@ -65,7 +65,7 @@ class Verdicts:
             stable: The present ones were read below the high watermark: no probe is needed.
             shrunk_to: The log's end, if that is before an acknowledged batch; else -1.
             read_from: The offset from which the log was read, if `shrunk_to` is given.
-            leader_epoch: Of the leader whose log was read, -1 when unknown.
+            leader_epoch: Epoch of the leader whose log was read, -1 when unknown.
             now: Seconds.
         """
         partition = self._partitions[destination]

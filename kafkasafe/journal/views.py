@@ -171,7 +171,7 @@ class Views:
         return packed + sum(b.count for p in partitions for b in p.queue.copy() if b.durable)
 
     def identified_since_ms(self) -> list[int]:
-        """Of each partition, the newest timestamp in its oldest unfinished batch that has an id. From any thread."""
+        """The newest timestamp in each partition's oldest unfinished batch with an id. Any thread may call this."""
         queues = [partition.queue.copy() for partition in list(self._all.values())]
         firsts = (next((b for b in queue if b.identity is not None), None) for queue in queues)
         return [first.max_timestamp for first in firsts if first is not None]

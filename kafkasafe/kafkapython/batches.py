@@ -110,7 +110,7 @@ class _Batches:
         if self._decoder is None:
             return
         self._decoder = self._old = None
-        self._buffer = b""  # it may be a part of a large response, which it would keep in memory
+        self._buffer = b""  # it may be a view of a large response, and keep all of it in memory
         if self._metric_aggregator:
             self._metric_aggregator.record(self.topic_partition, self.bytes_read, self.records_read)
         self._on_drain(self)
@@ -262,7 +262,8 @@ class BatchFetcher(Fetcher):
         """See kafka-python's."""
         self._drop_other_kinds()
         if self._next_partition_records is not None and not self._next_partition_records:
-            # kafka-python returns the rest of a paused partition only into an empty place.
+            # kafka-python keeps the rest of a paused partition elsewhere, and returns it only if this attribute is
+            # None.
             self._next_partition_records = None
         self._left_bytes = _CALL_BYTES
         parent: Any = super()
@@ -297,9 +298,9 @@ class BatchFetcher(Fetcher):
     def _create_fetch_requests(self) -> Any:
         """See kafka-python's. Creates only requests that can be sent.
 
-        If sending a request raises, kafka-python considers this broker busy forever, and the brokers after it as asked.
-        Then nothing more would be read from their partitions, without an error. This happens for a leader that a fetch
-        response names before the metadata does.
+        If sending a request raises an error, kafka-python considers this broker busy forever, and considers the later
+        brokers asked. Then nothing would read their partitions any more, and no error would report it. This happens for
+        a leader that a fetch response names before the metadata does.
 
         Raises:
             SaslAuthenticationFailedError: A broker refused the client. Later calls try it again.

@@ -479,7 +479,7 @@ def put(
         partition: Partition number; None for a topic only.
 
     Returns:
-        The new struct, of the partition or of the topic.
+        The new struct: the partition's, or the topic's.
 
     Raises:
         UsageError: Responses of this API and version have no topics, or no partitions.

@@ -55,7 +55,7 @@ class Loop(NetworkSelector):
         self._stop = True
 
     def call_at(self, when: float, task: Any) -> Any:
-        """As kafka-python's, but calls that are never due take no place."""
+        """Like kafka-python's method, but a call that is never due is not scheduled."""
         if when >= _NEVER_AT:
             return self._never
         return super().call_at(when, task)  # type: ignore[no-untyped-call]

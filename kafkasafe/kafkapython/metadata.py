@@ -61,7 +61,7 @@ class Metadata(ClusterMetadata):
         parent: Any = super()
         try:
             parent.update_metadata(metadata)
-        finally:  # listeners raise for topics that may not be read
+        finally:  # listeners raise an error for topics that the user may not read
             self._go_on()
 
     def failed_update(self, exception: BaseException) -> None:

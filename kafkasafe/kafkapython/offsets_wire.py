@@ -47,10 +47,10 @@ def encode_offsets(
 
     Args:
         version: 1 to 10.
-        correlation_id: Of the request header.
-        client_id: Of the request header.
+        correlation_id: Correlation id of the request header.
+        client_id: Client id of the request header.
         topics: Partition numbers by topic.
-        timestamp: Of each partition.
+        timestamp: Timestamp of each partition.
         isolation_level: 1: read_committed.
         timeout_ms: How long the broker may wait for remote storage.
 
@@ -96,7 +96,7 @@ class OffsetRows:
 
 
 class OffsetsHeader:
-    """Of a ListOffsets request. For kafka-python it is the header, and the class of the response as well."""
+    """The header of a ListOffsets request. For kafka-python it is also the class of the response."""
 
     __slots__ = ("api_key", "api_version", "correlation_id")
 
@@ -144,7 +144,7 @@ def decode_offsets(version: int, data: bytes, at: int) -> OffsetRows | None:
     """A ListOffsets response of version 1 to 10.
 
     Args:
-        version: Of the request.
+        version: Version of the request.
         data: With its header.
         at: Where the header ends.
 

@@ -269,7 +269,7 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
                 made_key = self._deserialize(key_deserializer, topic, headers, key)
                 made_value = self._deserialize(value_deserializer, topic, headers, value)
             except StopIteration as error:
-                # It would look like the end of the records.
+                # A StopIteration of the deserializer would look like the end of the records.
                 raise RuntimeError("StopIteration raised unpacking messageset") from error
             yield ConsumerRecord(
                 topic, partition, epoch, offset, timestamp, kind, made_key, made_value, headers, *rest

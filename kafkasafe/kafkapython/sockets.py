@@ -324,19 +324,19 @@ class _DirectMixin(_SocketMixin):
     _write_task: Any
 
     def resume_reading(self) -> None:
-        """From now on: the socket stays in the selector until it is closed."""
+        """Begin to read. The socket stays in the selector until it is closed."""
         if not self._read and not self._closed:
             self._read = True
             self._net.read_with(self._sock, self._receive)
 
     def write(self, data: Buffer) -> None:
-        """To be written at the end of this turn of the loop, together with what else comes in it."""
+        """Write the data at the end of this turn of the loop, together with all other data of the turn."""
         if not len(data):
             raise ValueError("Nothing to write")
         self.writelines((data,))
 
     def writelines(self, buffers: Iterable[Buffer]) -> None:
-        """To be written at the end of this turn of the loop, together with what else comes in it."""
+        """Write the data at the end of this turn of the loop, together with all other data of the turn."""
         if not self._write or self._closed:
             raise RuntimeError("The connection is closed for writes")
         self._write_buffer.extend(buffers)

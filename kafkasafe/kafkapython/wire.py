@@ -51,12 +51,12 @@ def encode_produce(
 
     Args:
         version: 3 to 12.
-        correlation_id: Of the request header.
-        client_id: Of the request header.
+        correlation_id: Correlation id of the request header.
+        client_id: Client id of the request header.
         acks: -1 or 1.
         timeout_ms: How long the broker may wait for replicas.
         batches: (topic, partition, batch), at most one for each partition.
-        transactional_id: Of the transaction that the batches belong to.
+        transactional_id: Transactional id of the transaction that the batches belong to.
 
     Returns:
         The frame, size field included. Joined it is what kafka-python's `ProduceRequest` encodes.
@@ -106,7 +106,7 @@ class _ResponseHeader:
 
 
 class ProduceHeader:
-    """Of a Produce request. For kafka-python it is the header, and the class of the response as well.
+    """The header of a Produce request. For kafka-python it is also the class of the response.
 
     kafka-python decodes answers that report more than appended batches, and malformed ones.
     """
@@ -193,8 +193,8 @@ def decode_appended(data: bytes, at: int) -> AllAppended | None:
 class Frame:
     """What `KafkaConnection.send_request` takes for a request.
 
-    It gives the connection its first buffer; `DirectConnection` writes the `rest` after it, uncopied. `encoded` tells
-    whether the connection has got that far, that is, whether bytes may have been sent.
+    It gives the connection its first buffer; `DirectConnection` writes the `rest` after it, uncopied. `encoded` says
+    whether the connection has taken that buffer, so whether bytes may have been sent.
     """
 
     __slots__ = ("API_VERSION", "encoded", "encoder", "header", "rest", "what")

@@ -119,7 +119,7 @@ class FetchAhead(Generic[_Place]):
         """Return where to fetch ahead.
 
         Args:
-            positions: The partitions of which exactly one response waits, and their positions.
+            positions: The positions of the partitions for which exactly one response waits.
             fetch_bytes: Size that is asked for, of each partition.
             count: Number of partitions that are fetched ahead already.
         """

@@ -92,7 +92,7 @@ class RunAhead:
         self._lower(size_bytes // 2)
 
     def withdrawn(self, address: Address, size_bytes: int) -> None:
-        """Release a batch that is no longer in memory."""
+        """Release a batch that has left memory."""
         self._leave(address, self._waiting[address], size_bytes)
         self._lower(size_bytes)
 

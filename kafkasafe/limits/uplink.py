@@ -100,7 +100,7 @@ class UplinkBudget:
         The batch may wait in buffers, after earlier bytes in flight, long after its last byte was written.
 
         Args:
-            size_bytes: Of the batch.
+            size_bytes: Size of the batch.
             timeouts: How often it timed out before.
         """
         patience_s = self._timeout_s * timeouts
@@ -130,7 +130,7 @@ class UplinkBudget:
         """Note that a batch got no answer.
 
         Args:
-            ticket: Of the batch.
+            ticket: Ticket of the batch.
             timed_out: The request timed out: the link was too slow for the bytes in flight, or the broker hangs.
         """
         self.out_bytes -= ticket.size_bytes

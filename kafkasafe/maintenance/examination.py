@@ -102,7 +102,7 @@ class LaneContent:
         journal: The unfinished batches.
         batches: In the order of their positions.
         rejected: The files in `rejected/`, including those that cannot be read.
-        extent: What is wrong with the lane's `extent`; empty if it is valid.
+        extent: The problem with the lane's `extent`; empty if it is valid.
         times: By position, when each batch that is not part of an atomic batch reached its steps.
         units: The atomic batches with their steps, in the order of the log.
     """
@@ -141,7 +141,7 @@ class LaneContent:
 
     @property
     def damage(self) -> tuple[str, ...]:
-        """One sentence per damaged range. Also one if there is no intact group, and so nothing that can be read."""
+        """One sentence per damaged range, or one if the lane has no intact group and therefore cannot be read."""
         texts = tuple(map(str, self.log.damage))
         if self.log.torn is not None and self.log.torn[1] == 0 and not self.log.groups:
             texts += (f"{self.log.torn[0].name} has no intact group",)

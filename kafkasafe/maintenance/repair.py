@@ -102,7 +102,7 @@ def plan_repair(lane: Path, *, files: Files) -> Plan:
         elif step.what != "quarantine" or not already_quarantined(files, lane, damage):
             steps.append(step)
     if found.torn is not None and not found.groups:
-        # There is no intact group. It is impossible to tell a first write that was torn from complete damage.
+        # The lane has no intact group. Nothing distinguishes a torn first write from complete damage.
         left += [
             f"{path.name}: {size} bytes without an intact group. If it was ever in use, restore it from a copy. A"
             " producer that opens the lane assumes that a crash tore the first write: it continues without the file,"

@@ -130,8 +130,8 @@ def bring_back(
 ) -> ResendResult:
     """Returns rejected records to a lane without an owner, in the order of their rejection.
 
-    On return they are durable there, and are no longer in `rejected/`. The producer that adopts or drains the lane
-    delivers them.
+    On return they are durable there, and deleted from `rejected/`. The producer that adopts or drains the lane delivers
+    them.
 
     Args:
         directory: The spool directory. Producers may be using it.
@@ -186,7 +186,7 @@ def set_aside(
 
     Raises:
         LaneBusyError: A process owns the lane.
-        UsageError: There is no unfinished batch.
+        UsageError: The lane has no unfinished batch.
         SpoolError: The batch may be in the cluster's log, or the lane cannot be read or written. The batch stays.
     """
     with own_lane(directory.take_lane(number), clock_ms) as (lock, spool, journal):

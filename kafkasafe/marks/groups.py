@@ -61,7 +61,7 @@ def bytes_of_each(message: str, given: Sequence[tuple[int, int, int]] | None) ->
     """Upper bound of the bytes that a rejected batch takes in the control batch of the group that keeps it.
 
     Args:
-        message: Of its `Rejected`.
+        message: Message of its `Rejected`.
         given: Runs of its `Given`, None where it has none.
     """
     marks: list[Mark] = [Rejected(0, 0, message)]

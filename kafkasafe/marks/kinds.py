@@ -322,7 +322,7 @@ class Given:
     """The partitions that callers gave with records of a data batch of this group; the batch is for partition -1.
 
     Attributes:
-        index: Of the batch in this group's manifest.
+        index: Index of the batch in this group's manifest.
         runs: (index of the first record, number of records, partition), ascending. The partitions of all other records
             are to be chosen.
     """
@@ -366,8 +366,8 @@ class Position:
     Attributes:
         topic: Topic name.
         partition: Partition number.
-        offset: Of the next record to be read.
-        leader_epoch: Of the last one that was read, -1 when unknown.
+        offset: Offset of the next record to be read.
+        leader_epoch: Leader epoch of the last one that was read, -1 when unknown.
         metadata: Kept with it.
     """
 
@@ -386,7 +386,7 @@ class GroupOffsets:
         group: Its name.
         member_id: The member that commits; empty: none.
         generation_id: The generation in which it got its partitions, -1 for none.
-        group_instance_id: Of a static member.
+        group_instance_id: Instance id of a static member.
         positions: By partition.
     """
 
@@ -405,8 +405,8 @@ class Unit:
         unit_id: 16 bytes, never reused.
         first: Index of the first batch in this group's manifest.
         batches: How many, ≥ 0.
-        transactional_id: Of its transaction; empty: one of the lane's own.
-        offsets: Of consumer groups, part of it.
+        transactional_id: Transactional id of its transaction; empty: one of the lane's own.
+        offsets: Offsets of consumer groups, part of it.
     """
 
     unit_id: bytes
@@ -436,7 +436,7 @@ class Begun:
 
     Attributes:
         unit_id: The unit's.
-        transactional_id: Of the transaction.
+        transactional_id: Transactional id of the transaction.
         producer_id: Granted by the coordinator.
         producer_epoch: Granted by the coordinator.
         protocol: 1, or 2 (KIP-890).
@@ -455,10 +455,10 @@ class Placed:
 
     Attributes:
         destination: Its number.
-        position: Of the batch in the spool.
+        position: Position of the batch in the spool.
         count: Records in it.
-        base_sequence: Of its first record.
-        base_offset: Of its first record in the partition, -1 where the broker did not say.
+        base_sequence: Sequence of its first record.
+        base_offset: Offset of its first record in the partition, -1 where the broker did not say.
     """
 
     destination: int
@@ -474,7 +474,7 @@ class Staged:
 
     Attributes:
         begun: The transaction.
-        places: Of all its batches.
+        places: Places of all its batches.
     """
 
     begun: Begun

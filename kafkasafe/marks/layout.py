@@ -107,7 +107,7 @@ class Fixed:
     """A field of a fixed size.
 
     Attributes:
-        name: Of the attribute.
+        name: Name of the attribute.
         code: Of `struct`.
         kind: As the document names it.
         says: What it is.
@@ -126,7 +126,7 @@ class Text:
     """A str16.
 
     Attributes:
-        name: Of the attribute.
+        name: Name of the attribute.
         says: What it is.
         cut: Whether it is cut to 32,767 bytes. A mark must not fail because a broker's message is long.
     """
@@ -141,7 +141,7 @@ class OptionalText:
     """A str16 after an int8, which is 1 if there is a text.
 
     Attributes:
-        name: Of the attribute, which is None without a text.
+        name: Name of the attribute, which is None without a text.
         says: What the text is.
         flag: What the int8 is.
     """
@@ -156,8 +156,8 @@ class Nested:
     """The fields of another layout.
 
     Attributes:
-        name: Of the attribute.
-        layout: Of its object.
+        name: Name of the attribute.
+        layout: Layout of its object.
         says: Which one this is.
     """
 
@@ -216,9 +216,9 @@ def each(name: str, count: str, *parts: Part, make: Callable[..., object] | None
     """The entries of a list.
 
     Args:
-        name: Of the attribute, a tuple.
+        name: Name of the attribute, a tuple.
         count: The letter that stands for its length in the document.
-        parts: Of one entry.
+        parts: Parts of one entry.
         make: The entry's class; None: an entry is a tuple, or with one part the value itself.
     """
     if make is not None:

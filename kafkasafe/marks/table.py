@@ -95,7 +95,7 @@ class MarkRow(Generic[M]):
     Attributes:
         name: As the document spells it.
         key: Key of its control record.
-        layout: Of its body.
+        layout: Layout of its body.
     """
 
     __slots__ = ("key", "layout", "mark", "means", "name", "number", "readers", "valid")

@@ -176,9 +176,9 @@ class Decoder:
             then must not change any more.
 
     Attributes:
-        schema: Of the batches that `read` returns.
+        schema: Schema of the batches that `read` returns.
         next_offset: After the last returned record, or the last skipped batch.
-        leader_epoch: Of the record or batch right before `next_offset`, -1 when unknown.
+        leader_epoch: Leader epoch of the record or batch right before `next_offset`, -1 when unknown.
         partial_bytes: Size of a truncated last batch; known when all is read.
 
     Raises:
@@ -414,7 +414,7 @@ def _parse(
     Args:
         source: Holds the records of all batches.
         areas: Where each batch's records begin and end in it, ascending.
-        headers: Of each batch.
+        headers: Headers of each batch.
         from_offset: Records before it are left out.
         schema: Columns to make.
 

@@ -251,7 +251,7 @@ def records(rows: Rows, offsets: _Numbers, *, timestamp_delta: int = 0) -> tuple
     Args:
         rows: At least one.
         offsets: The offset delta of each: its place in the batch that it is for.
-        timestamp_delta: Of all records, relative to their batch's base timestamp, ms.
+        timestamp_delta: Timestamp of all records, relative to their batch's base timestamp, ms.
 
     Returns:
         The bytes, and where each record ends in them.
@@ -291,11 +291,11 @@ def encode_columns(
     Args:
         keys: Strings or bytes, one per value; None when no record has a key.
         values: At least one.
-        timestamp: Of all records, ms since the epoch.
+        timestamp: Timestamp of all records, ms since the epoch.
         headers: A list of (key, value) structs per value.
         base_timestamp: The base timestamp in the header; None: `timestamp`. Readers see no difference.
         compression: How to compress the records.
-        compression_level: The codec's own level, None for its default.
+        compression_level: Level in the codec's own scale; None for the codec's default.
 
     Raises:
         TypeError: A column has another type.

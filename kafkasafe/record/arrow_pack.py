@@ -69,13 +69,13 @@ class ArrowPacker:
     """Collects rows by partition, and yields batches in each partition's order.
 
     Args:
-        batch_bytes: Of a batch before compression, at most; a larger record gets a batch of its own.
+        batch_bytes: Size of a batch before compression, at most; a larger record gets a batch of its own.
         held_bytes: Approximate bound of all held rows. Beyond it, the packer also yields batches that are not full.
         head_rows: Most rows in the first batch of each partition, if
         head_from: the first piece has more rows than this. 0: always. (The sender reads such a batch back.)
         head_base: Makes the base timestamp of these first batches from their timestamp; None: like all others.
         compression: How to compress batches.
-        compression_level: The codec's own level, None for its default.
+        compression_level: Level in the codec's own scale; None for the codec's default.
     """
 
     def __init__(
@@ -105,8 +105,8 @@ class ArrowPacker:
         """Take rows and yield full batches.
 
         Args:
-            topic: Of all rows.
-            partitions: Of all rows, or of each.
+            topic: Topic of all rows.
+            partitions: Partition of all rows, or of each row.
             rows: The rows.
             now: Time of the records, ms since the epoch.
         """
@@ -233,7 +233,7 @@ def divide(data: bytearray, parts: int) -> list[bytearray]:
     """A batch of a `ArrowPacker` as several smaller ones with the same records in the same order.
 
     Args:
-        data: One batch, whose records have one timestamp. Its identity is not kept, its base timestamp is.
+        data: One batch, whose records have one timestamp. The parts keep its base timestamp, but not its identity.
         parts: How many, at most; of about the same number of records.
 
     Raises:

@@ -105,8 +105,8 @@ class Appender:
 
     Args:
         transport: A started transport. The caller still owns it and closes it.
-        grant: The grant of the transaction, which must have the partitions. If its transactional id is empty,
-            there is no transaction, and the grant holds an idempotent producer's own id and epoch.
+        grant: The grant of the transaction, which must have the partitions. If its transactional id is empty, the
+            appender uses no transaction, and the grant holds an idempotent producer's own id and epoch.
         attempt: Number of the task's attempt.
         delivery_timeout_s: Time limit for one batch.
         request_timeout_ms: How long the broker may wait for its replicas.
@@ -188,7 +188,7 @@ class Appender:
 
         Raises:
             RestartError: Another attempt writes to a partition, or the transaction must be aborted.
-            FencedError: The grant is no longer valid.
+            FencedError: The grant has become invalid.
             RejectedError: The cluster rejects a batch permanently.
             KafkaError: Another error that a retry cannot fix; KafkaTimeoutError after `delivery_timeout_s`.
         """

@@ -5,8 +5,8 @@ both processes run on the same machine, as the same user. So they communicate th
 
 1. The listener's process binds a socket in the directory for temporary files.
 2. When a query starts, the listener creates a symbolic link to the socket, named after the query's id.
-3. The committing process resolves the link and sends a datagram to the socket. If there is no link, or the link's
-   socket no longer exists, the process sends nothing.
+3. The committing process resolves the link and sends a datagram to the socket. If the link or its socket is missing,
+   the process sends nothing.
 
 The datagrams carry only counts. A failure on this path never affects a micro-batch.
 

@@ -9,9 +9,8 @@ End offsets that go backwards (SPARK-26267, SPARK-27281):
 3. A planner that trusts this answer writes 480 into the checkpoint. The next batch then reads offsets 480 to 499 again.
 
 To prevent this repetition, the planner first gives the checkpoint's offset to the tracker of `kafkasafe.offsets`. Then
-the tracker checks each end offset. So a range never ends below the offset where it begins. Without the checkpoint's
-offset, the tracker would not be enough. After a restart of the driver it knows no end offset, so it would accept B's
-480 as the first answer.
+the tracker checks each end offset. So a range never ends below the offset where it begins. The tracker alone would not
+be enough. After a restart of the driver it knows no end offset, so it would accept B's 480 as the first answer.
 
 Records that were read and then lost (KIP-279):
 
@@ -237,9 +236,8 @@ class Planner:
                 records. A loss is reported in any case.
 
         Returns:
-            The positions where the batch ends. They are equal to `start` if there are no new records, unless the batch
-            is the query's first. The end of the first batch also holds the offset where the batch begins in each
-            partition.
+            The positions where the batch ends. They are equal to `start` without new records, unless the batch is the
+            query's first. The end of the first batch also holds the offset where the batch begins in each partition.
 
         Raises:
             DataLossError: Records were lost, and `failOnDataLoss` is true. The message names all losses.
@@ -413,7 +411,7 @@ class Planner:
         if not found.exists:
             return Mark(found.begin) if before is None else before
         if before is not None and found.why is None and found.end == before.offset:
-            # There are no new records. Keep the JSON text identical: otherwise Spark would run an empty batch.
+            # Without new records, keep the JSON text identical: otherwise Spark would run an empty batch.
             return before
         known = Lineage() if before is None else before.lineage
         moved = before is None or found.why is not None

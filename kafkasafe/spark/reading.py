@@ -316,7 +316,7 @@ class _Fetching:
 
 
 def answer_code(answer: Any) -> int | None:
-    """Returns Kafka's error code of a response or failure; 0 or None if there is no code."""
+    """Returns Kafka's error code of a response or failure; 0 or None without a code."""
     code: int | None = answer.code if isinstance(answer, Failure) else answer.error_code
     return code
 

@@ -393,7 +393,7 @@ class Session:
         """An appender for a step WRITE in this process. It needs no claims, because the grant never leaves the process.
 
         Args:
-            grant: Of the transaction. No other process may get it.
+            grant: Grant of the transaction. No other process may get it.
             places: The partitions to which it appends. If the option `topic` is set, the transaction already contains
                 the topic's partitions, except those that were created after it began. Adds the others.
         """

@@ -226,8 +226,8 @@ class Marker:
 
     Attributes:
         next_batch_id: The micro-batch's id plus one.
-        query_id: Id of the Spark query that wrote it. Batch ids of different queries cannot be compared. Empty if there
-            is no query (batch use, Spark Connect).
+        query_id: Id of the Spark query that wrote it. Batch ids of different queries cannot be compared. Empty without
+            a query (batch use, Spark Connect).
         rows: Number of rows that it wrote; None in markers of version 1, which did not store it.
         plan: The micro-batch's `plan_digest`; empty if it is not known.
     """
@@ -314,7 +314,7 @@ class MarkerLog:
 def plan_digest(entry: str) -> str:
     """Identifies one planning of a micro-batch: the time at which Spark planned it, and the end of each source.
 
-    Offsets alone are no proof, so the time is part of the digest. An offset of a file source is a position in a list
+    Offsets alone prove nothing, so the time is part of the digest. An offset of a file source is a position in a list
     that the checkpoint keeps. Once a checkpoint is restored, the same position may mean other files.
 
     Args:

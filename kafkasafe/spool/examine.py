@@ -78,7 +78,7 @@ class SpoolFate:
 
     @property
     def step(self) -> ExchangeStep | None:
-        """The last step of KAFKA-156 that is known to be done; None if it ended otherwise, or marks are lost."""
+        """The last step of KAFKA-156 that is known to be done; None after another end, or if marks are lost."""
         match self.fate:
             case SpoolOutcome.NOT_SENT:
                 return ExchangeStep.PREPARE_ACKNOWLEDGED if self.identified else ExchangeStep.PREPARED

@@ -38,7 +38,7 @@ class LogEndClaim:
 
     Attributes:
         lane_id: 16 bytes: the lane's id.
-        number: Of two claims about the same end, the one with the larger number is valid.
+        number: If two claims are about the same end, the one with the larger number is valid.
         position: Where the log begins (nothing from there on may be missing), or ends (exclusive: everything before it
             was durable).
         records: Data records before it, counted from the creation of the file.
@@ -91,8 +91,8 @@ def extent_trouble(content: bytes | None, lane_id: bytes | None) -> str:
     """Why a lane's `extent` proves less than it should; empty if it is complete.
 
     Args:
-        content: Of the file, None if the file is missing.
-        lane_id: Of the lane's log, None if the log has none.
+        content: Content of the file, None if the file is missing.
+        lane_id: Id of the lane's log, None if the log has none.
     """
     if content is None:
         return "the file extent is missing"

@@ -91,7 +91,7 @@ class Inspected:
         rejected_unreadable: One sentence per file there that is damaged.
         rejected_missing: One sentence per file that was deleted, but neither resent nor discarded.
         rejected_discarded: Number of records that `kafkasafe spool discard` has given up.
-        extent: What is wrong with the lane's `extent`, see `extent_of`; empty if it is valid.
+        extent: The problem with the lane's `extent`, see `extent_of`; empty if it is valid.
         oldest_ms: When the oldest undelivered batch was written, ms since the epoch; -1 if there is none.
         undecidable: For each batch that waits for a decision, the position of the group that says so.
     """
@@ -120,7 +120,7 @@ class Inspected:
 
 
 def extent_of(files: Files, lane: Path, found: Log) -> str:
-    """Describes what is wrong with a lane's `extent` in one sentence; empty if it is valid.
+    """Describes the problem with a lane's `extent` in one sentence; empty if it is valid.
 
     This is not damage, and has no consequence of its own. But segments that vanish at either end would go unnoticed.
 

@@ -560,7 +560,7 @@ def _missing_front(lane: Path, segments: list[StoredSegment], extent: Extent) ->
 
 
 def _counted(damage: list[Damage], entries: list[Entry], extent: Extent, before: int) -> list[Damage]:
-    """Adds the number of records to each damage: from the distance of positions, or from the totals of the extent.
+    """Adds the number of records to each damage, computed from the positions or from the totals of the extent.
 
     `before` is the number of records between the extent's ends that are not in `entries`.
     """

@@ -31,7 +31,7 @@ OPERATOR = -2
 SET_ASIDE: Final = "set aside by an operator"
 
 Waits = Mapping[int, tuple[int, int, int]]
-"""Of the unfinished batches of a lane, by position: records, size in bytes, newest timestamp."""
+"""For each unfinished batch of a lane, by position: number of records, size in bytes, newest timestamp."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Entry:
 
     Attributes:
         position: Where it was in the lane's log.
-        header: Of the batch.
+        header: Header of the batch.
         at: Byte offset in the file.
         code: Kafka's error code, `OPERATOR`, or -1 when it is not known.
         reason: Human-readable text; empty if unknown.
@@ -83,7 +83,7 @@ class RejectedContent:
         number: Destination number in the lane.
         topic: Empty in a file of an earlier version: the lane's log names it by the number.
         partition: -1 when it was never chosen.
-        cluster_id: Of the cluster that the batches were for, empty if unknown.
+        cluster_id: Id of the cluster that the batches were for, empty if unknown.
         lane_id: Empty in a file of an earlier version.
         rejected_ms: When they were rejected, ms since the epoch; -1 if unknown.
     """
@@ -186,7 +186,7 @@ def marks_to_set_aside(queue: Sequence[Batch], position: int, absent: Collection
 
     Args:
         queue: The unfinished batches of its destination, in order.
-        position: Of the batch.
+        position: Position of the batch.
         absent: Positions of those that are proven not to be in the cluster's log, and not to get there any more.
     """
     index = next(i for i, batch in enumerate(queue) if batch.position == position)

@@ -384,8 +384,8 @@ class Spool:
             try:
                 self._sync_deletions()
                 self._unlink(segment)
-                # The file is deleted, even if that is not durable yet. A segment that stayed in the list would be
-                # taken for a missing one.
+                # The file is deleted, even if that is not durable yet. If the segment stayed in the list, the spool
+                # would report it as missing.
                 self._deletions_undurable = True
                 del self._segments[0]
                 self._extent.gone(segment)
@@ -775,7 +775,7 @@ class Spool:
         return self._reserve.lend(size_bytes)
 
     def give_room(self, error: OSError) -> None:
-        """Free a part of the reserve, or all of it: a small file beside the log found no room on the disk."""
+        """Free a part of the reserve, or all of it, because the disk has no room for a small file beside the log."""
         self._reserve.give_step(error)
 
     def _wanted_reserve(self) -> int:

@@ -40,10 +40,10 @@ class UnitLog:
 
     Attributes:
         unit_id: 16 bytes.
-        transactional_id: Of its latest transaction; before the first one, as the user gave it.
-        producer_id: Of that transaction, -1 before the first one.
-        producer_epoch: Of that transaction, -1 before the first one.
-        positions: Of its batches; the parts of a divided one take its place.
+        transactional_id: Transactional id of its latest transaction; before the first one, as the user gave it.
+        producer_id: Producer id of that transaction, -1 before the first one.
+        producer_epoch: Producer epoch of that transaction, -1 before the first one.
+        positions: Positions of its batches; the parts of a divided one take its place.
         groups: Consumer groups whose offsets are part of it.
         outcome: None until it is decided.
         reason: Why it was dropped.
@@ -132,7 +132,8 @@ def steps_of(
     """Times of plain batches by position, and all atomic batches, in the order of the log.
 
     Args:
-        groups: Of each: when it was written (ms since the epoch), its marks, and (position, has an id) of its batches.
+        groups: For each group: the time at which it was written (ms since the epoch), its marks, and (position, has an
+            id) of its batches.
     """
     steps = _Steps()
     for written_ms, marks, batches in groups:
@@ -281,7 +282,7 @@ def undecidable_in(
     """Positions of batches that wait for an operator's decision, each with the position of the group that records it.
 
     Args:
-        groups: Of each: its position, its marks, and (position, has an id) of its batches.
+        groups: For each group: its position, its marks, and (position, has an id) of its batches.
     """
     found: dict[int, int] = {}
     for at, marks, batches in groups:

@@ -2,7 +2,7 @@
 
 `KafkaCluster` starts N broker processes and one dedicated controller process (KRaft); for Kafka before 3.3, one
 ZooKeeper instead of the controller. Each node has its own JVM and listens on 127.0.0.1 only. A single broker is its own
-controller: this halves the start time, and with one broker there is no quorum that a kill could take away from others.
+controller: this halves the start time, and a kill of the only broker cannot take the quorum away from others.
 
 Non-obvious:
 
@@ -86,9 +86,9 @@ class KafkaCluster:
 
     These settings differ from Kafka's defaults; `config` can override all of them. Replication factors (`default`,
     offsets, transactions) are min(3, brokers), with `min.insync.replicas` 2 from three brokers on. The controller
-    declares a broker dead after 2 s. There is no rebalance delay. Internal topics have three partitions. Leaders do not
-    move back automatically (`auto.leader.rebalance.enable=false`). Brokers check every second, not every ten minutes,
-    whether producer state has expired (see `expire_producers`).
+    declares a broker dead after 2 s. Group rebalances begin without a delay. Internal topics have three partitions.
+    Leaders do not move back automatically (`auto.leader.rebalance.enable=false`). Brokers check every second, not every
+    ten minutes, whether producer state has expired (see `expire_producers`).
 
     Args:
         brokers: Number of brokers, 1 or more.
@@ -201,7 +201,7 @@ class KafkaCluster:
 
         Raises:
             JarError: The jars are not in the cache and could not be resolved.
-            JavaNotFoundError: There is no Java 17 or later.
+            JavaNotFoundError: Java 17 or later was not found.
             ConfigError: `config` names a setting that this version does not have, or `data_dir` is not empty.
             ClusterError: A node did not start. The message has the end of its log.
         """
@@ -535,7 +535,7 @@ class KafkaCluster:
 
         Raises:
             UnsupportedByVersionError: Kafka before 2.4.
-            UsageError: `to` is not an in-sync replica, or there is no other in-sync replica.
+            UsageError: `to` is not an in-sync replica, or the leader is the only one.
             ClusterError: The leadership did not move in time.
         """
         return self._disasters.move_leader(topic, partition, to, timeout_s)

@@ -58,7 +58,7 @@ class JarError(KafkaSafeError, RuntimeError):
 
 
 class JavaNotFoundError(KafkaSafeError, RuntimeError):
-    """There is no Java runtime that is new enough. The message names the places searched, and what to install."""
+    """No installed Java runtime is new enough. The message names the places searched, and what to install."""
 
 
 def cache_root() -> Path:

@@ -53,7 +53,7 @@ class Outbox:
         self.size += len(data)
 
     def send(self, now: float = 0.0) -> None:
-        """Send what is due, as far as the socket accepts it."""
+        """Send the due data, as far as the socket accepts it."""
         while self._pieces and self._pieces[0][0] <= now:
             due, data = self._pieces[0]
             try:

@@ -80,7 +80,7 @@ def make_certificate(directory: Path, java: Path) -> tuple[Path, Path]:
 
     Args:
         directory: Directory of the files.
-        java: A `java` executable. If there is no openssl, uses the keytool in its directory.
+        java: A `java` executable. Without openssl, this function uses the keytool in its directory.
 
     Returns:
         (the certificate as PEM, for clients; the key store as PKCS12, for brokers).

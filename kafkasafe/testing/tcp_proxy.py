@@ -169,7 +169,7 @@ class TcpProxy(Relay[_Connection]):
         return self._do(self._cut)
 
     def cut_after(self, request_bytes: int) -> None:
-        """Resets all connections once, after so many further bytes of requests: possibly in the middle of a request."""
+        """Resets all connections once, after this many further bytes of requests, possibly within a request."""
         self._do(lambda: setattr(self, "_cut_after", request_bytes))
 
     def refuse(self, on: bool = True) -> None:

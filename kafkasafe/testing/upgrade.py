@@ -91,7 +91,7 @@ class Upgrades:
             "zookeeper.metadata.migration.enable": "true",
             "zookeeper.connect": f"127.0.0.1:{self._nodes.controller_port}",
         }
-        # The future controller runs together with the ZooKeeper, which keeps this node id until the migration ends.
+        # During the migration the new controller and the ZooKeeper run together, and the ZooKeeper keeps this node id.
         directory = self._workspace.directory / "node-controller"
         data = directory / "data"
         data.mkdir(parents=True)

@@ -40,7 +40,7 @@ class RequestFailure:
     """The failure of a request.
 
     Attributes:
-        code: Kafka's error code; None: there was no answer.
+        code: Kafka's error code; None without an answer.
         reason: Human-readable.
         sent: It may have reached a broker.
         lasting: The same answer came for longer than the producer waits for anything.

@@ -338,9 +338,9 @@ class Units:
 
         Args:
             action: The request.
-            code: Kafka's error code; None: there was no answer.
+            code: Kafka's error code; None without an answer.
             reason: Human-readable.
-            sent: It may have reached a broker.
+            sent: The request may have reached a broker.
             lasting: The same answer came for longer than the producer waits for anything.
         """
         if _valid(action):

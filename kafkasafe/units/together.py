@@ -98,7 +98,7 @@ class Sharing:
 
 
 def transaction_of(units: Sequence[Unit], tid: TransactionalId, grant: Grant) -> Transaction:
-    """The transaction that stands for these units in the lines."""
+    """The transaction that replaces these units in the queues (`Lines`)."""
     if len(units) == 1:
         [unit] = units
         offsets, readings, batches = unit.offsets, unit.readings, unit.batches

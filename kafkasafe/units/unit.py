@@ -117,7 +117,7 @@ class Unit(UnitContent):
         self.batches.append(batch)
 
     def add_part(self, parent: Member, part: Member) -> None:
-        """Add a part of a batch that is being divided, before that batch."""
+        """Insert a part of a batch that is being divided before the batch itself."""
         self.batches.insert(self.batches.index(parent), part)
 
     def remove(self, batch: Member) -> None:
@@ -543,7 +543,7 @@ class TransactionalId:
         return sequence
 
     def send_end(self) -> None:
-        """Note that EndTxn is being sent: the transaction is no longer known to be open."""
+        """Note that EndTxn is being sent, so the transaction may have ended."""
         self.opened = False
 
     def end(self, grant: Grant | None, *, sure: bool) -> None:

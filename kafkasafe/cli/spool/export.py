@@ -107,8 +107,8 @@ def spool_export(
     """Write the records of a spool directory, each with its status, to JSON lines or Parquet. The spool stays as it is.
 
     JSON lines show a key or value that is not UTF-8 as {"base64": ...}. For a divided batch, only its parts are
-    written. The status is what the spool knows; kafkasafe doctor finds out whether a record in doubt is in the
-    cluster's log.
+    written. The status shows only what the spool knows. To find out whether a record in doubt is in the cluster's log,
+    use kafkasafe doctor.
     """
     if unknown := [name for name in status or () if name not in _STATUSES]:
         raise typer.BadParameter(
@@ -177,7 +177,7 @@ def _new_file(path: Path) -> Iterator[Any]:
         OSError: It cannot be written.
     """
     try:
-        # Only the owner may read the spool, so only the owner may read what was copied from it.
+        # Only the owner may read the spool, so only the owner may read a copy of it.
         with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             yield file
     except FileExistsError:

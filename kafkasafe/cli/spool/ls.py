@@ -93,7 +93,7 @@ class Listing:
     Attributes:
         directory: The directory.
         rows: What the JSON output has of each lane.
-        lanes: What was found in each of these lanes.
+        lanes: The content of each of these lanes.
         troubles: The name of each unreadable lane, with the reason.
     """
 

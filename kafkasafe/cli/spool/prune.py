@@ -54,10 +54,10 @@ def spool_prune(
 ) -> None:
     """Delete lanes that hold nothing and that no process owns, and spool directories without lanes.
 
-    Client ids that are no longer used, and workers that have ended, leave such lanes and directories. The command never
-    deletes waiting or rejected records, damaged data, or data in quarantine. A lane also remembers the records that
-    were acknowledged last. Without the lane, their loss in the cluster would not be noticed, and records kept by
-    `retain_acked_*` could not be sent again.
+    Such lanes and directories belong to client ids that are not used any more, and to workers that have ended. The
+    command never deletes waiting or rejected records, damaged data, or data in quarantine. A lane also remembers the
+    records that were acknowledged last. Without the lane, their loss in the cluster would not be noticed, and records
+    kept by `retain_acked_*` could not be sent again.
     """
     age_s = duration_s(older_than, "--older-than")
     if directory is None and not tree:
@@ -115,12 +115,12 @@ class Pruned:
 
     @property
     def gone(self) -> list[dict[str, Any]]:
-        """Rows of what was deleted, or would be."""
+        """Rows of the lanes and directories that were deleted, or would be."""
         return [row for row in self.rows if not row["kept"]]
 
     @property
     def freed_bytes(self) -> int:
-        """Size of what was deleted, or would be."""
+        """Total size of the deleted lanes and directories, or of those that would be deleted."""
         return sum(row["bytes"] for row in self.gone)
 
     @property

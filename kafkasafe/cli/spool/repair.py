@@ -92,7 +92,7 @@ def _restore(unreadable: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """What was repaired, or would be.
+    """The result of a repair, or its preview.
 
     Attributes:
         plans: For each lane its name, the plan, and the folder with copies if the plan was carried out.

@@ -79,10 +79,10 @@ def spool_resend(
 
 @dataclass(frozen=True, slots=True)
 class ResendReport:
-    """What was moved back into the spool, and what was then delivered.
+    """The records that were moved back into the spool, and those that were then delivered.
 
     Attributes:
-        found: What was moved, or would be.
+        found: The records that were moved, or would be.
         done: The delivery; None if this command does not deliver.
         dry_run: Whether nothing was to be changed.
     """

@@ -122,7 +122,7 @@ class PartitionQuestion:
     reply: Reply[Any]
 
     def answer(self, row: Any) -> None:
-        """Replies with the answer of the broker, None: it left the partition out."""
+        """Replies with the broker's answer; None if the broker left the partition out."""
         topic, partition = self.target
         try:
             if row is None:
@@ -145,7 +145,7 @@ class OffsetsWanted:
 
     Attributes:
         replica_id: Whom the broker takes the client for.
-        isolation_level: Of the request.
+        isolation_level: Isolation level of the request.
         timestamp: The special one that is asked for, 0: times.
     """
 

@@ -22,7 +22,7 @@ __all__ = ["ProduceRouter"]
 
 
 class ProduceRouter:
-    """From batches to Produce requests on the links to their leaders.
+    """Makes Produce requests of batches, and sends them on the links to the leaders.
 
     Args:
         mailbox: Passes jobs to the network thread.

@@ -48,7 +48,7 @@ class LeaderQuestions:
     Args:
         network: The time limit of requests.
         mailbox: The way in for other threads.
-        leaders: Of partitions, by the latest metadata.
+        leaders: Leaders of partitions, by the latest metadata.
         links: The ways to the brokers.
         router: Finds the leader of a partition.
     """
@@ -342,7 +342,7 @@ def _fetch_fields(
     min_bytes: int,
     isolation_level: int,
 ) -> Mapping[str, Any]:
-    """Of a Fetch request for one partition, without a session."""
+    """The fields of a Fetch request for one partition, without a session."""
     unknown = {"current_leader_epoch": -1, "last_fetched_epoch": -1}
     return {
         "replica_id": -1,

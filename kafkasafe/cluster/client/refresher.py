@@ -197,7 +197,7 @@ class Refresher:
         now = self._network.now()
         of_new = not self._schedule.all_overdue(now)
         if of_new and not self._new:
-            self._schedule.resume()  # the new topics are no longer watched
+            self._schedule.resume()  # nothing watches the new topics any more
             return
         links = [
             self._links.link(node) for node in (*self._network.nodes(), *self._network.bootstrap_nodes())

@@ -136,7 +136,7 @@ class EngineContext:
         self.stranger = error
 
     def patience_ends(self, patience: Patience, began: float, *, paused: bool = False) -> float:
-        """When a caller that waits for deliveries since `began` gives up, monotonic seconds.
+        """The time at which a caller that has waited for deliveries since `began` gives up, monotonic seconds.
 
         Args:
             patience: The caller's patience.

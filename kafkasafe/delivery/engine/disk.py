@@ -194,7 +194,7 @@ class DiskWriter:
                     )
                 lane.spool.sync()
             finally:
-                # Also after a failure: with spool="on_error" the same bytes may go over the wire next.
+                # Do this after a failure, too: with spool="on_error" the same bytes may be sent to the broker next.
                 for parcel in parcels:
                     if parcel.data is not None:
                         codec.stamp_address(parcel.data, 0, -1)

@@ -46,7 +46,8 @@ class Endings:
         self.refused_topics: Mapping[str, RefusedDestination] = {}
         """By name, the topics that the cluster refuses as a whole. Replaced, never changed: read from any thread."""
         self.refused_partitions: Mapping[tuple[str, int], RefusedDestination] = {}
-        """Refused partitions of topics that the cluster otherwise accepts. Replaced, never changed, as well."""
+        """Refused partitions of topics that the cluster otherwise accepts. This mapping is also replaced, never
+        changed."""
 
     def resolve(self, lane: Lane, resolutions: Sequence[j.Resolution]) -> None:
         """Finish the parcels of batches whose fate is final and durable."""
@@ -260,7 +261,10 @@ class Endings:
             self.publish_refused()
 
     def refused(self, topic: str | None = None) -> list[RefusedDestination]:
-        """Refused destinations with pending records, oldest first; of a topic, what holds it up. From any thread."""
+        """Refused destinations with pending records, oldest first; if given, only those that hold up `topic`.
+
+        Any thread may call this.
+        """
         lanes = list(self._context.lanes)
         found = refused([lane.journal for lane in lanes])
         if topic is not None:

@@ -289,7 +289,7 @@ class Engine:
                 self._lanes.adopt_now()
 
     def patience_ends(self, patience: Patience, began: float) -> float:
-        """When a caller that waits for deliveries since `began` gives up, monotonic seconds. From any thread.
+        """The time at which a caller that waits since `began` gives up, monotonic seconds. Any thread may call this.
 
         Time for reading spools counts as a pause: reading gigabytes takes longer than other waits without progress.
         """

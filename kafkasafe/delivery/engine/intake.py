@@ -42,7 +42,7 @@ class _Growing:
     Attributes:
         lane: Its lane.
         unit: The unit with the batches taken so far.
-        topic: Batches of this topic may still join the unit; empty: none may.
+        topic: The topic whose batches may still join the unit; empty if no batch may.
         left: Maximum number of batches that may still join.
         room: Maximum number of bytes that may still join.
     """
@@ -278,7 +278,7 @@ class Intake:
         self._disk.has_no_room(lane, why, attempt)
 
     def _divide(self, lane: Lane, divide: j.Divide) -> int:
-        """Divide one batch. Returns 0, or without dividing it the bytes of space that it needs."""
+        """Divide one batch and return 0. If space is missing, divide nothing and return how many bytes it needs."""
         parent = lane.parcels[divide.batch.handle]
         columns = codec.decode(self._disk.bytes_of(lane, parent, divide.batch))
         if divide.refused:

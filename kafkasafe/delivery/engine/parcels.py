@@ -159,7 +159,7 @@ class Parcel:
         self.keeper = keeper
 
     def unpack(self) -> None:
-        """Note that its batch is not packed any more."""
+        """Note that the parcel's batch has been unpacked."""
         self.keeper = None
 
     def adopt(self, children: list[tuple[Parcel, Indexes]]) -> None:

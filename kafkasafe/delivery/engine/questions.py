@@ -81,7 +81,7 @@ def _read_pages(context: EngineContext, leader: Leader, log: Scan | Survey, *, p
 
 
 def _scan(doubt: Sequence[BatchId], begin: int, log_start: int, log_end: int) -> Scan:
-    """A scan of the log from `begin` on, as far as the log still has it."""
+    """A scan of the log from `begin` on, or from the log's start if that is later."""
     scan = Scan(doubt, begin, log_end)
     if log_start > begin:
         scan.page((), next_offset=begin, log_start_offset=log_start)
@@ -228,7 +228,7 @@ class OutcomeInquiry:
             result: t.EpochEnd | t.Failure = yield self._leader.offset_for_leader_epoch(epoch, "epoch")
             if not unsupported(result):
                 end_offset = good(result).end_offset
-                # A log that reaches back that far and does not know the epoch is another log.
+                # If the log reaches back that far but does not know the epoch, it is another log.
                 cut_at = end_offset if end_offset >= 0 else log_start
                 whole = end_offset >= ask.from_offset
         ended: t.OffsetListed | t.Failure = yield self._leader.log_end_offset("end")

@@ -30,7 +30,7 @@ class Rejects:
     def put_aside(self, lane: Lane, aside: j.Aside) -> None:
         """Write rejected batches to `rejected/`, durably, before their marks are decided. If that fails, they wait."""
         if self._config.in_memory:
-            # Without a disk, only their futures and the dead-letter handler get them.
+            # Without a disk, only the futures and the dead-letter handler get the rejected batches.
             lane.rejections.keep((batch.handle for batch in aside.batches), None)
             self._set_aside(lane, aside, len(aside.batches))
             return

@@ -121,7 +121,7 @@ class Surroundings:
         self.unread.pop(path, None)
 
     def _adopt_sibling(self, sibling: LeftBehind) -> bool:
-        """Adopt a directory. Returns whether its lanes are being drained, here or by others. Errors go to `refused`."""
+        """Adopt a directory. Returns whether this or another producer drains its lanes. Errors go to `refused`."""
         if self._refused.get(sibling.path) == sibling.content:
             return False
         try:

@@ -73,9 +73,9 @@ def first_difference(
 
     Returns:
         Same, up to the last batch compared. Diverged at the first batch that the leader does not have with the same
-        offsets and CRC; inexact unless the leader's log ends there or the batch has one record, since the leader may
-        still have the first records of that batch. Unknown if no batch starts at or after `theirs_start`. Batches that
-        compaction or another compression rewrote count as different.
+        offsets and CRC. This offset is exact if the leader's log ends there, or if the batch has one record. Otherwise
+        it is inexact, because the leader may still have the first records of that batch. Unknown if no batch starts at
+        or after `theirs_start`. Batches that compaction or another compression rewrote count as different.
     """
     standing = {mark.base_offset: mark for mark in theirs}
     compared = [mark for mark in ours if mark.base_offset >= theirs_start]

@@ -58,7 +58,7 @@ class LineageError(ValueError):
 class Lineage:
     """Leader epoch → first offset, for the part of a log that was read; in offset order.
 
-    Bounded: beyond `limit` epochs, the oldest are dropped. Not thread-safe.
+    A lineage keeps at most `limit` epochs, and drops the oldest. Not thread-safe.
 
     Invariant: defined epochs increase strictly, start offsets never decrease, no start exceeds the end. `UNDEFINED`
     entries (records in a message format before 2) may occur between them, but never two in a row.

@@ -30,7 +30,7 @@ EPOCH_BYTES: Final = 4
 OFFSET_BYTES: Final = 8
 ERROR_BYTES: Final = 2
 LIVE_REQUEST_BYTES: Final = PARTITION_BYTES + 2 * EPOCH_BYTES
-"""Of one partition in OffsetForLeaderEpoch v2 and later: partition, current leader epoch, epoch asked for."""
+"""Size of one partition in OffsetForLeaderEpoch v2 and later: partition, current leader epoch, requested epoch."""
 LIVE_RESPONSE_BYTES: Final = ERROR_BYTES + PARTITION_BYTES + EPOCH_BYTES + OFFSET_BYTES
 
 
@@ -54,7 +54,7 @@ class Diverged:
 
     Attributes:
         divergent_offset: First differing offset.
-        rolled_back: First and last offset (inclusive) of the records that were read and are no longer in the log.
+        rolled_back: First and last offset (inclusive) of the records that were read and that the log has lost.
         replaced: First and last offset (inclusive), within `rolled_back`, that are known to hold other records now.
             None: no such offsets are known, for instance because the log became shorter.
         common_epoch: The largest epoch that both logs have; None when they are not known to share one.
@@ -105,7 +105,8 @@ class Step:
     """One round trip.
 
     Attributes:
-        request: (epoch, end offset) asked about, newest first. Only Alternative 2 sends more than one, and end offsets.
+        request: The (epoch, end offset) pairs in the request, newest first. Only Alternative 2 sends more than one
+            pair, and only it sends end offsets.
         reply_epoch: The epoch that the answer is about, `UNDEFINED` when the leader knows none.
         reply_end_offset: Where that epoch ends in the leader's log, `UNDEFINED` when it knows none.
         truncate_to: Where our log would be cut after this step.
@@ -184,12 +185,12 @@ class EpochWalk:
 
     @property
     def request_bytes(self) -> int:
-        """Of this partition, in OffsetForLeaderEpoch v3."""
+        """Total size of this partition in the requests (OffsetForLeaderEpoch v3)."""
         return len(self.steps) * LIVE_REQUEST_BYTES
 
     @property
     def response_bytes(self) -> int:
-        """Of this partition, in OffsetForLeaderEpoch v3."""
+        """Total size of this partition in the responses (OffsetForLeaderEpoch v3)."""
         return len(self.steps) * LIVE_RESPONSE_BYTES
 
     def answer(self, epoch: int, end_offset: int) -> Outcome | None:

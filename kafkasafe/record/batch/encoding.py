@@ -52,7 +52,7 @@ def encode(
         timestamps: Ms since the epoch: one for all records (the fast case), or one per value.
         headers: Record headers by record index; sparse.
         compression: How to compress the records.
-        compression_level: The codec's own level, None for its default. Without meaning for NONE and SNAPPY.
+        compression_level: Level in the codec's own scale; None for the codec's default. NONE and SNAPPY have no levels.
 
     Returns:
         The batch, ready for `stamp_identity` and `stamp_address`.

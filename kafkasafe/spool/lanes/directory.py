@@ -45,7 +45,7 @@ class SpoolDirectory:
     Attributes:
         path: The directory.
         files: The disk.
-        strange: By lane number, why an entry with a lane's name is not a lane, as far as `dead_lanes` has found.
+        strange: Entries with a lane's name that are not lanes, as found by `dead_lanes`: lane number → reason.
     """
 
     def __init__(self, path: Path, files: Files) -> None:

@@ -36,7 +36,7 @@ def format_lost(path: Path, names: Collection[str]) -> tuple[str, str] | None:
         names: Its content.
 
     Returns:
-        (what is wrong, what to do); None if FORMAT is not missing.
+        (the problem, the remedy); None if FORMAT is not missing.
     """
     lanes = [name for name in names if LANE.fullmatch(name)]
     if "FORMAT" in names or not lanes:

@@ -68,7 +68,7 @@ def close_lockable(files: Files, handle: int) -> None:
 
 
 class DirectoryStanding(enum.Enum):
-    """Where the directory of a locked lane is now."""
+    """The present place of a locked lane's directory."""
 
     HERE = "here"
     """The lane's path leads to it, and its name `lock` leads to the locked file."""

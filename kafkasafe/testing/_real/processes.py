@@ -102,7 +102,7 @@ def reserve_port() -> tuple[int, int]:
 
 def port_free(port: int) -> bool:
     with socket.socket() as probe:
-        # Like the broker: its previous process's connections in TIME_WAIT are no obstacle, but a listener is.
+        # Like the broker, ignore connections of its previous process in TIME_WAIT, but not a listener.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))

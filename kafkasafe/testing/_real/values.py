@@ -28,7 +28,7 @@ DEFAULT_JAVA_OPTIONS = ("-Xms64m", "-Xmx320m", "-XX:+UseSerialGC", "-XX:TieredSt
 
 
 class ClusterError(KafkaSafeError, RuntimeError):
-    """The cluster did not do what was requested within the time limit. The message names the log files.
+    """The cluster did not carry out the request within the time limit. The message names the log files.
 
     Attributes:
         log_dir: Directory with one log per node, which is kept.
@@ -48,7 +48,7 @@ class PartitionState:
     """The state of one partition in a broker's metadata.
 
     Attributes:
-        leader: Node id; -1 while there is no leader.
+        leader: Node id; -1 while the partition has no leader.
         leader_epoch: -1 if the broker is too old to report it (before 2.1).
         replicas: Node ids, the preferred leader first.
         in_sync: Node ids of the in-sync replicas, sorted.

@@ -1,7 +1,7 @@
 """The state of the whole cluster: brokers, topics, and the controller's actions. Pure.
 
-There is no I/O, thread or clock. Methods that depend on time get it as an argument, in ms since the epoch, and
-`advance` does everything that has become due. This module holds `partition` objects together; clients see these,
+This module uses no I/O, threads or clock. Methods that depend on time get it as an argument, in ms since the epoch, and
+`advance` does everything that has become due. The module holds `partition` objects together; clients see these,
 `groups` and `transactions`. Methods raise `RefusedError` with the code with which a broker would answer, and ordinary
 exceptions if a test requests something impossible.
 """

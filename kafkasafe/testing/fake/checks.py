@@ -1,7 +1,7 @@
 """A broker's checks of a batch before it looks at the sequence. Pure.
 
-They have the broker's order, which decides which of several faults it reports: base offset, size, checksum, then the
-records (count, kind, timestamps). The answer has Kafka's error code of the first fault.
+The checks run in the broker's order: base offset, size, checksum, then the records (count, kind, timestamps). The
+answer has Kafka's error code of the first fault.
 """
 
 from __future__ import annotations

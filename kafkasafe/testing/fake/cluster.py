@@ -37,15 +37,15 @@ class FakeCluster(Control):
     It uses Kafka's protocol, so every client works with it unchanged. Its methods have the same names as those of
     `KafkaCluster`, so a test can run on either. It stores batches unchanged, and checks them like a broker: size,
     checksum, sequences, timestamps. It does not answer requests that it does not model: the connection ends, and
-    `close` raises `NotModelledError`. `docs/testing.md` lists what is missing. A contract suite runs the same cases
-    here and on real brokers.
+    `close` raises `NotModelledError`. `docs/testing.md` lists the missing requests. A contract suite runs the same
+    cases here and on real brokers.
 
     Methods may be called from any thread, but not under a lock that a client's callback needs. Every method returns
     when its effect has been achieved. Methods with the parameters `topic, partition` also accept a `TopicPartition`.
 
     These settings differ from Kafka's. The controller notices a dead broker after 0.1 s
-    (`broker.session.timeout.ms`). There is no rebalance delay. Producers are checked for expiry every second. Topics
-    have up to three replicas, with `min.insync.replicas=2` from three brokers on.
+    (`broker.session.timeout.ms`). Group rebalances begin without a delay. Brokers check every second which producers
+    have expired. Topics have up to three replicas, with `min.insync.replicas=2` from three brokers on.
 
     Args:
         brokers: Number of brokers, 1 or more. Their node ids are 1 … `brokers`.

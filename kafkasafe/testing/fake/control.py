@@ -268,7 +268,7 @@ class Control(Network):
         """Moves a partition's leadership to another in-sync replica without a loss. Returns the new leader's node id.
 
         Raises:
-            UsageError: `to` is not an in-sync replica, or there is no other in-sync replica.
+            UsageError: `to` is not an in-sync replica, or the leader is the only one.
         """
         found = self._partition(topic, partition)
         with self._acting() as handler:

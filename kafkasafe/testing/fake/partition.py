@@ -87,7 +87,7 @@ class Partition:
         number: Its number.
         replicas: Node ids, the preferred leader first.
         in_sync: The in-sync replicas; never empty.
-        leader: Node id; -1 while there is no leader.
+        leader: Node id; -1 while the partition has no leader.
         leader_epoch: Grows by one with each change of the leader.
         logs: The replicas' logs, by node.
         lagging: Followers that do not replicate for now, although they stay in sync.

@@ -173,7 +173,7 @@ class Producers:
             known.window = known.window[-1:]
 
     def recall(self, before: Producers, end_offset: int) -> None:
-        """After a truncation, takes producers from an older snapshot whose records are no longer in the log."""
+        """After a truncation, adds producers from an older snapshot if the log has lost their records."""
         for key, old in before:
             window = [seen for seen in old.window if seen.last_offset < end_offset]
             if key not in self._known and window:

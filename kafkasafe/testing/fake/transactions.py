@@ -67,7 +67,8 @@ class _Transaction:
     previous: tuple[int, int] | None = None
     """(producer id, epoch) that ended the latest transaction with protocol 2. EndTxn with it is a repetition."""
     kept: tuple[int, int] | None = None
-    """(producer id, epoch) of the latest InitProducerId, or of an ended transaction: identifies a repetition."""
+    """(producer id, epoch) of the latest InitProducerId, or of an ended transaction. It identifies a repeated
+    request."""
     second: bool = False
     """Whether the open transaction uses protocol 2."""
     complete_ms: int = -1
@@ -172,7 +173,7 @@ class Transactions:
         try:
             header = read_header(data)
         except CorruptBatchError:
-            return  # the append reports what is wrong with it
+            return  # the append reports its fault
         if not header.is_transactional:
             return
         known = self._known.get(name)
