@@ -15,7 +15,7 @@ __all__ = ["Decisions"]
 
 
 class Decisions:
-    """Which decisions of the application are due. The polling thread calls it.
+    """Knows which partitions wait for a decision of the application. The polling thread calls it.
 
     Args:
         port: Gives the assignment.

@@ -75,7 +75,7 @@ class Followers(Generic[T]):
         return partitions
 
     def hang(self, now: float) -> frozenset[T]:
-        """The partitions that are left now, because their followers owe an answer for too long."""
+        """Leave the followers whose answers are overdue. Return their partitions."""
         found: frozenset[T] = frozenset()
         for node, (until, partitions) in list(self._asked.items()):
             if until <= now:

@@ -52,7 +52,7 @@ class Following:
             return any(self._followers.leaves(tp, now) for tp in partitions)
 
     def hang(self, now: float) -> frozenset[TopicPartition]:
-        """Leave the followers that owe an answer for too long. Return their partitions."""
+        """Stop fetching from followers whose answers are overdue. Return their partitions."""
         with self._lock:
             return self._followers.hang(now)
 

@@ -115,7 +115,7 @@ class LogChecks:
             yield Pause(_SETTLE_S)
 
     def local(self, tp: TopicPartition) -> Procedure[LocalStart]:
-        """Look up where the leader's own part of the log begins."""
+        """Look up the first offset that the leader has on its own disk, not in remote storage."""
         return LocalStart((yield from self._lookups.local_start(*tp)))
 
     def examine_range(self, tp: TopicPartition, read: HistoryCopy, position: int) -> Procedure[LogRange]:

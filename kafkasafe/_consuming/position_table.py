@@ -143,7 +143,7 @@ class Action(enum.Enum):
     EXAMINE_RANGE = "examine range"
     """Begin to look up the bounds of the log."""
     LOCATE = "locate"
-    """Begin to look up where the leader's own part of the log begins."""
+    """Begin to look up the first offset that the leader has on its own disk."""
     FIND_RESET = "find reset"
     """Begin to look up the target of the reset."""
     REQUEST_RESET = "request reset"

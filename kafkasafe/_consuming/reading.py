@@ -62,7 +62,7 @@ class Reading:
         connections: Our own connections.
         keeper: Keeps histories.
         commits: Decides about commits.
-        decisions: Which decisions of the application are due.
+        decisions: Knows which partitions wait for a decision of the application.
         look_ups: The users' look-ups of offsets.
         rereading: Decides which partitions are read again.
         positions: Finds positions.

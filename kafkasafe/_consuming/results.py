@@ -48,7 +48,7 @@ class Results:
         moves: Moves positions.
         pauses: Pauses partitions.
         checking: Checks positions.
-        decisions: Which decisions of the application are due.
+        decisions: Knows which partitions wait for a decision of the application.
         rereading: Learns of positions that do not come from the group.
         reports: Takes events.
         policy: The option `on_divergence`.

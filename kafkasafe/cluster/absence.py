@@ -8,9 +8,10 @@ waiting does not help, and each broker reports that. But a broker may also not k
 3. Some milliseconds later broker 1 has, unless it is cut off from the controller: then it says for hours that there are
    two partitions, to each client that still reaches it.
 
-So one answer proves nothing. Two brokers prove it if they report the same some seconds after the partition was first
-missing; so does the only broker of a cluster. If only one of several brokers answers, it has to report it for a minute:
-`rejected/` keeps the record, and operators do not add partitions in the very minute in which records for them are sent.
+So one answer proves nothing. Two brokers that still report the absence some seconds after the partition was first
+missing prove it. In a cluster with one broker, that broker's report proves it. If only one of several brokers answers,
+it has to report the absence for a minute: `rejected/` keeps the record, and operators do not add partitions in the very
+minute in which records for them are sent.
 
 No clock: `now` is an argument, in seconds.
 """

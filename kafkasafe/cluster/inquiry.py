@@ -52,7 +52,7 @@ class RunningProcedure(Generic[T]):
         self.procedure.close()
 
     def split(self, procedures: Sequence[Procedure[Any]]) -> list[RunningProcedure[Any]]:
-        """Makes the procedure wait for these parts."""
+        """Makes the procedure wait until these procedures, its parts, have ended."""
         self._parts = [RunningProcedure(procedure) for procedure in procedures]
         for part in self._parts:
             part._parent = self

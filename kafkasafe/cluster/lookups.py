@@ -143,7 +143,7 @@ class LookUps:
         return {} if isinstance(answer, Failure) else answer
 
     def give(self, timestamp: int, answers: Mapping[tuple[str, int], OffsetListed]) -> None:
-        """Uses each of these answers once, instead of the next request for it."""
+        """Keeps answers. Each one replaces the next request that would ask for it."""
         for (topic, partition), answer in answers.items():
             self._given[topic, partition, timestamp] = answer
 
@@ -456,7 +456,7 @@ class LookUps:
     # --- remote storage -----------------------------------------------------------------------------------------
 
     def local_start(self, topic: str, partition: int, note: Note | None = None) -> Procedure[int | None]:
-        """Asks where the leader's own part of the log begins; None: all of it is local. Does not use remote storage."""
+        """Asks for the first offset on the leader's own disk; None: the whole log is local. Reads no remote storage."""
         try:
             answer = yield from self.listed(topic, partition, EARLIEST_LOCAL, note)
         except IllegalStateError:  # the client was closed meanwhile

@@ -15,7 +15,7 @@ LinkT = TypeVar("LinkT")
 def preference(
     *, suspect: bool, ready: bool, failures: int, bootstrap: bool, in_flight: int
 ) -> tuple[bool, bool, int, bool, int]:
-    """Orders the links to brokers: the lowest is best to send to.
+    """Returns a sort key for a link to a broker. A request goes to the link with the lowest key.
 
     Args:
         suspect: The broker has been silent for too long.

@@ -255,7 +255,7 @@ class Pump:
 
     @property
     def displaced(self) -> int:
-        """Number of lanes that are not where the next start finds them and could not be restored yet."""
+        """Number of lanes that the next start would not find, because they were moved and could not be restored yet."""
         return self.engine.places.displaced
 
     def adopt_now(self) -> None:
@@ -559,7 +559,7 @@ class Pump:
         return tuple(self._context.lanes)
 
     def doubts(self) -> list[str]:
-        """Open questions about acknowledged records of the own lane, and why they are open, as text."""
+        """Open questions about acknowledged records of this producer's lane, and why they are open, as text."""
         return [
             f"{topic}-{partition} still has all acknowledged records ({why})"
             for topic, partition, why in self._context.own.journal.views.doubts()

@@ -1,8 +1,8 @@
 """Compares a consumer's position with the offsets to which atomic batches moved its group, and decides when to go back.
 
 A *reading* is one run of a consumer through a partition: from the position where it is placed until it is moved away.
-Each atomic batch with the consumer's offsets continues the one before. If one of them is dropped, `units` drops the
-later ones of the reading as well, and the consumer has to return to the group's offset: another reading begins.
+Each atomic batch with the consumer's offsets continues the one before. If one of these batches is dropped, `units` also
+drops the later ones of the reading. The consumer then has to return to the group's offset, where a new reading begins.
 
 A consumer keeps its position through a rebalance, although another member may have had the partition in between. So
 after a rebalance, the group's offset is compared with the offsets that the reading's own batches committed

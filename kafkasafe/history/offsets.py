@@ -485,8 +485,8 @@ class EndOffsets:
             leader_epoch: The answering leader's own epoch (the request's current leader epoch).
 
         Returns:
-            Regressed: the log lost records. Held: it did not, or the response does not decide. Value: no answer is
-            held.
+            Regressed: the log lost records. Held: the log lost none, or the response does not show it. Value: no answer
+            is held.
         """
         known = self._of(key)
         if known.held_since is None:

@@ -19,7 +19,7 @@ class Doubt:
         sequence_refused: The leader refuses the sequence of a batch in doubt.
         dead_at: From then on (seconds), no broker can append a request of ours whose answer was lost.
         asked_at: When the pending question was asked (seconds); the answer reflects the log at that time or later.
-        asked_from: The offset from which the log is read for the answer.
+        asked_from: The pending question is answered by reading the log from this offset on.
         rescan_from: If the log was seen to end before an acknowledged batch: a batch in doubt may be anywhere from this
             offset on. -1: it was not.
     """

@@ -250,7 +250,7 @@ class Journal:
         self._parts.rejecter.next_aside(destination)
 
     def set_aside(self, aside: Aside, kept: int, reason: str = "") -> bool:
-        """Note that the first `kept` batches are durable in `rejected/`, which rejects them."""
+        """Reject the first `kept` batches, which are durable in `rejected/` now."""
         return self._parts.rejecter.set_aside(aside, kept, reason)
 
     def disown(self, mark: m.Resent) -> None:

@@ -89,7 +89,7 @@ class Refusals:
         return lasting or absent
 
     def waits_for(self, ms: float) -> bool:
-        """Whether a refusal may last so many ms before the journal rejects the batches."""
+        """Whether the journal lets a refusal last for `ms` milliseconds before it rejects the batches."""
         return self._refused_timeout_s is None or ms <= self._refused_timeout_s * 1000
 
     def absent(self, destination: int, reason: str) -> None:

@@ -90,7 +90,7 @@ class Rejecter:
         self._out.ready.asides.append(Aside(partition.number, portion))
 
     def set_aside(self, aside: Aside, kept: int, reason: str = "") -> bool:
-        """Note that the first `kept` batches are durable in `rejected/`, which rejects them.
+        """Reject the first `kept` batches, which are durable in `rejected/` now.
 
         Args:
             aside: The request from `ready()`.
@@ -98,7 +98,7 @@ class Rejecter:
             reason: Why the others could not be kept.
 
         Returns:
-            True: more batches follow. Call `next_aside`, after the work of other partitions.
+            Whether more batches follow. If so, do the work of other partitions first, then call `next_aside`.
         """
         partition = self._all[aside.destination]
         if partition.flow is not Flow.REJECTING:

@@ -65,7 +65,7 @@ class Snapshots:
 
         1. A broker without topic ids and leader epochs acknowledges the batches of a unit without an offset.
         2. The lane sent nothing else to the partition, so that no baseline is known.
-        3. A new segment begins: the mark would know nothing, although the journal remembers the batches.
+        3. A new segment begins. The mark would be empty, although the journal remembers the batches.
         """
         mark = state_mark(partition)
         remembers = bool(partition.log.acked) or partition.number in self._revivals

@@ -153,7 +153,7 @@ class Batch:
         self.given = given
 
     def stand_for(self, parent: Batch) -> None:
-        """Make it a part of this batch, whose place it takes."""
+        """Make it a part of `parent`, and let it take the parent's place."""
         self.parent = parent
         parent.add_heir()
 
@@ -171,7 +171,7 @@ class Batch:
         self.stand_for(first)
 
     def owe(self, *, owed: bool) -> None:
-        """Set whether another batch on disk has its records."""
+        """Set whether its records are also on disk in another batch."""
         self.owed = owed
 
     def add_heir(self) -> None:
@@ -260,7 +260,7 @@ class Batch:
         self.blame(code, message)
 
     def pardon(self) -> None:
-        """Revoke `condemn`: its presence is decided."""
+        """Revoke `condemn`: it is known by now whether the log has the batch."""
         self.condemned = False
 
     # -- its state -----------------------------------------------------------------------------------------------------

@@ -124,7 +124,7 @@ class KafkaPython:
         return found
 
     def committable(self) -> dict[TopicPartition, Any]:
-        """Return the offsets that a commit takes that names none."""
+        """Return the offsets that a commit without explicit offsets commits."""
         found: dict[TopicPartition, Any] = self._subscription.all_consumed_offsets()
         return found
 

@@ -6,8 +6,9 @@ the application asks for whole batches, `BatchFetcher` replaces `PartitionRecord
 RecordBatches. So the same code decides about positions in both cases.
 
 If a consumer reads only batches, its requests become larger than kafka-python's (`limits/fetch_size`). If `poll` has
-returned records, they keep kafka-python's size. Records are decoded in Python, so larger responses gain little, and a
-change from one to the other would fetch more data again.
+returned records, they keep kafka-python's size. Larger responses would hardly help, because decoding records in
+Python takes most of the time. And when the consumer changes between records and batches, more data would be fetched
+twice.
 
 When the application changes between records and batches (or to other columns), the rest of the fetched data is
 discarded and fetched again from the position. The application has received none of it.

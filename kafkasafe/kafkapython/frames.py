@@ -479,7 +479,7 @@ def put(
         partition: Partition number; None for a topic only.
 
     Returns:
-        The new struct: the partition's, or the topic's.
+        The struct that was added: of the partition, or of the topic if `partition` is None.
 
     Raises:
         UsageError: Responses of this API and version have no topics, or no partitions.

@@ -15,7 +15,8 @@ class Metadata(ClusterMetadata):
 
     kafka-python 3.0.12 counts the response in flight as the answer to a new request (KAFKA-7831 was this fault in
     Kafka's own client). That response may have been requested before a topic was added. Then the topic stays unknown
-    for `metadata_max_age_ms`, five minutes by default. Kafka's own client now compares versions of the set of topics
+    for `metadata_max_age_ms`, five minutes by default. Since KAFKA-7831, Kafka's own client counts the changes
+    to its set of topics, and so recognises a response that was requested before the latest change
     (`Metadata.requestVersion`).
     """
 

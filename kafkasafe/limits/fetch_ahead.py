@@ -1,7 +1,8 @@
 """Where the next fetch of a partition can begin before the records of the last one were returned. Pure.
 
 kafka-python fetches from a partition only after the application has received all records of the last response. So it
-decodes and waits in turns. A fetch ahead begins at the end of the response that waits, and arrives meanwhile:
+decodes and waits in turns. A fetch ahead starts at the offset where the waiting response ends. Its answer
+arrives while the application still receives the earlier records:
 
 1. A consumer at offset 100 receives a response with the records 100 to 199. The log goes on after them.
 2. `poll` returns the records 100 to 149. At the same time, the consumer fetches from offset 200 on.

@@ -157,7 +157,7 @@ def carry_out(lane: Path, plan: Plan, *, files: Files) -> Path:
 
 
 def _restored(files: Files, damage: Damage, found: Log) -> RepairStep | None:
-    """A step that restores the address of a batch. The manifest has the address, and a CRC that proves the body."""
+    """A step that restores bytes 0 to 20 of a batch from its manifest entry, if the entry's CRC fits the rest."""
     entry = found.manifest.get((damage.path, damage.start)) if damage.destination else None
     if entry is None or damage.end - damage.start != entry.size_bytes:
         return None

@@ -150,7 +150,7 @@ def _read_group(body: Body) -> Group:
 
 
 def _opened(key: bytes | None, value: bytes | None) -> tuple[MarkRow[Any] | None, Body]:
-    """The row of a control record's mark, or None for a group, and what reads its value."""
+    """Return the table row of a control record's mark (None for a group), and a reader of the record's value."""
     if key is None or len(key) != _KEY.size or value is None:
         raise MarkError(f"Not a control record of a spool: key {key!r}")
     if key == _GROUP_KEY:

@@ -39,8 +39,8 @@ class LogEndClaim:
     Attributes:
         lane_id: 16 bytes: the lane's id.
         number: If two claims are about the same end, the one with the larger number is valid.
-        position: Where the log begins (nothing from there on may be missing), or ends (exclusive: everything before it
-            was durable).
+        position: Where the log begins, so that nothing from there on may be missing; or where it ends (exclusive), so
+            that everything before was durable.
         records: Data records before it, counted from the creation of the file.
     """
 

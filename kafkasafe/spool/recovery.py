@@ -107,8 +107,8 @@ class Damage:
         position: Position of the damaged batch or group.
         destination: Destination of the data batch; 0 for a group.
         end_position: End of the damaged positions (exclusive); -1 if unknown.
-        records: Number of damaged data records, with `most` an upper bound; -1 if unknown.
-        most: `records` is an upper bound.
+        records: Number of damaged data records; -1 if unknown.
+        most: `records` is an upper bound, not the exact number.
         name: Topic and partition of the data batch, if known.
         other_lane: Id of another lane that wrote the segment. In this case the whole file is meant.
     """
@@ -342,8 +342,8 @@ class _Whole:
         known_torn: Positions that earlier recoveries skipped, as groups of the log state.
         declared: Destinations with their names as text.
         groups: Number of groups.
-        closed: Whether an orderly close wrote the last one.
-        end_position: Position after the last one; -1 if there is none.
+        closed: Whether an orderly close wrote the last group.
+        end_position: Position after the last group; -1 if there is none.
         between: Records of batches that were passed to `each`, between the two claimed ends.
         after: The same after the second claimed end.
     """
@@ -459,7 +459,7 @@ def _judge(lane: Path, whole: _Whole, lane_id: bytes | None, synced: int, extent
             path = segments[item.segment].path
             damage.append(Damage(path, item.at, item.end, item.position, 0, item.end_position))
             entries.append(LostEntry(item.position, 0))
-            # Its position stays taken, even if nothing follows: the next incarnation has to find it damaged again.
+            # No later batch gets the position of a damaged group, so that the next incarnation finds the damage again.
             next_position = max(item.position + 1, item.end_position)
             continue
         gone = [(at, e) for at, e in item.torn if e.position >= synced or e.position in known_torn]
@@ -574,7 +574,7 @@ def _counted(damage: list[Damage], entries: list[Entry], extent: Extent, before:
         if records <= 0:
             counted.append(item)
             continue
-        # After the last batch, groups may be missing as well, and each group takes a position.
+        # Behind the last batch, groups may be missing too. Each takes one position, so this count is an upper bound.
         certain = item.destination > 0 and item.position in follows
         counted.append(replace(item, records=records if item.destination else records - 1, most=not certain))
     unsure = [index for index, item in enumerate(counted) if item.records < 0 or item.most]

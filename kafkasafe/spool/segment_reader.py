@@ -265,8 +265,8 @@ def _group_may_be_torn(content: Content, at: int, end: int) -> bool:
 def _may_be_torn(content: Content, start: int, end: int) -> bool:
     """Whether a crash may have left a batch like this. Otherwise the batch was complete once, and was changed later.
 
-    Disks write whole sectors. A missing sector is zero from its beginning. If the process was still writing to it, it
-    may be zero from the middle on. Data that the file system had not written yet is missing at the end of the file.
+    Disks write whole sectors, so a sector that was never written is all zeros. If the process was still writing to a
+    sector, only its end may be zeros. Data that the file system had not written yet is missing at the end of the file.
     etcd's write-ahead log also judges by sectors.
     """
     if end > len(content):

@@ -1,7 +1,7 @@
 """Finds spools that were left in directories next to the default one.
 
-The name of the default directory contains the client id and the addresses as they were written. With another spelling,
-or another client id, the directory is another one. Then records in the former directory would wait forever.
+The name of the default directory contains the client id and the addresses as they were written. If a program changes
+one of them, it uses another directory, and records in the former one would wait forever.
 """
 
 from __future__ import annotations

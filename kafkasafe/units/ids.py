@@ -123,8 +123,8 @@ def _late(tid: TransactionalId, keep: Grant | None) -> Grant | None:
 
     After a timeout the coordinator aborts the open transaction under the next epoch. A successor that takes over an
     open transaction gets the epoch after that. So the next epoch is granted to no producer, and stays current until a
-    successor takes over. If no transaction was open, a successor may hold the next epoch. With protocol 2, it may also
-    hold the refused grant itself.
+    successor takes over. If no transaction was open, a successor may hold the next epoch. With protocol 2, the
+    refused grant itself may be the successor's.
     """
     if keep is None or not tid.opened or keep.protocol >= 2 or keep.epoch >= LAST_EPOCH:
         return None

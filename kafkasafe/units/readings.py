@@ -1,4 +1,4 @@
-"""The units of a reading continue one another: which readings are broken off, and which units are superseded."""
+"""Decides which readings are broken off and which units are superseded. Each unit of a reading continues the last."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class ReadingOrder:
     def is_superseded(self, unit: Unit) -> bool:
         """Whether another reading moved the group, after this unit's reading began, past the start of this reading.
 
-        1. A consumer without a generation (`assign`) ends. Its unit with records 0 to 9 waits in the spool.
+        1. A consumer that uses `assign`, and so has no generation, is closed. Its unit with records 0 to 9 waits in the
+           spool.
         2. The consumer of the next incarnation gets the group's offset, 0, and processes the same records.
         3. The first unit is committed: the group is at 10.
         4. The second consumer's unit is accepted. It must not be committed, or records 0 to 9 would be in the output

@@ -32,10 +32,10 @@ GroupPartition: TypeAlias = tuple[str, str, int]
 """(group, topic, partition): a consumer group's offset of one partition."""
 
 Line: TypeAlias = int | GroupPartition
-"""Something on which units have an order: a destination, or a group's offset of a partition."""
+"""What units are put in order for: a destination, or a group's offset of a partition."""
 
 POOL: Final = 4
-"""Number of transactional ids of a lane, so also of transactions that it has in progress at once."""
+"""Number of a lane's transactional ids. A lane has at most as many transactions in progress."""
 
 
 class IllegalStepError(RuntimeError):

@@ -163,8 +163,8 @@ class Transitions:
         """Find out whether a transaction was committed before EndTxn was refused, without fencing a successor.
 
         If it was not committed, a successor has ended it, or with protocol 1 it may have timed out. `ids._late` decides
-        which, once it is known that the transaction was open. With protocol 1, a delayed marker becomes part of a
-        successor's transaction, so only the log is a proof.
+        which, once it is known that the transaction was open. With protocol 1, a delayed request can
+        add our marker to a successor's transaction, so only the log proves the outcome.
         """
         second = tid.grant is not None and tid.grant.protocol >= 2
         if not second and all(place < 0 for place in transaction.places.values()):
@@ -346,7 +346,7 @@ class Transitions:
         broken: Break = {}
         for unit in dropped:
             self._readings.break_off(unit, broken)
-        # In the order in which they were accepted: a unit that continues one that is dropped here comes after it.
+        # In order of acceptance, so that a dropped unit comes before those that continue it.
         for unit in self._units.all if dropped else ():
             if unit.phase is Phase.REFUSED:
                 continue

@@ -440,8 +440,8 @@ class TransactionalId:
         fencing: InitProducerId is in progress.
         fresh: The next transaction needs a new grant.
         former: Its latest grant.
-        opened: A request of a transaction under that grant was acknowledged, so the coordinator has it open. EndTxn was
-            not sent.
+        opened: The coordinator has a transaction open under the latest grant, because it acknowledged a request of it.
+            EndTxn was not sent.
         unsure: An InitProducerId of this turn had no answer, and may have been carried out.
         alone: Earlier in this turn, no other producer had taken the id over.
         aborting: Destinations of the transaction that is being aborted. It may be open until that is answered.

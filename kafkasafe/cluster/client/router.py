@@ -96,7 +96,7 @@ class Router:
             try:
                 for number in fields.values():
                     _INT64.pack(number)
-            except struct.error as error:  # no request can carry it: other questions must not fail
+            except struct.error as error:  # fail only this question, not all that would share its request
                 fail(error)
                 return
             self._links.ask(

@@ -20,7 +20,7 @@ class RefreshSchedule:
     Args:
         network: Has the timer.
         mailbox: Once it is closing, no request is due.
-        retry_backoff_s: The shortest time between two requests about all topics that are not urgent.
+        retry_backoff_s: How long a request about all topics waits after the previous one, unless it is urgent.
     """
 
     def __init__(self, network: Network, mailbox: Mailbox, retry_backoff_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Calls from the network thread: the beginning and the end of the client, and recovery after a crash of the thread.
+"""Starts and closes the client on the network thread, and recovers it after a crash of that thread.
 
 `NetworkThread` decides when a thread begins and ends.
 """

@@ -40,7 +40,7 @@ _ADOPTED_EVERY_S: Final = 0.1
 _SLOW_FROM: Final = 3
 """The first pause is as long as if this many failures had come before."""
 _MISSING_GRACE_S: Final = 60.0
-"""How long a missing topic may merely be unknown yet: brokers that have just started know no topics."""
+"""How long a topic may be missing before the producer reports it: brokers that have just started know no topics."""
 _LAST_WRITES: Final = 4
 """How often a failing disk is tried at the very end."""
 

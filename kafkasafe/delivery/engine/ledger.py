@@ -99,7 +99,7 @@ class Ledger:
         self._adopted: set[Path] = set()
         self._seeks_siblings = False
         self.names: dict[str, BaseException | None] = {}
-        """Transactional ids of users that were taken over (None), or that the cluster refuses."""
+        """By a user's transactional id: None if it was taken over, or the error if the cluster refuses it."""
         self.name_trouble: dict[str, str] = {}
         """Why a transactional id is not taken over yet."""
         self._revived_number = 0
@@ -376,7 +376,7 @@ class Ledger:
         return last(self.undurable)
 
     def seek_siblings(self, *, on: bool) -> None:
-        """Note whether directories beside the own one may hold records for this producer to adopt."""
+        """Note whether directories beside this producer's may hold records for it to adopt."""
         with self.lock:
             self._seeks_siblings = on
             self.waiters.notify_all()
@@ -447,7 +447,7 @@ class Ledger:
         return bool(self.damage)
 
     def raise_damage(self, topic: str | None = None) -> None:
-        """Raise the error of a partition (of the topic) that is held up by a batch damaged on disk."""
+        """Raise an error if a batch damaged on disk holds up a partition, of this topic or of any."""
         if not self.damage:
             return
         for (name, partition), error in list(self.damage.items()):

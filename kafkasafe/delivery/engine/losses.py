@@ -116,7 +116,7 @@ class LossWatch:
             self._ledger.doubt([lane.journal.views.address(number) for number in doubted])
 
     def missing(self, lane: Lane, hole: j.Hole) -> None:
-        """Report records that are missing from the spool, without damage that was found when it was opened."""
+        """Report records that are missing from the spool, although no damage was found when it was opened."""
         topic, partition = lane.journal.views.address(hole.destination)
         message = (
             f"{topic}-{partition}: {counted(hole.records, 'record')} of {lane.name} that precede its pending records"

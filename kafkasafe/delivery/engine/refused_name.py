@@ -18,9 +18,9 @@ class RefusedName:
     Attributes:
         code: Kafka's error code.
         reason: What the cluster said.
-        since: `EngineContext.now` of the first such answer.
-        last_at: `EngineContext.now` of the latest such answer.
-        counted_from: `EngineContext.now` since which the cluster has given only this answer, without a long silence.
+        since: Time of the first such answer. All times are `EngineContext.now`.
+        last_at: Time of the latest such answer.
+        counted_from: Since then the cluster has given this answer and no other, and has never been silent for long.
         transactional_id: The units of this id wait; empty: those of the lane's own ids.
         group: Only the units with offsets of this group wait; empty: all units of the transactional id.
         reported: Whether the refusal was reported.

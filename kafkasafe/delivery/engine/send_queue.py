@@ -79,7 +79,7 @@ class SendQueue:
         return link
 
     def find_leaders(self) -> None:
-        """Assign held batches to the leaders of new metadata."""
+        """Assign held batches to the partition leaders in the new metadata."""
         turns, self._turns = self._turns, {}
         for address in itertools.chain.from_iterable(turns.values()):
             self._line_up(address)  # in the order of their turns

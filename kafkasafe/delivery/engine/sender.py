@@ -178,7 +178,7 @@ class Sender:
         if sent.ticket is None:
             return
         if isinstance(reply, t.Failure) or reply.error_code:
-            # Like the fence for later batches: no batch overtakes a failed one.
+            # No batch may overtake a failed one. The fence stops later requests; this fails those that are held here.
             address = sent.lane.journal.views.address(sent.batch.destination)
             error = t.StaleFenceError("an earlier batch of the partition failed")
             self._fail_held(address, t.Failure(error, sent=False))

@@ -1,4 +1,4 @@
-"""Looks for spool directories beside the default one: of another spelling of the addresses, or another client id."""
+"""Looks for spool directories that differ from the default one in the addresses' spelling, or in the client id."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Surroundings:
         self._taken: dict[Path, tuple[tuple[str, int], ...]] = {}
         self._looks_first = False
         self.looking = False
-        """Whether a thread is reading the directories beside the own one."""
+        """Whether a thread is reading the directories beside this producer's."""
         self.left_behind_records = 0
         self.unread: dict[Path, int] = {}
         """Directories of this producer's cluster and client id whose lanes it has not opened yet, and their records."""
@@ -59,8 +59,8 @@ class Surroundings:
             self._look(self._siblings, same_client=True)
 
     def look_around(self) -> None:
-        """Look for directories of another spelling of the addresses, or another client id."""
-        # If a broker answers during the first look, another one follows it.
+        """Look for directories whose names spell the addresses differently, or have another client id."""
+        # If a broker answers during the first look, `looked_around` then starts a second look.
         if self._siblings is not None and not (self.looking or self._context.closing):
             self._look(self._siblings, same_client=False)
 

@@ -73,7 +73,7 @@ class Lineage:
 
         Args:
             entries: (epoch, first offset), oldest first.
-            end: Offset after the last record. None: the start of the newest epoch, which then holds no records.
+            end: Offset after the last record. None: the newest epoch has no records yet, so its start is the end.
             limit: How many epochs are kept.
 
         Raises:

@@ -42,7 +42,7 @@ class Same:
     """The leader's log contains every record that was read, at the same offset.
 
     Attributes:
-        until: Offset after the last record for which this is known.
+        until: Offset after the last record that is known to be the same.
     """
 
     until: int

@@ -33,7 +33,7 @@ _BIRTH_TRIES: Final = 250  # 5 s
 _TAKE_TRIES: Final = 10
 _BACK_S: Final = 3.0
 _BACK_BY_NUMBER_S: Final = 20.0
-"""How long to wait for a lane that a sibling has adopted: any of them, or the requested one."""
+"""How long to wait for a lane that a sibling has adopted. The longer time is for a lane requested by number."""
 _BACK_PAUSE_S: Final = 0.02
 _NO_LANE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.EISDIR})
 """Errors that mean that a path is not a lane, or that a lane has no segments."""

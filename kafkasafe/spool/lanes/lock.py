@@ -210,7 +210,7 @@ class LaneLock:
             give_up(self._on, self._directory, handle)
 
     def lock_again(self) -> None:
-        """Locks the file that now has the name `lock`, because another file or none has it.
+        """Locks the file `lock` again, because the locked file was deleted or replaced by another one.
 
         Raises:
             LaneBusyError: Another process has locked it first.
