@@ -148,7 +148,7 @@ class Pump:
         )
 
     def open(self, lock: LaneLock) -> None:
-        """Opens the own lane on the caller's thread, so that the caller gets its errors.
+        """Opens the producer's own lane on the caller's thread, so that the caller gets its errors.
 
         Raises:
             SpoolError: The lane cannot be opened.
@@ -165,7 +165,7 @@ class Pump:
 
     @property
     def lane(self) -> str:
-        """Name of the own lane."""
+        """Name of the producer's own lane."""
         return self._context.own.name
 
     def unchosen_topics(self) -> list[str]:
@@ -236,7 +236,7 @@ class Pump:
         return self._context.own.journal.units.earlier.get(transactional_id)
 
     def take_over(self, transactional_id: str) -> None:
-        """Requests that the own lane takes over a transactional id. `Ledger.names` says when this is done."""
+        """Requests that the producer's own lane takes over a transactional id. `Ledger.names` says when it is done."""
         self._post(TakeOver(transactional_id))
 
     def spill_all(self) -> None:
@@ -545,7 +545,7 @@ class Pump:
 
     @property
     def left_elsewhere(self) -> Elsewhere | None:
-        """At the end: where the own lane's records are, if the lane is not where its path leads."""
+        """At the end: where the records of the producer's own lane are, if the lane is not where its path leads."""
         return self.engine.left_elsewhere
 
     @property
@@ -555,7 +555,7 @@ class Pump:
 
     @property
     def lanes(self) -> Sequence[Lane]:
-        """The own lane and the adopted ones."""
+        """The producer's own lane and the adopted ones."""
         return tuple(self._context.lanes)
 
     def doubts(self) -> list[str]:

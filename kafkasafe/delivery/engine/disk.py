@@ -415,7 +415,7 @@ class DiskWriter:
         return self._context.clock.wall_ms() - int(retain_s * 1000)
 
     def publish_used(self) -> None:
-        """Publish the own lane's size and the disk's free bytes, and wake callers that wait for space.
+        """Publish the size of the producer's own lane and the disk's free bytes, and wake callers that wait for space.
 
         Adopted lanes do not count: they get no new records.
         """

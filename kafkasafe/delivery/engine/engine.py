@@ -118,7 +118,7 @@ class Engine:
         self.left: Mapping[Path, int] = {}
         """At the end: number of pending records on disk, by spool directory."""
         self.left_elsewhere: Elsewhere | None = None
-        """At the end: where the own lane is, if it is not in its place."""
+        """At the end: where the producer's own lane is, if it is not in its place."""
         self.left_doubted: Sequence[tuple[str, int]] = ()
         """At the end: partitions for which it is unknown whether they still have all acknowledged records."""
         self.predecessor: Predecessor
@@ -126,10 +126,10 @@ class Engine:
         self._dropped = False
         self._look_asked = 0
         self.looked = 0
-        """Number of the latest `LookAsked` that found the own lane in place. From any thread."""
+        """Number of the latest `LookAsked` that found the producer's own lane in place. From any thread."""
 
     def open(self, lock: LaneLock) -> None:
-        """Open the own lane.
+        """Open the producer's own lane.
 
         Raises:
             SpoolError: It cannot be opened.
@@ -266,7 +266,7 @@ class Engine:
             self.predecessor.stored(end_position, owes=bool(own.journal.views.owes(end_position)))
 
     def _answer_looks(self) -> None:
-        """Check once, for all callers that asked, whether the own lane is in its place."""
+        """Check once, for all callers that asked, whether the producer's own lane is in its place."""
         if self._look_asked <= self.looked:
             return
         if self.disk.look_at_place(self._context.own):

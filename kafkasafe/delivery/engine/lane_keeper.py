@@ -306,7 +306,7 @@ class LaneKeeper:
             there = set(directory.lanes())
             gone = [n for n in self._ledger.left_behind if n not in there or directory.is_owned(n)]
         except SpoolError as error:
-            # Too many open files, or a directory that cannot be read for now: the own lane still works.
+            # Too many open files, or a directory that cannot be read for now: the producer's own lane still works.
             self._log.limited(
                 logging.WARNING,
                 "lanes_unreadable",

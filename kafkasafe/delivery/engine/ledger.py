@@ -76,7 +76,7 @@ class Ledger:
         self.backlog = 0
         """Bytes in the parcels that are not on disk yet."""
         self.used = 0
-        """Bytes that the own lane takes on disk."""
+        """Bytes that the producer's own lane takes on disk."""
         self.free: float = float("inf")
         """Free bytes of the disk at the last measurement; infinite if they cannot be measured."""
         self.disk_trouble = ""
@@ -93,7 +93,7 @@ class Ledger:
         """Errors of partitions that wait because a batch is damaged on disk (`on_corrupt="raise"`)."""
         self.losses: collections.deque[DataLossError | SpoolCorruptError] = collections.deque()
         self.doubted: Sequence[tuple[str, int]] = ()
-        """Partitions of the own lane where acknowledged records may be lost: the engine is asking the cluster."""
+        """Partitions where acknowledged records of the producer's own lane may be lost; the engine asks the cluster."""
         self.left_behind: set[int] = set()
         """Lanes without an owner that held unfinished records when this producer began, and still do."""
         self._adopted: set[Path] = set()
@@ -161,7 +161,7 @@ class Ledger:
                 self.abort(parcel, failure)
 
     def publish_used(self, used: int, *, more_room: bool) -> None:
-        """Publish the bytes that the own lane takes, and wake callers that wait for space if there is more of it."""
+        """Publish the size of the producer's own lane, and wake callers that wait for space if there is more of it."""
         if used == self.used and not more_room:
             return
         with self.lock:
@@ -201,7 +201,7 @@ class Ledger:
 
     @property
     def capacity(self) -> Capacity:
-        """The own lane's capacity, a moment old. Does not access the disk. From any thread."""
+        """The capacity of the producer's own lane, a moment old. Does not access the disk. From any thread."""
         config = self._config
         if config.in_memory:
             return Capacity(config.spool_max_bytes, 0, self.backlog)
@@ -395,9 +395,9 @@ class Ledger:
     def idle(self) -> bool:
         """Whether nothing is left that `close` waits for.
 
-        That is: nothing in the own lane is unfinished or doubted, lanes that earlier producers left in the own
-        directory are drained, no adopted lane of any directory holds unfinished records, and no directory beside the
-        own one may hold records to adopt. In memory, `close` also waits for records that `delivery_timeout_ms` gave
+        Then nothing in the producer's own lane is unfinished or doubted. Lanes that earlier producers left in its own
+        directory are drained. No adopted lane of any directory holds unfinished records, and no other directory can
+        hold records to adopt. In memory, `close` also waits for records that `delivery_timeout_ms` gave
         up: no file has them.
         """
         return (
@@ -512,7 +512,7 @@ class Ledger:
         Args:
             error: The error of durable parcels.
             final: This error ended the producer.
-            elsewhere: Where the own lane is, if it is not in its place.
+            elsewhere: Where the producer's own lane is, if it is not in its place.
         """
         with self.lock:
             if final:

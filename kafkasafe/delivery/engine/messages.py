@@ -310,7 +310,7 @@ class UnitDue:
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """The own lane takes over a transactional id of the user, and fences its previous owner."""
+    """The producer's own lane takes over a transactional id of the user, and fences its previous owner."""
 
     transactional_id: str
 

@@ -95,9 +95,9 @@ class LaneOrder:
         return dead
 
     def follow(self, lane: Lane, predecessor: Predecessor) -> None:
-        """Hold back the own lane's next batches until a dropped producer has delivered what it accepted.
+        """Hold back the next batches of the producer's own lane until a dropped producer has delivered its records.
 
-        Batches that the own lane has not written yet are held back too, although they may have been accepted earlier.
+        This includes batches that are not written yet, although they may have been accepted earlier.
         This cannot deadlock: the other producer waits only for producers that ended before it.
         """
         if self._context.config.in_memory:
@@ -117,7 +117,7 @@ class LaneOrder:
         """Begin the debts of dropped producers that have written everything.
 
         Returns:
-            The position from which on the own lane waits for dropped producers, `NEVER` if it waits for none.
+            The position from which the producer's own lane waits for dropped producers, `NEVER` if it waits for none.
         """
         held_from = NEVER
         for predecessor, (position, until) in list(self._dropped.items()):

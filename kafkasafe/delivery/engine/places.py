@@ -104,7 +104,7 @@ class PlaceKeeper:
         """Whether the next start would find the group just synced. Restores the lane if it is displaced.
 
         Raises:
-            LaneBusyError: Another process has the own lane now. Nothing may be written or sent any more.
+            LaneBusyError: Another process has the producer's own lane now. Nothing may be written or sent any more.
             SpoolWriteError: Another process has this adopted lane now.
         """
         if self._config.in_memory:

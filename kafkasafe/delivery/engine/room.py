@@ -37,10 +37,10 @@ class RoomKeeper:
         self._disk = disk
         self._places = places
         self._lost: list[tuple[int, int]] = []
-        """Ranges of the own lane's log whose files were lost, until their batches in memory are written again."""
+        """Lost ranges of the log of the producer's own lane, until their batches in memory are written again."""
 
     def keep(self, lane: Lane) -> None:
-        """Copy a portion forward, if the own lane needs space and copying pays. `DiskWriter.release` must follow."""
+        """Copy a portion forward, if the lane needs space and copying pays. `DiskWriter.release` must follow."""
         if not lane.own or lane.write_backlog:
             return
         self._rescue(lane)
