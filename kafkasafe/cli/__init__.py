@@ -28,7 +28,7 @@ _COMMANDS: Final = {
     "doctor": "Show whether each undelivered batch is in the log, with proof, and which topic settings break a"
     " promise.",
     "health": "Say whether a producer could accept records in a spool directory, and what needs an operator there.",
-    "offsets": "Show end offsets that go back only if there is proof that records are lost.",
+    "offsets": "Show end offsets that go back only after a proof that records are lost.",
     "version": "Print the versions of kafkasafe, kafka-python and Python.",
     "classify": "Explain an error code of Kafka, and what to do about it.",
     "lineage": "Find where two logs differ, from their leader epochs, and count the requests and bytes that this"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 
 import pytest
 from helpers import run
@@ -37,6 +38,9 @@ def cluster(tmp_path):
 @pytest.fixture
 def recreate(cluster, tmp_path):
     def work():
+        # The join has requested metadata, which come after a pause of 0.1 s. If they came from between the deletion and
+        # the creation, the consumer would leave the partition of a topic that does not exist, and commit.
+        time.sleep(0.25)
         cluster.delete_topic("orders")
         cluster.create_topic("orders", 1)
         write(cluster, tmp_path / "new", NEW)
