@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 
 import pytest
 from helpers import run
@@ -38,9 +37,6 @@ def cluster(tmp_path):
 @pytest.fixture
 def recreate(cluster, tmp_path):
     def work():
-        # The join has requested metadata, which come after a pause of 0.1 s. If they came from between the deletion and
-        # the creation, the consumer would leave the partition of a topic that does not exist, and commit.
-        time.sleep(0.25)
         cluster.delete_topic("orders")
         cluster.create_topic("orders", 1)
         write(cluster, tmp_path / "new", NEW)
@@ -57,6 +53,9 @@ def options(cluster):
         # A slow machine takes so long that a commit falls due before the consumer can know that the topic is another.
         "auto_commit_interval_ms": 3_600_000,
         "metadata_max_age_ms": 1000,
+        # The pause before the metadata that a join requests. Their answer must not come from between the deletion and the
+        # creation: a consumer leaves the partition of a topic that does not exist, and commits.
+        "retry_backoff_ms": 1500,
     }
 
 
