@@ -10,8 +10,22 @@ from kafka.consumer.fetcher import FetchSessionHandler
 from kafka.structs import TopicPartition
 
 from kafkasafe.limits.fetch_ahead import AheadOffset, FetchAhead, ResponseEnd
+from kafkasafe.record.batch import last_header
 
-__all__ = ["FetchingAhead", "Sessions"]
+__all__ = ["FetchingAhead", "Sessions", "end_of"]
+
+
+def end_of(records: Any, fetch_offset: int) -> ResponseEnd | None:
+    """Return where the batches of a response end. None: it has no complete batch, or an older message format.
+
+    Args:
+        records: The bytes of the response; None if it has none. Its CRCs are not checked.
+        fetch_offset: Offset from which it was fetched.
+    """
+    last = last_header(records or b"")
+    return (
+        None if last is None else ResponseEnd(fetch_offset, last.last_offset + 1, last.partition_leader_epoch)
+    )
 
 
 class Sessions(dict[int, Any]):
@@ -75,7 +89,8 @@ class FetchingAhead:
             for row in topic.partitions:
                 tp = TopicPartition(topic.topic, row.partition_index)
                 available = row.last_stable_offset if read_committed else row.high_watermark
-                self._ahead.arrived(tp, fetch_offsets[tp], None if row.error_code else row.records, available)
+                end = None if row.error_code else end_of(row.records, fetch_offsets[tp])
+                self._ahead.arrived(tp, end, available)
 
     def choose(
         self,

@@ -15,25 +15,14 @@ the broker, and the other partitions of this broker would wait with it.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Self, TypeVar
 
-__all__ = ["AHEAD_BYTES", "AheadOffset", "FetchAhead", "ResponseEnd", "end_of"]
+__all__ = ["AHEAD_BYTES", "AheadOffset", "FetchAhead", "ResponseEnd"]
 
 AHEAD_BYTES: Final = 16 * 1024 * 1024
 """The largest sum of the responses that are fetched ahead, as they are asked for."""
-
-_LENGTH: Final = struct.Struct(">i")
-_LENGTH_AT: Final = 8
-_LOG_OVERHEAD: Final = 12
-_LEAST_BYTES: Final = 49  # of a batch, after its length
-_MAGIC_AT: Final = 16
-_MAGIC: Final = 2
-_OFFSET: Final = struct.Struct(">q")
-_EPOCH_AT: Final = 12
-_LAST_DELTA_AT: Final = 23
 
 _Place = TypeVar("_Place", bound=Hashable)
 
@@ -70,45 +59,20 @@ class ResponseEnd:
     leader_epoch: int
 
 
-def end_of(records: Any, fetch_offset: int) -> ResponseEnd | None:
-    """Return where the batches of a response end. None: it has no complete batch, or an older message format.
-
-    Args:
-        records: The bytes of the response. Its CRCs are not checked.
-        fetch_offset: Offset from which it was fetched.
-    """
-    at, last, size = 0, -1, len(records)
-    unpack = _LENGTH.unpack_from
-    while at + _LOG_OVERHEAD <= size:
-        (length,) = unpack(records, at + _LENGTH_AT)
-        after = at + _LOG_OVERHEAD + length
-        if length < _LEAST_BYTES or after > size:
-            break
-        last, at = at, after
-    if last < 0 or records[last + _MAGIC_AT] != _MAGIC:
-        return None
-    (base_offset,) = _OFFSET.unpack_from(records, last)
-    (last_delta,) = _LENGTH.unpack_from(records, last + _LAST_DELTA_AT)
-    (leader_epoch,) = _LENGTH.unpack_from(records, last + _EPOCH_AT)
-    return ResponseEnd(fetch_offset, base_offset + last_delta + 1, leader_epoch)
-
-
 class FetchAhead(Generic[_Place]):
     """Where the responses that wait for the application end. One thread uses it."""
 
     def __init__(self) -> None:
         self._ends: dict[_Place, ResponseEnd] = {}
 
-    def arrived(self, place: _Place, fetch_offset: int, records: Any, available_offset: int) -> None:
+    def arrived(self, place: _Place, end: ResponseEnd | None, available_offset: int) -> None:
         """A response of a partition has arrived.
 
         Args:
             place: The partition.
-            fetch_offset: Offset from which it was fetched.
-            records: Its bytes; None or empty if it has none.
+            end: Its end; None: it has no complete batch.
             available_offset: The high watermark, or the last stable offset if only committed records are read.
         """
-        end = end_of(records, fetch_offset) if records else None
         if end is None or end.end_offset >= available_offset:
             self._ends.pop(place, None)
         else:

@@ -8,12 +8,48 @@ from kafka import TopicPartition
 
 from kafkasafe import SafeConsumer, SafeProducer
 from kafkasafe.kafkapython.fetcher import Fetcher
-from kafkasafe.limits.fetch_ahead import AheadOffset
+from kafkasafe.kafkapython.fetching_ahead import end_of
+from kafkasafe.limits.fetch_ahead import AheadOffset, ResponseEnd
+from kafkasafe.record import batch
 
 BATCHES, EACH = 20, 50
 COUNT = BATCHES * EACH
 FETCH_BYTES = 6_000
 """Each response has one batch, or two."""
+
+
+def made(base_offset, count, leader_epoch=3, **options):
+    """A batch as a broker returns it."""
+    data = bytearray(batch.encode(None, [b"v"] * count, timestamps=1_000, **options))
+    data[0:8] = base_offset.to_bytes(8, "big")
+    data[12:16] = leader_epoch.to_bytes(4, "big")
+    return bytes(data)
+
+
+def test_a_response_ends_after_its_last_whole_batch():
+    response = made(100, 10) + made(110, 5, leader_epoch=4)
+    assert end_of(response, 103) == ResponseEnd(103, 115, 4)
+    assert end_of(memoryview(response), 103) == ResponseEnd(103, 115, 4)
+    for cut in range(1, len(made(110, 5))):
+        assert end_of(response[:-cut], 103) == ResponseEnd(103, 110, 3)
+
+
+@pytest.mark.parametrize("response", [b"", made(0, 5)[:-1], b"\0" * 100, b"\xff" * 100, made(0, 1)[:16]])
+def test_what_is_not_a_batch_has_no_end(response):
+    assert end_of(response, 0) is None
+
+
+def test_an_older_message_format_has_no_end():
+    old = bytearray(made(0, 5))
+    old[16] = 1
+    assert end_of(bytes(old), 0) is None
+
+
+def test_the_end_is_where_every_reader_continues():
+    """Batches lose records by compaction, but their headers keep the last offset."""
+    response = made(7, 3) + made(40, 1)
+    (*_, (_, last)) = batch.iter_headers(response)
+    assert end_of(response, 7).end_offset == last.last_offset + 1 == 41
 
 
 @pytest.fixture

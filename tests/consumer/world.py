@@ -40,6 +40,7 @@ from kafkasafe.config import validate_consumer
 from kafkasafe.errors import LogDivergedError, RemoteStorageNotReadyError
 from kafkasafe.kafkapython.adapter import KafkaPython
 from kafkasafe.kafkapython.connect import announced
+from kafkasafe.kafkapython.fetching_ahead import end_of
 from kafkasafe.kafkapython.subscription import Subscription
 from kafkasafe.limits.fetch_ahead import AheadOffset, FetchAhead
 from kafkasafe.offsets import EndOffsetTracker
@@ -197,7 +198,8 @@ class Fetches:
                 high_watermark=reply.high_watermark,
                 log_start_offset=reply.log_start_offset,
             )
-            self._ahead.arrived(tp, offset, None if data.error_code else data.records, data.high_watermark)
+            end = None if data.error_code else end_of(data.records, offset)
+            self._ahead.arrived(tp, end, data.high_watermark)
             self.arrived.append(
                 SimpleNamespace(topic_partition=tp, partition_data=data, fetched_offset=offset)
             )

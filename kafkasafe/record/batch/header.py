@@ -28,6 +28,7 @@ __all__ = [
     "finish",
     "identity_of",
     "iter_headers",
+    "last_header",
     "read_header",
     "stamp_address",
     "stamp_crc",
@@ -236,6 +237,29 @@ def iter_headers(buf: Buffer) -> Iterator[tuple[int, BatchHeader]]:
     Raises:
         CorruptBatchError: The bytes after the last yielded batch are not a batch.
     """
+    for at in _whole_batches(buf):
+        if buf[at + _MAGIC_AT] > 1:
+            yield at, read_header(buf, at)
+
+
+def last_header(buf: Buffer) -> BatchHeader | None:
+    """The header of the last whole batch of a Fetch response, without reading those before it.
+
+    Returns:
+        The header; None: the response has no whole batch, or ends with a message of a format before v2, or with bytes
+        that are not a batch. CRCs are not checked.
+    """
+    last = None
+    try:
+        for at in _whole_batches(buf):
+            last = at
+        return None if last is None or buf[last + _MAGIC_AT] != MAGIC else read_header(buf, last)
+    except CorruptBatchError:
+        return None
+
+
+def _whole_batches(buf: Buffer) -> Iterator[int]:
+    """Where each batch of concatenated ones begins, in any message format. An incomplete one ends the iteration."""
     at = 0
     while len(buf) - at > _MAGIC_AT:
         (length,) = LENGTH.unpack_from(buf, at + _LENGTH_AT)
@@ -244,8 +268,7 @@ def iter_headers(buf: Buffer) -> Iterator[tuple[int, BatchHeader]]:
             raise CorruptBatchError(f"Batch at {at} claims a length of {length} bytes")
         if length > len(buf) - at - _LOG_OVERHEAD:
             return
-        if buf[at + _MAGIC_AT] > 1:
-            yield at, read_header(buf, at)
+        yield at
         at += _LOG_OVERHEAD + length
 
 
