@@ -92,14 +92,13 @@ class Fetcher(BatchFetcher):
         return parent.fetch_records(max_records, update_offsets=update_offsets, timeout_ms=timeout_ms)
 
     def _fetchable_partitions(self) -> Sequence[TopicPartition]:
-        resting = self.owner.parts.resting(time.monotonic())
-        found = [tp for tp in self._without_data() if tp not in resting]
-        return [*found, *self._session_handlers.chosen]
+        return [*self._without_data(), *self._session_handlers.chosen]
 
     def _without_data(self) -> Sequence[TopicPartition]:
+        """Return the partitions of which no response waits, and that do not rest after a failure."""
         parent: Any = super()
-        partitions: Sequence[TopicPartition] = parent._fetchable_partitions()
-        return partitions
+        resting = self.owner.parts.resting(time.monotonic())
+        return [tp for tp in parent._fetchable_partitions() if tp not in resting]
 
     def _fetched_ahead(self) -> dict[TopicPartition, ResponseEnd]:
         """Return the partitions to fetch ahead. Their positions were found valid, and no response is due."""
