@@ -225,6 +225,34 @@ class _Record:
 
 
 @dataclass(slots=True)
+class _Lower:
+    """Answers that were lower than the remembered one, and are not accepted.
+
+    Attributes:
+        since: Time of the first of them; None when none is held.
+        answered: The last of them; -1 when none is held.
+    """
+
+    since: float | None = None
+    answered: int = -1
+
+    def hold(self, offset: int, now: float) -> float:
+        """Note a lower answer. Return for how long answers have been lower, seconds."""
+        self.answered = offset
+        return self.age_s(now)
+
+    def age_s(self, now: float) -> float:
+        """Return for how long answers have been lower, seconds."""
+        if self.since is None:
+            self.since = now
+        return max(0.0, now - self.since)
+
+    def release(self) -> None:
+        """An answer was accepted."""
+        self.since, self.answered = None, -1
+
+
+@dataclass(slots=True)
 class _Known:
     """The remembered answers for one key.
 
@@ -234,11 +262,9 @@ class _Known:
         newest_epoch: Highest leader epoch of any answer; at or above `end_epoch`.
         start: Highest earliest offset; -1 before the first answer.
         start_epoch: Leader epoch of the record there, -1 when not known.
-        start_held_since: As `held_since`, for starts.
-        start_answered: As `answered`, for starts.
         start_before: `start` of the deleted topic, until the new topic's start is observed; else -1.
-        held_since: Moment of the first lower answer that is still held; None when no answer is held.
-        answered: The last lower answer; -1 when no answer is held.
+        lower_ends: Held answers about the end.
+        lower_starts: Held answers about the start.
         found: Timestamp → the first record at or after it.
         former_ids: Ids of deleted topics of this name.
         recreated: The topic was recreated, and no end offset of the new one was observed yet.
@@ -251,11 +277,9 @@ class _Known:
     topic_id: bytes | None = None
     start: int = -1
     start_epoch: int = UNDEFINED
-    start_held_since: float | None = None
-    start_answered: int = -1
     start_before: int = -1
-    held_since: float | None = None
-    answered: int = -1
+    lower_ends: _Lower = field(default_factory=_Lower)
+    lower_starts: _Lower = field(default_factory=_Lower)
     found: OrderedDict[int, _Record] = field(default_factory=OrderedDict)
     former_ids: list[bytes] = field(default_factory=list)
     recreated: Proof | None = None
@@ -270,7 +294,7 @@ class _Known:
     def raise_end(self, offset: int, leader_epoch: int) -> None:
         """Note an end offset that is not lower than the one before."""
         self.end, self.end_epoch = offset, leader_epoch
-        self._release()
+        self.lower_ends.release()
 
     def begin_end(self, offset: int, leader_epoch: int) -> int:
         """Note the first end offset of a recreated topic. Return that of the deleted one."""
@@ -278,28 +302,14 @@ class _Known:
         self.end, self.end_epoch, self.newest_epoch = offset, leader_epoch, leader_epoch
         return previous
 
-    def hold(self, offset: int, now: float) -> float:
-        """Note a lower answer. Return for how long answers have been lower, seconds."""
-        self.answered = offset
-        return self.since(now)
-
     def lower_end(self, offset: int, proof: Proof | None) -> int:
         """Note that the end is lower. Return the former one."""
         previous = self.end
         self.end, self.end_epoch = offset, self.newest_epoch
         # The new log may have grown past the offset at which it diverged from the old one.
         self._cut(offset if proof is None else proof.end_offset)
-        self._release()
+        self.lower_ends.release()
         return previous
-
-    def _release(self) -> None:
-        self.held_since, self.answered = None, -1
-
-    def since(self, now: float) -> float:
-        """Return for how long answers have been lower, seconds."""
-        if self.held_since is None:
-            self.held_since = now
-        return max(0.0, now - self.held_since)
 
     # --- the start ---
 
@@ -309,31 +319,17 @@ class _Known:
         if offset > self.start or leader_epoch >= 0:
             self.start_epoch = leader_epoch
         self.start = offset
-        self._release_start()
+        self.lower_starts.release()
         return previous
-
-    def hold_start(self, offset: int, now: float) -> float:
-        """Note a lower start. Return for how long starts have been lower, seconds."""
-        self.start_answered = offset
-        return self.start_since(now)
 
     def lower_start(self, proof: Proof | None) -> int:
         """Note that the start is the held lower one. Return the former one."""
-        previous, offset = self.start, self.start_answered
+        previous, offset = self.start, self.lower_starts.answered
         if proof is not None:
             self._cut(proof.end_offset)
         self.start, self.start_epoch = offset, UNDEFINED
-        self._release_start()
+        self.lower_starts.release()
         return previous
-
-    def _release_start(self) -> None:
-        self.start_held_since, self.start_answered = None, -1
-
-    def start_since(self, now: float) -> float:
-        """Return for how long starts have been lower, seconds."""
-        if self.start_held_since is None:
-            self.start_held_since = now
-        return max(0.0, now - self.start_held_since)
 
     # --- all answers ---
 
@@ -348,7 +344,7 @@ class _Known:
         """Drop remembered answers at or after this offset: the log has other records there now."""
         if self.start > offset:
             self.start, self.start_epoch = -1, UNDEFINED
-            self._release_start()
+            self.lower_starts.release()
         for timestamp in [timestamp for timestamp, record in self.found.items() if record.offset >= offset]:
             del self.found[timestamp]
 
@@ -367,8 +363,8 @@ class _Known:
         self.end, self.start, self.start_epoch = -1, -1, UNDEFINED
         self.end_epoch = self.newest_epoch = UNDEFINED
         self.found.clear()
-        self._release()
-        self._release_start()
+        self.lower_ends.release()
+        self.lower_starts.release()
         return True
 
 
@@ -448,7 +444,7 @@ class EndOffsets:
             ValueError: The code means something else.
         """
         known = self._known.get(key, _Known())
-        since_s = 0.0 if known.held_since is None else max(0.0, now - known.held_since)
+        since_s = 0.0 if known.lower_ends.since is None else max(0.0, now - known.lower_ends.since)
         end = _or_none(known.end)
         if code == OFFSET_NOT_AVAILABLE:
             return Held(end, None, HeldReason.OFFSET_NOT_AVAILABLE, since_s)
@@ -457,7 +453,7 @@ class EndOffsets:
         raise ValueError(f"error code {code} does not say that an offset is not available yet")
 
     def _hold(self, known: _Known, offset: int, now: float, leader_epoch: int) -> Result:
-        since_s = known.hold(offset, now)
+        since_s = known.lower_ends.hold(offset, now)
         # A broker whose answer has no epoch cannot answer requests about epochs either.
         ask = known.end_epoch if known.end_epoch >= 0 and leader_epoch >= 0 else None
         if ask is None and since_s >= self._hold_timeout_s:
@@ -489,13 +485,13 @@ class EndOffsets:
             is held.
         """
         known = self._of(key)
-        if known.held_since is None:
+        if known.lower_ends.since is None:
             return Value(_or_none(known.end), known.end_epoch)
-        since_s = known.since(now)
+        since_s = known.lower_ends.age_s(now)
         if UNDEFINED < leader_epoch < known.newest_epoch:
             return Held(
                 known.end,
-                known.answered,
+                known.lower_ends.answered,
                 HeldReason.FORMER_LEADER,
                 since_s,
                 known.end_epoch,
@@ -503,9 +499,11 @@ class EndOffsets:
             )
         if requested_epoch != known.end_epoch or end_offset < 0 or not 0 <= reply_epoch <= requested_epoch:
             # The response is about another epoch, or undefined, which does not prove a loss.
-            return Held(known.end, known.answered, HeldReason.LOWER, since_s, known.end_epoch)
+            return Held(known.end, known.lower_ends.answered, HeldReason.LOWER, since_s, known.end_epoch)
         if end_offset >= known.end:
-            return Held(known.end, known.answered, HeldReason.CATCHING_UP, since_s, known.end_epoch)
+            return Held(
+                known.end, known.lower_ends.answered, HeldReason.CATCHING_UP, since_s, known.end_epoch
+            )
         known.see_epoch(leader_epoch)
         reason = (
             RegressedReason.UNCLEAN_ELECTION
@@ -514,7 +512,7 @@ class EndOffsets:
         )
         proof = Proof(requested_epoch, reply_epoch, end_offset, known.newest_epoch)
         # The held answer may be too low as well: give up only the records that the proof shows to be lost.
-        return self._lower(known, max(known.answered, end_offset), reason, proof)
+        return self._lower(known, max(known.lower_ends.answered, end_offset), reason, proof)
 
     def accept(self, key: Key) -> Regressed | None:
         """Accept the held lower answer; the caller's decision in an unproven case.
@@ -525,8 +523,8 @@ class EndOffsets:
         known = self._of(key)
         return (
             None
-            if known.held_since is None
-            else self._lower(known, known.answered, RegressedReason.ACCEPTED, None)
+            if known.lower_ends.since is None
+            else self._lower(known, known.lower_ends.answered, RegressedReason.ACCEPTED, None)
         )
 
     def _lower(self, known: _Known, offset: int, reason: RegressedReason, proof: Proof | None) -> Regressed:
@@ -571,7 +569,7 @@ class EndOffsets:
             return Held(_or_none(known.start), offset, HeldReason.FORMER_TOPIC, refresh_metadata=True)
         recreated = known.identify(topic_id)
         if offset < known.start:
-            since_s = known.hold_start(offset, now)
+            since_s = known.lower_starts.hold(offset, now)
             return self._hold_start(known, since_s, HeldReason.LOWER, _or_none(known.start_epoch))
         previous = known.raise_start(offset, leader_epoch)
         return Value(offset, leader_epoch, recreated=recreated or previous >= 0, previous=_or_none(previous))
@@ -601,18 +599,22 @@ class EndOffsets:
             `observe_start`. Value: no answer is held.
         """
         known = self._of(key)
-        if known.start_held_since is None:
+        if known.lower_starts.since is None:
             return Value(_or_none(known.start), known.start_epoch)
-        since_s = known.start_since(now)
+        since_s = known.lower_starts.age_s(now)
         if UNDEFINED < leader_epoch < known.newest_epoch:
             return Held(
-                known.start, known.start_answered, HeldReason.FORMER_LEADER, since_s, refresh_metadata=True
+                known.start,
+                known.lower_starts.answered,
+                HeldReason.FORMER_LEADER,
+                since_s,
+                refresh_metadata=True,
             )
         if requested_epoch != known.start_epoch or end_offset < 0 or not 0 <= reply_epoch <= requested_epoch:
             return self._hold_start(known, since_s, HeldReason.LOWER, None)
         if end_offset >= known.start:
             if known.topic_id is not None:
-                return Held(known.start, known.start_answered, HeldReason.NOT_DELETED, since_s)
+                return Held(known.start, known.lower_starts.answered, HeldReason.NOT_DELETED, since_s)
             # Without topic ids, the topic may have been recreated: its epochs then count from 0 again.
             return self._hold_start(known, since_s, HeldReason.NOT_DELETED, None)
         newest = max(known.newest_epoch, known.start_epoch)
@@ -631,7 +633,7 @@ class EndOffsets:
         known = self._of(key)
         return (
             None
-            if known.start_held_since is None
+            if known.lower_starts.since is None
             else self._lower_start(known, RegressedReason.ACCEPTED, None)
         )
 
@@ -639,8 +641,8 @@ class EndOffsets:
         self, known: _Known, since_s: float, reason: HeldReason, ask_epoch: int | None
     ) -> Held | Unproven:
         if ask_epoch is None and since_s >= self._hold_timeout_s:
-            return Unproven(known.start, known.start_answered, since_s)
-        return Held(known.start, known.start_answered, reason, since_s, ask_epoch)
+            return Unproven(known.start, known.lower_starts.answered, since_s)
+        return Held(known.start, known.lower_starts.answered, reason, since_s, ask_epoch)
 
     @staticmethod
     def _lower_start(known: _Known, reason: RegressedReason, proof: Proof | None) -> Regressed:

@@ -524,7 +524,7 @@ class BelievesTheAnswer(EndOffsets):
 
 class LowersToTheAnswer(EndOffsets):
     def _lower(self, known, offset, reason, proof):
-        return super()._lower(known, known.answered, reason, proof)
+        return super()._lower(known, known.lower_ends.answered, reason, proof)
 
 
 class LowersWhenAsked(EndOffsets):
@@ -532,7 +532,7 @@ class LowersWhenAsked(EndOffsets):
 
     def prove(self, key, requested_epoch, reply_epoch, end_offset, now, **of):
         known = self._of(key)
-        return self._lower(known, known.answered, RegressedReason.TRUNCATED, Proof())
+        return self._lower(known, known.lower_ends.answered, RegressedReason.TRUNCATED, Proof())
 
 
 class NeverLowers(EndOffsets):
