@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from commands import run
 
 import kafkasafe
 from kafkasafe import SafeProducer, cli
@@ -16,14 +17,6 @@ from kafkasafe.cli.common import duration_s
 from kafkasafe.consumer import SafeConsumer
 from kafkasafe.spark.planner import SourceUnavailableError
 from kafkasafe.testing import FakeCluster
-
-
-def run(capsys, *arguments):
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        cli.main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    return ended.value.code, captured.out, captured.err
 
 
 def test_a_topic_that_the_cluster_does_not_have_is_told_long_before_the_timeout(

@@ -8,18 +8,11 @@ import subprocess
 import sys
 
 import pytest
+from commands import run
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from kafkasafe import SafeProducer, cli
-
-
-def run(capsys, *arguments):
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        cli.main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    return ended.value.code, captured.out, captured.err
+from kafkasafe import SafeProducer
 
 
 @pytest.fixture

@@ -14,8 +14,9 @@ from types import SimpleNamespace
 
 import pyarrow.parquet as pq
 import pytest
+from commands import run
 
-from kafkasafe import SafeProducer, cli, marks
+from kafkasafe import SafeProducer, marks
 from kafkasafe.errors import SpoolCorruptError
 from kafkasafe.record import batch
 from kafkasafe.spool import inspection
@@ -26,14 +27,6 @@ from kafkasafe.spool.lanes import SpoolDirectory
 from kafkasafe.spool.rejected import RejectedStore
 from kafkasafe.spool.rejected_format import Refused, encode
 from kafkasafe.spool.spool import Spool
-
-
-def run(capsys, *arguments):
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        cli.main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    return ended.value.code, captured.out, captured.err
 
 
 def open_spool(path, on_corrupt="raise"):

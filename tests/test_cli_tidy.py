@@ -10,8 +10,9 @@ import sys
 import time
 
 import pytest
+from commands import run
 
-from kafkasafe import SafeProducer, cli, marks
+from kafkasafe import SafeProducer, marks
 from kafkasafe.cli.spool.opened import OpenSpool
 from kafkasafe.record import batch
 from kafkasafe.spool.files import OsFiles
@@ -19,14 +20,6 @@ from kafkasafe.spool.lanes import SpoolDirectory
 from kafkasafe.spool.rejected import RejectedStore
 from kafkasafe.spool.rejected_format import Refused
 from kafkasafe.spool.spool import Spool
-
-
-def run(capsys, *arguments):
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        cli.main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    return ended.value.code, captured.out, captured.err
 
 
 def encoded(*values):

@@ -7,10 +7,11 @@ import os
 import time
 
 import pytest
+from commands import run
 from kafka import KafkaConsumer, TopicPartition
 from kafka.structs import ConsumerGroupMetadata
 
-from kafkasafe import SafeProducer, cli
+from kafkasafe import SafeProducer
 from kafkasafe import marks as m
 from kafkasafe import units as u
 from kafkasafe.delivery.engine.transactor import Transactor
@@ -22,14 +23,6 @@ from kafkasafe.spool.spool import Spool
 from kafkasafe.units.together import Sharing
 
 ID = b"0123456789abcdef"
-
-
-def run(capsys, *arguments):
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        cli.main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    return ended.value.code, captured.out, captured.err
 
 
 def goes_alone(_sharing, unit, _fits):

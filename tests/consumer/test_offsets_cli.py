@@ -6,19 +6,10 @@ import json
 
 import consuming
 import pytest
+from commands import run
 from consuming import new_topic
 
-from kafkasafe import cli
-
 pytestmark = pytest.mark.kafka
-
-
-def run(capsys, *arguments):
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        cli.main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    return ended.value.code, captured.out, captured.err
 
 
 def test_one_shot_and_live(kafka, capsys):

@@ -7,8 +7,9 @@ import time
 
 import harness
 import pytest
+from commands import run
 
-from kafkasafe import RejectedError, SafeProducer, cli
+from kafkasafe import RejectedError, SafeProducer
 from kafkasafe.spool.files import OsFiles
 from kafkasafe.spool.inspection import inspect
 from kafkasafe.testing import FakeCluster
@@ -22,14 +23,6 @@ def cluster():
     with FakeCluster(config={"auto.create.topics.enable": False}) as made:
         made.create_topic("orders", partitions=2)
         yield made
-
-
-def run(capsys, *arguments):
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        cli.main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    return ended.value.code, captured.out, captured.err
 
 
 def test_one_wrong_partition_number_stops_nothing_else(cluster, tmp_path):

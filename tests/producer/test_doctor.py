@@ -14,10 +14,10 @@ from pathlib import Path
 import harness
 import lives
 import pytest
+from commands import run
 from kafka import TopicPartition
 from kafka.record import MemoryRecords
 
-from kafkasafe import cli
 from kafkasafe.demo.ledger import Ledger
 from kafkasafe.maintenance.examination import read_content
 from kafkasafe.record import batch as codec
@@ -29,14 +29,6 @@ KILLS = 10
 
 # To repeat a failure: KAFKASAFE_TEST_SEED=<the seed it names>.
 SEED = int(os.environ.get("KAFKASAFE_TEST_SEED", "0")) or random.SystemRandom().getrandbits(31)
-
-
-def run(capsys, *arguments):
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        cli.main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    return ended.value.code, captured.out, captured.err
 
 
 def diagnose(capsys, spool, servers, *more):

@@ -8,19 +8,11 @@ import re
 import harness
 import lives
 import pytest
+from commands import run
 
-from kafkasafe import cli
 from kafkasafe.testing.broker import KafkaCluster
 
 pytestmark = [pytest.mark.kafka, pytest.mark.crash]
-
-
-def run(capsys, *arguments):
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        cli.main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    return ended.value.code, captured.out, captured.err
 
 
 def leave(broker, zygote, tmp_path, topic, number, count=50):

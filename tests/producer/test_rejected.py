@@ -11,9 +11,10 @@ from pathlib import Path
 
 import harness
 import pytest
+from commands import run
 from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, ResourceType
 
-from kafkasafe import DataLossError, RejectedError, SafeProducer, cli, events
+from kafkasafe import DataLossError, RejectedError, SafeProducer, events
 from kafkasafe.record import batch as codec
 from kafkasafe.spool.files import OsFiles
 from kafkasafe.testing.broker import KafkaCluster
@@ -415,14 +416,6 @@ def test_where_rejected_is_full_what_is_refused_waits(kafka, producers, caplog):
 
 
 # -- and back ----------------------------------------------------------------------------------------------------------
-
-
-def run(capsys, *arguments):
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        cli.main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    return ended.value.code, captured.out, captured.err
 
 
 def test_rejected_records_are_resent_once_and_in_order_also_after_kill_9(
