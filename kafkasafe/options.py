@@ -360,8 +360,8 @@ class _OfConsumers(ConnectionOptions, total=False):
     """Largest response to a fetch request, bytes. A first batch that is larger is still returned."""
     max_partition_fetch_bytes: _Size
     """Largest part of a fetch response that belongs to one partition, bytes. A first batch that is larger is still
-    returned. If you do not set it, a consumer that reads only with `poll_arrow` or `poll_batches` increases it,
-    up to 8 MiB, while responses arrive quickly.
+    returned. If you do not set it, a consumer increases it while full responses arrive quickly: up to 4 MiB (all
+    partitions share 32 MiB), or up to 8 MiB if it reads only with `poll_arrow` or `poll_batches`.
     """
     auto_offset_reset: Literal["earliest", "latest", "none", "smallest", "largest"]
     """Where to begin if no position is committed, or if the position is out of range: "earliest", "latest", or "none"

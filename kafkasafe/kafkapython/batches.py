@@ -5,10 +5,9 @@ the position after them. The fetcher also handles paused, unassigned and sought 
 the application asks for whole batches, `BatchFetcher` replaces `PartitionRecords` by a class whose records are
 RecordBatches. So the same code decides about positions in both cases.
 
-If a consumer reads only batches, its requests become larger than kafka-python's (`limits/fetch_size`). If `poll` has
-returned records, they keep kafka-python's size. Larger responses would hardly help, because decoding records in
-Python takes most of the time. And when the consumer changes between records and batches, more data would be fetched
-twice.
+While responses are full, requests become larger than kafka-python's (`limits/fetch_size`). If the application reads
+both records and batches, requests keep kafka-python's size: with larger responses, each change between records and
+batches would discard more data.
 
 When the application changes between records and batches (or to other columns), the rest of the fetched data is
 discarded and fetched again from the position. The application has received none of it.
@@ -29,7 +28,7 @@ from kafka.record import MemoryRecords
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from kafkasafe.kafkapython.records import Records
-from kafkasafe.limits.fetch_size import LARGE_FETCH_BYTES, FetchSize
+from kafkasafe.limits.fetch_size import LARGE_FETCH_BYTES, FetchSize, records_limit
 from kafkasafe.record.arrow_decode import Decoder, OldFormatError, schema_of
 from kafkasafe.record.batch import CorruptBatchError
 
@@ -207,7 +206,6 @@ class BatchFetcher(Fetcher):
     _gave_records: bool = False  # the application has received records, not only batches
     _gave_batches: bool = False
     _size: FetchSize | None = None  # None: the size that the application has set
-    _usual_bytes: int
     _completed_fetches: Any
     _manager: Any
     _next_partition_records: Any
@@ -218,15 +216,21 @@ class BatchFetcher(Fetcher):
     _session_handlers: Any
 
     def choose_sizes(self) -> None:
-        """Chooses `max_partition_fetch_bytes` from now on, as long as the consumer reads only batches."""
+        """Chooses `max_partition_fetch_bytes` from now on."""
         config: Any = self.config
         most = min(LARGE_FETCH_BYTES, config["fetch_max_bytes"])
         self._size = FetchSize(config["max_partition_fetch_bytes"], most, config["request_timeout_ms"] / 1000)
-        self._usual_bytes = config["max_partition_fetch_bytes"]
 
-    @property
-    def _only_batches(self) -> bool:
-        return self._gave_batches and not self._gave_records
+    def sought(self) -> None:
+        """Begins with small requests again, because the application sought: what was fetched is discarded."""
+        if self._size is not None:
+            self._size.restart()
+
+    def _size_limit(self) -> int:
+        """The largest size of the next request, for each partition."""
+        if not self._gave_batches:
+            return records_limit(len(self._subscriptions.assignment))
+        return 0 if self._gave_records else LARGE_FETCH_BYTES
 
     @contextlib.contextmanager
     def giving(self, kind: Kind) -> Iterator[None]:
@@ -307,8 +311,8 @@ class BatchFetcher(Fetcher):
             SaslAuthenticationFailedError: A broker refused the client. Later calls try it again.
         """
         if self._size is not None:
-            wanted = self._size.bytes if self._only_batches else self._usual_bytes
-            self.config["max_partition_fetch_bytes"] = wanted
+            self._size.limit(self._size_limit())
+            self.config["max_partition_fetch_bytes"] = self._size.bytes
         parent: Any = super()
         requests: Any = parent._create_fetch_requests()
         for node_id in list(requests):
@@ -330,7 +334,7 @@ class BatchFetcher(Fetcher):
         self, node_id: int, fetch_offsets: Any, send_time: float, response: Any
     ) -> None:
         """See kafka-python's."""
-        if self._size is not None and self._only_batches:
+        if self._size is not None:
             sizes = [len(part.records or b"") for topic in response.responses for part in topic.partitions]
             self._size.answered(max(sizes, default=0), time.monotonic() - send_time)
         parent: Any = super()
@@ -339,7 +343,7 @@ class BatchFetcher(Fetcher):
     def _handle_fetch_error(self, node_id: int, exception: BaseException) -> None:
         """See kafka-python's."""
         if self._size is not None:
-            self._size.failed()
+            self._size.restart()
         parent: Any = super()
         parent._handle_fetch_error(node_id, exception)
 

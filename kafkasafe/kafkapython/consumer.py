@@ -57,7 +57,7 @@ class ExtendedConsumer(KafkaConsumer):
 
         Args:
             owner: The objects that decide.
-            chooses_sizes: Choose `max_partition_fetch_bytes` as long as the consumer reads only batches.
+            chooses_sizes: Choose `max_partition_fetch_bytes`.
         """
         self._owner = owner
         self._fetcher.__class__ = Fetcher
@@ -103,6 +103,12 @@ class ExtendedConsumer(KafkaConsumer):
         """
         self._coordinator._metadata_snapshot = {}
         self._cluster.request_update()
+
+    def seek(self, partition: Any, offset: int) -> None:
+        """See KafkaConsumer's. Begin with small requests again, because what was fetched is discarded."""
+        parent: Any = super()
+        parent.seek(partition, offset)
+        self._fetcher.sought()
 
     # --- the iterator -------------------------------------------------------------------------------------------------
 

@@ -9,21 +9,42 @@ worth nothing:
 
 Rule: begin small, and double the size only after a full response that came so soon that twice of it would still come
 early. So no request is much larger than one that was answered.
+
+Records that are returned one by one stay in memory longer than batches, so their sizes have a lower limit:
+
+1. A consumer of 200 partitions processes each record for a millisecond. It falls behind, so all its responses are full.
+2. With 4 MB of each partition, 800 MB of records would wait for `poll`.
+
+Rule: all partitions share 32 MiB, and each of them gets at least the first size.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["LARGE_FETCH_BYTES", "FetchSize"]
+__all__ = ["LARGE_FETCH_BYTES", "FetchSize", "records_limit"]
 
 LARGE_FETCH_BYTES: Final = 8 * 1024 * 1024
 """The largest size by default."""
+
+_RECORDS_BYTES: Final = 4 * 1024 * 1024
+"""The largest size if records are returned one by one. Larger responses are hardly faster."""
+_ALL_RECORDS_BYTES: Final = 32 * 1024 * 1024
+"""Sum of the sizes of all partitions, if records are returned one by one."""
 
 _SOON_S: Final = 1.0
 """Followers must answer within `ANSWER_S` (3 s): twice this time is still early."""
 _SOON_SHARE: Final = 8
 """For short timeouts: "soon" is this part of the timeout."""
+
+
+def records_limit(partitions: int) -> int:
+    """Return the largest size if records are returned one by one.
+
+    Args:
+        partitions: Number of partitions that the consumer reads.
+    """
+    return min(_RECORDS_BYTES, _ALL_RECORDS_BYTES // max(partitions, 1))
 
 
 class FetchSize:
@@ -38,13 +59,18 @@ class FetchSize:
         bytes: The size now.
     """
 
-    __slots__ = ("_least", "_most", "_soon_s", "bytes")
+    __slots__ = ("_least", "_limit", "_most", "_soon_s", "bytes")
 
     def __init__(self, least: int, most: int, timeout_s: float) -> None:
         self._least = least
-        self._most = max(least, most)
+        self._most = self._limit = max(least, most)
         self._soon_s = min(_SOON_S, timeout_s / _SOON_SHARE)
         self.bytes = least
+
+    def limit(self, most: int) -> None:
+        """Use at most this size from now on, but not less than the first size, and not more than the largest one."""
+        self._limit = max(self._least, min(self._most, most))
+        self.bytes = min(self.bytes, self._limit)
 
     def answered(self, size: int, took_s: float) -> None:
         """A request of this size was answered.
@@ -56,10 +82,13 @@ class FetchSize:
         if size * 2 < self.bytes:
             return  # the broker had no more, so the time says nothing about the next response
         if took_s < self._soon_s:
-            self.bytes = min(self._most, self.bytes * 2)
+            self.bytes = min(self._limit, self.bytes * 2)
         elif took_s > 2 * self._soon_s:
             self.bytes = max(self._least, self.bytes // 2)
 
-    def failed(self) -> None:
-        """A request failed, perhaps because its response took too long."""
+    def restart(self) -> None:
+        """Use the first size: a request failed, perhaps because its response took too long, or the application sought.
+
+        What was fetched before a seek is discarded.
+        """
         self.bytes = self._least

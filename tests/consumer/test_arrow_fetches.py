@@ -92,6 +92,39 @@ def test_options_bound_it(topic, opened, asked, monkeypatch, options, sizes):
 
 
 @pytest.mark.also_real
+@pytest.mark.parametrize("iterates", [False, True])
+def test_a_consumer_that_reads_records_alone_asks_for_more_up_to_4_mib(
+    topic, opened, asked, monkeypatch, iterates
+):
+    monkeypatch.setattr("kafkasafe.limits.fetch_size._SOON_S", 60)
+    monkeypatch.setattr("kafkasafe.limits.fetch_size._SOON_SHARE", 0.01)
+    consumer = opened(topic)
+    values = []
+
+    def take():
+        if iterates:
+            values.append(next(consumer).value)
+        else:
+            values.extend(record.value for some in consumer.poll(500).values() for record in some)
+        return len(values) >= len(VALUES)
+
+    until(take)
+    assert values == VALUES
+    assert asked[0] == MB
+    assert set(asked) == {MB, 2 * MB, 4 * MB}
+
+
+def test_a_consumer_that_seeks_begins_with_small_requests_again(topic, opened, asked, monkeypatch):
+    monkeypatch.setattr("kafkasafe.limits.fetch_size._SOON_S", 60)
+    monkeypatch.setattr("kafkasafe.limits.fetch_size._SOON_SHARE", 0.01)
+    consumer = opened(topic)
+    until(lambda: consumer.poll(500) is not None and 4 * MB in asked)
+    consumer.seek(TopicPartition(topic, 0), 0)
+    del asked[:]
+    until(lambda: consumer.poll(500) is not None and MB in asked)
+
+
+@pytest.mark.also_real
 def test_a_consumer_that_reads_records_as_well_asks_for_what_kafka_python_asks_for(topic, opened, asked):
     consumer = opened(topic)
     values = consumer.poll_arrow(10_000, max_records=1)["value"].to_pylist()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kafkasafe.limits.fetch_size import FetchSize
+from kafkasafe.limits.fetch_size import FetchSize, records_limit
 
 MB = 1024 * 1024
 
@@ -58,8 +58,42 @@ def test_a_request_that_fails_begins_again():
     size = FetchSize(MB, 8 * MB, 30)
     for _ in range(5):
         size.answered(size.bytes, 0.01)
-    size.failed()
+    size.restart()
     assert size.bytes == MB
+
+
+@pytest.mark.parametrize(("partitions", "most"), [(0, 4), (1, 4), (8, 4), (16, 2), (32, 1), (1000, 1)])
+def test_all_partitions_share_a_sum_if_records_are_returned_one_by_one(partitions, most):
+    size = FetchSize(MB, 8 * MB, 30)
+    for _ in range(5):
+        size.limit(records_limit(partitions))
+        size.answered(size.bytes, 0.01)
+    assert size.bytes == most * MB
+
+
+def test_a_limit_that_changes_applies_at_once():
+    size = FetchSize(MB, 8 * MB, 30)
+    sizes = []
+    for limit in (8, 8, 8, 8, 2, 0, 16, 16, 16, 16):
+        size.limit(limit * MB)
+        sizes.append(size.bytes)
+        size.answered(size.bytes, 0.01)
+    assert sizes == [MB, 2 * MB, 4 * MB, 8 * MB, 2 * MB, MB, MB, 2 * MB, 4 * MB, 8 * MB]
+
+
+def test_a_slow_response_of_a_limited_size_shrinks_the_next_one():
+    size = FetchSize(MB, 8 * MB, 30)
+    for _ in range(5):
+        size.answered(size.bytes, 0.01)
+    size.limit(2 * MB)
+    size.answered(2 * MB, 5)
+    assert size.bytes == MB
+
+
+def test_records_keep_a_first_size_above_their_limit():
+    size = FetchSize(6 * MB, 8 * MB, 30)
+    size.limit(records_limit(1))
+    assert size.bytes == 6 * MB
 
 
 def test_the_first_size_may_be_the_largest():
