@@ -20,9 +20,10 @@ from kafka.consumer.fetcher import ConsumerRecord, Fetcher
 from kafka.record.default_records import DefaultRecordBatch
 from kafka.structs import TopicPartition
 
+from kafkasafe.kafkapython.record import Record
 from kafkasafe.record.batch import HEADER_BYTES, MAX_BODY_BYTES, BatchHeader, CorruptBatchError
 from kafkasafe.record.batch.compression import decompress
-from kafkasafe.record.record_decode import Piece, Place, Row, read, read_alike
+from kafkasafe.record.record_decode import NO_HEADERS, Piece, Place, Row, read, read_alike
 
 __all__ = ["Records"]
 
@@ -39,7 +40,7 @@ _TRANSACTIONAL: Final = 0x10
 _CONTROL: Final = 0x20
 _OFFSET_FIELD: Final = ConsumerRecord._fields.index("offset")
 _PARENT: Final[Any] = Fetcher.PartitionRecords
-_make_record: Final[Any] = functools.partial(tuple.__new__, ConsumerRecord)
+_make_record: Final[Any] = functools.partial(tuple.__new__, Record)
 
 
 class _Decoded:
@@ -264,7 +265,8 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
 
     def _deserialized(self, rows: Iterable[Row]) -> Iterator[Any]:
         key_deserializer, value_deserializer = self._deserializers
-        for topic, partition, epoch, offset, timestamp, kind, key, value, headers, *rest in rows:
+        for topic, partition, epoch, offset, timestamp, kind, key, value, found, *rest in rows:
+            headers = [] if found is NO_HEADERS else found
             try:
                 made_key = self._deserialize(key_deserializer, topic, headers, key)
                 made_value = self._deserialize(value_deserializer, topic, headers, value)

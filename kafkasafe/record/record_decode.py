@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Piece", "Place", "Row", "read", "read_alike"]
+__all__ = ["NO_HEADERS", "Piece", "Place", "Row", "read", "read_alike"]
 
 _Bytes: TypeAlias = npt.NDArray[np.uint8]
 _Numbers: TypeAlias = npt.NDArray[np.int64]
@@ -27,6 +27,21 @@ _SAFE: Final = 1 << 61  # numbers below it can be added without an overflow
 _LAST_SHIFT: Final = 56  # of a varint of nine bytes; Kafka writes shorter ones
 _FRONT: Final = 64  # bytes that hold a record's numbers up to its key, however long they are
 _ZIGZAG: Final = np.array([(number >> 1) ^ -(number & 1) for number in range(128)], np.int64)
+
+
+class _NoHeaders(list[_Header]):
+    """The empty list that all records without headers share, so nothing can be added."""
+
+    __slots__ = ()
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise TypeError("Records without headers share this list. Change a copy: list(headers)")
+
+    append = extend = insert = __iadd__ = __setitem__ = _refuse
+
+
+NO_HEADERS: Final[list[_Header]] = _NoHeaders()
+"""The headers of each record that has none: an empty list that cannot be changed."""
 
 
 class _IrregularError(ValueError):
@@ -64,8 +79,8 @@ class Piece:
         end: Where the next record begins.
         sizes: Bytes of each record, without the length before it.
         rows: An iterator. For each record: topic, partition, leader epoch, offset, timestamp (ms since the epoch),
-            timestamp type, key, value, headers (a new list), None, and the bytes of key, value (-1 for null) and
-            headers (-1 without headers), as in kafka-python's ConsumerRecord.
+            timestamp type, key, value, headers (a new list, or `NO_HEADERS`), None, and the bytes of key, value (-1
+            for null) and headers (-1 without headers), as in kafka-python's ConsumerRecord.
     """
 
     end: int
@@ -156,7 +171,7 @@ def _read_alike(body: bytes | memoryview, at: int, count: int, place: Place) -> 
         _column(fronts[:count, after_size + 1 : after_time]),
         (_copies(body, at + key_at, step, key_size, count), repeat(key_size)),
         (_copies(body, at + value_at, step, value_size, count), repeat(value_size)),
-        (map(list, repeat(())), repeat(-1)),
+        (repeat(NO_HEADERS), repeat(-1)),
     )
     return Piece(at + step * count, [size] * count, rows)
 
@@ -261,7 +276,7 @@ def _read_few(body: bytes, at: int, count: int, place: Place) -> Piece:
             value = None
         number = body[at]
         at += 1
-        headers: list[_Header] = []
+        headers = NO_HEADERS
         header_size = -1
         if number:
             number, at = _varint(body, at - 1)
@@ -306,7 +321,7 @@ def _read_many(body: bytes, at: int, count: int, place: Place) -> Piece:
     keys, key_sizes, places = _fields(body, data, places, ends)
     values, value_sizes, places = _fields(body, data, places, ends)
     header_counts, places = _numbers(data, places)
-    headers: list[list[_Header]] = [[] for _ in begins]
+    headers = [NO_HEADERS] * count
     header_sizes: Iterable[int] = repeat(-1)
     if header_counts.any():
         names: dict[bytes, str] = {}

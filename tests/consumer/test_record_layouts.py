@@ -13,7 +13,7 @@ from test_records import LOG_APPEND_TIME, batch, record, sizes_of, story
 from kafkasafe.kafkapython import records as room
 from kafkasafe.kafkapython.records import Records
 from kafkasafe.record import record_decode
-from kafkasafe.record.record_decode import Place, read, read_alike
+from kafkasafe.record.record_decode import NO_HEADERS, Place, read, read_alike
 
 PLACE = Place("topic", 3, 5, 0, 1000, 1_700_000_000_000, None)
 SIZES = (None, 0, 1, 15, 63, 64, 100, 200)
@@ -86,11 +86,20 @@ def test_damage_in_a_run_gives_the_same_records_and_the_same_error(seed):
     assert story(Records, memoryview(buffer), position, sizes, check_crcs=check_crcs) == expected
 
 
-def test_each_record_has_headers_of_its_own():
-    rows = b"".join(record(i, 0, b"k", b"v") for i in range(64))
-    taken = list(read_alike(rows, 0, 64, PLACE).rows)
-    taken[0][8].append(("name", b"value"))
-    assert [row[8] for row in taken[1:]] == [[]] * 63
+@pytest.mark.parametrize(("reader", "count"), [(read_alike, 64), (read, 64), (read, 1)])
+def test_rows_without_headers_share_a_list_that_cannot_be_changed(reader, count):
+    rows = b"".join(record(i, 0, b"k", b"v") for i in range(count))
+    assert [row[8] is NO_HEADERS for row in reader(rows, 0, count, PLACE).rows] == [True] * count
+    for change in (
+        lambda: NO_HEADERS.append(1),
+        lambda: NO_HEADERS.extend([1]),
+        lambda: NO_HEADERS.insert(0, 1),
+        lambda: NO_HEADERS.__iadd__([1]),
+        lambda: NO_HEADERS.__setitem__(slice(0), [1]),
+    ):
+        with pytest.raises(TypeError, match="Change a copy"):
+            change()
+    assert NO_HEADERS == []
 
 
 def test_a_run_ends_before_the_first_record_of_another_layout():

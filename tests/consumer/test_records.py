@@ -18,6 +18,7 @@ from kafka.serializer import Deserializer
 from kafka.structs import TopicPartition
 
 from kafkasafe.kafkapython import records as room
+from kafkasafe.kafkapython.record import Record
 from kafkasafe.kafkapython.records import Records
 from kafkasafe.record import record_decode
 from kafkasafe.record.batch import Compression
@@ -163,7 +164,7 @@ def story(kind, buffer, position, sizes, **options):
         except Exception as raised:
             taken, error = [], (type(raised), str(raised))
         for row in taken:
-            assert type(row) is ConsumerRecord
+            assert type(row) in {ConsumerRecord, Record}
         told.append(
             (taken, error, part.next_fetch_offset, part.leader_epoch, part.bytes_read, part.records_read)
         )
