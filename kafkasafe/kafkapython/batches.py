@@ -224,7 +224,7 @@ class BatchFetcher(Fetcher):
     def sought(self) -> None:
         """Begins with small requests again, because the application sought: what was fetched is discarded."""
         if self._size is not None:
-            self._size.restart()
+            self._size.restart(time.monotonic())
 
     def _size_limit(self) -> int:
         """The largest size of the next request, for each partition."""
@@ -336,14 +336,14 @@ class BatchFetcher(Fetcher):
         """See kafka-python's."""
         if self._size is not None:
             sizes = [len(part.records or b"") for topic in response.responses for part in topic.partitions]
-            self._size.answered(max(sizes, default=0), time.monotonic() - send_time)
+            self._size.answered(max(sizes, default=0), send_time, time.monotonic())
         parent: Any = super()
         parent._handle_fetch_response(node_id, fetch_offsets, send_time, response)
 
     def _handle_fetch_error(self, node_id: int, exception: BaseException) -> None:
         """See kafka-python's."""
         if self._size is not None:
-            self._size.restart()
+            self._size.restart(time.monotonic())
         parent: Any = super()
         parent._handle_fetch_error(node_id, exception)
 

@@ -59,12 +59,13 @@ class FetchSize:
         bytes: The size now.
     """
 
-    __slots__ = ("_least", "_limit", "_most", "_soon_s", "bytes")
+    __slots__ = ("_least", "_limit", "_most", "_restarted_at", "_soon_s", "bytes")
 
     def __init__(self, least: int, most: int, timeout_s: float) -> None:
         self._least = least
         self._most = self._limit = max(least, most)
         self._soon_s = min(_SOON_S, timeout_s / _SOON_SHARE)
+        self._restarted_at = float("-inf")
         self.bytes = least
 
     def limit(self, most: int) -> None:
@@ -72,23 +73,30 @@ class FetchSize:
         self._limit = max(self._least, min(self._most, most))
         self.bytes = min(self.bytes, self._limit)
 
-    def answered(self, size: int, took_s: float) -> None:
+    def answered(self, size: int, sent_at: float, now: float) -> None:
         """A request of this size was answered.
 
         Args:
             size: Bytes of the partition that has most in the response.
-            took_s: Time from the request to the response.
+            sent_at: When the request was sent, seconds on the clock of `now`.
+            now: When the response came.
         """
         if size * 2 < self.bytes:
             return  # the broker had no more, so the time says nothing about the next response
-        if took_s < self._soon_s:
+        if sent_at <= self._restarted_at:
+            return  # the request asked for another size
+        if now - sent_at < self._soon_s:
             self.bytes = min(self._limit, self.bytes * 2)
-        elif took_s > 2 * self._soon_s:
+        elif now - sent_at > 2 * self._soon_s:
             self.bytes = max(self._least, self.bytes // 2)
 
-    def restart(self) -> None:
+    def restart(self, now: float) -> None:
         """Use the first size: a request failed, perhaps because its response took too long, or the application sought.
 
         What was fetched before a seek is discarded.
+
+        Args:
+            now: Seconds, as for `answered`.
         """
+        self._restarted_at = now
         self.bytes = self._least
