@@ -76,7 +76,7 @@ class Failure:
 
     @property
     def code(self) -> int | None:
-        """Kafka's error code; None if the failure is not one of Kafka's errors."""
+        """Kafka's error code; None if `error` is not one of Kafka's errors."""
         code = getattr(self.error, "errno", None)
         return code if isinstance(self.error, kafka_errors.KafkaError) and isinstance(code, int) else None
 
@@ -168,11 +168,11 @@ class ProduceRequest(Generic[Token]):
         partition: Partition number.
         data: Exactly one RecordBatch, base offset 0. It is not copied, so it must not change before the reply.
         fence: The newest `fence` that the caller has received for this partition; 0 before the first reply; None for
-            no check. The cluster refuses the batch (`Failure` with `StaleFenceError`, not sent) if another batch of
-            the partition has failed since then. Otherwise this batch would overtake the failed one, because the
-            caller does not know about the failure yet.
-        patience_s: Time in seconds that the answer may take in addition to the time-out. On a slow connection, a
-            batch may stay in buffers long after it was written to the socket.
+            no check. If another batch of the partition has failed since then, the cluster refuses this batch (`Failure`
+            with `StaleFenceError`, not sent). Otherwise this batch would overtake the failed one, because the caller
+            does not know about the failure yet.
+        patience_s: Time in seconds that the answer may take in addition to the time-out. On a slow connection, a batch
+            may stay in the system's buffers long after it was written to the socket.
         transaction: The transaction of the batch; None for none. The batch is stamped with its id and epoch.
     """
 

@@ -10,11 +10,13 @@ The rules, for callers and implementations:
   Network failures, time-outs and a closed cluster do not raise. A method raises only if the caller made a mistake in
   the call itself.
 - *An error code is an answer.* Each answer has an `error_code` (0: success; `kafkasafe.codes` has a row for each other
-  code). The other fields have a meaning only if it is 0. Some methods promise otherwise; these pass codes as `Failure`.
-- *The cluster's own thread calls replies.* But if the cluster is closed, or if the arguments cannot be sent, the method
-  itself calls the reply before it returns. A simulated cluster without threads calls replies while a test advances its
-  time. A reply must only store the answer and return: while it blocks, the cluster communicates with no broker. The
-  cluster logs an exception that a reply raises, and does not pass it on. The same rules hold for listeners.
+  code). The other fields have a meaning only if it is 0. Some methods pass codes as `Failure` instead; their docstrings
+  say so.
+- *The cluster's own thread calls replies.* There are two exceptions: if the cluster is closed, or if the arguments
+  cannot be sent, the method itself calls the reply before it returns. A simulated cluster without threads calls replies
+  while a test advances its time. A reply must only store the answer and return: while it blocks, the cluster
+  communicates with no broker. The cluster logs an exception that a reply raises, and does not pass it on. The same
+  rules hold for listeners.
 - *Replies for one partition are called in the order in which the broker answered.* As long as the requests have the
   same kind and all succeed, this is the order of the requests.
 - *Methods are thread-safe and never block*, except `close`. Any thread may read the properties and call `topic`,
@@ -105,7 +107,7 @@ T = TypeVar("T")
 Token = TypeVar("Token")
 
 Reply: TypeAlias = Callable[[T | Failure], None]
-"""Called once, with the answer or with the reason why there is none."""
+"""Called once, with the answer or with a `Failure`."""
 ProduceCallback: TypeAlias = Callable[[Token, ProduceReply | Failure], None]
 """Called once for each `ProduceRequest`, with the request's token and its outcome."""
 
@@ -127,7 +129,9 @@ class Clock(Protocol):
         """Ms since the epoch, for the timestamps of records. May be adjusted."""
 
     def boot_id(self) -> bytes:
-        """16 bytes. Readings of `monotonic` are comparable only under the same id. Zeros: unknown."""
+        """16 bytes that identify a boot of the machine. Readings of `monotonic` of different boots are not comparable.
+        Zeros: unknown.
+        """
 
 
 class Cluster(Transactions, Protocol):
@@ -139,7 +143,7 @@ class Cluster(Transactions, Protocol):
     # -- lifecycle -----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begins to connect to a broker, and does not give up. Idempotent.
+        """Begins to connect to a broker, and retries until it succeeds. Idempotent.
 
         Set listeners before this call (`pin_cluster`, `create_only`, `on_metadata`). Requests made before it wait.
         """
@@ -204,14 +208,15 @@ class Cluster(Transactions, Protocol):
         """Adds a listener for each metadata answer.
 
         The cluster calls it after the replies to the requests for these metadata. It calls it before any reply to a
-        request that was routed by them.
+        request that was routed by these metadata.
         """
 
     def create_only(self, may_create: Callable[[str], bool]) -> None:
         """Sets which missing topics the brokers may create, if they create topics at all. Call before `start`.
 
-        Requests for metadata do not create topics. If a topic is missing and may be created, the cluster sends another
-        request, which does. With the option `allow_auto_create_topics=False` nothing is created.
+        Ordinary metadata requests do not create topics. If a topic is missing and may be created, the cluster sends a
+        separate metadata request that makes the broker create it. With the option `allow_auto_create_topics=False`
+        nothing is created.
 
         Args:
             may_create: Listener. Gets the name of a missing topic, and returns whether it may be created.
@@ -273,11 +278,11 @@ class Cluster(Transactions, Protocol):
         """Appends batches to their partitions.
 
         Batches of one partition reach its leader in the order of the calls, as long as all succeed. When one fails,
-        later ones may already be in flight; `ProduceRequest.fence` holds back the others. Nothing is sent to a new
-        leader while the old one still has outstanding batches of the partition.
+        some later ones may already be in flight. `ProduceRequest.fence` stops those that are not. Nothing is sent to a
+        new leader while the old one still has outstanding batches of the partition.
 
         A batch counts as *sent* as soon as its bytes were passed to a connection, whether or not the broker received
-        them. When a connection ends, all batches sent on it fail (`sent=True`), and so do those that waited for it
+        them. When a connection ends, all batches sent on it fail (`sent=True`), and all batches that waited for it fail
         (`sent=False`).
 
         Args:
@@ -293,7 +298,7 @@ class Cluster(Transactions, Protocol):
     def reach(self, topic: str, partition: int, reply: Reply[Reached]) -> None:
         """Connects to the leader if necessary, without a request.
 
-        So the caller can load a batch's bytes just before they can be written. This fails for the same reasons, and
+        So the caller can load a batch's bytes just before they can be written. The call fails for the same reasons, and
         after the same time, as a produce request that fails without being sent.
 
         Args:
@@ -392,8 +397,8 @@ class Cluster(Transactions, Protocol):
             partitions: (topic, partition), each at most once.
             timestamp: As for `list_offset`, the same for all.
             reply: Gets the offsets by partition, or `Failure`. A partition is left out if it has no known leader, if
-                its broker did not answer, or if the answer is an error or has no offset. `list_offset` then shows
-                which of these it is.
+                its broker did not answer, or if the answer is an error or has no offset. `list_offset` shows which of
+                these is the cause.
             isolation_level: 1 (read_committed): `LATEST` is the last stable offset.
         """
 

@@ -10,7 +10,7 @@ One transaction is a sequence of requests. Any process that knows the `Transacti
     end_transaction              → the identity of the next transaction
 
 *Protocol 1* is that of KIP-98. Partitions and groups must be added before the client writes to them, and the identity
-stays the same from one transaction to the next. So a delayed EndTxn request ends the *next* transaction of the
+stays the same from one transaction to the next. So a delayed EndTxn request can end the *next* transaction of the
 transactional id. To avoid this, a client that may have left an EndTxn unanswered first obtains a new identity, or it
 uses a separate transactional id for each transaction.
 
@@ -22,7 +22,7 @@ Rules beyond those of `Cluster`:
 
 - *The cluster finds coordinators itself*, like leaders. It looks for a coordinator again when an answer or a failure
   shows that it may have moved. It repeats no request: the caller gets the codes 14, 15, 16 and 51, and tries again
-  after a pause. If the search itself returns a code, this becomes the answer's code, and nothing was done.
+  after a pause. If the search itself returns an error code, the answer has this code, and the request was not sent.
 - *Each answer has an `error_code`*; no method turns codes into failures.
 """
 
@@ -59,7 +59,7 @@ class TransactionIdentity:
     """The identity of a transaction's writer. Batches are stamped with the producer id and the epoch.
 
     Attributes:
-        transactional_id: The requested name.
+        transactional_id: The transactional id.
         producer_id: Granted by the coordinator.
         epoch: Granted by the coordinator; a newer one fences older ones. With protocol 2 each transaction has its own.
         protocol: 1 or 2, see the module.
@@ -94,7 +94,7 @@ class PartitionsAdded:
 
 @dataclass(frozen=True, slots=True)
 class TransactionAnswer:
-    """An answer with nothing but an error code."""
+    """An answer that has only an error code."""
 
     error_code: int
 
@@ -184,8 +184,8 @@ class TransactionDescribed:
         error_code: 105: the coordinator does not know the transactional id.
         state: Kafka's word: Empty, Ongoing, PrepareCommit, PrepareAbort, CompleteCommit, CompleteAbort, Dead or
             PrepareEpochFence.
-        producer_id: That of the latest holder.
-        epoch: That of the latest holder.
+        producer_id: Producer id of the latest holder.
+        epoch: Epoch of the latest holder.
         timeout_ms: Time after which the coordinator aborts an open transaction, ms.
         started_ms: When the transaction began, ms since the epoch; -1 if none is open.
         partitions: Partitions of the transaction, including those of `__consumer_offsets`.
@@ -213,7 +213,7 @@ class Transactions(Protocol):
     ) -> None:
         """Takes over a transactional id: the coordinator fences older holders and aborts their open transaction.
 
-        While it still does so, it answers 51.
+        While the coordinator is still aborting it, it answers 51.
 
         Args:
             transactional_id: The name.
