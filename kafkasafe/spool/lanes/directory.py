@@ -33,7 +33,9 @@ _BIRTH_TRIES: Final = 250  # 5 s
 _TAKE_TRIES: Final = 10
 _BACK_S: Final = 3.0
 _BACK_BY_NUMBER_S: Final = 20.0
-"""How long to wait for a lane that a sibling has adopted. The longer time is for a lane requested by number."""
+"""How long to wait until another producer returns a lane that it has adopted. The longer time is for a lane requested
+by number.
+"""
 _BACK_PAUSE_S: Final = 0.02
 _NO_LANE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.EISDIR})
 """Errors that mean that a path is not a lane, or that a lane has no segments."""
@@ -215,7 +217,7 @@ class SpoolDirectory:
     def _ask_back(
         self, number: int, client: str, wait: Callable[[float], None] | None, patience_s: float
     ) -> LaneLock | None:
-        """Asks the process that adopted a lane to hand it back. None: it did not, or another process asks already."""
+        """Asks the process that adopted a lane to hand it back. None: it did not, or another one asks already."""
         path = self.lane_path(number) / "wanted"
         handle = open_lockable(self._files, path, create=True)
         try:
@@ -355,7 +357,7 @@ class SpoolDirectory:
 
         Raises:
             LaneBusyError: The lane's lock was deleted and another process has the lane, or others own all lanes.
-            SpoolError: This is not possible now. A part may have been done.
+            SpoolError: This is impossible at the moment. Some steps may have been carried out.
         """
         try:
             self._make_again()
@@ -423,7 +425,7 @@ class SpoolDirectory:
                 if set(self._files.list(self.lane_path(number))) <= {LOCK_NAME.name}:
                     lock.replace(number, *taken)
                     return
-                give_up(self._files, *taken)  # it belongs to another owner, which has died
+                give_up(self._files, *taken)  # the lane belongs to another owner, which has died
         raise LaneBusyError(f"All {_MAX_LANES} lanes of {self.path} belong to live processes")
 
     def owner(self, number: int) -> tuple[int, str]:
@@ -451,7 +453,7 @@ class SpoolDirectory:
         return self._owners.seems_owned(number)
 
     def strays_to(self, number: int) -> Path | None:
-        """Where the process named in the lane's lock file has this lane open, if that is not here.
+        """The path at which the process named in the lane's lock file has this lane open, if it is another path.
 
         In this case the directory was moved or replaced while its producer runs. Works as far as the system shows it:
         it shows nothing of another user's process, or of one on another host.
@@ -523,12 +525,13 @@ class SpoolDirectory:
                     handle = open_lockable(self._files, LOCK_NAME, create=True, at=directory)
                     opened.callback(close_lockable, self._files, handle)
                 except FileNotFoundError:
-                    continue  # it has just been deleted
+                    continue  # the lane has just been deleted
                 if not self._files.lock(handle):
                     return None
                 there = self._files.identity_of(lane), self._files.identity_of(LOCK_NAME, at=directory)
                 if there == (self._files.identity(directory), self._files.identity(handle)):
                     opened.pop_all()
                     return directory, handle
-                # It has just been moved or deleted. The lock says nothing about the directory that now has the name.
+                # The directory has just been moved or deleted. The lock does not cover the directory that now has the
+                # name.
         raise OSError(errno.ESTALE, "It is moved or deleted again and again", str(lane))
