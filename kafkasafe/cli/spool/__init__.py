@@ -1,6 +1,6 @@
 """`kafkasafe spool`: inspect, export and repair a spool directory, and deliver what it holds.
 
-Each command has a module of its own. It makes a report (`kafkasafe.cli.report`), and `show` prints that.
+Each command has a module of its own. The command makes a report (`kafkasafe.cli.report`), and `show` prints the report.
 
     ls, tree          lists of lanes and directories
     verify, repair    damage
@@ -11,7 +11,7 @@ Each command has a module of its own. It makes a report (`kafkasafe.cli.report`)
     commit, abort     staged atomic batches
     prune             empty lanes and directories
     contents, delivery, atomic_batches, decisions
-                      what several of these commands use
+                      code that several of these commands share
 """
 
 from __future__ import annotations
