@@ -64,7 +64,7 @@ class IdSource:
 
     @classmethod
     def parse(cls, text: str) -> IdSource:
-        """Parse `key`, `value`, `header:NAME` or `json:FIELD`.
+        """Parse one of the texts `key`, `value`, `header:NAME` and `json:FIELD`.
 
         Raises:
             ConfigError: The text is none of these.

@@ -3,7 +3,8 @@
 See docs/logging-handler.md.
 
 The thread that logs formats the record and puts it into a queue. The handler's own thread opens the producer and sends
-the record. So a thread that logs never waits for the producer's locks or disk, and the producer never logs on it.
+the record. So a thread that logs never waits for the producer's locks or disk, and the producer never logs on this
+thread.
 """
 
 from __future__ import annotations
@@ -173,7 +174,7 @@ class KafkaHandler(logging.Handler):
         self._start()
 
     def _is_own(self, record: logging.LogRecord) -> bool:
-        """Return whether the producer of a handler logged the record. To send it would cause another such record."""
+        """Return whether a handler's producer logged the record. Sending it would cause another such record."""
         if record.threadName == _THREAD:
             return True
         clients = {each._configs["client_id"] or DEFAULT_CLIENT_ID for each in list(_HANDLERS)}
@@ -214,7 +215,7 @@ class KafkaHandler(logging.Handler):
                     return True
         finally:
             line.remove(place)
-        # From now on, threads do not wait until there is room again.
+        # From now on, threads do not wait for room, until the queue has room again.
         self._stuck = True
         return False
 

@@ -187,9 +187,9 @@ class EndOffsetTracker:
             isolation_level: Isolation level for looking up end offsets. Answers are kept separately for each level.
 
         Returns:
-            A result like that of `observe`, except that the start of a recreated topic is a Value with `recreated`. If
-            a Held result has `ask_epoch`, send OffsetForLeaderEpoch and pass the answer to `prove_start`. Unproven:
-            see `accept_start`.
+            A result as from `observe`. One result differs: for the start of a recreated topic, it is a Value with
+            `recreated`. If a Held result has `ask_epoch`, send OffsetForLeaderEpoch and pass the answer to
+            `prove_start`. Unproven: see `accept_start`.
 
         Raises:
             ValueError: `offset` is negative, or the isolation level is unknown.

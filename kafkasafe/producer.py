@@ -420,7 +420,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         self._transactions: Transactions | None = None
         parts = opened(config, self._before_start)
         self._pump = parts.delivery.pump
-        # `send` looks at these two. They spare it a step for each record.
+        # `send` reads these two attributes. They save a step for each record.
         self._plain = parts.form.plain and self._transactions is None
         self._open_batches = parts.accumulator.open_batches
         self._parts = parts
@@ -498,7 +498,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             key, value, special, size = self._parts.form.prepare(
                 topic, value, key, headers, partition, timestamp_ms
             )
-        # No lock here: it would cost more than all the rest. See `OpenBatch`.
+        # Take no lock: it would cost more than the rest of this method. See `OpenBatch`.
         open_batch: OpenBatch | None = None
         index = -1
         try:
@@ -632,10 +632,10 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         return self._parts.delivery.partitions(topic)
 
     def metrics(self, raw: bool = False) -> dict[str, Any]:
-        """Return counters since the start, {"kafkasafe": {name: value}}, and a few values with KafkaProducer's names.
+        """Return counters since the start as {"kafkasafe": {name: value}}, and a few values with KafkaProducer's names.
 
-        The latter are in "producer-metrics". They are rates and averages since the start; KafkaProducer's cover the
-        last minute only.
+        The latter are in "producer-metrics". They are rates and averages since the start; those of KafkaProducer cover
+        only the last minute.
         """
         return self._parts.delivery.counts(raw=raw)
 
@@ -648,7 +648,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         return self._parts.admission.health()
 
     def _readings(self) -> Iterable[Reading]:
-        """Return the readings that `kafkasafe.metrics` collects."""
+        """Return the values that `kafkasafe.metrics` collects."""
         return producer_readings(self._pump, closed=self._parts.lifecycle.closed is not None)
 
     def init_transactions(self) -> LastTransaction | None:
@@ -823,5 +823,5 @@ def future_of(producer: SafeProducer, open_batch: OpenBatch, index: int) -> Reco
 
 
 def parts_of(producer: SafeProducer) -> ProducerParts:
-    """Return the objects of a producer, for other clients that are built on them."""
+    """Return the objects of a producer, for other clients that use them."""
     return producer._parts

@@ -1,8 +1,8 @@
 """The counters of producers and consumers, and the definitions of the metrics made from them.
 
 Counters are plain numbers in dicts. One thread writes them (the pump's, or the one that polls a consumer), and any
-thread may read a copy, so an increment needs no lock. Prometheus's own objects take a lock for each increment; they are
-made from these counters during a scrape.
+thread may read a copy, so an increment needs no lock. Prometheus's own objects take a lock for each increment. So they
+are only made from these counters, during a scrape.
 
 Other sources (such as a Spark query) have their own `Definition`s and yield `Reading`s of them.
 """
@@ -97,8 +97,8 @@ class Definition:
         kind: Prometheus's type of the metric.
         text: HELP text.
         labels: Labels in addition to `client_id`.
-        merge: How gauges with the same labels are combined: those of two producers with one client id, or of several
-            processes.
+        merge: How gauges with the same labels are combined. Two producers with one client id have the same labels, and
+            so may several processes.
         left: For a gauge: the value that a closed source shows if several processes are scraped as one.
         per_partition: Shown only after `install(..., partitions=True)`, because the number of partitions is unbounded.
     """
@@ -445,7 +445,7 @@ class RetryStats:
         self.exhausted: collections.Counter[str] = collections.Counter()
 
     def retry_readings(self) -> Iterator[Reading]:
-        """Yield the readings of these three counters."""
+        """Yield the values of these three counters."""
         for pair, count in self.retries.copy().items():
             yield RETRIES["retries"], pair, count
         for api, seconds in self.backoff_s.copy().items():
@@ -522,7 +522,7 @@ class Stats(RetryStats):
         self.ack = Histogram()
 
     def named(self) -> dict[str, int]:
-        """Return what `SafeProducer.metrics()` shows of these counters. A counter that is 0 is left out."""
+        """Return these counters in the form of `SafeProducer.metrics()`. A counter that is 0 is left out."""
         outcomes: collections.Counter[str] = collections.Counter()
         for (_, outcome), count in self.records.copy().items():
             outcomes[outcome] += count

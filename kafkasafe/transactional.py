@@ -53,7 +53,7 @@ class State(enum.Enum):
 
 _FROM: Final[Mapping[State, frozenset[State]]] = {
     State.IN_TRANSACTION: frozenset({State.READY}),
-    # COMMITTING may also follow itself: if a commit_transaction() was interrupted, a repeated call continues that
+    # COMMITTING may follow itself: if a commit_transaction() was interrupted, a repeated call continues the same
     # commit.
     State.COMMITTING_TRANSACTION: frozenset({State.IN_TRANSACTION, State.COMMITTING_TRANSACTION}),
     State.ABORTING_TRANSACTION: frozenset({State.IN_TRANSACTION, State.ABORTABLE_ERROR}),
