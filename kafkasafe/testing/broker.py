@@ -159,9 +159,9 @@ class KafkaCluster:
         self._keep_logs = keep_logs
         self._owner = os.getpid()
         resources = Resources()
-        # Also runs at interpreter exit, if the cluster was not closed.
+        # If the cluster was not closed, the finalizer runs at interpreter exit.
         self._finalizer = weakref.finalize(self, Resources.release, resources)
-        # Reserved now, so that a proxy can be pointed at `client_address` before the brokers start.
+        # Reserve the ports now, so that a proxy can get `client_address` before the brokers start.
         client_ports = {node: resources.reserve_port() for node in self.brokers}
         self._layout = layout = Layout(
             self.brokers,
@@ -374,7 +374,7 @@ class KafkaCluster:
         """Shuts a node down in an orderly way (SIGTERM): it moves its leaders away first, and closes its log cleanly.
 
         Raises:
-            ClusterError: It is not down after `timeout_s`. In this case it is killed.
+            ClusterError: The node is not down after `timeout_s`. In this case it is killed.
         """
         self._nodes.stop(node, timeout_s)
 
@@ -414,7 +414,8 @@ class KafkaCluster:
         """Returns when these brokers (default: all that run and are not paused) serve and are in the metadata.
 
         Raises:
-            ClusterError: Not within `timeout_s`, or a process ended. The message has the end of its log.
+            ClusterError: The brokers did not serve within `timeout_s`, or a process ended. The message has the end of
+                its log.
         """
         self._nodes.wait_ready(nodes, timeout_s)
 
@@ -604,7 +605,9 @@ class KafkaCluster:
         self._disasters.expire_producers(topics, timeout_s)
 
     def recover(self, timeout_s: float = 60.0) -> None:
-        """Resumes paused nodes, starts nodes that are down, and returns when all brokers serve. Fast if all do."""
+        """Resumes paused nodes, starts nodes that are down, and returns when all brokers serve. Fast if all serve
+        already.
+        """
         self._nodes.recover(timeout_s)
 
     # --- Java ---------------------------------------------------------------------------------------------------

@@ -91,13 +91,13 @@ class Rule:
         self._predicates: list[Callable[[Exchange], bool]] = []
         self._skip = 0
         self._times: int | None = None
-        # (level, fields) to be set, in order.
+        # The fields to set, in order: (level, fields).
         self._fields: list[tuple[Level, dict[str, Any]]] = []
         self._edits: list[Edit] = []
         self._leave_out = False
         self._additions: list[tuple[str, int, dict[str, Any]]] = []
         self._effects = Effects()
-        self._unforwarded: str = ""  # "answer", "drop" or "hang up" before a broker gets the request
+        self._unforwarded: str = ""  # "answer", "drop", "hang up"; "" forwards the request
 
     def __repr__(self) -> str:
         name = "any request" if self._api is None else self._api.name
@@ -143,10 +143,11 @@ class Rule:
     def answer_without_forwarding(
         self, code: int = 0, *, times: int | None = None, level: Level | None = None, **fields: Any
     ) -> Self:
-        """Like `answer`, but no broker gets the request. Of a request for several partitions it gets only the others.
+        """Like `answer`, but no broker gets the request. If the request names several partitions, a broker gets the
+        request without this partition.
 
-        A Metadata request is forwarded nevertheless, because its answer needs the brokers; if it names the topic, then
-        without it.
+        A Metadata request is forwarded nevertheless, without the topic if it names it, because the answer must name the
+        brokers.
         """
         self._answer(code, level, fields)
         self._unforwarded = "answer"
@@ -235,7 +236,7 @@ class Rule:
         """Waits until the rule has acted this often.
 
         Raises:
-            TimeoutError: It has not, within that time.
+            TimeoutError: The rule has not acted this often within that time.
         """
         with self._rules.changed:
             if not self._rules.changed.wait_for(lambda: self.hits >= hits, timeout_s):
@@ -384,7 +385,7 @@ class Rules:
         return any(rule._api in {None, api} and not rule._spent for rule in self._all)
 
     def hold_back(self, pending: Pending, frame: bytes, names: Mapping[uuid.UUID, str]) -> bytes:
-        """Applies rules before the broker gets the request. Returns the frame that it gets, without its size."""
+        """Applies rules before the broker gets the request. Returns the frame for the broker, without its size."""
         request = pending.request
         changed = False
         for rule in self._all:

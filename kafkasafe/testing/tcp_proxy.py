@@ -28,7 +28,7 @@ _CHUNK_BYTES: Final = 64 * 1024
 _SLOW_CHUNK_BYTES: Final = 4 * 1024
 _MAX_BUFFERED_BYTES: Final = (
     4 * 1024 * 1024
-)  # for each direction of a connection; beyond it the sender has to wait
+)  # limit for each direction of a connection; beyond it, the sender has to wait
 
 
 class _Pipe:
@@ -92,7 +92,7 @@ class TcpProxy(Relay[_Connection]):
             self.close()
             raise
 
-        # Only the proxy's thread uses these, and everything that it forwards.
+        # Only the proxy's thread uses these attributes, and everything that it forwards.
         self._drop_requests = False
         self._drop_responses = False
         self._stalled = False
@@ -169,7 +169,7 @@ class TcpProxy(Relay[_Connection]):
         return self._do(self._cut)
 
     def cut_after(self, request_bytes: int) -> None:
-        """Resets all connections once, after this many further bytes of requests, possibly within a request."""
+        """Resets all connections once, after this many further bytes of requests. The limit may be inside a request."""
         self._do(lambda: setattr(self, "_cut_after", request_bytes))
 
     def refuse(self, on: bool = True) -> None:
@@ -286,7 +286,7 @@ class TcpProxy(Relay[_Connection]):
             return
         if pipe.to_target and self._cut_after is not None:
             if len(data) >= self._cut_after:
-                # The bytes before the limit must arrive before the reset does.
+                # The bytes before the limit must arrive before the reset.
                 pipe.sink.setblocking(True)
                 pipe.sink.settimeout(CONNECT_TIMEOUT_S)
                 pipe.sink.sendall(pipe.outbox.take() + data[: self._cut_after])

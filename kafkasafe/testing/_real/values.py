@@ -1,4 +1,4 @@
-"""A cluster's answers as values, and its errors. Public, as names of `kafkasafe.testing.broker`."""
+"""A cluster's answers as values, and its errors. `kafkasafe.testing.broker` makes these names public."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class LostRecords:
         partition: Partition number.
         first_offset: First lost offset.
         end_offset: End of the lost offsets (exclusive); equal to `first_offset` if nothing is lost.
-        leader: Node id of the leader afterwards.
+        leader: Node id of the leader after the disaster.
     """
 
     topic: str

@@ -43,11 +43,11 @@ class Network:
 
     @abstractmethod
     def _nodes(self, node: int | None) -> list[int]:
-        """This broker, or all brokers."""
+        """The given broker, or all brokers."""
 
     @abstractmethod
     def _acting(self) -> AbstractContextManager[object]:
-        """Context for a change, without concurrent access. The connections follow afterwards."""
+        """Context for a change, without concurrent access. Afterwards, connections are adapted to the new state."""
 
     # --- faults -----------------------------------------------------------------------------------------------------
 
