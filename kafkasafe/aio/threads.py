@@ -20,10 +20,10 @@ T = TypeVar("T")
 
 
 def running_loop() -> asyncio.AbstractEventLoop:
-    """The running event loop.
+    """Return the running event loop.
 
     Raises:
-        UsageError: There is none. The program runs on trio, or without a loop.
+        UsageError: No asyncio loop is running: the program runs on trio, or without a loop.
     """
     try:
         return asyncio.get_running_loop()
@@ -168,7 +168,7 @@ class Worker:
             except BaseException as raised:
                 error = raised
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                # One call for everything: each wake-up of the loop takes the interpreter lock from this thread.
+                # Make one call for everything: each wake-up of the loop takes the interpreter lock from this thread.
                 loop.call_soon_threadsafe(give, result, error)
 
         def give(result: T, error: BaseException | None) -> None:
