@@ -1,8 +1,8 @@
 """Check that no record of a topic is missing or repeated, by counting over the raw log, as Uber's Chaperone does.
 
-There are two counts. One counts the sequence numbers that idempotent producers give their records; it reads only batch
-headers. The other counts an id that the records themselves carry. `audit` counts in this process. For large topics,
-pass a SparkSession: then Spark's tasks do the counting.
+There are two counts. The first count is of the sequence numbers that idempotent producers give their records; it reads
+only batch headers. The second count is of an id that the records themselves carry. `audit` counts in this process. For
+large topics, pass a SparkSession: then Spark's tasks do the counting.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
 _arrow: Any = pa  # pyarrow's compiled modules have no types
 
 MAX_IDS: Final = 5_000_000
-"""Largest number of distinct ids that are counted without Spark. They take a few hundred megabytes of memory."""
+"""Largest number of distinct ids that are counted without Spark. So many ids take a few hundred megabytes of memory."""
 _EXAMPLES: Final = 10
 PLOTS: Final = (".png", ".svg", ".pdf", ".html")
 """File name suffixes that `draw` accepts."""

@@ -494,7 +494,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
                 raise reading.decisions.error(undecided)
 
     def _offer_positions(self, fate: Callable[[], OffsetsFate], lane: ProducerLane) -> tuple[Any, ...]:
-        """Return what an atomic batch of this lane needs to commit this consumer's offsets.
+        """Return the data with which an atomic batch of this lane commits this consumer's offsets.
 
         The result has four items: the positions after records that were returned and are in no batch yet; the group's
         metadata; for each partition, its reading (the uninterrupted run of records to which the position belongs); and

@@ -71,8 +71,8 @@ class KafkaHandler(logging.Handler):
         level: Lowest level.
         on_full: What to do with a record when the spool is full: "wait" for room (the queue waits, too), or "drop" the
             record.
-        queue_records: How many records may wait in memory until the spool accepts them. A `kill -9` loses them;
-            normally they wait for milliseconds.
+        queue_records: How many records may wait in memory until the spool accepts them. A `kill -9` loses these
+            records; normally they wait for milliseconds.
         block_ms: How long a thread that logs waits for room in the queue, milliseconds.
         close_ms: How long `close` waits until the spool has accepted the queued records, milliseconds. After that,
             `close` still waits a while for deliveries.
@@ -202,8 +202,8 @@ class KafkaHandler(logging.Handler):
             return True
         if self._stuck and room <= 0:
             return False
-        # Serve threads in order of arrival. Otherwise those that log later may take each free place before this one
-        # does.
+        # Serve threads in order of arrival. Otherwise threads that log later may take each free place before this
+        # thread does.
         place = object()
         line.append(place)
         try:
@@ -384,7 +384,7 @@ class KafkaHandler(logging.Handler):
 
 
 def _configures() -> bool:
-    """Return whether this thread holds `logging`'s own lock. The producer's threads would wait for it."""
+    """Return whether this thread holds `logging`'s own lock, for which the producer's threads would wait."""
     owned = getattr(getattr(logging, "_lock", None), "_is_owned", None)
     return owned is not None and bool(owned())
 

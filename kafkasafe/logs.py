@@ -196,7 +196,8 @@ def as_own_thread(run: Callable[[], None]) -> Callable[[], None]:
 
 
 def limit_foreign() -> None:
-    """Limit what kafka-python logs on kafkasafe's threads, and handle it `apart` on threads that log `apart`.
+    """Limit the records that kafka-python logs on kafkasafe's threads. On threads that are `apart`, handle these
+    records `apart`, too.
 
     kafka-python's log records from other threads are not changed.
     """

@@ -9,8 +9,8 @@ from typing import Final
 
 __all__ = ["hint_for", "size_of", "snake"]
 
-# Each line: our options, then names that mean them. The hint is the first of our options that the client has, with the
-# text after the colon.
+# Each line has our options, then other names for them. The hint is the first of our options that the client has, with
+# the text after the colon.
 _ALIASES: Final = """
 bootstrap_servers = bootstrap_server metadata_broker_list broker_list brokers servers hosts
 spool_dir = spool_path spool_directory spool_folder spool_location data_dir queue_dir state_dir

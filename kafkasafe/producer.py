@@ -65,7 +65,8 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
     _index: int
     _first: bool
     """The thread that adds the record's first callback deletes this attribute. If two threads try at the same time, one
-    of them fails, and adds its callback as a later one."""
+    of them fails, and adds its callback to the later callbacks.
+    """
     _UNLISTED = frozenset({"args", "error_on_callbacks"})
     __dir__ = tidy_dir
 
@@ -603,9 +604,9 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             DeliveryTimeoutError: With `spool="never"`: the cluster has not acknowledged all accepted records. Their
                 futures have the same error.
             WrongClusterError: The brokers belong to another cluster than the pending records. The records are on disk.
-            DataLossError: As for `flush`. One error for all losses that were not raised yet (`others`). If a check
-                for losses did not end in time, a WARNING says so (`data_loss_unknown`), and the next producer on the
-                directory repeats the check.
+            DataLossError: As for `flush`. `close` raises one error for all losses that were not raised yet; the error's
+                `others` has the further losses. If a check for losses did not end in time, a WARNING says so
+                (`data_loss_unknown`), and the next producer on the directory repeats the check.
             ValueError: The timeout is negative or nan. The producer is still open. After all other errors it is closed.
         """
         self._parts.shutdown.close(timeout)

@@ -44,8 +44,8 @@ class RetryEvent:
         gave_up: Why there is no next attempt: `"deadline"`, `"attempts"`, or `"verdict"` (not retriable); None: there
             is one.
         error: The exception.
-        verdict: The verdict of `kafkasafe.classify` on it. If its `refresh_metadata` is set, refresh the metadata in
-            the callback, because it runs before the pause.
+        verdict: The verdict of `kafkasafe.classify` on the exception. If its `refresh_metadata` is set, refresh the
+            metadata in the callback, because it runs before the pause.
     """
 
     call: str
@@ -473,7 +473,9 @@ class _Call:
             log.exception("on_retry failed for %s", event, event="hook_failed")
 
     def _note(self, error: Exception) -> None:
-        """Adds a note about the attempts to the raised error, once: a function may always raise the same object."""
+        """Adds a note about the attempts to the raised error, but only once, because a function may always raise the
+        same object.
+        """
         if self._tries < 2:
             return
         kept = [note for note in getattr(error, "__notes__", ()) if not note.startswith(_NOTE)]

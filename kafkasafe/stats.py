@@ -470,12 +470,12 @@ class Stats(RetryStats):
         atomic_batches_asked: How often the cluster was asked about the transaction of an atomic batch.
         unit_failures: By action of an atomic batch: how often it failed.
         sent_batches: Number of batches in requests, repetitions included.
-        resent_batches: Number of batches in requests that repeat an earlier one.
+        resent_batches: Number of batches in requests that repeat an earlier request.
         gathered_batches: Number of small batches that were joined to larger ones.
         undecidable_batches: Number of batches whose presence in the log could not be determined.
         in_doubt_asked: Number of batches in doubt about which the cluster was asked.
         produce_failures: Number of batches whose request got no response.
-        produce_errors: By error code: number of batches whose response had it.
+        produce_errors: By error code: number of batches whose response had this code.
         pauses: How often delivery or a transaction was put off because of an error.
         rejected_not_kept: How often rejected records could not be written to rejected/.
         spool_write_errors: Number of writes to the spool that failed.
@@ -558,7 +558,8 @@ class Stats(RetryStats):
 class ConsumerStats(RetryStats):
     """Counters of a SafeConsumer.
 
-    A thread other than the one that polls may look up offsets. Then an increment may be lost, but nothing worse.
+    A thread other than the one that polls may look up offsets. In this case an increment may be lost, which is
+    harmless.
 
     Attributes:
         resets: By (topic, reason): positions set by `auto_offset_reset`.

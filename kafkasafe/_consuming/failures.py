@@ -13,7 +13,7 @@ class Failures:
         since: When the first of these fetches failed.
         code: Error code of the last of them.
         reason: The meaning of this code.
-        reported_code: Error code of the last event about failures; 0: none.
+        reported_code: Error code in the latest event about failures; 0 without such an event.
         overdue_since: When fetches began to fail, or when `poll` last raised an error about it.
         remote: Whether the position is in remote storage; None: not known yet. The consumer asks only after a failed
             fetch.
@@ -37,7 +37,7 @@ class Failures:
         self.code, self.reason = code, reason
 
     def ended(self) -> None:
-        """Note that a fetch has succeeded. The partition is fetched without a pause again."""
+        """Note that a fetch has succeeded. The pause after failures ends."""
         self.count = self.reported_code = 0
         self.remote = None
         self.rest_until = 0.0

@@ -70,7 +70,7 @@ class History:
         return HistoryCopy(self.lineage.copy(), self.marks.marks, self.topic_id, frozenset(self.former_ids))
 
     def remembered(self, end: int | None) -> Remembered:
-        """Return what a later assignment needs to know.
+        """Return the history in the form that is kept for a later assignment.
 
         Args:
             end: Leave out records from this offset on; None: keep everything.
@@ -128,7 +128,7 @@ class History:
 
         Args:
             metadata: Metadata of the committed offset.
-            epoch: Leader epoch of the committed offset; -1 if it has none.
+            epoch: Leader epoch of the committed offset; -1 without one.
             offset: The committed offset.
         """
         with self._lock:

@@ -144,8 +144,8 @@ class LogChecks:
 
         1. Topic A was read. It is deleted and created again as B, then as C.
         2. kafka-python's metadata are from the time of B. The fresh metadata have C, and the walk ends with C.
-        3. The next check would take B for a topic after C. From then on C would be a former topic, and all later
-           metadata, which name C, would be taken for outdated ones: the partition would never be read again.
+        3. The next check would take B for a topic after C. From then on C would count as a former topic, and all later
+           metadata, which name C, as outdated: the partition would never be read again.
         """
         topic_id = read.topic_id
         tries = 0

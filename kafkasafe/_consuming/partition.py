@@ -139,7 +139,7 @@ class Undecided:
 
 
 class AssignedPartition:
-    """The state of an assigned partition. Its methods change it, on the polling thread.
+    """The state of an assigned partition. Only its own methods change it, on the polling thread.
 
     Attributes:
         state: kafka-python's state object. A new object means a new assignment.
@@ -254,7 +254,9 @@ class AssignedPartition:
             inquiry.cancel()
 
     def take(self) -> RunningProcedure[Any] | None:
-        """Return the finished procedure, once; None if none has finished, or if the present state has none."""
+        """Return the finished procedure, only once; None if no procedure has finished, or if the present state needs no
+        procedure.
+        """
         inquiry = self.inquiry
         if inquiry is None or not inquiry.done:
             return None
@@ -298,7 +300,7 @@ class AssignedPartition:
             self.doubted = True
 
     def looked(self) -> None:
-        """Note that a check begins. It also settles the doubt after a lost connection."""
+        """Note that a check begins. The check also settles the doubt after a lost connection."""
         self.doubted = False
 
     def check(self, leadership: Leadership | None) -> None:

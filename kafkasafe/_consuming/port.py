@@ -20,7 +20,9 @@ class Port(Protocol):
 
     @property
     def strategy(self) -> int:
-        """`auto_offset_reset`, as the timestamp of a look-up. A number that is no such timestamp: no reset."""
+        """The option `auto_offset_reset`, as a timestamp for ListOffsets (-1 or -2). Any other number: no reset is
+        allowed.
+        """
 
     def assigned(self) -> dict[TopicPartition, Any]:
         """Return a copy of the assignment: states by partition. Any thread may call it."""

@@ -100,7 +100,7 @@ class PositionEvent(enum.Enum):
     CONTRADICTED = "contradicted"
     """A batch or a broker contradicts the records read before."""
     OTHER_TOPIC = "other topic"
-    """The broker does not know the topic. When the topic is back, it may be another one."""
+    """The broker does not know the topic. When a topic of this name exists again, it may be another topic."""
     OUT_OF_RANGE = "out of range"
     """The broker says that the position is not in the log."""
     IN_RANGE = "in range"
@@ -162,7 +162,7 @@ class Action(enum.Enum):
     FORGET = "forget"
     """Forget the whole history, except the topic id."""
     ADOPT = "adopt"
-    """Note the id of the topic that has the name now: it is the one that is read."""
+    """Note the id of the topic that has the name now, because this topic is read from now on."""
     FORGET_UNREAD_TOPIC = "forget unread topic"
     """If nothing was read, forget the topic id: the position belongs to the topic that has the name now."""
 

@@ -1,4 +1,5 @@
-"""Read partitions again after their atomic batches were dropped, or after other group members owned them for a while.
+"""Read partitions again after an atomic batch with their offsets was dropped, or after another group member owned them
+for a while.
 
 If a consumer has a partition both before and after a rebalance, kafka-python keeps its position.
 
@@ -87,8 +88,8 @@ class Rereading:
         self._unhanded: Callable[[], Mapping[TopicPartition, int]] = dict
         self._generation: Any = None
         self._stale = False
-        """Whether the program may hold records that this or another consumer will read again, and no error has told it
-        so.
+        """Whether the program may hold records that this or another consumer will read again, without an error that
+        told the program.
         """
 
     @property
@@ -372,8 +373,8 @@ class Rereading:
         self._asked.clear()
 
     def _holds_records(self, tp: TopicPartition, state: Any) -> bool:
-        """Whether the program may have records of the partition that are in no batch, and no error has made it discard
-        them.
+        """Whether the program may have records of the partition that are in no batch and that no error has made it
+        discard.
         """
         if state.position is None:
             return False

@@ -97,8 +97,8 @@ class Accumulator:
         max_record_bytes: Largest size of a record.
         open_batch_bytes: Usual room of a new open batch, and the largest size of the batches into which an open batch
             is divided, bytes.
-        most_room: Limit of a room that is larger than the usual one. Also the limit for the sum of all room beyond
-            `open_batch_bytes`, bytes.
+        most_room: Largest room of an open batch, bytes. Also the limit for the sum of all room beyond
+            `open_batch_bytes`.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Accumulator:
         self._pump = pump
         self._encoder = Encoder(partitioning, config.compression, self.open_batch_bytes)
         self._spread: dict[str, int] = {}
-        """By topic, the number of partitions of its last open batch, if that number is above one."""
+        """For each topic whose last open batch had records of several partitions: the number of these partitions."""
         self._units: dict[AcceptedUnit, None] = {}
         """Atomic batches on their way from their callers to the pump, in order."""
 
@@ -217,8 +217,8 @@ class Accumulator:
     def released(self) -> Iterator[None]:
         """Release this thread's locks for a while, in a signal handler that interrupted another call.
 
-        The handler waits for other threads, which need these locks. The interrupted call goes on later in the middle of
-        its work, so all open batches are sealed before other threads can see them. The call notices this
+        The handler waits for other threads, which need these locks. The interrupted call continues later in the middle
+        of its work, so all open batches are sealed before other threads can see them. The call notices this
         (`OpenBatch.open`).
         """
         held: list[Any] = []
@@ -263,8 +263,8 @@ class Accumulator:
     def seal_or_leave(self, open_batch: OpenBatch) -> bool:
         """Seal an open batch, or leave it to the next call if memory or stack is short. Return whether it is sealed.
 
-        Called with the lock held, for accepted records. It must not raise: the error does not concern the caller's own
-        record, and a program that sends its record again after an error would have it twice.
+        Called with the lock held, for accepted records. The method must not raise an error: the error would not concern
+        the caller's own record, and a program that sends its record again after an error would have the record twice.
         """
         try:
             self.seal(open_batch)

@@ -36,7 +36,9 @@ STEP_S: Final = 0.05
 answering.
 """
 _FRAMES: Final = 40
-"""Accepting and sealing a record needs fewer stack frames than this, without those of the application's partitioner."""
+"""An upper bound for the stack frames that accepting and sealing a record needs, without those of the application's
+partitioner.
+"""
 _WAYS_OUT: Final = {
     "spool_max_bytes": "Raise spool_max_bytes, or wait for the cluster.",
     "volume": "Make room on the disk, or wait for the cluster.",
@@ -149,8 +151,8 @@ class Admission:
             value: Bytes or None.
             special: The record's own partition, headers and timestamp, if it has any.
             size: See `RecordForm.prepare`.
-            open_batch: The open batch that `send` tried, if there is one.
-            index: The record's number in `open_batch`; negative if it got no number.
+            open_batch: The open batch that `send` tried, if any.
+            index: The record's number in `open_batch`; negative if the record got no number.
         """
         self.check_size(size)
         if open_batch is not None and index >= 0 and not open_batch.open:

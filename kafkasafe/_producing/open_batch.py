@@ -79,7 +79,8 @@ class OpenBatch:
         of keys and values. firsts: By number: the first callback of each record, if it was added before the open batch
         was sealed. The list ends at the last record with a callback. See `RecordFuture.add_callback`.
         callbacks, errbacks: Other callbacks that are not handled yet, as a flat list: record, function, record,
-            function and so on. A tuple for each would cost the garbage collector more than the records do.
+            function and so on. A tuple for each callback would cost the garbage collector more than the records
+            themselves.
         thread: The thread that calls the callbacks.
         guard: Function that raises UsageError while the open batch belongs to an uncommitted atomic batch, because only
             the commit seals it. An argument replaces the end of the message. None for other open batches.
@@ -183,7 +184,7 @@ class OpenBatch:
         """Stop accepting records. Called with the producer's lock held; a signal handler may interrupt and repeat it.
 
         Returns:
-            The values by number, `ABSENT` for missing ones. Each call returns the same list.
+            The values by number, with `ABSENT` for missing values. Each call returns the same list.
         """
         self.open = False
         taken = (

@@ -158,7 +158,7 @@ def _pumped(
 ) -> tuple[Pump, Accumulator]:
     """Make the pump and the accumulator, which use each other.
 
-    Neither has a reference to the producer: if the application drops the producer, it must be collected at once.
+    Neither has a reference to the producer, so that a producer that the application drops is collected at once.
     """
     pump = Pump(
         config,

@@ -293,8 +293,8 @@ class Shutdown:
     def drop(self, producer: object) -> bool:
         """Let the pump of a dropped producer continue to deliver for as long as `close()` would.
 
-        This method waits a second at most, as KafkaProducer's does, so that records of the next producer come later. It
-        takes no lock, because the garbage collector may call it at any time.
+        This method waits a second at most, as KafkaProducer's method does, so that records of the next producer come
+        later. It takes no lock, because the garbage collector may call it at any time.
 
         Returns:
             Whether the producer was dropped without `close()`, so that the caller should warn the program.

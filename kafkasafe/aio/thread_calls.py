@@ -63,7 +63,8 @@ class ThreadCalls:
         return at_start
 
     async def offer_positions(self, fate: Callable[[], OffsetsFate], lane: ProducerLane) -> tuple[Any, ...]:
-        """Return what an atomic batch of this lane needs to commit offsets. All returned records count as finished.
+        """Return the data with which an atomic batch of this lane commits offsets. All returned records count as
+        finished.
 
         See `kafkasafe.SafeConsumer._offer_positions`.
         """

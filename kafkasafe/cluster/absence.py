@@ -6,11 +6,11 @@ partition yet:
 
 1. A topic has partitions 0 and 1. An operator adds partition 2; the controller answers.
 2. A program sends to partition 2. Its metadata come from broker 1, which has not heard of the change yet.
-3. Some milliseconds later broker 1 has heard of it. But if broker 1 is cut off from the controller, it reports two
-   partitions for hours, to each client that still reaches it.
+3. Some milliseconds later broker 1 has heard of the change. But if broker 1 is cut off from the controller, it reports
+   two partitions for hours, to each client that still reaches it.
 
-So one answer proves nothing. Two brokers that still report the absence some seconds after the partition was first
-missing prove it. In a cluster with one broker, that broker's report proves it. If only one of several brokers answers,
+So one answer proves nothing. The absence is proven if two brokers still report it some seconds after the partition was
+first missing. In a cluster with one broker, that broker's report is the proof. If only one of several brokers answers,
 it has to report the absence for a minute: `rejected/` keeps the record, and operators do not add partitions in the very
 minute in which records for them are sent.
 

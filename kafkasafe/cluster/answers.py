@@ -66,7 +66,7 @@ class Failure:
     Attributes:
         error: The cause; a `KafkaError` if Kafka or its client defines one for it.
         sent: False only if the request provably never reached the socket. True does not say whether the broker has
-            received it.
+            received the request.
         fence: As `ProduceReply.fence`; 0 for other requests.
     """
 
@@ -114,7 +114,8 @@ class TopicInfo:
     Attributes:
         name: Topic name.
         topic_id: Its id, 16 bytes; `NO_TOPIC_ID` if unknown (brokers < 2.8).
-        partitions: By number. While `error_code` is not 0, the partitions known before the error, if any.
+        partitions: The partitions by number. While `error_code` is not 0, these are the partitions known before the
+            error, if any.
         error_code: Kafka's error code for the topic as a whole; 0 for success. A broker that has just started may
             briefly answer 3 for a topic that exists.
     """
@@ -225,7 +226,7 @@ class ProducerState:
     Attributes:
         epoch: Newest epoch that the leader has seen.
         last_sequence: Sequence of the last appended record (inclusive); -1 if none.
-        last_timestamp: Timestamp of this record, ms since the epoch; -1 if none.
+        last_timestamp: Timestamp of the last appended record, ms since the epoch; -1 if none.
     """
 
     epoch: int

@@ -185,14 +185,14 @@ class Cluster(Transactions, Protocol):
         """Restricts the client to one cluster: the first that answers, until `repin` names another. Call before
         `start`.
 
-        Before anything else is written to a new connection, the client asks for the cluster id. If the connection leads
-        to another cluster, the client closes it and tries again with back-off; requests that waited for it fail with
-        WrongClusterError (not sent). Brokers that do not report an id are accepted until one has reported its id.
+        On each new connection, the client first asks for the cluster id. If the connection leads to another cluster,
+        the client closes it and tries again with back-off; requests that waited for it fail with WrongClusterError (not
+        sent). Brokers that do not report an id are accepted until one has reported its id.
 
         Args:
             on_other_cluster: Listener. Gets the id of another cluster that answered.
-            on_pinned_cluster: Listener. A new connection leads to the right cluster. Called before anything is written
-                to it.
+            on_pinned_cluster: Listener. A new connection leads to the right cluster. Called before other requests are
+                written to the connection.
         """
 
     def repin(self, cluster_id: str) -> None:
@@ -207,8 +207,8 @@ class Cluster(Transactions, Protocol):
     def on_metadata(self, callback: Callable[[MetadataRefreshed], None]) -> None:
         """Adds a listener for each metadata answer.
 
-        The cluster calls it after the replies to the requests for these metadata. It calls it before any reply to a
-        request that was routed by these metadata.
+        The cluster calls it after the replies to the requests for these metadata. The cluster calls the listener before
+        any reply to a request that was routed by these metadata.
         """
 
     def create_only(self, may_create: Callable[[str], bool]) -> None:
@@ -243,7 +243,9 @@ class Cluster(Transactions, Protocol):
         """
 
     def unwatch(self, topic: str) -> None:
-        """Stops watching a topic; `topic` then returns None. A request for the topic watches it again."""
+        """Stops watching a topic; `topic` then returns None. If a later request names the topic, the cluster watches
+        the topic again.
+        """
 
     def topic_at(self, node: int, topic: str, reply: Reply[TopicInfo]) -> None:
         """Asks one broker for its metadata of a topic. `topic` does not change, and the topic is not watched.
@@ -278,8 +280,8 @@ class Cluster(Transactions, Protocol):
         """Appends batches to their partitions.
 
         Batches of one partition reach its leader in the order of the calls, as long as all succeed. When one fails,
-        some later ones may already be in flight. `ProduceRequest.fence` stops those that are not. Nothing is sent to a
-        new leader while the old one still has outstanding batches of the partition.
+        some later ones may already be in flight. `ProduceRequest.fence` stops the later batches that are not in flight.
+        Nothing is sent to a new leader while the old one still has outstanding batches of the partition.
 
         A batch counts as *sent* as soon as its bytes were passed to a connection, whether or not the broker received
         them. When a connection ends, all batches sent on it fail (`sent=True`), and all batches that waited for it fail

@@ -1,7 +1,7 @@
 """Lets one thread make many requests with a single wake-up of the network thread.
 
 If the first of many requests woke the network thread, the network thread would compete with the thread that makes the
-others. It would also send each request as soon as it finds it. So requests that could share one message would be sent
+others. The network thread would also send each request at once. So requests that could share one message would be sent
 separately.
 """
 

@@ -268,8 +268,8 @@ class LookUps:
     def start(self, topic: str, partition: int, note: Note | None = None) -> Procedure[int]:
         """The verified start of the log. Reports answers that needed verification.
 
-        A lower start that cannot be proven is finally accepted. Its records can be read, whereas keeping the old start
-        of a log that has been replaced would hide records.
+        A lower start that cannot be proven is finally accepted. The records from there on can be read. If the log has
+        been replaced, the old start would hide records.
         """
         tries = 0
         is_fresh = False

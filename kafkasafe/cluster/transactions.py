@@ -20,9 +20,10 @@ and answers a repeated EndTxn as it answered the first one.
 
 Rules beyond those of `Cluster`:
 
-- *The cluster finds coordinators itself*, like leaders. It looks for a coordinator again when an answer or a failure
-  shows that it may have moved. It repeats no request: the caller gets the codes 14, 15, 16 and 51, and tries again
-  after a pause. If the search itself returns an error code, the answer has this code, and the request was not sent.
+- *The cluster finds coordinators itself*, like leaders. The cluster looks for a coordinator again when an answer or a
+  failure shows that the coordinator may have moved. The cluster repeats no request: the caller gets the codes 14, 15,
+  16 and 51, and tries again after a pause. If the search itself returns an error code, the answer has this code, and
+  the request was not sent.
 - *Each answer has an `error_code`*; no method turns codes into failures.
 """
 
@@ -151,8 +152,8 @@ class OffsetCommitted:
     """A group's committed offset of one partition.
 
     Attributes:
-        error_code: 88: an open transaction may change this offset.
-        offset: -1 for none.
+        error_code: Kafka's error code. 88: an open transaction may change this offset.
+        offset: The committed offset; -1 for none.
         metadata: Text that was stored with the offset.
         leader_epoch: Leader epoch of the last processed record; -1 if unknown.
     """
@@ -168,7 +169,7 @@ class TransactionEnded:
     """The answer to EndTxn.
 
     Attributes:
-        error_code: 0 also if the same request is repeated.
+        error_code: Kafka's error code; 0 for success, also for a repetition of the same request.
         identity: Identity of the next transaction; with protocol 1 the same as before. None if there is an error.
     """
 
@@ -293,7 +294,8 @@ class Transactions(Protocol):
     def end_transaction(
         self, identity: TransactionIdentity, commit: bool, reply: Reply[TransactionEnded]
     ) -> None:
-        """Commits or aborts the transaction. The answer follows the decision; readers may see the records later.
+        """Commits or aborts the transaction. The coordinator answers when the end is decided. Readers may see the
+        records only later.
 
         Args:
             identity: The identity under which the transaction was written.

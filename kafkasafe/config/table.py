@@ -204,8 +204,8 @@ class ProducerConfig:
     def custom_partitioner(self) -> bool:
         """Whether the partitioner must be asked.
 
-        kafka-python's two partitioners choose the same partition for a key. They differ for records without a key, but
-        kafkasafe itself puts all such records of one batch into one partition. So neither has to be asked.
+        kafka-python's two partitioners choose the same partition for a key. Their choices differ for records without a
+        key, but kafkasafe itself puts all such records of one batch into one partition. So neither has to be asked.
         """
         return type(self.partitioner) not in {DefaultPartitioner, StickyPartitioner}
 

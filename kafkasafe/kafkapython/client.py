@@ -19,8 +19,8 @@ __all__ = ["OURS"]
 class _ReachingManager(Manager):
     """Falls back to the bootstrap servers if no broker of the metadata can be reached (KIP-899).
 
-    kafka-python 3.0.12 does not recover when all brokers that it knew have left. It also only logs why a connection
-    failed.
+    kafka-python 3.0.12 does not recover when all brokers that it knew have left. Why a connection failed is only in its
+    log.
 
     Attributes:
         last_failure: Why the last connection or metadata request failed.

@@ -23,9 +23,9 @@ _DECIDED_S: Final = 0.1
 class Fetcher(BatchFetcher):
     """kafka-python's fetcher with the decisions of a SafeConsumer.
 
-    It replaces how kafka-python 3.0.12 resets and checks positions. It also mends faults in reading from followers
-    (KIP-392): kafka-python does not fetch from a partition while its follower's connection is in back-off. After
-    kafka-python left a follower, the leader sends it back to that follower.
+    This class replaces the code with which kafka-python 3.0.12 resets and checks positions. It also mends faults in
+    reading from followers (KIP-392): kafka-python does not fetch from a partition while its follower's connection is in
+    back-off. After kafka-python left a follower, the leader sends it back to that follower.
 
     This fetcher also fetches ahead while records wait for `poll`, and wakes the I/O thread only if a fetch can be sent.
     """
@@ -135,8 +135,8 @@ class Fetcher(BatchFetcher):
         return requests
 
     def _requests(self) -> Any:
-        """Create the requests. Those for partitions that left a follower have no rack id: the leader would name the
-        follower again.
+        """Create the requests. Requests for partitions that left a follower have no rack id: otherwise the leader would
+        name the follower again.
         """
         parent: Any = super()
         if not self.config["client_rack"]:

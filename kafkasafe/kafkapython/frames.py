@@ -244,7 +244,7 @@ def correlation_id(frame: bytes) -> int:
 
 
 def parse_response(known: Api, version: int, frame: bytes) -> Response:
-    """Decodes a response. Raises whatever kafka-python raises for a malformed one.
+    """Decodes a response. For a malformed response, raises the same error as kafka-python.
 
     Args:
         known: The API of the request.

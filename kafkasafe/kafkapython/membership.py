@@ -31,7 +31,7 @@ def commit_from(consumer: Any, committable: Callable[[], dict[TopicPartition, An
 
 
 def keep_membership(consumer: Any, timeout_ms: float) -> None:
-    """Do what a poll does for the membership in the group, but fetch nothing."""
+    """Serve the group membership like a poll, but fetch nothing."""
     consumer._coordinator.poll(timeout_ms=timeout_ms)
 
 

@@ -59,7 +59,7 @@ class NetworkThread:
             Whether the thread has ended. If it has not (because a callback blocks), it ends as soon as it can.
         """
         if self._service.in_child:
-            return True  # this child shares the loop's epoll with the parent, so it must not use it
+            return True  # this child shares the loop's epoll with its parent, and must not use it
         with self._start_lock:
             if self.thread is None:
                 if not self._service.ended:

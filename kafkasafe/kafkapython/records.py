@@ -99,7 +99,7 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
 
     Attributes:
         working_offset: The value that `next_fetch_offset` gets when `take` returns.
-        skipping: No record at or after the requested offset was found yet.
+        skipping: Whether `Records` has not reached the requested offset yet.
     """
 
     topic_partition: TopicPartition

@@ -1,4 +1,4 @@
-"""Exit handlers in a process that `multiprocessing` started, which does not run those of `atexit`."""
+"""Exit handlers in a process that `multiprocessing` started. Such a process does not run the handlers of `atexit`."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ class LaneReader:
                 except m.UnknownFormatError:
                     raise
                 except m.MarkError:
-                    # An incomplete end is being written, or a crash tore it.
+                    # If the end is incomplete, the owner is writing it, or a crash tore it.
                     owed.damaged = owed.damaged or limit is not None
                     return
                 if limit is not None and group.position >= limit:
@@ -162,7 +162,8 @@ class LaneReader:
                 self._where.update(places)
                 moves = limit is None and any(isinstance(mark, m.Moved) for mark in marks)
                 if moves and not all(self._is_whole(at) for at, _ in places):
-                    # A group that a crash tore does not count. The batches that it names stay where they were.
+                    # A group that a crash tore does not count. The batches that it names are still at their former
+                    # places.
                     for at, _ in places:
                         del self._where[at]
                     return

@@ -26,7 +26,7 @@ class SpoolOutcome(enum.Enum):
     IN_DOUBT = "in_doubt"
     """The batch has a batch id, so it may have been sent. The spool does not record its outcome."""
     NOT_SENT = "not_sent"
-    """It was never sent: it has no batch id, or nothing was sent to its partition yet."""
+    """The batch was never sent: it has no batch id, or nothing was sent to its partition yet."""
     REJECTED = "rejected"
     """The cluster refused it for good."""
     RESENT = "resent"
@@ -106,7 +106,7 @@ def fates(
     blind_before: int = -1,
     dropped: Mapping[int, str] | None = None,
 ) -> dict[int, SpoolFate]:
-    """By position, the outcomes of the batches that the spool's marks name, and of the unfinished ones.
+    """The outcomes, by position, of the batches that the spool's marks name and of the unfinished batches.
 
     Args:
         marks: (position, marks) of each group, in log order.
@@ -347,7 +347,9 @@ class Examination:
         return ExaminedBatch(Finding.ABSENT, (), f"{where}{later}")
 
     def _neighbours(self, index: int) -> tuple[int, int]:
-        """Offsets of the nearest batches of the same id and epoch that were found, before and after; -1: none."""
+        """Offsets of the nearest batches of the same producer id and epoch that were found before and after a batch;
+        -1: none.
+        """
         batch = self.batches[index]
 
         def nearest(order: Iterable[int]) -> int:

@@ -163,7 +163,7 @@ def missing(files: Files, lane: Path, notes: Notes, resent: Collection[m.Resent]
         files: The disk.
         lane: The lane's directory.
         notes: Read before the files were.
-        resent: Marks of files that were resent, of all lanes.
+        resent: Marks, from all lanes, that name resent files.
     """
     try:
         there = {*files.list(lane / "rejected"), *(mark.file for mark in resent if mark.lane == lane.name)}

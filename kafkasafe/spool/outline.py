@@ -52,7 +52,7 @@ class OutlineReader:
 
         Args:
             index: Number of the segment.
-            segment: The segment. Its size and the time of its last group are set.
+            segment: The segment. This method sets its size and the time of its last group.
             limit: First position of the next segment.
 
         Returns:

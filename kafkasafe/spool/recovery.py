@@ -236,8 +236,8 @@ def scan(files: Files, lane: Path, each: Callable[[Entry], None] | None = None) 
         OSError: A file cannot be read.
     """
     # If the lane has an owner, the owner may move both ends forward during the scan. So use the end that is read before
-    # the log: the log reaches it. Use the beginning that is read after the log: no batch after it was deleted during
-    # the scan.
+    # the log, because the log certainly reaches it. Use the beginning that is read after the log: no batch after it was
+    # deleted during the scan.
     before = read_extent(files, lane)
     names = sorted(name for name in files.list(lane) if SEGMENT_NAME.fullmatch(name))
     writers = {name: _writer(files, lane / name) for name in names}
@@ -337,7 +337,7 @@ class _Whole:
     Attributes:
         extent: The claims, as they were before the log was read.
         entries: The groups' entries; empty if `each` takes them.
-        rest: The first group that is not intact, and everything after it.
+        rest: The first group that is not intact, and all later groups.
         ended: Whether further groups belong to `rest`.
         synced: The largest position that a group of the log states to have been durable.
         known_torn: Positions that earlier recoveries skipped, as groups of the log state.

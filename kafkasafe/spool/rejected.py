@@ -1,6 +1,6 @@
 """`rejected/` of a lane: batches that the cluster rejected, kept with the reason until they are resent.
 
-One damaged file never makes reading fail. It is reported, and the others are read.
+One damaged file never makes reading fail. The damaged file is reported, and the other files are read.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def retire(files: Files, directory: Path, mark: m.Resent) -> None:
     Args:
         files: The disk.
         directory: The spool directory.
-        mark: The mark that names the file. It must be durable in the lane that now has the records.
+        mark: The mark that names the file. The mark must be durable in the lane that now has the records.
 
     Raises:
         OSError: The file may still exist.

@@ -100,7 +100,7 @@ class Bad:
 
 
 def address_bytes(entry: m.ManifestEntry) -> bytes:
-    """Bytes 0 to 20 of a data batch as they were written. The batch's own CRC does not cover them."""
+    """Bytes 0 to 20 of a data batch as they were written. The batch's own CRC does not cover these bytes."""
     return _ADDRESS.pack(entry.position, entry.size_bytes - OVERHEAD_BYTES, entry.destination, 2, entry.crc)
 
 

@@ -28,11 +28,11 @@ class LeftBehind:
         path: The spool directory.
         cluster_id: Id of the cluster to which the records belong; None: no producer on the directory ever reached a
             cluster.
-        same_client: Whether its producers had the same client id.
+        same_client: Whether the directory's producers had the same client id.
         lanes: Numbers of the lanes with such records.
         batches: Number of undelivered batches.
         records: Number of records in them.
-        content: Segments with their sizes, which change when the directory does.
+        content: Segments with their sizes, to recognise a change of the directory.
     """
 
     path: Path

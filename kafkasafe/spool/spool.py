@@ -1,8 +1,8 @@
 """The spool: one lane's write-ahead log of Kafka batches, as `docs/spool-format.md` describes it.
 
 One thread owns a `Spool`. Only `sync()` makes written groups durable. A failed write or sync resets the log to the last
-promised position, so that the owner can write the same again. The journal decides which batch is done, and which id it
-has. The spool only stores marks and batches, and reads them back.
+promised position, so that the owner can write the same data again. The journal decides which batch is done, and which
+id it has. The spool only stores marks and batches, and reads them back.
 """
 
 from __future__ import annotations
@@ -202,10 +202,10 @@ class Spool:
         divisible: bool = False,
         more: bool = False,
     ) -> list[int]:
-        """Write marks, then data batches. Nothing of it is promised before `sync`.
+        """Write marks, then data batches. Their durability is promised only by `sync`.
 
         Args:
-            marks: In the order in which they were decided.
+            marks: The marks, in the order in which they were decided.
             batches: (destination, batch) of each. Their address is stamped in place.
             atomic: Recovery keeps all of the group or none of it.
             closed: The group records an orderly close.
@@ -278,7 +278,7 @@ class Spool:
         return self.synced_position
 
     def read(self, position: int) -> bytearray:
-        """The data batch at a position, with its spool address, every byte of it checked.
+        """Returns the data batch at a position, with its spool address, after checking every byte.
 
         Raises:
             SpoolCorruptError: The bytes differ from those written, or their file was lost.
@@ -407,7 +407,7 @@ class Spool:
             marks: The last marks. They are written in any case.
 
         Raises:
-            SpoolWriteError: The mark could not be written; the files are closed, nothing promised is affected.
+            SpoolWriteError: The mark could not be written. The files are closed, and promised records are not affected.
         """
         if self._closed:
             return
@@ -715,7 +715,8 @@ class Spool:
     def _put_back(self) -> None:
         """Remove everything after the promised position.
 
-        The spool never continues a segment whose fsync failed. It continues one whose write failed only for space:
+        The spool never continues a segment whose fsync failed. It continues a segment if a write failed only because
+        the disk was full:
 
         1. The disk has room for marks, but not for the next batch.
         2. Each attempt to write the batch fails, and is followed by a mark.
@@ -758,7 +759,7 @@ class Spool:
     # -- the reserve -------------------------------------------------------------------------------------------------
 
     def keep_room(self, to_divide: int) -> None:
-        """Adapt the reserve to the division of this many bytes. It shrinks now, and grows with the next data.
+        """Adapt the reserve to the division of this many bytes. The reserve shrinks now, and grows with the next data.
 
         Args:
             to_divide: Size of the batches that are to be divided.

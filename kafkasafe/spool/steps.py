@@ -40,16 +40,17 @@ class UnitLog:
 
     Attributes:
         unit_id: 16 bytes.
-        transactional_id: Transactional id of its latest transaction; before the first one, as the user gave it.
-        producer_id: Producer id of that transaction, -1 before the first one.
-        producer_epoch: Producer epoch of that transaction, -1 before the first one.
+        transactional_id: Transactional id of the latest transaction; before the first transaction, the id that the user
+            gave.
+        producer_id: Producer id of the latest transaction; -1 before the first one.
+        producer_epoch: Producer epoch of the latest transaction; -1 before the first one.
         positions: Positions of its batches; the parts of a divided one take its place.
-        groups: Consumer groups whose offsets are part of it.
+        groups: Consumer groups whose offsets are part of the atomic batch.
         outcome: None until it is decided.
         reason: Why it was dropped.
         prepared_ms: When the whole batch was written to the spool.
-        prepare_acknowledged_ms: When the spool recorded that the brokers have all of it. From then on it may be
-            committed.
+        prepare_acknowledged_ms: When the spool recorded that the brokers have the whole atomic batch. From then on it
+            may be committed.
         ended_ms: When the spool recorded its outcome.
         offsets: By position, the base offset of the batch.
     """
@@ -255,8 +256,8 @@ class _Steps:
         Args:
             written_ms: When the group was written.
             batches: Position, and whether it has an id.
-            members: By index, the atomic batch that it belongs to, and the position of the divided batch whose part it
-                is, else -1.
+            members: By index, the atomic batch to which the batch belongs, and the position of the divided batch of
+                which it is a part (-1: not a part).
             moved: By index, the former position of a batch that was copied forward.
         """
         replaced: dict[int, list[int]] = {}

@@ -104,7 +104,7 @@ class KafkaCluster:
         java_options: Options of every JVM.
         proxy_ports: `{node: port}`: ports of your proxies. Clients learn (from metadata and `bootstrap_servers`) the
             address 127.0.0.1:`port` for that broker. There your proxy listens, and forwards to
-            `client_address(node)`. Brokers do not use the proxies, nor do this object's own requests.
+            `client_address(node)`. Brokers do not use the proxies. The requests of this object do not use them either.
         extra_artifacts: Additional jars for the class path, `group:name:version[:classifier]`.
         data_dir: Directory for all files. By default a new one, which is removed afterwards. A directory of yours must
             be empty, and is kept.
@@ -620,7 +620,7 @@ class KafkaCluster:
         `org.apache.kafka.tools` fetches an additional jar into the cache, which brokers do not need.
 
         Raises:
-            ClusterError: Its exit code was not 0, or it took longer than `timeout_s` and was killed.
+            ClusterError: The tool's exit code was not 0, or it took longer than `timeout_s` and was killed.
             JarError: The tools' jar is not in the cache and could not be resolved.
         """
         return self._release.run_tool(self._workspace, main_class, args, timeout_s)

@@ -44,7 +44,7 @@ __all__ = ["Call", "Exchange", "FaultProxy", "Rule"]
 log = logging.getLogger(__name__)
 
 BOOTSTRAP: Final = -1
-"""Number of the listener for bootstrap connections. The proxy learns the brokers from the answers on it."""
+"""Number of the listener for bootstrap connections. From answers there, the proxy learns the brokers."""
 
 _CHUNK_BYTES: Final = 256 * 1024
 _MAX_BUFFERED_BYTES: Final = (
@@ -205,7 +205,7 @@ class FaultProxy(Relay[_Connection]):
         Args:
             api: As in `on`.
             topic: Only those that name this topic.
-            partition: Only those that name this partition of the topic.
+            partition: Only requests that name this partition of the topic.
         """
         name = None if api is None else frames.api(api).name
         with self._lock:

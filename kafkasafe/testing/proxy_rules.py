@@ -209,7 +209,7 @@ class Rule:
         """Delivers only the first bytes of the answer.
 
         Args:
-            size_bytes: How many, without the frame's size field.
+            size_bytes: How many bytes to deliver, without the frame's size field.
             times: How often the rule acts; by default always.
             hang_up: True: the size field has the full size, and the connection closes in the middle. False: the frame
                 is complete, but its content is too short.
@@ -348,7 +348,7 @@ class Pending:
 
 
 class Rules:
-    """The rules of a proxy, and what they do with a request and its response. Thread-safe.
+    """The rules of a proxy. Applies them to requests and responses. Thread-safe.
 
     Attributes:
         changed: Notified when a rule has acted.

@@ -1,7 +1,7 @@
 """A TCP proxy that drops responses, and cuts, delays, stalls or refuses connections.
 
 Between a client and a broker it simulates faults of the network. A client cannot distinguish a lost response from a
-lost request, so these faults show what an idempotent producer is good for.
+lost request, so these faults show the benefit of an idempotent producer.
 
 ```python
 with TcpProxy(target_port=9092) as proxy:

@@ -47,8 +47,7 @@ class DeliveryReport:
     lost: str = ""
     """A message about lost acknowledged records that cannot be sent again; empty if none were lost."""
     dropped: int = 0
-    """Number of records of atomic batches that were neither delivered nor kept: the group's members read the input
-    again."""
+    """Number of records in dropped atomic batches that are not in rejected/: the group reads the input again."""
     rejected_now: int = 0
     """Number of records that this drain added to rejected/."""
     ignore_rejected: bool = False

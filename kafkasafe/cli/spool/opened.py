@@ -102,7 +102,7 @@ class OpenSpool:
 
     @property
     def dropped_records(self) -> int:
-        """Number of records of atomic batches that were neither delivered nor kept in rejected/."""
+        """Number of records in dropped atomic batches that are not in rejected/."""
         return self._ended("dropped")
 
     def _ended(self, wanted: str) -> int:

@@ -1,6 +1,6 @@
 """The client of brokers: requests to them, each answered exactly once.
 
-The client decides which request goes to which broker and when. It also decides about metadata and back-off. It
+The client decides which request goes to which broker and when. The client also decides about metadata and back-off, and
 communicates through a `Network` (`kafkasafe/cluster/network.py`). Sockets, TLS, SASL, proxies, the event loop and the
 encoding of requests are kafka-python's, as `kafkasafe/kafkapython` extends them. In virtual time,
 `kafkasafe/testing/fake` provides the network.
@@ -25,7 +25,7 @@ Each object owns its state, and gets the objects that it uses as constructor arg
 Ownership. One I/O thread owns everything below the public methods. A public method only puts a job into the
 `Mailbox`, which wakes that thread. The thread passes each job to the `BrokerLink` of one broker, or parks it
 (`Refresher.park`) until the next metadata answer. A link keeps requests that cannot be written yet (no connection,
-throttled) in their order. If its connection fails, it fails all of them.
+throttled) in their order. If the link's connection fails, the link fails all these requests.
 
 A request's journey: (1) `produce` → mailbox; (2) `ProduceRouter` finds leaders and groups by them; (3)
 `BrokerLink.submit` appends it to `waiting`, `BrokerLink.pump` connects, or writes it as soon as the connection takes

@@ -51,8 +51,8 @@ class Call:
         self.deadline = now + self._wait_s
 
     def request(self, conn: Connection) -> Sendable | None:
-        """Returns the request for this connection; None if nothing is left to send. Raises if the broker does not
-        support it.
+        """Returns the request for this connection; None if nothing is left to send. Raises an error if the broker does
+        not support the request.
         """
         raise NotImplementedError
 

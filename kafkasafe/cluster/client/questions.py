@@ -158,10 +158,10 @@ class LeaderQuestions:
             reply: Gets `RecordsFetched` or `Failure`.
             isolation_level: 1 (read_committed): up to the last stable offset, with a list of aborted transactions.
             max_wait_ms: How long the broker may wait for a first byte.
-            current_leader_epoch: Under which epoch the leader is thought to lead; one that leads under another
-                answers 74 or 75 (Kafka 2.1 and later). -1: any leader may answer.
-            last_fetched_epoch: Leader epoch of the record before `offset`, -1 for none: a leader whose log differs
-                there says so (Kafka 2.7 and later).
+            current_leader_epoch: The leader epoch that the caller expects. A leader with another epoch answers 74 or 75
+                (Kafka 2.1 and later). -1: any leader may answer.
+            last_fetched_epoch: Leader epoch of the record before `offset`; -1 for none. A leader whose log differs
+                there reports the divergence (Kafka 2.7 and later).
         """
 
         def parse(response: Any) -> RecordsFetched:
@@ -316,8 +316,8 @@ class LeaderQuestions:
             partition: Partition number.
             leader_epoch: The epoch.
             reply: Gets `EpochEnd` or `Failure`.
-            current_leader_epoch: Under which epoch the leader is thought to lead; one that leads under another
-                answers 74 or 75 (Kafka 2.1 and later). -1: any leader may answer.
+            current_leader_epoch: The leader epoch that the caller expects. A leader with another epoch answers 74 or 75
+                (Kafka 2.1 and later). -1: any leader may answer.
         """
 
         def parse(answer: Any) -> EpochEnd:

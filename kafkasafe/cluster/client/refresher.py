@@ -51,7 +51,7 @@ _Parked: TypeAlias = tuple[Callable[[bool], None], Callable[[BaseException], Non
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Attempt:
-    """A metadata request in progress. It serves the `waiters` and `parked` requests that came before it began.
+    """A metadata request in progress. The request serves `waiters` and `parked` requests that came before it began.
 
     A request that is `of_new` asks only about topics that no request has named yet.
     """
@@ -347,7 +347,7 @@ class Refresher:
 
         Args:
             route: Called to route it again. Its argument says whether this is the last try.
-            fail: Called instead with the reason.
+            fail: Called instead of `route`, with the reason.
         """
         self._parked.append((route, fail))
 

@@ -53,8 +53,8 @@ class RefreshSchedule:
     def want_new(self) -> None:
         """Asks for a metadata request about the new topics, as soon as possible.
 
-        The request does not include the other topics. Otherwise a program that meets thousands of topics one after the
-        other would parse the metadata of all of them again for each (KIP-526).
+        The request does not include the other topics. Otherwise a program that uses thousands of new topics, one after
+        the other, would parse the metadata of all topics again for each new topic (KIP-526).
         """
         if not self._mailbox.closing and not self._under_way:
             self.no_later(self._network.now())

@@ -54,8 +54,8 @@ class ClusterFile:
             cluster).
 
         Raises:
-            SpoolCorruptError: Its file does not contain an id, and records wait.
-            SpoolError: Its file cannot be read or written.
+            SpoolCorruptError: The directory's file CLUSTER does not contain an id, and records wait.
+            SpoolError: The directory's file CLUSTER cannot be read or written.
         """
         try:
             handle = open_lockable(self._files, self._path / "FORMAT")

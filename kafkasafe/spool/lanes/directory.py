@@ -96,8 +96,8 @@ class SpoolDirectory:
         """Id of the cluster to which the records belong; None before the first contact.
 
         Raises:
-            SpoolCorruptError: Its file does not contain an id.
-            SpoolError: Its file cannot be read.
+            SpoolCorruptError: The directory's file CLUSTER does not contain an id.
+            SpoolError: The directory's file CLUSTER cannot be read.
         """
         try:
             return self._cluster.read()
@@ -134,9 +134,9 @@ class SpoolDirectory:
     ) -> LaneLock:
         """Takes ownership of a lane: the requested one, or a free one.
 
-        With `client`, it prefers the lowest free lane whose last owner had this client id, or drained the lane. Its
-        second choice is such a lane that another process has adopted: it asks that process to hand the lane back. Its
-        last choice is a new lane.
+        With `client`, it prefers the lowest free lane whose last owner had this client id, or drained the lane. The
+        second choice is such a lane that another process has adopted: this method asks that process to hand the lane
+        back. The last choice is a new lane.
 
         Args:
             number: Number of the requested lane.
@@ -194,7 +194,9 @@ class SpoolDirectory:
         return [number for number in self.lanes() if self._owners.client(number) in {"", client}]
 
     def _take_any(self, client: str) -> LaneLock | None:
-        """The lowest suitable free lane. A new one, unless a sibling has adopted one of this client."""
+        """The lowest suitable free lane. If there is none, a new lane, unless another process has adopted a lane of
+        this client id.
+        """
         mine = self._mine(client)
         for candidate in mine if client else range(_MAX_LANES):
             # `kafkasafe spool ls` reports an entry that is not a directory. It must not prevent a start.
@@ -290,7 +292,7 @@ class SpoolDirectory:
             close_lockable(self._files, handle)
 
     def dead_lanes(self, *, now: float = 0.0, grace_s: float = 0.0) -> list[LaneLock]:
-        """Takes ownership of lanes that have content but no owner, and returns them.
+        """Takes ownership of lanes with content but without an owner, and returns these lanes.
 
         A lane that was offered before and has not changed since is offered again only after `offer_again`.
 
@@ -455,13 +457,13 @@ class SpoolDirectory:
     def strays_to(self, number: int) -> Path | None:
         """The path at which the process named in the lane's lock file has this lane open, if it is another path.
 
-        In this case the directory was moved or replaced while its producer runs. Works as far as the system shows it:
-        it shows nothing of another user's process, or of one on another host.
+        In this case the directory was moved or replaced while its producer runs. The system may not show this: it shows
+        nothing about a process of another user or on another host.
         """
         return self._owners.strays_to(number)
 
     def content(self, number: int) -> tuple[tuple[str, int], ...]:
-        """Segments of a lane with their sizes, which change when the lane does. Without segments, its extent.
+        """Segments of a lane with their sizes, to recognise a change of the lane. Without segments, the lane's extent.
 
         Raises:
             OSError: The lane cannot be read.

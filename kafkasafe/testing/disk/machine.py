@@ -56,7 +56,7 @@ class Disk:
         self._origin = DurableState({}, {ROOT: {}})
 
     def process(self) -> DiskFiles:
-        """Returns a new process that uses this disk. It has its own handles, and so its own locks."""
+        """Returns a new process that uses this disk. The process has its own handles, and so its own locks."""
         return DiskFiles(self)
 
     def fail(

@@ -52,7 +52,9 @@ def _topics(ask: Ask, topics: list[Any], *, by_id: bool) -> Iterator[tuple[Any, 
 
 
 class _Produce:
-    """One Produce request. Its batches are appended at once. It is answered when the in-sync replicas have them."""
+    """One Produce request. Its batches are appended at once. The request is answered when the in-sync replicas have the
+    batches.
+    """
 
     def __init__(self, ask: Ask) -> None:
         self.ask = ask

@@ -345,7 +345,8 @@ class Partition:
         Args:
             node: Node id of the broker that got the request.
             timestamp: Ms since the epoch, or one of the constants.
-            version: API version. It decides the code while the high watermark has not caught up after an election.
+            version: API version. The version decides which code is returned while the high watermark has not caught up
+                after an election.
             replica_id: -1: a consumer. -2: a debugging one, which every replica answers.
             read_committed: The end is the last stable offset.
             current_leader_epoch: The epoch that the client expects; -1: unknown.

@@ -65,8 +65,8 @@ class _Transaction:
     partitions: set[tuple[str, int]] = field(default_factory=set)
     groups: set[str] = field(default_factory=set)
     previous: tuple[int, int] | None = None
-    """(producer id, epoch) of the EndTxn that ended the latest transaction with protocol 2. Another EndTxn with these
-    is a repetition.
+    """(producer id, epoch) of the EndTxn that ended the latest transaction with protocol 2. Another EndTxn with the
+    same values is a repetition.
     """
     kept: tuple[int, int] | None = None
     """(producer id, epoch) of the latest InitProducerId, or of an ended transaction. It identifies a repeated
