@@ -1,7 +1,7 @@
 """Check that no record of a topic is missing or repeated, by counting over the raw log, as Uber's Chaperone does.
 
-There are two counts. The first count is of the sequence numbers that idempotent producers give their records; it reads
-only batch headers. The second count is of an id that the records themselves carry. `audit` counts in this process. For
+There are two counts. The first one counts the sequence numbers that idempotent producers give their records, and reads
+only batch headers. The second one counts an id that the records themselves carry. `audit` counts in this process. For
 large topics, pass a SparkSession: then Spark's tasks do the counting.
 """
 

@@ -146,7 +146,7 @@ class Reading:
             tracker=tracker,
             reports=reports,
             group_id=group_id,
-            # Only a member of a group has a longest time between polls.
+            # Only for a member of a group, the time between polls is limited.
             max_poll_interval_s=float("inf") if group_id is None else config["max_poll_interval_ms"] / 1000,
         )
 

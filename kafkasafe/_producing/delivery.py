@@ -93,7 +93,9 @@ class Delivery:
         return ", ".join(f"{topic}-{partition}" for topic, partition in found[:3]) + more
 
     def raise_loss(self) -> None:
-        """Raise the next loss: acknowledged records that are not sent again, or records missing in the spool."""
+        """Raise the error about the next loss: acknowledged records that are not sent again, or records missing in the
+        spool.
+        """
         loss = self.pump.ledger.next_loss()
         if loss is not None:
             raise loss

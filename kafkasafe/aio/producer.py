@@ -219,7 +219,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         Args:
             topic: Topic name.
             value: Bytes, or an object for `value_serializer`. None deletes the key from a compacted topic.
-            key: Bytes, or an object for `key_serializer`. It determines the partition as in KafkaProducer.
+            key: Bytes, or an object for `key_serializer`. The key determines the partition, as in KafkaProducer.
             partition: Partition number, instead of the partitioner's choice.
             timestamp_ms: Ms since the epoch. Default: the time at which the first record of its batch was accepted.
             headers: (str, bytes) tuples; a value may be None.

@@ -266,8 +266,8 @@ class Cluster(Transactions, Protocol):
         """Asks any broker for a producer id.
 
         Args:
-            reply: Gets `ProducerIdGranted` or `Failure`. All error codes are failures (`Failure.code`). So is producer
-                id -1, which a broker may answer shortly after its start (as code 14).
+            reply: Gets `ProducerIdGranted` or `Failure`. All error codes are failures (`Failure.code`). Producer id -1,
+                which a broker may answer shortly after its start, is a failure with code 14.
         """
 
     def produce(

@@ -71,7 +71,8 @@ _OTHER_LEADER: Final = frozenset({6, 74, 75})
 _OLD: Final = frozenset({HeldReason.FORMER_LEADER, HeldReason.FORMER_TOPIC})
 # How many answers of a former leader or topic to tolerate before giving up.
 _OLD_ANSWERS: Final = 3
-_NOWHERE: Final = 2**63  # larger than any offset
+# A value that is larger than any offset.
+_NOWHERE: Final = 2**63
 # How long a broker may take to read one remote batch. If it takes longer, it answers without records.
 _REMOTE_READ_MS: Final = 1000
 

@@ -62,7 +62,8 @@ class TransactionIdentity:
     Attributes:
         transactional_id: The transactional id.
         producer_id: Granted by the coordinator.
-        epoch: Granted by the coordinator; a newer one fences older ones. With protocol 2 each transaction has its own.
+        epoch: Granted by the coordinator; a newer epoch fences older epochs. With protocol 2 each transaction has its
+            own.
         protocol: 1 or 2, see the module.
     """
 

@@ -35,7 +35,8 @@ from kafkasafe.record.batch import CorruptBatchError
 
 __all__ = ["BatchFetcher", "Kind"]
 
-_arrow: Any = pa  # names from its compiled modules have no types
+# Names from pyarrow's compiled modules have no types.
+_arrow: Any = pa
 
 # Limit for one call, in bytes of decompressed records. The limit of a fetch does not limit its decompressed content.
 _CALL_BYTES: Final = 256 * 1024 * 1024

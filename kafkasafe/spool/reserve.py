@@ -131,7 +131,8 @@ class Reserve:
             try:
                 self._size_before_loan = max(self._measure(), _MARKS_BYTES)
             except OSError:
-                return True  # the write will report the error
+                # The write will report the error.
+                return True
         # Grow in larger steps, because more groups are likely to follow.
         return self.ensure(wanted + _LENT_STEP_BYTES) or self.ensure(wanted)
 

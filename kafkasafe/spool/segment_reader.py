@@ -37,7 +37,8 @@ _ADDRESS: Final = struct.Struct(">qiibI")
 _ADDRESS_BYTES: Final = _ADDRESS.size
 OVERHEAD_BYTES: Final = 12  # bytes of a batch that its length field does not count
 _SECTOR_BYTES: Final = 512
-_ZEROS: Final = 4  # this many zeros at the end of a sector count as bytes that were not written
+# So many zeros at the end of a sector count as bytes that were not written.
+_ZEROS: Final = 4
 # A whole batch may end with this many zeros. Plain: the last record without headers; lz4: the frame's end mark; gzip:
 # the size of the content; snappy and zstd: content that was stored uncompressed.
 _LAST_ZEROS: Final[dict[int, int]] = {Compression.NONE: 1, Compression.LZ4: 5}

@@ -103,7 +103,7 @@ class KafkaCluster:
         users: `{name: password}` for listeners with SASL, by PLAIN and SCRAM. Default: alice, with a password.
         java_options: Options of every JVM.
         proxy_ports: `{node: port}`: ports of your proxies. Clients learn (from metadata and `bootstrap_servers`) the
-            address 127.0.0.1:`port` for that broker. There your proxy listens, and forwards to
+            address 127.0.0.1:`port` for that broker. Your proxy listens at that address, and forwards to
             `client_address(node)`. Brokers do not use the proxies. The requests of this object do not use them either.
         extra_artifacts: Additional jars for the class path, `group:name:version[:classifier]`.
         data_dir: Directory for all files. By default a new one, which is removed afterwards. A directory of yours must

@@ -34,7 +34,8 @@ __all__ = ["LeaderQuestions"]
 # Oldest version of Fetch that carries RecordBatch v2 (brokers from 0.11).
 _MIN_FETCH: Final = 4
 
-_MAX_OFFSETS: Final = 500  # partitions in one request
+# The largest number of partitions in one request.
+_MAX_OFFSETS: Final = 500
 
 # Layout of a batch: the bytes before those that `length` counts; the positions of the magic byte and of the last offset
 # delta (v2).

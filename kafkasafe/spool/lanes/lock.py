@@ -252,7 +252,9 @@ def give_up(files: Files, directory: int, handle: int) -> None:
 
 
 def _after_fork() -> None:
-    """In a forked child, closes the parent's locks. Unlocking them would unlock them for the parent too."""
+    """In a forked child, closes the parent's locks. The child must not unlock the files, which would unlock them for
+    the parent, too.
+    """
     for lock in list(_held):
         lock._handle = -1
     while _lockable:

@@ -47,7 +47,7 @@ class Offset:
 
     Attributes:
         offset: Offset of the next record to read.
-        leader_epoch: Leader epoch of the record before it; -1 if unknown.
+        leader_epoch: Leader epoch of the record before this offset; -1 if unknown.
         metadata: Text stored with it.
         place: Place in the log of offsets. The offset that is later in this log counts, even if it was committed
             earlier.
@@ -91,7 +91,7 @@ class Group:
     """Member ids that were granted, but with which no client has joined yet."""
     rebalance_by_ms: int = 0
     others_until_ms: int = 0
-    """Until when members of a new group wait for others (`group.initial.rebalance.delay.ms`); 0: they do not wait."""
+    """The time until which members of a new group wait for others (`group.initial.rebalance.delay.ms`); 0: no wait."""
     others_left_ms: int = 0
     """By how many ms this time may still be extended if others join."""
     others_came: bool = False
