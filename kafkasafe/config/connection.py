@@ -97,7 +97,8 @@ def _proxy(options: Mapping[str, Any], name: str) -> None:
         if parts is not None and parts.scheme in _PROXIES and parts.hostname and parts.port:
             return
     except ValueError:
-        pass  # the text is not a URL, or has no port
+        # The text is not a URL, or has no port.
+        pass
     # The message must not contain the value, because the value may contain a password.
     raise ConfigError(f"{name} must be SCHEME://HOST:PORT, where SCHEME is one of {', '.join(_PROXIES)}")
 

@@ -210,7 +210,7 @@ class Examination:
     """Takes a partition's batch headers, page by page, and decides for each batch whether the log has it.
 
     Attributes:
-        batches: In the order in which they would be sent.
+        batches: The batches, in the order in which they would be sent.
         start_offset: The lowest offset that the first of these batches can have.
         end_offset: The leader's log end, including records above the high watermark.
         next_offset: Where the next page starts.

@@ -39,8 +39,8 @@ OVERHEAD_BYTES: Final = 12  # bytes of a batch that its length field does not co
 _SECTOR_BYTES: Final = 512
 # So many zeros at the end of a sector count as bytes that were not written.
 _ZEROS: Final = 4
-# A whole batch may end with this many zeros. Plain: the last record without headers; lz4: the frame's end mark; gzip:
-# the size of the content; snappy and zstd: content that was stored uncompressed.
+# A complete batch may itself end with this many zeros. Their origin without compression: a last record without headers;
+# lz4: the frame's end mark; gzip: the size of the content; snappy and zstd: content that was stored uncompressed.
 _LAST_ZEROS: Final[dict[int, int]] = {Compression.NONE: 1, Compression.LZ4: 5}
 _LAST_ZEROS_COMPRESSED: Final = 3
 

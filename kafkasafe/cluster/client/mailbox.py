@@ -28,7 +28,7 @@ class Mailbox:
     def __init__(self, network: Network) -> None:
         self._network = network
         self._pid = os.getpid()
-        # (run on the network thread, fail instead)
+        # Pairs: a function to run on the network thread, and a function that fails the job instead.
         self._jobs: collections.deque[tuple[Callable[[], None], Callable[[BaseException], None]]] = (
             collections.deque()
         )

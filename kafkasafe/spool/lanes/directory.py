@@ -219,7 +219,7 @@ class SpoolDirectory:
     def _ask_back(
         self, number: int, client: str, wait: Callable[[float], None] | None, patience_s: float
     ) -> LaneLock | None:
-        """Asks the process that adopted a lane to hand it back. None: it did not, or another one asks already."""
+        """Asks the process that adopted a lane to hand it back. None: it did not, or another process asks already."""
         path = self.lane_path(number) / "wanted"
         handle = open_lockable(self._files, path, create=True)
         try:
