@@ -183,7 +183,8 @@ def audit(
         topic: Topic name.
         connection: kafka-python's connection options.
         ids: Where each record carries an id. If given, the ids are counted as well.
-        committed: Count the ids of committed records only. Sequence numbers are always counted over the raw log.
+        committed: Whether to count the ids of committed records only. Sequence numbers are always counted over the raw
+            log.
         timeout_s: How long to wait while nothing new comes from the brokers, seconds.
         spark: Count with the tasks of this SparkSession.
         on_progress: Called with (number of offsets counted so far, number of all offsets). Not called with Spark.

@@ -270,7 +270,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         """Like KafkaConsumer's `close`; it also writes `offsets_path` and `lineage_path`.
 
         Args:
-            autocommit: Commit the positions, if `enable_auto_commit` is set.
+            autocommit: Whether to commit the positions, if `enable_auto_commit` is set.
             timeout_ms: How long to wait for the commit and for leaving the group. Default: kafka-python's.
             timeout: The same time-out in seconds, as in the producer's `close`.
 

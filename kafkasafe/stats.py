@@ -100,7 +100,8 @@ class Definition:
         merge: How gauges with the same labels are combined. Two producers with one client id have the same labels, and
             so may several processes.
         left: For a gauge: the value that a closed source shows if several processes are scraped as one.
-        per_partition: Shown only after `install(..., partitions=True)`, because the number of partitions is unbounded.
+        per_partition: Whether the family is shown only after `install(..., partitions=True)`, because the number of
+            partitions is unbounded.
     """
 
     name: str
@@ -594,9 +595,9 @@ class PartitionProgress:
         position: Next offset that the consumer will return; None if not known yet.
         end_offset: Highest known end offset; None if not known yet.
         not_ready_s: How long fetches have been failing, seconds; None if they work.
-        undecided: Records that were read are missing from the log, or the position is out of range, and the application
-            has not chosen another position.
-        remote: Fetches fail, and the position is known to be in remote storage.
+        undecided: Whether the application must choose another position, because records that were read are missing from
+            the log or the position is out of range.
+        remote: Whether fetches fail and the position is known to be in remote storage.
     """
 
     position: int | None

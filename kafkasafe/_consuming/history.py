@@ -143,7 +143,7 @@ class History:
         Args:
             records: Bytes of the batches.
             fetched: The offset that was fetched. The first batch may begin before it.
-            marked: Remember the batches themselves, too.
+            marked: Whether to remember the batches themselves, too.
         """
         run_epoch, run_start, run_end = UNDEFINED, -1, -1
         expected = fetched

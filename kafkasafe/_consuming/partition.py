@@ -146,7 +146,8 @@ class AssignedPartition:
         at: The state of the position (`kafkasafe._consuming.position_table`).
         history: The records that were read.
         failures: The failed fetches.
-        doubted: The connection to the leader was lost, and no leader epoch shows which broker leads since then.
+        doubted: Whether the connection to the leader was lost without a leader epoch that shows which broker has led
+            since then.
         checked: The leadership under which the position was found valid; None: it must be checked.
         inquiry: The running procedure, if any.
         position: Offset for which the procedure began.

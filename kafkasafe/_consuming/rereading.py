@@ -235,7 +235,8 @@ class Rereading:
             positions: Positions after the records that were returned to the program.
             carrier: Carrier of the batch. It names the consumer as a member of a generation.
             group: The consumer's group.
-            is_assigned: The application assigns the partitions itself (`assign`), so the consumer is not a member.
+            is_assigned: Whether the application assigns the partitions itself (`assign`), so that the consumer is not a
+                member.
 
         Returns:
             By partition, the positions that moved and the readings to which they belong; then the claims of the batch.
@@ -309,8 +310,8 @@ class Rereading:
 
         Args:
             moved: The partitions of the batch.
-            is_assigned: The application assigns the partitions itself. So there is no generation that would make the
-                group refuse batches of earlier incarnations of the program.
+            is_assigned: Whether the application assigns the partitions itself. If so, there is no generation that would
+                make the group refuse batches of earlier incarnations of the program.
         """
         asked = {
             tp: self._run(tp)

@@ -220,7 +220,7 @@ class AtomicBatch:
     def send_offsets(self, offsets: Any, group: Any = None) -> Awaitable[None]:
         """Add a consumer's offsets to the batch, so that both are committed together. Await this call.
 
-        The offsets are those after all records that the consumer has returned.
+        The offsets follow the last records that the consumer has returned.
 
         Args:
             offsets: A SafeConsumer of this package, opened with `enable_auto_commit=False`; or any argument of

@@ -214,7 +214,7 @@ class ProduceReply:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """A request to a partition's leader would be written at once; `node` is the leader's id."""
+    """Says that a request to a partition's leader would be written at once; `node` is the leader's id."""
 
     node: int
 

@@ -24,8 +24,8 @@ The rules, for callers and implementations:
 - *Each request has a time-out*, the option `request_timeout_ms`. For `produce` it is the larger of this and the call's
   `timeout_ms` plus one second. The time-out first limits how long the request waits for a connection (`Failure`, not
   sent). Then it limits the wait for the answer (`Failure`, sent), counted from the moment when the last byte of the
-  request was written to the socket. While bytes are still unwritten, it counts from the latest write that made
-  progress. A request for a partition whose leader is unknown waits for the next metadata; if these name no leader
+  request was written to the socket. While bytes are still unwritten, the time-out counts from the latest write that
+  made progress. A request for a partition whose leader is unknown waits for the next metadata; if these name no leader
   either, the request fails (`Failure`, not sent).
 - *The cluster tracks leaders itself*: it finds the leader of a partition, watches each topic that a request names, and
   refreshes its metadata when an answer shows that they are out of date. It never repeats a request that may have
@@ -158,7 +158,8 @@ class Cluster(Transactions, Protocol):
             timeout_s: How long to wait for the cluster's thread to end, in seconds.
 
         Returns:
-            Whether the thread has ended. If it has not (because a callback blocks), it ends as soon as it can.
+            Whether the thread has ended. If the thread has not ended (because a callback blocks), it ends as soon as it
+            can.
         """
 
     @property

@@ -20,11 +20,11 @@ def preference(
     """Returns a sort key for a link to a broker. A request goes to the link with the lowest key.
 
     Args:
-        suspect: The broker has been silent for too long.
-        ready: A request would be written at once.
+        suspect: Whether the broker has been silent for too long.
+        ready: Whether a request would be written at once.
         failures: Failed attempts to connect since the last connection.
-        bootstrap: The link leads to one of `bootstrap_servers`. Such a link is used only if no other link is equally
-            good.
+        bootstrap: Whether the link leads to one of `bootstrap_servers`. Such a link is used only if no other link is
+            equally good.
         in_flight: Requests that the broker has not answered.
     """
     return suspect, not ready, failures, bootstrap, in_flight

@@ -288,8 +288,8 @@ class Transactions(Protocol):
             topic: Topic name.
             partition: Partition number.
             reply: Gets `OffsetCommitted` or `Failure`.
-            require_stable: Answer 88 while an open transaction may change the offset. Brokers before 2.5: a `Failure`
-                that is `unsupported`.
+            require_stable: Whether the coordinator answers 88 while an open transaction may change the offset. Brokers
+                before 2.5: a `Failure` that is `unsupported`.
         """
 
     def end_transaction(

@@ -59,7 +59,7 @@ class ProducerHealth:
         warnings: Problems that need attention, but do not prevent the producer from accepting records of other topics.
         alive: False if the producer was closed, or ended by an error: only a new producer can accept records. Suitable
             for a liveness probe.
-        connected: The cluster answers.
+        connected: Whether the cluster answers.
         network_error: Why no broker can be used; None if the reason is unknown or a broker can be used.
         waiting_records: Number of records in the spool without an outcome; with `spool="never"`, of records in memory.
         oldest_record_age_s: How long the oldest of them has waited, seconds; 0 if none waits.
@@ -112,7 +112,7 @@ class ProducerSeen:
         blocked: Topics and partitions for which the cluster accepts nothing at present, with the reason.
         damaged: Partitions whose next batch is damaged on disk.
         losses: Errors about lost records that the next calls raise.
-        connected: The cluster answers.
+        connected: Whether the cluster answers.
         network_error: Why it does not answer.
         waiting_records: Number of records without an outcome.
         oldest_s: How long the oldest of them has waited, seconds.

@@ -56,7 +56,8 @@ class NetworkThread:
             timeout_s: How long to wait for the thread to end, in seconds.
 
         Returns:
-            Whether the thread has ended. If it has not (because a callback blocks), it ends as soon as it can.
+            Whether the thread has ended. If the thread has not ended (because a callback blocks), it ends as soon as it
+            can.
         """
         if self._service.in_child:
             return True  # this child shares the loop's epoll with its parent, and must not use it

@@ -85,8 +85,7 @@ def find_rejected(directory: SpoolDirectory, topics: Collection[str] = ()) -> Re
     cluster_id = directory.cluster_id()
     try:
         # List the files before reading the logs. A listed file was in its lane's log before, so the log that is read
-        # next knows its outcome. If the file's mark is not in the logs any more by then, the file itself was deleted
-        # earlier.
+        # next knows its outcome. The mark of a resent file leaves the logs only after the file was deleted.
         names = {number: rejected_names(files, directory.lane_path(number)) for number in numbers}
         logs = {number: read_lane(directory.lane_path(number), files=files) for number in numbers}
         resent = [mark for log in logs.values() for mark in resent_in(log)]

@@ -108,7 +108,7 @@ class Damage:
         destination: Destination of the data batch; 0 for a group.
         end_position: End of the damaged positions (exclusive); -1 if unknown.
         records: Number of damaged data records; -1 if unknown.
-        most: `records` is an upper bound, not the exact number.
+        most: Whether `records` is an upper bound, not the exact number.
         name: Topic and partition of the data batch, if known.
         other_lane: Id of another lane that wrote the segment. In this case the damage is the whole file.
     """

@@ -207,12 +207,13 @@ class Spool:
         Args:
             marks: The marks, in the order in which they were decided.
             batches: (destination, batch) of each. Their address is stamped in place.
-            atomic: Recovery keeps all of the group or none of it.
-            closed: The group records an orderly close.
-            makes_room: The batches replace others, whose space is free afterwards, so they may use the reserve.
-            divisible: The batches will be divided: their segments stay small.
-            more: Another group follows before `sync`: both go to the disk in one write. The caller must not change
-                the batches until then.
+            atomic: Whether recovery must keep either the whole group or nothing of it.
+            closed: Whether the group records an orderly close.
+            makes_room: Whether the batches replace others, whose space is free afterwards. If so, they may use the
+                reserve.
+            divisible: Whether the batches will be divided. If so, their segments stay small.
+            more: Whether another group follows before `sync`. If so, both go to the disk in one write. The caller must
+                not change the batches until then.
 
         Returns:
             The position of each batch.
@@ -249,7 +250,7 @@ class Spool:
         """Make everything written so far durable.
 
         Args:
-            always: Sync even with the option "os".
+            always: Whether to sync even with the option "os".
 
         Returns:
             The synced position: everything before it is promised.
@@ -403,7 +404,7 @@ class Spool:
         """Close the files.
 
         Args:
-            closed_mark: Record that this close was orderly, if anything was written at all.
+            closed_mark: Whether to record that this close was orderly, if anything was written at all.
             marks: The last marks. They are written in any case.
 
         Raises:

@@ -108,7 +108,7 @@ class KafkaCluster:
         extra_artifacts: Additional jars for the class path, `group:name:version[:classifier]`.
         data_dir: Directory for all files. By default a new one, which is removed afterwards. A directory of yours must
             be empty, and is kept.
-        keep_logs: Keep the nodes' logs even after an orderly end. After a failure they are always kept.
+        keep_logs: Whether to keep the nodes' logs even after an orderly end. After a failure they are always kept.
         start_timeout_s: Seconds that `open` may take, not counting the resolution of jars.
 
     Raises:

@@ -43,7 +43,7 @@ app = typer.Typer(
     " set-aside, discard and prune change anything.",
 )
 
-# In the order of `kafkasafe spool --help`.
+# The order of these lines is the order in `kafkasafe spool --help`.
 app.command("commit", epilog=DECISION_CODES)(spool_commit)
 app.command("abort", epilog=DECISION_CODES)(spool_abort)
 app.command("discard", epilog=DISCARD_CODES)(spool_discard)

@@ -31,7 +31,9 @@ __all__ = [
 
 
 class Call:
-    """One request to one broker and its single outcome. Each subclass keeps its own flag that the outcome is known."""
+    """One request to one broker and its single outcome. Each subclass has its own flag which says whether the outcome
+    is known.
+    """
 
     __slots__ = ("_wait_s", "deadline", "targets", "timeout_s", "written_at")
 
@@ -71,7 +73,7 @@ class QuestionCall(Call):
         reply: Gets the parsed answer, or `Failure`.
         timeout_s: How long the call may wait for a connection, and then again for the answer.
         targets: The partitions that the question is about, if it must go to their leader.
-        identifies: The answer says which cluster the broker belongs to.
+        identifies: Whether the answer says which cluster the broker belongs to.
     """
 
     __slots__ = ("_done", "_maximum", "_question", "_reply", "identifies")

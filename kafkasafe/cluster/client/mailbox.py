@@ -21,8 +21,8 @@ class Mailbox:
         network: Is woken for new jobs.
 
     Attributes:
-        closing: Jobs fail instead of running. Belongs to the network thread.
-        ended: No thread looks into the mailbox from now on.
+        closing: Whether jobs fail instead of running. Only the network thread uses it.
+        ended: Whether no thread will run jobs any more.
     """
 
     def __init__(self, network: Network) -> None:

@@ -93,7 +93,7 @@ class Group:
     others_until_ms: int = 0
     """The time until which members of a new group wait for others (`group.initial.rebalance.delay.ms`); 0: no wait."""
     others_left_ms: int = 0
-    """By how many ms this time may still be extended if others join."""
+    """The time in ms by which the end of this wait may still be postponed if other members join."""
     others_came: bool = False
     offsets: dict[tuple[str, int], Offset] = field(default_factory=dict)
     pending: dict[int, dict[tuple[str, int], Offset]] = field(default_factory=dict)

@@ -304,11 +304,11 @@ class Partition:
             node: Node id of the broker that got the request.
             offset: First offset.
             max_bytes: Maximum size, except for a larger first batch.
-            read_committed: Up to the last stable offset, with the aborted transactions.
+            read_committed: Whether to read only up to the last stable offset, and to return the aborted transactions.
             current_leader_epoch: The epoch that the client expects; -1: unknown.
             last_fetched_epoch: Leader epoch of the record before `offset`; -1: unknown.
             at_least_one: Return a larger first batch completely.
-            any_replica: Followers serve the request as well.
+            any_replica: Whether followers serve the request as well.
 
         Raises:
             RefusedError: With the code of the answer.
@@ -348,7 +348,7 @@ class Partition:
             version: API version. The version decides which code is returned while the high watermark has not caught up
                 after an election.
             replica_id: -1: a consumer. -2: a debugging one, which every replica answers.
-            read_committed: The end is the last stable offset.
+            read_committed: Whether the end is the last stable offset.
             current_leader_epoch: The epoch that the client expects; -1: unknown.
 
         Raises:

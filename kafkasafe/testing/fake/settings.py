@@ -35,9 +35,9 @@ class Profile:
         brokers_control: Whether one of the brokers is the controller. If so, nothing notices the death of the last
             broker.
         verifies_transactions: Whether brokers accept a transaction's batches only for partitions that were added to it.
-        caps_in_sync: From Kafka 4 on: `min.insync.replicas` counts as at most the number of replicas. While fewer
-            are in sync, the high watermark does not advance.
-        least: Minimum values of topics' settings that are larger than in `_LEAST`.
+        caps_in_sync: Whether `min.insync.replicas` counts as at most the number of replicas, and the high watermark
+            does not advance while fewer replicas are in sync (from Kafka 4 on).
+        least: Minimum values of topics' settings, where they are larger than in `_LEAST`.
         lacking: Topics' settings that other versions have and this one does not.
         unmodelled: Topics' settings that this version has but the fake does not model.
     """

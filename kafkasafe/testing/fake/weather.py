@@ -17,10 +17,10 @@ class Weather:
     """The network faults of one broker.
 
     Attributes:
-        refuse: New connections are refused.
-        drop_requests: Requests are read and ignored.
-        drop_responses: Requests are carried out but not answered.
-        stall: Nothing is read.
+        refuse: Whether new connections are refused.
+        drop_requests: Whether requests are read and ignored.
+        drop_responses: Whether requests are carried out but not answered.
+        stall: Whether nothing is read.
         response_delay_ms: Delay of answers.
     """
 
