@@ -65,7 +65,7 @@ class LogChecks:
         reports: Takes events, and counts retries.
         tracker: Remembers earlier end offsets.
         hold_timeout_s: How long a lower end offset is not believed, seconds.
-        isolation: Decides which end of a log is meant: with 1 (read_committed) the last stable offset.
+        isolation: Isolation level. With 1 (read_committed), the end of a log is its last stable offset.
     """
 
     def __init__(

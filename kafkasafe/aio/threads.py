@@ -167,8 +167,8 @@ class Worker:
                 result = job()
             except BaseException as raised:
                 error = raised
+            # Make one call for everything: each wake-up of the loop takes the interpreter lock from this thread.
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                # Make one call for everything: each wake-up of the loop takes the interpreter lock from this thread.
                 loop.call_soon_threadsafe(give, result, error)
 
         def give(result: T, error: BaseException | None) -> None:

@@ -21,12 +21,12 @@ The rules, for callers and implementations:
   same kind and all succeed, this is the order of the requests.
 - *Methods are thread-safe and never block*, except `close`. Any thread may read the properties and call `topic`,
   `topics` and `brokers`; they return the latest complete answer.
-- *Each request has a time-out*, the option `request_timeout_ms`. For `produce` it is the larger of this and the call's
-  `timeout_ms` plus one second. The time-out first limits how long the request waits for a connection (`Failure`, not
-  sent). Then it limits the wait for the answer (`Failure`, sent), counted from the moment when the last byte of the
-  request was written to the socket. While bytes are still unwritten, the time-out counts from the latest write that
-  made progress. A request for a partition whose leader is unknown waits for the next metadata; if these name no leader
-  either, the request fails (`Failure`, not sent).
+- *Each request has a time-out*, the option `request_timeout_ms`. For `produce`, the time-out is the larger of this
+  option and the call's `timeout_ms` plus one second. The time-out first limits how long the request waits for a
+  connection (`Failure`, not sent). Then it limits the wait for the answer (`Failure`, sent), counted from the moment
+  when the last byte of the request was written to the socket. While bytes are still unwritten, the time-out counts from
+  the latest write that made progress. A request for a partition whose leader is unknown waits for the next metadata; if
+  these name no leader either, the request fails (`Failure`, not sent).
 - *The cluster tracks leaders itself*: it finds the leader of a partition, watches each topic that a request names, and
   refreshes its metadata when an answer shows that they are out of date. It never repeats a request that may have
   reached a broker.
@@ -117,7 +117,7 @@ class StaleFenceError(kafka_errors.RetriableError, KafkaSafeError):
 
 
 class Clock(Protocol):
-    """A source of time. A cluster in memory and its clients share one, which then is virtual."""
+    """A source of time. A cluster in memory and its clients share one virtual clock."""
 
     def monotonic(self) -> float:
         """Seconds since an arbitrary moment. Does not advance while the machine is suspended, and is never adjusted."""

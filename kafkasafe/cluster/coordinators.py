@@ -1,8 +1,8 @@
 """The requests of `kafkasafe.cluster.transactions` as data, and how to read their answers. Every implementation of
 `Cluster` uses this module.
 
-A request has a name and fields, named as in Kafka's protocol. `Coordinated._ask_coordinator` encodes it, and returns an
-object that has the answer's fields as attributes.
+A request has a name and fields, named as in Kafka's protocol. `Coordinated._ask_coordinator` encodes a request, and
+returns an object that has the answer's fields as attributes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Runs procedures for a thread that waits for them (`ProcedureRunner`), and repeats requests (`ask_until_answered`).
 
-Threads: a `ProcedureRunner` belongs to the thread that calls it. The network thread passes answers to it in a queue.
+Threads: a `ProcedureRunner` belongs to the thread that calls it. The network thread passes answers to the runner in a
+queue.
 """
 
 from __future__ import annotations

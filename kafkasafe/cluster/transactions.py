@@ -62,8 +62,8 @@ class TransactionIdentity:
     Attributes:
         transactional_id: The transactional id.
         producer_id: Granted by the coordinator.
-        epoch: Granted by the coordinator; a newer epoch fences older epochs. With protocol 2 each transaction has its
-            own.
+        epoch: Granted by the coordinator; a newer epoch fences older epochs. With protocol 2, each transaction has its
+            own epoch.
         protocol: 1 or 2, see the module.
     """
 
@@ -117,7 +117,7 @@ class GroupMember:
 
 
 NO_MEMBER: Final = GroupMember("", -1)
-"""No member. The coordinator accepts it as long as the group has no members."""
+"""Stands for no member. The coordinator accepts this as long as the group has no members."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ class TransactionDescribed:
     """The answer to DescribeTransactions.
 
     Attributes:
-        error_code: 105: the coordinator does not know the transactional id.
+        error_code: Kafka's error code. 105: the coordinator does not know the transactional id.
         state: Kafka's word: Empty, Ongoing, PrepareCommit, PrepareAbort, CompleteCommit, CompleteAbort, Dead or
             PrepareEpochFence.
         producer_id: Producer id of the latest holder.

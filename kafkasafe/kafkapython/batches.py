@@ -6,7 +6,7 @@ the application asks for whole batches, `BatchFetcher` replaces `PartitionRecord
 RecordBatches. So the same code decides about positions in both cases.
 
 If a consumer reads only batches, its requests become larger than kafka-python's (`limits/fetch_size`). If `poll` has
-returned records, they keep kafka-python's size. Larger responses would hardly help, because decoding records in
+returned records, the requests keep kafka-python's size. Larger responses would hardly help, because decoding records in
 Python takes most of the time. And when the consumer changes between records and batches, more data would be fetched
 twice.
 
@@ -277,7 +277,7 @@ class BatchFetcher(Fetcher):
         return records, partial
 
     def send_fetches(self) -> Any:
-        """See kafka-python's, which waits here with records already taken: an interrupt would lose them."""
+        """See kafka-python's method, which waits with records already taken: an interrupt would lose them."""
         if self._taken:
             self._send_soon()
             return []
@@ -300,9 +300,9 @@ class BatchFetcher(Fetcher):
     def _create_fetch_requests(self) -> Any:
         """See kafka-python's. Creates only requests that can be sent.
 
-        If sending a request raises an error, kafka-python considers this broker busy forever, and considers the later
-        brokers asked. Then nothing would read their partitions any more, and no error would report it. This happens for
-        a leader that a fetch response names before the metadata does.
+        If sending a request raises an error, kafka-python considers this broker busy forever, and counts the later
+        brokers as asked. Then nothing would read their partitions any more, and no error would report it. This happens
+        for a leader that a fetch response names before the metadata does.
 
         Raises:
             SaslAuthenticationFailedError: A broker refused the client. Later calls try it again.

@@ -131,8 +131,8 @@ class DirectConnection:
         """See `Connection`."""
         conn = self._conn
         if error is None and conn.transport is not None:
-            # In kafka-python 3.0.12, unwritten bytes keep a closed transport open until the broker has taken them; it
-            # may hang.
+            # In kafka-python 3.0.12, unwritten bytes keep a closed transport open until the broker has taken them. A
+            # hanging broker never takes them.
             conn.transport._write_buffer.clear()
         conn.close(error)
 

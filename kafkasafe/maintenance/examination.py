@@ -332,7 +332,7 @@ def examine(
         contents: The lanes.
         transport: The started cluster; None: do not ask a cluster.
         timeout_s: Time limit for all requests together.
-        report: Called repeatedly with (partitions done, partitions).
+        report: Called repeatedly with (number of partitions done, number of all partitions).
     """
     found: list[Examined] = []
     places: dict[tuple[str, str, int], list[SpooledBatch]] = {}

@@ -34,7 +34,9 @@ __all__ = [
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Identity: TypeAlias = tuple[int, int]
-"""(device, inode) of a file or directory. Reused only after it was deleted and no process has it open any more."""
+"""(device, inode) of a file or directory. The system reuses it only after the file was deleted and no process has the
+file open any more.
+"""
 
 IOV_MAX: Final = 1024
 """Maximum number of buffers in one `writev`: Linux's limit. Other POSIX systems in use allow at least as many."""

@@ -183,7 +183,7 @@ def decode(content: codec.Buffer, name_position: int) -> RejectedContent:
 
 
 def marks_to_set_aside(queue: Sequence[Batch], position: int, absent: Collection[int]) -> list[m.Mark] | str:
-    """The marks that end an unfinished batch and give those after it new ids; or why that is not possible.
+    """The marks that end an unfinished batch and give new ids to the later batches; or why this is impossible.
 
     Args:
         queue: The unfinished batches of its destination, in order.

@@ -115,7 +115,7 @@ class KafkaCluster:
         ConfigError: An invalid number of brokers, version or port.
 
     Raises:
-        ConfigError: A number of brokers, a version or a port that cannot be.
+        ConfigError: The number of brokers, the version or a port is invalid.
     """
 
     def __init__(

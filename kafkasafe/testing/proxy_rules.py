@@ -72,11 +72,11 @@ class Effects:
 
 
 class Rule:
-    """What the proxy does with the requests and responses that match. Made by `FaultProxy.on`; thread-safe.
+    """The faults that the proxy causes for matching requests and responses. Made by `FaultProxy.on`; thread-safe.
 
-    Calls of its methods accumulate, and return the rule. Each call takes effect at once. So configure related effects
-    in one call, or begin with `when`. Rules act in the order in which they were made. If two set the same field, the
-    later one wins.
+    The effects of its methods accumulate, and each method returns the rule. Each call takes effect at once. So
+    configure related effects in one call, or begin with `when`. Rules act in the order in which they were made. If two
+    set the same field, the later one wins.
 
     Attributes:
         hits: How often the rule has acted.

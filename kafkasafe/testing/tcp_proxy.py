@@ -100,7 +100,7 @@ class TcpProxy(Relay[_Connection]):
         self._response_delay_s = 0.0
         self._bytes_per_s = 0.0
         self._buffer_bytes = _MAX_BUFFERED_BYTES
-        self._free_at = 0.0  # when the slow uplink has transferred everything so far
+        self._free_at = 0.0  # when the slow uplink will have transferred all bytes so far
         self._cut_after: int | None = None
         self._accepted = 0
         self._request_bytes = 0
@@ -129,7 +129,9 @@ class TcpProxy(Relay[_Connection]):
     # -- Faults --------------------------------------------------------------------------------------------------
 
     def drop_responses(self, on: bool = True) -> None:
-        """Drops the bytes that the target sends. Switched off, it resets the connections that lost bytes."""
+        """Drops the bytes that the target sends. When it is switched off, the proxy resets the connections that lost
+        bytes.
+        """
         self._do(lambda: self._set_drop(responses=on))
 
     def drop_requests(self, on: bool = True) -> None:

@@ -270,7 +270,7 @@ class Centre:
         self.controlled()
 
     def controlled(self) -> None:
-        """Lets the controller act on the state of the brokers, and followers fetch."""
+        """Lets the controller act on the state of the brokers, and lets followers fetch."""
         for topic in self.topics.values():
             unclean = self.settings_of(topic)["unclean.leader.election.enable"] == "true"
             for partition in topic.partitions.values():

@@ -347,7 +347,7 @@ class Partition:
             timestamp: Ms since the epoch, or one of the constants.
             version: API version. The version decides which code is returned while the high watermark has not caught up
                 after an election.
-            replica_id: -1: a consumer. -2: a debugging one, which every replica answers.
+            replica_id: -1: a consumer. -2: a debugging replica; every replica answers its request.
             read_committed: Whether the end is the last stable offset.
             current_leader_epoch: The epoch that the client expects; -1: unknown.
 

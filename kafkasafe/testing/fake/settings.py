@@ -361,7 +361,7 @@ def _may_be(profile: Profile, name: str, value: str) -> bool:
 
 
 def effective(broker: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """All settings of a topic: its own, otherwise the brokers'."""
+    """All settings of a topic: its own settings, otherwise those of the brokers."""
     return {name: own.get(name, broker[default]) for name, default in TOPIC_SETTINGS.items()}
 
 

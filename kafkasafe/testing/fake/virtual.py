@@ -323,7 +323,7 @@ class VirtualCluster(Control):
         self.time.call_later(self.latency_s + weather.response_delay_ms / 1000, arrive)
 
     def _plan(self) -> None:
-        """Wakes the brokers when time alone changes something."""
+        """Sets a timer that wakes the brokers when the passing of time changes their state."""
         due = [self._handler.next_due_ms()]
         # A hanging broker answers nothing. Its requests are checked when it continues.
         due += [
