@@ -97,7 +97,7 @@ def retrieve(task: asyncio.Future[None]) -> None:
 
 
 def end_of(timeout_ms: float) -> float:
-    """Return when a wait that begins now ends, monotonic seconds.
+    """Return the end of a wait that begins now, monotonic seconds.
 
     Raises:
         TypeError: The time-out is not a number.

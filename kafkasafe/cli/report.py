@@ -12,7 +12,7 @@ __all__ = ["Report", "print_report", "show"]
 
 
 class Report(Protocol):
-    """The result of a command. It is complete before anything is printed."""
+    """The result of a command. A report is complete before anything is printed."""
 
     @property
     def fields(self) -> Any:

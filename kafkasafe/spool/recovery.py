@@ -87,7 +87,9 @@ class LostEntry:
 
 @dataclass(frozen=True, slots=True)
 class TornEntry:
-    """A batch that a crash tore, before complete batches of its group. No caller was informed that it is durable."""
+    """A batch that a crash tore, before complete batches of its group. No caller was informed that the batch is
+    durable.
+    """
 
     position: int
     destination: int

@@ -129,17 +129,18 @@ class TcpProxy(Relay[_Connection]):
     # -- Faults --------------------------------------------------------------------------------------------------
 
     def drop_responses(self, on: bool = True) -> None:
-        """Drops the bytes that the target sends. When it is switched off, the proxy resets the connections that lost
-        bytes.
+        """Drops the bytes that the target sends. When switched off, resets the connections that lost bytes.
         """
         self._do(lambda: self._set_drop(responses=on))
 
     def drop_requests(self, on: bool = True) -> None:
-        """Drops the bytes that clients send. Switched off, it resets the connections that lost bytes."""
+        """Drops the bytes that clients send. When switched off, resets the connections that lost bytes."""
         self._do(lambda: self._set_drop(requests=on))
 
     def stall(self, on: bool = True) -> None:
-        """Forwards nothing, but keeps connections open and accepts new ones. Switched off, it continues from there."""
+        """Forwards nothing, but keeps connections open and accepts new ones. When switched off, continues with the held
+        bytes.
+        """
         self._do(lambda: setattr(self, "_stalled", on))
 
     def delay(self, response_s: float = 0.0, request_s: float = 0.0) -> None:
@@ -175,7 +176,7 @@ class TcpProxy(Relay[_Connection]):
         self._do(lambda: setattr(self, "_cut_after", request_bytes))
 
     def refuse(self, on: bool = True) -> None:
-        """Resets all connections and refuses new ones. Switched off, it listens again."""
+        """Resets all connections and refuses new ones. When switched off, listens again."""
 
         def run() -> None:
             if on and self._listeners:

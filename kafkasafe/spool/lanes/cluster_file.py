@@ -50,7 +50,7 @@ class ClusterFile:
             drained: Returns whether no record waits in any lane. In this case the directory may change to this cluster.
 
         Returns:
-            (id of the cluster it belonged to before, None before the first contact; whether it now belongs to this
+            (id of the former cluster, None before the first contact; whether the directory now belongs to this
             cluster).
 
         Raises:

@@ -98,8 +98,8 @@ class Owners:
     def strays_to(self, number: int) -> Path | None:
         """The path at which the process named in the lane's lock file has this lane open, if it is another path.
 
-        In this case the directory was moved or replaced while its producer runs. The system may not show this: it shows
-        nothing about a process of another user or on another host.
+        In this case the directory was moved or replaced while its producer runs. The operating system shows nothing
+        about a process of another user or on another host.
         """
         pid, text = self.owner(number)
         if not pid or f"host {platform.node()} " not in text or self.seems_owned(number):
