@@ -129,8 +129,7 @@ class TcpProxy(Relay[_Connection]):
     # -- Faults --------------------------------------------------------------------------------------------------
 
     def drop_responses(self, on: bool = True) -> None:
-        """Drops the bytes that the target sends. When switched off, resets the connections that lost bytes.
-        """
+        """Drops the bytes that the target sends. When switched off, resets the connections that lost bytes."""
         self._do(lambda: self._set_drop(responses=on))
 
     def drop_requests(self, on: bool = True) -> None:
@@ -138,9 +137,7 @@ class TcpProxy(Relay[_Connection]):
         self._do(lambda: self._set_drop(requests=on))
 
     def stall(self, on: bool = True) -> None:
-        """Forwards nothing, but keeps connections open and accepts new ones. When switched off, continues with the held
-        bytes.
-        """
+        """Forwards nothing, but keeps connections open and accepts new ones. When switched off, forwards again."""
         self._do(lambda: setattr(self, "_stalled", on))
 
     def delay(self, response_s: float = 0.0, request_s: float = 0.0) -> None:
