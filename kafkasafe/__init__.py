@@ -159,7 +159,7 @@ if not TYPE_CHECKING:  # otherwise type checkers would accept any name
             return version("kafkasafe")
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        # Each name that is not in _HOMES is the name of an exception.
+        # A public name that is not in _HOMES is the name of an exception.
         value = getattr(_import_module(_HOMES.get(name, "kafkasafe.errors")), name)
         globals()[name] = value
         return value

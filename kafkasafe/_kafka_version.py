@@ -1,4 +1,4 @@
-"""Which releases of kafka-python kafkasafe works with. `import kafkasafe` refuses any other one.
+"""The releases of kafka-python with which kafkasafe works. `import kafkasafe` refuses any other release.
 
 `kafkasafe/kafkapython` extends classes of kafka-python that are not public. Another release lacks some of their names,
 so kafkasafe would fail with an error that names neither the release nor what to do.
@@ -18,7 +18,7 @@ OLDEST: Final = (3, 0, 9)
 """The oldest release that works."""
 
 FIRST_WITHOUT: Final = (3, 1)
-"""The first release that does not work any more. Nor do its pre-releases."""
+"""The first newer release that does not work. Its pre-releases do not work either."""
 
 
 def check() -> None:
@@ -49,7 +49,7 @@ def _installed() -> tuple[str, str]:
     """Return the folder of the package `kafka`, and its version. The version is empty if it cannot be read."""
     try:
         spec = find_spec("kafka")
-    except ValueError:  # a program has put a module of its own in the place of kafka-python
+    except ValueError:  # the program has replaced kafka-python by a module of its own
         return "", ""
     if spec is None or spec.origin is None:
         return "", ""

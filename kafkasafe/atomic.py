@@ -230,14 +230,14 @@ class _Unit:
     """The records of an atomic batch on their way to the pump, the decision about them, and the calls after their end.
 
     Args:
-        head: The parcel that stands for the whole batch.
-        open_batches: The open batches of its records.
+        head: The parcel that represents the whole batch.
+        open_batches: The open batches with the batch's records.
         fate: The batch's `_fate`.
         delivery: Has the thread that calls back.
 
     Attributes:
-        parcels: The parcels of its records, once they are encoded.
-        callbacks: (whether it is for a committed batch, function).
+        parcels: The parcels of the batch's records, as soon as these are encoded.
+        callbacks: Pairs: whether the function is for a committed batch, and the function.
     """
 
     def __init__(
@@ -291,7 +291,9 @@ class _Unit:
             self._delivery.callbacks.put(lambda: self.call(0))
 
     def add(self, wanted: bool, call: Callable[[Any], object], owner: object) -> None:
-        """Call this when the batch is committed (`wanted`) or dropped. Its owner, the producer, lives until then."""
+        """Add a function to call when the batch is committed (`wanted`) or dropped. Keep its owner, the producer, until
+        then.
+        """
         self._owner = owner
         self.callbacks.append((wanted, call))
         self.watch()
@@ -332,12 +334,12 @@ class _Unit:
 
 @dataclass(frozen=True, slots=True)
 class Opener:
-    """What an atomic batch gets from the producer that opens it.
+    """The objects that a producer passes to an atomic batch when it opens one.
 
     Attributes:
-        producer: The producer. It lives as long as futures and callbacks of the batch.
-        parts: Its objects.
-        new_future: Its class of futures.
+        producer: The producer. It must live as long as futures and callbacks of the batch.
+        parts: The objects of the producer.
+        new_future: The producer's class of futures.
     """
 
     producer: SafeProducer

@@ -1,8 +1,8 @@
 """Check that no record of a topic is missing or repeated, by counting over the raw log, as Uber's Chaperone does.
 
-There are two counts. One counts the sequence numbers that idempotent producers give their records; it reads only batch
-headers. The other counts an id that the records themselves carry. `audit` counts in this process. For large topics,
-pass a SparkSession: then Spark's tasks do the counting.
+There are two counts. The first one counts the sequence numbers that idempotent producers give their records, and reads
+only batch headers. The second one counts an id that the records themselves carry. `audit` counts in this process. For
+large topics, pass a SparkSession: then Spark's tasks do the counting.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
 _arrow: Any = pa  # pyarrow's compiled modules have no types
 
 MAX_IDS: Final = 5_000_000
-"""Largest number of distinct ids that are counted without Spark. They take a few hundred megabytes of memory."""
+"""Largest number of distinct ids that are counted without Spark. So many ids take a few hundred megabytes of memory."""
 _EXAMPLES: Final = 10
 PLOTS: Final = (".png", ".svg", ".pdf", ".html")
 """File name suffixes that `draw` accepts."""
@@ -64,7 +64,7 @@ class IdSource:
 
     @classmethod
     def parse(cls, text: str) -> IdSource:
-        """Parse `key`, `value`, `header:NAME` or `json:FIELD`.
+        """Parse one of the texts `key`, `value`, `header:NAME` and `json:FIELD`.
 
         Raises:
             ConfigError: The text is none of these.
@@ -183,7 +183,8 @@ def audit(
         topic: Topic name.
         connection: kafka-python's connection options.
         ids: Where each record carries an id. If given, the ids are counted as well.
-        committed: Count the ids of committed records only. Sequence numbers are always counted over the raw log.
+        committed: Whether to count the ids of committed records only. Sequence numbers are always counted over the raw
+            log.
         timeout_s: How long to wait while nothing new comes from the brokers, seconds.
         spark: Count with the tasks of this SparkSession.
         on_progress: Called with (number of offsets counted so far, number of all offsets). Not called with Spark.

@@ -4,14 +4,14 @@ Group management, fetching, decoding and commits are kafka-python's. SafeConsume
 about *positions*: where a log ends, whether the records that were read are still in it, what an error of one partition
 means, and when to reset a position.
 
-Structure: this module has the public methods; the decisions are in `_consuming`, and `Reading` puts them together.
-kafka-python's `poll` asks its fetcher, in this order, to reset positions, to validate them, and to fetch.
+Structure: this module has the public methods. The decisions are in `_consuming`; `Reading` creates the objects that
+make them. kafka-python's `poll` asks its fetcher, in this order, to reset positions, to validate them, and to fetch.
 `kafkapython.fetcher.Fetcher` passes the first two requests on to `Positions.begin_resets` and `Checking.begin`. These
 two methods start procedures (`cluster.inquiry`), at most one per partition, and `Results.carry_on` applies the results.
 `Responses.accept` sees each fetch response before kafka-python does. While a partition is being checked, the consumer
-does not fetch from it (`Port.hold`), but still fetches from the others. All decisions are
-made on the thread that polls. There is one exception: for a commit, kafka-python's I/O thread may encode the lineage
-(the history of the records that were read) as text, under the lock of its `History`.
+does not fetch from it (`Port.hold`), but still fetches from the others. All decisions are made on the thread that
+polls. There is one exception: for a commit, kafka-python's I/O thread may encode the lineage (the history of the
+records that were read) as text, under the lock of its `History`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Offsets(dict[TopicPartition, Any]):
 
 
 def _close_ms(timeout_ms: float | None, timeout: float | None) -> float | None:
-    """Return the time-out in milliseconds, whichever of the two was given."""
+    """Return the time-out in milliseconds, from the argument that was given."""
     if timeout is None:
         return timeout_ms
     if timeout_ms is not None:
@@ -270,7 +270,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         """Like KafkaConsumer's `close`; it also writes `offsets_path` and `lineage_path`.
 
         Args:
-            autocommit: Commit the positions, if `enable_auto_commit` is set.
+            autocommit: Whether to commit the positions, if `enable_auto_commit` is set.
             timeout_ms: How long to wait for the commit and for leaving the group. Default: kafka-python's.
             timeout: The same time-out in seconds, as in the producer's `close`.
 
@@ -494,7 +494,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
                 raise reading.decisions.error(undecided)
 
     def _offer_positions(self, fate: Callable[[], OffsetsFate], lane: ProducerLane) -> tuple[Any, ...]:
-        """Return what an atomic batch of this lane needs to commit this consumer's offsets.
+        """Return the data with which an atomic batch of this lane commits this consumer's offsets.
 
         The result has four items: the positions after records that were returned and are in no batch yet; the group's
         metadata; for each partition, its reading (the uninterrupted run of records to which the position belongs); and
@@ -575,7 +575,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         return self._reading.status.health(closed=self._is_closed())
 
     def _readings(self) -> Iterable[MetricReading]:
-        """Return the readings that `kafkasafe.metrics` collects."""
+        """Return the values that `kafkasafe.metrics` collects."""
         return self._reading.status.readings(closed=self._is_closed())
 
     def metrics(self, raw: bool = False) -> Any:

@@ -250,8 +250,8 @@ class DataLost:
         records: Number of records in this range that came from this spool.
         reason: What revealed the loss: "ack", "sequence", "unknown producer", "log end" or "topic id".
         evidence: The observations that prove the loss.
-        restoring_records: Number of lost records that the spool still has and that the producer sends again. They keep
-            their own order, but come after all records that were appended since the loss.
+        restoring_records: Number of lost records that the spool still has and that the producer sends again. These
+            records keep their own order, but come after all records that were appended since the loss.
     """
 
     topic: str

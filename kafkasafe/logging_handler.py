@@ -3,7 +3,8 @@
 See docs/logging-handler.md.
 
 The thread that logs formats the record and puts it into a queue. The handler's own thread opens the producer and sends
-the record. So a thread that logs never waits for the producer's locks or disk, and the producer never logs on it.
+the record. So a thread that logs never waits for the producer's locks or disk, and the producer never logs on this
+thread.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ class KafkaHandler(logging.Handler):
         level: Lowest level.
         on_full: What to do with a record when the spool is full: "wait" for room (the queue waits, too), or "drop" the
             record.
-        queue_records: How many records may wait in memory until the spool accepts them. A `kill -9` loses them;
-            normally they wait for milliseconds.
+        queue_records: How many records may wait in memory until the spool accepts them. A `kill -9` loses these
+            records; normally they wait for milliseconds.
         block_ms: How long a thread that logs waits for room in the queue, milliseconds.
         close_ms: How long `close` waits until the spool has accepted the queued records, milliseconds. After that,
             `close` still waits a while for deliveries.
@@ -173,7 +174,7 @@ class KafkaHandler(logging.Handler):
         self._start()
 
     def _is_own(self, record: logging.LogRecord) -> bool:
-        """Return whether the producer of a handler logged the record. To send it would cause another such record."""
+        """Return whether a handler's producer logged the record. Sending it would cause another such record."""
         if record.threadName == _THREAD:
             return True
         clients = {each._configs["client_id"] or DEFAULT_CLIENT_ID for each in list(_HANDLERS)}
@@ -201,8 +202,8 @@ class KafkaHandler(logging.Handler):
             return True
         if self._stuck and room <= 0:
             return False
-        # Serve threads in order of arrival. Otherwise those that log later may take each free place before this one
-        # does.
+        # Serve threads in order of arrival. Otherwise threads that log later may take each free place before this
+        # thread does.
         place = object()
         line.append(place)
         try:
@@ -214,7 +215,7 @@ class KafkaHandler(logging.Handler):
                     return True
         finally:
             line.remove(place)
-        # From now on, threads do not wait until there is room again.
+        # From now on, threads do not wait for room, until the queue has room again.
         self._stuck = True
         return False
 
@@ -383,7 +384,7 @@ class KafkaHandler(logging.Handler):
 
 
 def _configures() -> bool:
-    """Return whether this thread holds `logging`'s own lock. The producer's threads would wait for it."""
+    """Return whether this thread holds `logging`'s own lock, for which the producer's threads would wait."""
     owned = getattr(getattr(logging, "_lock", None), "_is_owned", None)
     return owned is not None and bool(owned())
 

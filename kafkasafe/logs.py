@@ -5,8 +5,8 @@ Loggers: `kafkasafe.producer`, `kafkasafe.spool`, `kafkasafe.network`, `kafkasaf
 
 Every record has the attribute `event`, a name that does not change when the message is reworded. It also has those of
 the following attributes that are known: `client_id`, `lane`, `topic`, `partition`, `code`, `error` (name of the error),
-`attempt`, `pause_s`, `records`, `batches`, `position` and `path`. They are set by `extra`, so any JSON formatter shows
-them. No record contains an option's value, or a key or value of the application's records.
+`attempt`, `pause_s`, `records`, `batches`, `position` and `path`. The logger sets these attributes by `extra`, so any
+JSON formatter shows them. No record contains an option's value, or a key or value of the application's records.
 
 During an outage the same message would repeat. Therefore an event is logged at most once in ten seconds for each
 subject (such as a partition), and at most ten times in ten seconds for all subjects. The attribute `suppressed` of the
@@ -163,7 +163,7 @@ class _Foreign(logging.Filter):
         if threading.get_ident() not in own_threads or record.levelno < logging.INFO:
             return True
         if record.levelno < logging.WARNING and not record.name.startswith("kafka.net."):
-            return True  # it is about a consumer group: an outage does not repeat such records
+            return True  # the record is about a consumer group: an outage does not repeat such records
         return self._limiter.admit(record.name, str(record.msg)) is not None
 
 
@@ -196,7 +196,8 @@ def as_own_thread(run: Callable[[], None]) -> Callable[[], None]:
 
 
 def limit_foreign() -> None:
-    """Limit what kafka-python logs on kafkasafe's threads, and handle it `apart` on threads that log `apart`.
+    """Limit the records that kafka-python logs on kafkasafe's threads. On threads that are `apart`, handle these
+    records `apart`, too.
 
     kafka-python's log records from other threads are not changed.
     """
@@ -294,7 +295,7 @@ class _Apart(logging.Filter):
 
 @contextlib.contextmanager
 def apart() -> Iterator[None]:
-    """Context in which another thread handles what kafkasafe and kafka-python log on the current thread."""
+    """In this context, another thread handles the records that kafkasafe and kafka-python log on the current thread."""
     before = getattr(_thread, "apart", False)
     _thread.apart = True
     try:

@@ -282,7 +282,7 @@ def _build() -> dict[str, str]:
 
 
 class _Seen:
-    """A source and its last readings."""
+    """A source and its last values."""
 
     def __init__(self, source: Source) -> None:
         self.source = weakref.ref(source)
@@ -422,7 +422,7 @@ class _Cell:
 
 
 def _forked() -> None:
-    """Remove all sources in a forked child. They, and the thread that copies their readings, belong to the parent."""
+    """Remove all sources in a forked child. The sources, and the thread that copies their values, are the parent's."""
     global _lock
     _lock = threading.Lock()
     for collector in list(_installed.values()):

@@ -154,8 +154,8 @@ class EndOffsetTracker:
     ) -> dict[_Partition, int]:
         """Record the end offsets that `KafkaConsumer.end_offsets` returned, and return the end offsets to use.
 
-        Both dicts have (topic, partition) as keys. This method never returns a lower end offset than it, or `observe`,
-        returned for the partition before.
+        Both dicts have (topic, partition) as keys. This method never returns a lower end offset for a partition than
+        this method or `observe` returned before.
         """
         ends: dict[_Partition, int] = {}
         for at, offset in answered.items():
@@ -181,15 +181,15 @@ class EndOffsetTracker:
             topic: Topic name.
             partition: Partition number.
             offset: First offset of the log.
-            leader_epoch: Leader epoch of the answer, which is that of the first record; -1 if not known. Without an
+            leader_epoch: Leader epoch of the answer, that is, of the log's first record; -1 if not known. Without an
                 epoch, nothing can prove a lower answer.
             topic_id: Id of the topic, if known. If the id has changed, earlier answers no longer count.
             isolation_level: Isolation level for looking up end offsets. Answers are kept separately for each level.
 
         Returns:
-            A result like that of `observe`, except that the start of a recreated topic is a Value with `recreated`. If
-            a Held result has `ask_epoch`, send OffsetForLeaderEpoch and pass the answer to `prove_start`. Unproven:
-            see `accept_start`.
+            A result as from `observe`. One result differs: for the start of a recreated topic, it is a Value with
+            `recreated`. If a Held result has `ask_epoch`, send OffsetForLeaderEpoch and pass the answer to
+            `prove_start`. Unproven: see `accept_start`.
 
         Raises:
             ValueError: `offset` is negative, or the isolation level is unknown.

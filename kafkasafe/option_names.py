@@ -1,4 +1,4 @@
-"""Hints at the intended option, from names of other clients and from guesses; and sizes as text."""
+"""Guesses which option was intended, from names of other clients and from similar names. Parses sizes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Final
 
 __all__ = ["hint_for", "size_of", "snake"]
 
-# Each line: our options, then names that mean them. The hint is the first of our options that the client has, with the
-# text after the colon.
+# Each line has our options, then other names for them. The hint is the first of our options that the client has, with
+# the text after the colon.
 _ALIASES: Final = """
 bootstrap_servers = bootstrap_server metadata_broker_list broker_list brokers servers hosts
 spool_dir = spool_path spool_directory spool_folder spool_location data_dir queue_dir state_dir
@@ -122,20 +122,20 @@ _UNITS: Final = {
 
 
 def snake(name: str) -> str:
-    """As options are spelled here: "linger.ms", "linger-ms" and "lingerMs" are "linger_ms"."""
+    """Convert a name to kafkasafe's spelling: "linger.ms", "linger-ms" and "lingerMs" become "linger_ms"."""
     humps = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
     return humps.replace(".", "_").replace("-", "_").lower()
 
 
 def hint_for(name: str, known: Collection[str], *, others: Collection[str], other: str, page: str) -> str:
-    """A hint at the intended option, for an unknown one.
+    """Return a hint at the intended option, for the name of an unknown option.
 
     Args:
-        name: As it was given.
+        name: The unknown name, as it was given.
         known: The client's options.
-        others: Those of the other client.
-        other: The name of the other client.
-        page: Where the options are listed.
+        others: The options of the other client.
+        other: Name of the other client.
+        page: The page that lists the options.
     """
     plain = snake(name)
     meant, note = _MEANT.get(plain, (plain, ""))
@@ -152,10 +152,10 @@ def hint_for(name: str, known: Collection[str], *, others: Collection[str], othe
 
 
 def size_of(text: str) -> int:
-    """Bytes of "64MiB", "1 GiB", "500kB" (a thousand) or "4096".
+    """Convert a size such as "64MiB", "1 GiB", "500kB" (kB: 1000 bytes) or "4096" to bytes.
 
     Raises:
-        ValueError: It is not a size.
+        ValueError: The text is not a size.
     """
     found = _SIZE.fullmatch(text)
     if found is None or (found[3] and not found[2]):

@@ -65,7 +65,8 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
     _index: int
     _first: bool
     """The thread that adds the record's first callback deletes this attribute. If two threads try at the same time, one
-    of them fails, and adds its callback as a later one."""
+    of them fails, and adds its callback to the later callbacks.
+    """
     _UNLISTED = frozenset({"args", "error_on_callbacks"})
     __dir__ = tidy_dir
 
@@ -420,7 +421,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         self._transactions: Transactions | None = None
         parts = opened(config, self._before_start)
         self._pump = parts.delivery.pump
-        # `send` looks at these two. They spare it a step for each record.
+        # `send` reads these two attributes. They save a step for each record.
         self._plain = parts.form.plain and self._transactions is None
         self._open_batches = parts.accumulator.open_batches
         self._parts = parts
@@ -454,7 +455,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         Args:
             topic: Topic name.
             value: Bytes, or an object for `value_serializer`. None deletes the key from a compacted topic.
-            key: Bytes, or an object for `key_serializer`. It determines the partition as in KafkaProducer.
+            key: Bytes, or an object for `key_serializer`. The key determines the partition, as in KafkaProducer.
             headers: (str, bytes) tuples; a value may be None.
             partition: Partition number, instead of the partitioner's choice.
             timestamp_ms: Ms since the epoch. Default: the time at which the first record of its batch was accepted, at
@@ -498,7 +499,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             key, value, special, size = self._parts.form.prepare(
                 topic, value, key, headers, partition, timestamp_ms
             )
-        # No lock here: it would cost more than all the rest. See `OpenBatch`.
+        # Take no lock: it would cost more than the rest of this method. See `OpenBatch`.
         open_batch: OpenBatch | None = None
         index = -1
         try:
@@ -603,9 +604,9 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             DeliveryTimeoutError: With `spool="never"`: the cluster has not acknowledged all accepted records. Their
                 futures have the same error.
             WrongClusterError: The brokers belong to another cluster than the pending records. The records are on disk.
-            DataLossError: As for `flush`. One error for all losses that were not raised yet (`others`). If a check
-                for losses did not end in time, a WARNING says so (`data_loss_unknown`), and the next producer on the
-                directory repeats the check.
+            DataLossError: As for `flush`. `close` raises one error for all losses that were not raised yet; the error's
+                `others` has the further losses. If a check for losses did not end in time, a WARNING says so
+                (`data_loss_unknown`), and the next producer on the directory repeats the check.
             ValueError: The timeout is negative or nan. The producer is still open. After all other errors it is closed.
         """
         self._parts.shutdown.close(timeout)
@@ -632,10 +633,10 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         return self._parts.delivery.partitions(topic)
 
     def metrics(self, raw: bool = False) -> dict[str, Any]:
-        """Return counters since the start, {"kafkasafe": {name: value}}, and a few values with KafkaProducer's names.
+        """Return counters since the start as {"kafkasafe": {name: value}}, and a few values with KafkaProducer's names.
 
-        The latter are in "producer-metrics". They are rates and averages since the start; KafkaProducer's cover the
-        last minute only.
+        The latter are in "producer-metrics". They are rates and averages since the start; those of KafkaProducer cover
+        only the last minute.
         """
         return self._parts.delivery.counts(raw=raw)
 
@@ -648,7 +649,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         return self._parts.admission.health()
 
     def _readings(self) -> Iterable[Reading]:
-        """Return the readings that `kafkasafe.metrics` collects."""
+        """Return the values that `kafkasafe.metrics` collects."""
         return producer_readings(self._pump, closed=self._parts.lifecycle.closed is not None)
 
     def init_transactions(self) -> LastTransaction | None:
@@ -823,5 +824,5 @@ def future_of(producer: SafeProducer, open_batch: OpenBatch, index: int) -> Reco
 
 
 def parts_of(producer: SafeProducer) -> ProducerParts:
-    """Return the objects of a producer, for other clients that are built on them."""
+    """Return the objects of a producer, for other clients that use them."""
     return producer._parts

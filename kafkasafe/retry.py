@@ -32,18 +32,20 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class RetryEvent:
-    """A call failed. It will be repeated, or it is given up.
+    """A call failed, and will be repeated or given up.
 
     Attributes:
         call: Name of the function.
         partition: Key of the rate limit; None if none was given.
         attempt: Number of the failed attempt, from 1.
         elapsed_s: Seconds since the first attempt began.
-        pause_s: Seconds until the next attempt; longer if other calls wait for the same partition. None: there is none.
-        gave_up: Why there is none: `"deadline"`, `"attempts"`, or `"verdict"` (not retriable); None: there is one.
+        pause_s: Seconds until the next attempt; longer if other calls wait for the same partition. None: there is no
+            next attempt.
+        gave_up: Why there is no next attempt: `"deadline"`, `"attempts"`, or `"verdict"` (not retriable); None: there
+            is one.
         error: The exception.
-        verdict: The verdict of `kafkasafe.classify` on it. If its `refresh_metadata` is set, refresh the metadata in
-            the callback, because it runs before the pause.
+        verdict: The verdict of `kafkasafe.classify` on the exception. If its `refresh_metadata` is set, refresh the
+            metadata in the callback, because it runs before the pause.
     """
 
     call: str
@@ -135,8 +137,8 @@ class RetryPolicy:
         first_ms: Upper bound of the first pause. It doubles with each failure.
         max_ms: Upper bound of any pause of the back-off.
         rate_per_s: While a partition fails, all calls together make at most this many attempts for it in a second. A
-            success removes the limit. For calls without a partition the limit applies to each call. 10 is the value of
-            the design and of KIP-1007 (KAFKA-19599 reports 9,000 fetches a second).
+            success removes the limit. For calls without a partition the limit applies to each call. The default, 10, is
+            the value of KIP-1007 (KAFKA-19599 reports 9,000 fetches a second).
         api: The request kind for `classify`; None: any.
         on_retry: Gets a `RetryEvent` for every failed attempt, in the thread or task of the call, before the pause. If
             it raises, this is logged and ignored.
@@ -178,7 +180,7 @@ class RetryPolicy:
         self._max_s = _number("max_ms", max_ms) / 1000
         self._least_s = 1 / _number("rate_per_s", rate_per_s)
         if deadline_ms is None and attempts is None:
-            # P6 of the design: nothing is retried forever unless the user requests it.
+            # P6 of docs/promises.md: nothing is retried forever unless the user requests it.
             raise ConfigError(
                 "deadline_ms and attempts are both None: a call would be repeated forever; set one"
             )
@@ -209,7 +211,7 @@ class RetryPolicy:
         """Decorates a function or coroutine function, so that this policy repeats it. Its signature does not change.
 
         Raises:
-            UsageError: It is a generator function. Values that it has yielded cannot be taken back.
+            UsageError: The function is a generator function. Values that it has yielded cannot be taken back.
         """
         return self.on(None)(function)
 
@@ -271,8 +273,10 @@ class RetryPolicy:
     # --- the rate limit ---
 
     def _turn_s(self, key: Hashable, limit_s: float) -> float | None:
-        """Takes a turn for `key`, and returns the seconds until it. If that exceeds `limit_s`, takes none: None."""
-        # Usually nothing fails. Then a look-up is enough, without the lock.
+        """Takes a turn for `key`, and returns the seconds until it. If these exceed `limit_s`, takes no turn and
+        returns None.
+        """
+        # Usually no partition fails. In that case a look-up without the lock is enough.
         if key not in self._next_turn:
             return 0.0
         with self._lock:
@@ -355,7 +359,9 @@ class _Call:
     # --- the rate limit ---
 
     def _turn_s(self) -> float:
-        """Seconds until this call's next attempt may begin. Raises its last error if that is after the deadline."""
+        """Returns the seconds until this call's next attempt may begin. Raises the last error if that is after the
+        deadline.
+        """
         if self._partition is None:
             return 0.0
         deadline_s = self._policy._deadline_s
@@ -463,11 +469,13 @@ class _Call:
         try:
             self._policy._on_retry(event)
         except Exception:
-            # It is the user's function, and must not affect the result of the call.
+            # `on_retry` is the user's function. Its error must not affect the result of the call.
             log.exception("on_retry failed for %s", event, event="hook_failed")
 
     def _note(self, error: Exception) -> None:
-        """Adds a note about the attempts to the raised error, once: a function may always raise the same object."""
+        """Adds a note about the attempts to the raised error, but only once, because a function may always raise the
+        same object.
+        """
         if self._tries < 2:
             return
         kept = [note for note in getattr(error, "__notes__", ()) if not note.startswith(_NOTE)]

@@ -1,8 +1,8 @@
 """The counters of producers and consumers, and the definitions of the metrics made from them.
 
 Counters are plain numbers in dicts. One thread writes them (the pump's, or the one that polls a consumer), and any
-thread may read a copy, so an increment needs no lock. Prometheus's own objects take a lock for each increment; they are
-made from these counters during a scrape.
+thread may read a copy, so an increment needs no lock. Prometheus's own objects take a lock for each increment. So they
+are only made from these counters, during a scrape.
 
 Other sources (such as a Spark query) have their own `Definition`s and yield `Reading`s of them.
 """
@@ -97,10 +97,11 @@ class Definition:
         kind: Prometheus's type of the metric.
         text: HELP text.
         labels: Labels in addition to `client_id`.
-        merge: How gauges with the same labels are combined: those of two producers with one client id, or of several
-            processes.
+        merge: How gauges with the same labels are combined. Two producers with one client id have the same labels, and
+            so may several processes.
         left: For a gauge: the value that a closed source shows if several processes are scraped as one.
-        per_partition: Shown only after `install(..., partitions=True)`, because the number of partitions is unbounded.
+        per_partition: Whether the family is shown only after `install(..., partitions=True)`, because the number of
+            partitions is unbounded.
     """
 
     name: str
@@ -445,7 +446,7 @@ class RetryStats:
         self.exhausted: collections.Counter[str] = collections.Counter()
 
     def retry_readings(self) -> Iterator[Reading]:
-        """Yield the readings of these three counters."""
+        """Yield the values of these three counters."""
         for pair, count in self.retries.copy().items():
             yield RETRIES["retries"], pair, count
         for api, seconds in self.backoff_s.copy().items():
@@ -470,12 +471,12 @@ class Stats(RetryStats):
         atomic_batches_asked: How often the cluster was asked about the transaction of an atomic batch.
         unit_failures: By action of an atomic batch: how often it failed.
         sent_batches: Number of batches in requests, repetitions included.
-        resent_batches: Number of batches in requests that repeat an earlier one.
+        resent_batches: Number of batches in requests that repeat an earlier request.
         gathered_batches: Number of small batches that were joined to larger ones.
         undecidable_batches: Number of batches whose presence in the log could not be determined.
         in_doubt_asked: Number of batches in doubt about which the cluster was asked.
         produce_failures: Number of batches whose request got no response.
-        produce_errors: By error code: number of batches whose response had it.
+        produce_errors: By error code: number of batches whose response had this code.
         pauses: How often delivery or a transaction was put off because of an error.
         rejected_not_kept: How often rejected records could not be written to rejected/.
         spool_write_errors: Number of writes to the spool that failed.
@@ -522,7 +523,7 @@ class Stats(RetryStats):
         self.ack = Histogram()
 
     def named(self) -> dict[str, int]:
-        """Return what `SafeProducer.metrics()` shows of these counters. A counter that is 0 is left out."""
+        """Return these counters in the form of `SafeProducer.metrics()`. A counter that is 0 is left out."""
         outcomes: collections.Counter[str] = collections.Counter()
         for (_, outcome), count in self.records.copy().items():
             outcomes[outcome] += count
@@ -558,7 +559,8 @@ class Stats(RetryStats):
 class ConsumerStats(RetryStats):
     """Counters of a SafeConsumer.
 
-    A thread other than the one that polls may look up offsets. Then an increment may be lost, but nothing worse.
+    A thread other than the one that polls may look up offsets. In this case an increment may be lost, which is
+    harmless.
 
     Attributes:
         resets: By (topic, reason): positions set by `auto_offset_reset`.
@@ -593,9 +595,9 @@ class PartitionProgress:
         position: Next offset that the consumer will return; None if not known yet.
         end_offset: Highest known end offset; None if not known yet.
         not_ready_s: How long fetches have been failing, seconds; None if they work.
-        undecided: Records that were read are missing from the log, or the position is out of range, and the application
-            has not chosen another position.
-        remote: Fetches fail, and the position is known to be in remote storage.
+        undecided: Whether the application must choose another position, because records that were read are missing from
+            the log or the position is out of range.
+        remote: Whether fetches fail and the position is known to be in remote storage.
     """
 
     position: int | None

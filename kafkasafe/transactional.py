@@ -1,8 +1,9 @@
 """KafkaProducer's transactional methods and errors, implemented with atomic batches (`kafkasafe.atomic`).
 
-The records sent between `begin_transaction` and `commit_transaction` are one atomic batch. It stays in memory until
-`commit_transaction`. Then the whole batch is written to disk before any of its records is sent, and it is delivered as
-a whole even after crashes. So an aborted transaction leaves nothing in any log, and a committed one survives an outage.
+The records sent between `begin_transaction` and `commit_transaction` are one atomic batch. The batch stays in memory
+until `commit_transaction`. Then the whole batch is written to disk before any of its records is sent, and it is
+delivered as a whole even after crashes. So an aborted transaction leaves nothing in any log, and a committed one
+survives an outage.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class State(enum.Enum):
 
 _FROM: Final[Mapping[State, frozenset[State]]] = {
     State.IN_TRANSACTION: frozenset({State.READY}),
-    # COMMITTING may also follow itself: if a commit_transaction() was interrupted, a repeated call continues that
+    # COMMITTING may follow itself: if a commit_transaction() was interrupted, a repeated call continues the same
     # commit.
     State.COMMITTING_TRANSACTION: frozenset({State.IN_TRANSACTION, State.COMMITTING_TRANSACTION}),
     State.ABORTING_TRANSACTION: frozenset({State.IN_TRANSACTION, State.ABORTABLE_ERROR}),
@@ -170,7 +171,9 @@ def _later(
 
 
 class Transactions:
-    """The transactions of a producer with a `transactional_id`. Only for one thread at a time, like KafkaProducer's."""
+    """The transactions of a producer with a `transactional_id`. As with KafkaProducer, only one thread may use them at
+    a time.
+    """
 
     def __init__(self, parts: ProducerParts) -> None:
         self._parts = parts

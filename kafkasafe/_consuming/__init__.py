@@ -1,10 +1,12 @@
 """The decisions of `kafkasafe.consumer.SafeConsumer` about positions (see docs/design-consumer.md).
 
-Each object gets those that it uses when it is made, and `reading.py` makes them all. From the leaves up:
+Each object gets the objects that it uses as constructor arguments; `reading.py` makes all of them. The modules, each
+after those that it uses:
 
-- `polls.py`, `reports.py`, `following.py`: the program's polls, where events go, and which followers are read from.
+- `polls.py`, `reports.py`, `following.py`: the program's polls, the destinations of events, and the followers from
+  which the consumer may read.
 - `headers.py`, `failures.py`, `history.py`, `partition.py`: the state of one partition.
-- `port.py`: what they need of kafka-python. `kafkasafe.kafkapython.adapter` implements it.
+- `port.py`: the interface to kafka-python. `kafkasafe.kafkapython.adapter` implements it.
 - `connections.py`, `log_checks.py`, `look_ups.py`: our own connections, and the procedures that ask brokers over them.
 - `keeper.py`, `parts.py`, `commits.py`, `decisions.py`, `rereading.py`, `status.py`: kept histories, committed
   offsets, raised errors, partitions to read again, and the state for probes.

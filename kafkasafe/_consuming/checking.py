@@ -1,4 +1,4 @@
-"""Check positions after a change of leaders: the new leader may have another log than the former one."""
+"""Check positions after a change of leaders: the new leader's log may differ from the former leader's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Checking"]
 
 
 class Checking:
-    """Begins the checks of one consumer's positions. The polling thread calls it.
+    """Begins the checks of one consumer's positions. Only the polling thread calls this object.
 
     Args:
         port: Gives the metadata.
@@ -44,7 +44,7 @@ class Checking:
             part = self._parts.of(tp)
             if part is None:
                 continue
-            # Before the position is fetched from: an interrupt may have left it in a state without its procedure.
+            # An interrupt may have left the position in a state without its procedure. Mend that before the next fetch.
             part.mend()
             if part.at.activity is not Activity.IDLE or part.state.position is None:
                 continue
@@ -55,13 +55,13 @@ class Checking:
                     # metadata here, because kafka-python only does so when it fetches a partition without a leader.
                     self._moves.on(tp, part, PositionEvent.LEADER_UNKNOWN)
             elif leadership[0] in part.history.former_ids:
-                # The metadata are older than what this consumer knows.
+                # These metadata are older than those that this consumer has seen.
                 self._moves.on(tp, part, PositionEvent.LEADER_UNKNOWN)
             elif part.is_due(leadership):
                 self.check(tp, part, leadership)
 
     def check(self, tp: TopicPartition, part: AssignedPartition, leadership: Leadership) -> None:
-        """Check the position of a partition, which no procedure is about."""
+        """Check the position of a partition. No procedure is running for this position."""
         position = part.state.position.offset
         part.looked()
         if part.history.reaches_below(position):
@@ -78,7 +78,7 @@ class Checking:
             self._begin_at_its_start(tp, part, position)
 
     def _begin_at_its_start(self, tp: TopicPartition, part: AssignedPartition, position: int) -> None:
-        """Go to the start of a recreated topic, if nothing was read of the former one.
+        """Go to the start of a recreated topic, if no record of the former topic was read.
 
         1. The consumer begins at the end of the log, offset 10. The topic is deleted and created again.
         2. The new topic gets 15 records. All of them are newer than the position.

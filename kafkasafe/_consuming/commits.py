@@ -18,7 +18,7 @@ _NOTHING_UNHANDED: Final[Mapping[TopicPartition, int]] = {}
 
 
 class Commits:
-    """Decides about the commits of one consumer. Any thread may call it.
+    """Decides about the commits of one consumer. Any thread may call the methods.
 
     Args:
         port: kafka-python.
@@ -34,7 +34,7 @@ class Commits:
         self._carries_lineage = True
 
     def stop_describing(self) -> None:
-        """The brokers refuse lineages as metadata of committed offsets: commit without them from now on."""
+        """Commit offsets without lineages from now on, because the brokers refuse lineages as commit metadata."""
         with self._lock:
             self._carries_lineage = False
 
@@ -68,17 +68,17 @@ class Commits:
     def committable(
         self, unhanded: Mapping[TopicPartition, int] = _NOTHING_UNHANDED
     ) -> dict[TopicPartition, Any]:
-        """Return the positions for commits that name no offsets.
+        """Return the positions for commits that name no offsets, except those that must be left out.
 
-        `unhanded` has, by partition, the first offset that was fetched and not returned to the application.
+        `unhanded` maps partitions to the first offset that was fetched but not returned to the application.
 
         1. The consumer reads offsets 0 to 9. The topic is deleted and created again, with 15 records.
         2. `poll` raises LogDivergedError. The application does not seek, and an automatic commit is due.
         3. Both logs have leader epoch 0. The next incarnation would accept offset 10, and skip 0 to 9.
 
         So a position is left out while the application has not decided and the position looks like one of the new log.
-        It is also left out once the metadata name another topic, until that is checked. A commit that was sent before
-        that carries the id of the topic that was read (`_described`).
+        When the metadata name another topic, the position is also left out until it was checked. Earlier commits carry
+        the id of the topic that was read (`_described`).
         """
         return self._port.consumed(unhanded, self._is_allowed)
 

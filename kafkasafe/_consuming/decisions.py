@@ -1,4 +1,4 @@
-"""Partitions that wait for a decision of the application, and the errors that say so."""
+"""Partitions that wait for a decision of the application, and the errors that report this."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Decisions"]
 
 
 class Decisions:
-    """Knows which partitions wait for a decision of the application. The polling thread calls it.
+    """Knows which partitions wait for a decision of the application. Only the polling thread calls this object.
 
     Args:
         port: Gives the assignment.
@@ -38,7 +38,7 @@ class Decisions:
                 continue
             position = part.state.position
             if position is None or position.offset != part.position:
-                # The position moved, but not by a decision: check the new position, too.
+                # Something other than a decision moved the position. Check the new position, too.
                 part.on(PositionEvent.MOVED)
                 continue
             found.append(part)
@@ -51,7 +51,7 @@ class Decisions:
         part.raised(time.monotonic())
         if part.error is None:  # pragma: no cover - that is what `due` means
             raise RuntimeError("nothing is undecided")
-        # A new traceback each time, instead of one that grows.
+        # Raise the error with a new traceback each time. Otherwise its traceback would grow.
         return part.error.with_traceback(None)
 
     def has_others(self) -> bool:

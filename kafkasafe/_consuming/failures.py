@@ -1,4 +1,4 @@
-"""The failed fetches of one partition, and how long it is not fetched after them."""
+"""The failed fetches of one partition, and the pause after them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ class Failures:
 
     Attributes:
         count: Number of consecutive failed fetches.
-        since: When the first of them failed.
-        code: Error code of the last one.
+        since: When the first of these fetches failed.
+        code: Error code of the last of them.
         reason: The meaning of this code.
-        reported_code: Error code of the last event about failures; 0: none.
+        reported_code: Error code in the latest event about failures; 0 without such an event.
         overdue_since: When fetches began to fail, or when `poll` last raised an error about it.
-        remote: Whether the position is in remote storage; None: not known yet. Only checked after a failed fetch.
+        remote: Whether the position is in remote storage; None: not known yet. The consumer asks only after a failed
+            fetch.
         rest_until: The partition is not fetched before this time.
     """
 
@@ -29,14 +30,14 @@ class Failures:
         self.remote: bool | None = None
 
     def failed(self, code: int, reason: str, now: float) -> None:
-        """A fetch has failed."""
+        """Note that a fetch has failed."""
         if self.count == 0:
             self.since = self.overdue_since = now
         self.count += 1
         self.code, self.reason = code, reason
 
     def ended(self) -> None:
-        """A fetch has succeeded, so the partition is fetched without a pause."""
+        """Note that a fetch has succeeded. The pause after failures ends."""
         self.count = self.reported_code = 0
         self.remote = None
         self.rest_until = 0.0
@@ -54,9 +55,9 @@ class Failures:
         self.overdue_since = now
 
     def located(self, *, remote: bool) -> None:
-        """The leader has answered whether the position is in remote storage."""
+        """Note the leader's answer: whether the position is in remote storage."""
         self.remote = remote
 
     def moved(self) -> None:
-        """The position is another one, which may be elsewhere."""
+        """Note a new position. It may or may not be in remote storage."""
         self.remote = None

@@ -1,4 +1,4 @@
-"""Which partitions are read from followers (KIP-392), for the polling thread and for kafka-python's I/O thread."""
+"""Decides which partitions are read from followers (KIP-392). The polling thread and kafka-python's I/O thread ask."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_LATE_ERRORS: Final = 1000
 
 
 class Following:
-    """The rules of `followers` for one consumer. Any thread may call it. Times are monotonic seconds.
+    """Applies the rules of `followers` for one consumer. Any thread may call the methods. Times are monotonic seconds.
 
     Args:
         max_wait_s: `fetch_max_wait_ms`, in seconds: how long a broker may wait for records.
@@ -33,21 +33,21 @@ class Following:
 
     @property
     def patience_s(self) -> float:
-        """How long a follower may take for an answer."""
+        """How long a follower may take to answer."""
         return self._followers.patience_s
 
     def due_s(self, now: float) -> float | None:
-        """Return the seconds until a follower owes its answer for too long; None: none was asked."""
+        """Return the seconds until the first answer of a follower is overdue; None if no follower was asked."""
         with self._lock:
             return self._followers.due_s(now)
 
     def leave(self, partitions: Iterable[TopicPartition], now: float) -> None:
-        """Read these from their leaders alone for a while."""
+        """Read these partitions only from their leaders for a while."""
         with self._lock:
             self._followers.leave(partitions, now)
 
     def leaves(self, partitions: Iterable[TopicPartition], now: float) -> bool:
-        """Return whether one of these is read from its leader alone."""
+        """Return whether one of these partitions is read only from its leader."""
         with self._lock:
             return any(self._followers.leaves(tp, now) for tp in partitions)
 
@@ -57,26 +57,28 @@ class Following:
             return self._followers.hang(now)
 
     def asked(self, node: int, partitions: Iterable[TopicPartition], now: float) -> None:
-        """A fetch goes to a follower, for these partitions."""
+        """Note that a fetch for these partitions is sent to a follower."""
         with self._lock:
             self._followers.asked(node, partitions, now)
 
     def answered(self, node: int) -> None:
-        """The fetch to this broker has ended."""
+        """Note that the fetch to this broker has ended."""
         with self._lock:
             self._followers.answered(node)
 
     def failed(self, node: int, now: float) -> bool:
-        """The fetch to this broker has failed. Return whether partitions are left for that."""
+        """Note that the fetch to this broker has failed. Return whether its partitions are read only from their leaders
+        now.
+        """
         with self._lock:
             return bool(self._followers.failed(node, now))
 
     def note_errors(self, node: int, rows: Iterable[tuple[TopicPartition, Any]]) -> None:
-        """Note which errors of this broker's response come too late: its partitions have been left.
+        """Note errors in an overdue response: the consumer reads these partitions from their leaders already.
 
         Args:
             node: The broker.
-            rows: What the response has of each partition with an error.
+            rows: The partitions with an error, and their rows in the response.
         """
         with self._lock:
             self._late.extend(row for tp, row in rows if self._followers.was_left(node, tp))

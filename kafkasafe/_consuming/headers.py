@@ -25,7 +25,7 @@ class _Header:
     """Fields of the header of a batch, or of a message in a format before 2.
 
     Attributes:
-        base_offset: First offset. For an old compressed message the last one, because its header has no other.
+        base_offset: First offset. For an old compressed message: its last offset, the only one in its header.
         last_offset: Last offset (inclusive).
         epoch: Leader epoch; -1 if there is none.
         crc: Checksum.

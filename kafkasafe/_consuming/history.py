@@ -1,4 +1,4 @@
-"""The history of the records that were read of one partition: what a log is compared with."""
+"""The history of the records that were read of one partition. The leader's log is compared with it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class History:
     Attributes:
         lineage: Leader epochs of the records read.
         marks: The latest batches that were read, for logs whose leader epochs do not prove enough.
-        topic_id: Id of the topic that was read, even while another topic has the name and no decision was made.
+        topic_id: Id of the topic that was read. It stays the same while another topic has the name and the application
+            has not decided.
         former_ids: Ids of deleted topics of that name. kafka-python's metadata may still have them.
     """
 
@@ -69,7 +70,7 @@ class History:
         return HistoryCopy(self.lineage.copy(), self.marks.marks, self.topic_id, frozenset(self.former_ids))
 
     def remembered(self, end: int | None) -> Remembered:
-        """Return what a later assignment needs to know.
+        """Return the history in the form that is kept for a later assignment.
 
         Args:
             end: Leave out records from this offset on; None: keep everything.
@@ -105,7 +106,7 @@ class History:
             self.lineage.forget_before(start)
 
     def restart(self, start: int) -> None:
-        """Forget the leader epochs. The next record that is read is at this offset."""
+        """Forget the leader epochs. The next record to be read is at this offset."""
         with self._lock:
             self.lineage = Lineage((), start)
 
@@ -115,23 +116,25 @@ class History:
             self.lineage, self.marks = Lineage(), BatchMemory()
 
     def forget_unread_topic(self) -> None:
-        """If nothing was read, the position belongs to the topic that has the name now."""
+        """Forget the id of the topic if nothing of it was read. The position then belongs to the topic that has the
+        name now.
+        """
         if not self.lineage.entries:
             with self._lock:
                 self.topic_id = None
 
     def restore(self, metadata: str | None, epoch: int, offset: int) -> None:
-        """Take the history that a committed offset carries, unless the present one is the better one.
+        """Replace the history by the one that a committed offset carries, unless the present one is better.
 
         Args:
             metadata: Metadata of the committed offset.
-            epoch: Its leader epoch; -1 if it has none.
+            epoch: Leader epoch of the committed offset; -1 without one.
             offset: The committed offset.
         """
         with self._lock:
             lineage, topic_id = _restored(metadata, epoch, offset, self.lineage)
             if lineage is not self.lineage:
-                # The member that committed it may have read another topic of this name, or another log.
+                # The member that committed the offset may have read another topic of this name, or another log.
                 self.lineage, self.topic_id, self.marks = lineage, topic_id, BatchMemory()
 
     def observe(self, records: Any, fetched: int, *, marked: bool) -> bool:
@@ -140,7 +143,7 @@ class History:
         Args:
             records: Bytes of the batches.
             fetched: The offset that was fetched. The first batch may begin before it.
-            marked: Remember the batches themselves, too.
+            marked: Whether to remember the batches themselves, too.
         """
         run_epoch, run_start, run_end = UNDEFINED, -1, -1
         expected = fetched
@@ -150,7 +153,8 @@ class History:
                 if end <= start:
                     continue
                 if marked or batch.epoch < 0:
-                    # An old compressed message has only its last offset. Its first one follows the message before.
+                    # An old compressed message has only its last offset. Its first record follows the preceding
+                    # message.
                     base = expected if batch.wrapped else batch.base_offset
                     self.marks.observe(BatchMark(min(base, batch.last_offset), batch.last_offset, batch.crc))
                 expected = end
@@ -179,7 +183,7 @@ def _restored(
     try:
         lineage, topic_id = Lineage.decode(metadata or ""), decode_topic_id(metadata or "")
     except LineageError:
-        pass  # the application's own metadata, or none
+        pass  # the offset has the application's own metadata, or none
     else:
         lineage.truncate(offset)
         return lineage, topic_id
@@ -187,5 +191,5 @@ def _restored(
         remembered.epoch_at(offset - 1) == epoch or (epoch == UNDEFINED and offset <= remembered.end_offset)
     ):
         return remembered, None
-    # Other members have read the partition since then.
+    # Other members have read the partition since the remembered history ended.
     return Lineage.resumed(epoch, offset), None

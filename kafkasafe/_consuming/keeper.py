@@ -16,18 +16,18 @@ from kafkasafe.history.memory import Remembered
 
 __all__ = ["HistoryKeeper"]
 
-# Shortest time between two writes of the file; then the same after a failed write.
+# Shortest time between two writes of the file, in seconds: first after a successful write, then after a failed one.
 _SAVE_S: Final = 1.0
 _SAVE_AGAIN_S: Final = 10.0
 
 
 class HistoryKeeper:
-    """Keeps the histories of one consumer. The polling thread calls it.
+    """Keeps the histories of one consumer. Only the polling thread calls this object.
 
     Args:
         path: The option `lineage_path`.
-        memory: The file of this path; in memory without one.
-        client_id: The consumer's, for the log.
+        memory: The histories in the file at `path`; only in memory without a path.
+        client_id: The consumer's client id, for the log.
         reports: Counts failed writes.
     """
 
@@ -42,7 +42,7 @@ class HistoryKeeper:
 
     @property
     def is_due(self) -> bool:
-        """Whether the file is to be written now."""
+        """Whether the file should be written now."""
         return self._path is not None and time.monotonic() >= self._save_due
 
     def known(self, tp: TopicPartition) -> Remembered | None:
@@ -54,8 +54,8 @@ class HistoryKeeper:
 
         Args:
             tp: The partition.
-            part: Its state.
-            least: Records before this offset were returned, though the position may be before it.
+            part: State of the partition.
+            least: Keep at least the history up to this offset: all records before it were returned to the application.
         """
         position = part.state.position
         # Without a position (during a reset) keep the whole history.
@@ -71,7 +71,7 @@ class HistoryKeeper:
 
         Args:
             parts: All partitions.
-            records: Records that are returned next, and are not covered by the positions.
+            records: Records that are about to be returned. The positions do not include them.
 
         Raises:
             OSError: The file could not be written. It keeps its former contents.
@@ -90,7 +90,7 @@ class HistoryKeeper:
         try:
             self.save(parts, records)
         except OSError:
-            # Reading goes on: a missing file only means that the next run knows less. `close` raises the error.
+            # Continue to read: without the file, only the next run knows less. `close` raises the error.
             log.exception(
                 "%s could not be written",
                 self._path,

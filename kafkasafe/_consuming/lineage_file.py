@@ -1,4 +1,4 @@
-"""The file in which a consumer stores what it has read, for the next run of its process."""
+"""The file in which a consumer stores the histories of the records it has read, for the next run of its process."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class LineageMemory:
     """The histories of partitions that are not assigned now, or were read in an earlier run. Not thread-safe.
 
     Args:
-        path: The file; None: remember it only during this run.
+        path: The file; None: keep the histories only in memory.
         files: The disk, for tests.
 
     Raises:
-        LineageFileError: The file cannot be used, or another consumer has it. It was not changed.
+        LineageFileError: The file cannot be used, or another consumer uses it. It was not changed.
         OSError: The file, or the lock next to it, cannot be opened.
     """
 
@@ -66,10 +66,10 @@ class LineageMemory:
             self._known[topic, partition] = known
 
     def save(self) -> bool:
-        """Writes everything that is remembered. Durable on return. Returns whether there was anything new.
+        """Writes all remembered histories. They are durable on return. Returns whether anything had changed.
 
         Raises:
-            OSError: It could not be written. The previous content has not changed.
+            OSError: The file could not be written. The previous content has not changed.
         """
         if self._path is None or self._lock is None:
             return False

@@ -1,6 +1,6 @@
 """Procedures that look up facts of the leader's log: its bounds, and whether it has the records that were read.
 
-They are generators of requests and pauses. They change no position.
+The procedures are generators of requests and pauses. They change no position.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ from kafkasafe.offsets import EndOffsetTracker, IsolationLevel
 
 __all__ = ["LogChecks", "code_error", "ignore"]
 
-# NOT_LEADER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH: the leader has changed, or knows another epoch.
+# NOT_LEADER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH: another broker leads, or the leader has another epoch.
 _OTHER_LEADER: Final = frozenset({6, 74, 75})
 _NOTHING: Final = Unknown("nothing was asked")
-# Pause between look-ups of a held end offset, seconds.
+# Pause between look-ups of an end offset while a lower answer is not believed, seconds.
 _SETTLE_S: Final = 0.5
 
 
@@ -61,11 +61,11 @@ class LogChecks:
     Args:
         network: Returns our own connections.
         lookups: Look-ups of offsets.
-        port: Gives kafka-python's metadata, which are apart from those of our connections.
+        port: Gives kafka-python's metadata. They are separate from the metadata of our connections.
         reports: Takes events, and counts retries.
         tracker: Remembers earlier end offsets.
         hold_timeout_s: How long a lower end offset is not believed, seconds.
-        isolation: Which end of a log counts.
+        isolation: Isolation level. With 1 (read_committed), the end of a log is its last stable offset.
     """
 
     def __init__(
@@ -98,7 +98,9 @@ class LogChecks:
         return ResetTo(strategy, end, start)
 
     def _settled_end(self, tp: TopicPartition) -> Procedure[int]:
-        """Find an end offset to go on from. A held offset beyond the real end would be out of range at once."""
+        """Find an end offset from which the consumer can continue. The result is never beyond the leader's log end,
+        because that position would be out of range at once.
+        """
         began = time.monotonic()
         while True:
             end = yield from self._end(tp, ignore)
@@ -128,7 +130,7 @@ class LogChecks:
         return LogRange(start, end, walked)
 
     def _start(self, tp: TopicPartition) -> Procedure[int]:
-        """Look up where the leader's log begins now, without regard to earlier answers."""
+        """Look up where the leader's log begins now, regardless of earlier answers."""
         return (yield from self._lookups.listed(*tp, EARLIEST)).offset
 
     def _end(self, tp: TopicPartition, note: Note) -> Procedure[int]:
@@ -142,8 +144,8 @@ class LogChecks:
 
         1. Topic A was read. It is deleted and created again as B, then as C.
         2. kafka-python's metadata are from the time of B. The fresh metadata have C, and the walk ends with C.
-        3. The next check would take B for a topic after C. From then on C would be a former topic, and all later
-           metadata, which name C, would be taken for outdated ones: the partition would never be read again.
+        3. The next check would take B for a topic after C. From then on C would count as a former topic, and all later
+           metadata, which name C, as outdated: the partition would never be read again.
         """
         topic_id = read.topic_id
         tries = 0
@@ -152,7 +154,7 @@ class LogChecks:
             # kafka-python's metadata may be minutes old.
             info = yield from self._fresh(tp.topic)
             leader = info.partitions.get(tp.partition)
-            # And this broker may have older metadata than the one that answered kafka-python.
+            # The broker that answered us may also have older metadata than the broker that answered kafka-python.
             ids = {info.topic_id if any(info.topic_id) else None, leadership[0] if leadership else None}
             others = ids - {None, topic_id}
             if ids & read.former_ids or len(others) > 1:
@@ -203,7 +205,7 @@ class LogChecks:
             while (epoch := walk.query()) is not None:
                 answer = yield from self._lookups.epoch_end(*tp, epoch, current)
                 walk.answer(answer.leader_epoch, answer.end_offset)
-        except kafka_errors.IllegalStateError:  # closed meanwhile
+        except kafka_errors.IllegalStateError:  # the consumer was closed meanwhile
             raise
         except kafka_errors.KafkaError as error:
             # Brokers before 2.3 do not allow every client to ask about epochs.
@@ -222,7 +224,7 @@ class LogChecks:
                 case ((Unknown() | Same() | None), (Same() | Diverged()) as found):
                     return LogCompared(found, current, rounds)
                 case _:
-                    pass  # keep the result of the epochs
+                    pass  # keep the result of the comparison by epochs
         if isinstance(outcome, Unknown) and walk.steps:
             ours = lineage.copy()
             ours.truncate(position)
@@ -251,7 +253,7 @@ class LogChecks:
             answer = yield from self._batch_at(tp, offset, current)
             found = next((each for each in headers(answer.records) if each.last_offset >= offset), None)
             if found is None:
-                # The batch is above the high watermark: a new leader is catching up. No fetch would succeed now.
+                # The batch is above the high watermark: a new leader is catching up. A fetch would not succeed yet.
                 yield Pause(pause_s(tries))
                 tries += 1
                 continue
@@ -298,7 +300,7 @@ class LogChecks:
 
 
 def _all_gone(lineage: Lineage, position: int, log_end: int) -> Diverged:
-    """Return the divergence for a topic that was replaced by another one of the same name."""
+    """Return the divergence for a topic that another topic of the same name has replaced."""
     ours = lineage.copy()
     ours.truncate(position)
     first, last = ours.start_offset, ours.end_offset - 1

@@ -1,4 +1,4 @@
-"""Look-ups of the offsets of many partitions at the same time, for the users' methods."""
+"""Look up the offsets of many partitions at the same time, for the consumer's public methods."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _REMOTE_AGAIN_S: Final = 1.0
 _SAVE_AGAIN_S: Final = 10.0
 
 Found = tuple[dict[TopicPartition, Any], dict[TopicPartition, Exception]]
-"""The offsets by partition, and the reasons for those without."""
+"""The offsets by partition, and the errors of partitions without an offset."""
 
 
 class OffsetLookUps:
@@ -40,8 +40,8 @@ class OffsetLookUps:
         lookups: The procedures, one for each partition.
         tracker: Remembers earlier answers.
         path: The option `offsets_path`: the file of the tracker.
-        client_id: The consumer's, for the log.
-        timeout_ms: Used if a call names none.
+        client_id: The consumer's client id, for the log.
+        timeout_ms: The time-out of calls that name no other.
         reports: Counts look-ups that time out.
     """
 
@@ -112,12 +112,11 @@ class OffsetLookUps:
         """Run the procedures until they have ended, or until the time is over.
 
         Raises:
-            KafkaError: A partition has no offset, and not `partial`.
+            KafkaError: A partition has no offset, and `partial` is false.
         """
         timeout_s = seconds_of(self._timeout_ms if timeout_ms is None else timeout_ms)
         deadline = time.monotonic() + timeout_s
-        # Each call has its own `ProcedureRunner`, which runs the look-ups, because several threads may call at the same
-        # time.
+        # Each call has its own `ProcedureRunner`, because several threads may call at the same time.
         runner = ProcedureRunner()
         troubles = {tp: _Trouble(tp, runner, self._lookups) for tp in procedures}
         begun = runner.begin_all(make(troubles[tp].note) for tp, make in procedures.items())
@@ -140,18 +139,21 @@ class OffsetLookUps:
             else:
                 answered[tp] = inquiry.result
         if missing and not partial:
-            # Prefer an error that no retry can fix: it tells the caller more than a time-out does.
+            # Prefer an error that no retry can fix: it tells the caller more than a time-out.
             raise min(missing.values(), key=lambda error: isinstance(error, kafka_errors.KafkaTimeoutError))
         return answered, missing
 
     def _save(self) -> None:
-        """Save the end offsets before the application gets them: after a kill -9 the next run must not return less."""
+        """Save the end offsets before the application gets them: after a kill -9 the next run must not return lower
+        ones.
+        """
         if self._path is None or time.monotonic() < self._save_due:
             return
         try:
             self._tracker.save(if_changed=True)
         except OSError:
-            # The answer is correct. A missing file only means that the next run knows less. `close` raises the error.
+            # The answer is correct nevertheless: without the file, only the next run knows less. `close` raises the
+            # error.
             log.exception(
                 "%s could not be written",
                 self._path,
@@ -165,8 +167,8 @@ class OffsetLookUps:
 class _Trouble:
     """The reason why one look-up has no answer yet.
 
-    Some errors suggest that remote storage is not ready, but each of them has other causes, too. So the leader is asked
-    whether the log has a remote part.
+    Some errors suggest that remote storage is not ready, but each of them has other causes, too. So this object asks
+    the leader whether the log has a remote part.
     """
 
     __slots__ = ("_asked_at", "_last", "_lookups", "_remote", "_runner", "_tp")
@@ -220,7 +222,7 @@ class _Trouble:
 
 
 def _code_of(error: Exception | None) -> int | None:
-    """Return Kafka's error code, if a broker answered one."""
+    """Return the error code that a broker answered, if any."""
     if isinstance(error, RemoteStorageNotReadyError):
         return error.code
     if not isinstance(error, kafka_errors.BrokerResponseError):

@@ -1,4 +1,4 @@
-"""Carry out what the table of positions says (`kafkasafe._consuming.position_table`)."""
+"""Carry out the actions of the table of positions (`kafkasafe._consuming.position_table`)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["Moves"]
 
 
 class Moves:
-    """Moves positions from state to state, and carries out the actions. The polling thread calls it.
+    """Moves positions from state to state, and carries out the actions. Only the polling thread calls this object.
 
     Args:
-        port: What fetches.
+        port: The client that fetches.
         runner: Runs the procedures.
         checks: The procedures.
     """
@@ -43,11 +43,11 @@ class Moves:
         offset: int = 0,
         strategy: int = 0,
     ) -> None:
-        """Something happened to the position of a partition.
+        """Apply an event to the position of a partition.
 
         Args:
             tp: The partition.
-            part: Its state.
+            part: State of the partition.
             event: What happened.
             offset: Where the history is cut, if the event cuts it.
             strategy: Strategy of the reset, if the event requests one.
@@ -57,7 +57,7 @@ class Moves:
     def carry_out(
         self, tp: TopicPartition, part: AssignedPartition, actions: Iterable[Action], *, strategy: int = 0
     ) -> None:
-        """Carry out what `AssignedPartition` leaves to others."""
+        """Carry out the actions that `AssignedPartition` does not carry out itself."""
         for action in actions:
             match action:
                 case Action.HOLD:
@@ -85,5 +85,5 @@ class Moves:
                 return self._checks.local(tp)
             case Action.FIND_RESET:
                 return self._checks.reset(tp, part.state.reset_strategy, part.reset)
-            case _:  # pragma: no cover - `AssignedPartition.on` carries out all others
+            case _:  # pragma: no cover - `carry_out` and `AssignedPartition.on` carry out all others
                 raise RuntimeError(f"{action.name} begins no procedure")

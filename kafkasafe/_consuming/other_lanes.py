@@ -1,23 +1,26 @@
 """Keep a consumer's batches in different lanes apart: at most one lane may move the group at a time.
 
-The batches of one lane are compared and ordered there (`kafkasafe.units`). Those of different lanes are not:
+`kafkasafe.units` compares and orders the batches of one lane. Nothing compares batches of different lanes:
 
 1. A program closes its producer while a batch with records 0 to 9 is under way. The batch is left in the spool, and the
    consumer goes back to the group's offset, 0.
-2. The program goes on with a producer of another lane: it was open already, or has another `client_id` or `spool_dir`.
-   Its batch with records 0 to 9 is committed.
-3. The first lane is opened, here or in another process, and the batch that was left is delivered. Its offsets are those
-   of the same member in the same generation, so the group would accept them: records 0 to 9 are in the output twice.
+2. The program continues with a producer of another lane, which was open already, or has another `client_id` or
+   `spool_dir`. Its batch with records 0 to 9 is committed.
+3. A producer opens the first lane, here or in another process, and delivers the batch that was left. Its offsets come
+   from the same member in the same generation, so the group would accept them: records 0 to 9 would be in the output
+   twice.
 
-So before a batch goes to another lane than an undecided one:
+So if a batch is undecided, and the next batch goes to another lane:
 
-- A member of a group leaves it. Then it is another member, in another generation, and the group refuses the left
-  batches (KIP-447). It requests the group's offset only afterwards: by then, earlier offsets that the group had
-  accepted are committed or aborted, because the group's offset is not stable until that.
-- `assign` has no generation. So the batch is refused as long as the lane has an undecided batch of the partition. A
-  producer on the same directory adopts the lane within seconds, and `send_offsets` waits for that.
-- If the producer of the undecided batch is still open, `send_offsets` waits for the outcome. A batch that goes on from
-  another one has to come after it, and must not be committed if that one is dropped.
+- A consumer that is a member of a group leaves the group and joins it again. Then it is another member, in another
+  generation, and the group refuses the batches that were left (KIP-447). The consumer requests the group's offset only
+  afterwards. The coordinator returns it only when all earlier offsets that the group had accepted are committed or
+  aborted.
+- With `assign` there is no generation. So `send_offsets` refuses the next batch as long as the other lane has an
+  undecided batch of the partition. If a producer on the same directory adopts that lane, which takes seconds,
+  `send_offsets` waits.
+- If the producer of the undecided batch is still open, `send_offsets` waits for the outcome. A batch that continues
+  from an earlier batch must come after it, and must not be committed if the earlier one is dropped.
 """
 
 from __future__ import annotations
@@ -63,13 +66,13 @@ class Way(enum.Enum):
     WAS_FREE = "was free"
     """No undecided batch was in another lane."""
     IS_FREE = "is free"
-    """All of them have been decided meanwhile."""
+    """All undecided batches of other lanes have been decided meanwhile."""
     LEFT_GROUP = "left the group"
-    """The consumer has left its group for that, so all of its partitions are read again."""
+    """The consumer has left its group to make way, so it will read all of its partitions again."""
 
 
 class OtherLanes:
-    """See the module. Used on the thread that polls.
+    """Keeps batches in different lanes apart; see the module. Only the thread that polls uses it.
 
     Args:
         port: kafka-python.
@@ -89,12 +92,12 @@ class OtherLanes:
         """Make it impossible that another lane moves the group in these partitions.
 
         Args:
-            readings: By partition, the reading that the next batch goes on with.
-            mine: Of the next batch.
+            readings: By partition, the reading that the next batch continues.
+            mine: Carrier of the next batch.
             group: The consumer's group.
 
         Raises:
-            UsageError: A batch of another producer is open or left, and the program has to decide it.
+            UsageError: A batch of another producer is open, or was left undecided. The program has to decide it.
             WaitTimeoutError: A batch of another producer has no outcome yet.
         """
         before = [claim for run in readings.values() for claim in run.elsewhere(mine)]

@@ -39,10 +39,11 @@ class LogCompared:
     Attributes:
         outcome: What the comparison has found.
         epoch: Leader epoch of the log that was compared.
-        round_trips: Number of answers that it took.
+        round_trips: Number of answers that the walk needed.
         recreated: Whether another topic has the name now.
         topic_id: Id of the topic whose log was compared.
-        leadership: The leadership in kafka-python's metadata when the walk began: the same value later is not a change.
+        leadership: The leadership in kafka-python's metadata when the walk began. If the metadata have the same value
+            later, the leadership has not changed.
     """
 
     __slots__ = ("epoch", "leadership", "outcome", "recreated", "round_trips", "topic_id")
@@ -65,7 +66,7 @@ class LogCompared:
         self.leadership = leadership
 
     def of(self, topic_id: bytes | None, leadership: Leadership | None) -> LogCompared:
-        """Return this result, of a topic and a leadership."""
+        """Return a copy of this result with a topic and a leadership."""
         return LogCompared(
             self.outcome,
             self.epoch,
@@ -77,7 +78,9 @@ class LogCompared:
 
 
 class LogRange:
-    """The result of checking an offset out of range: the bounds of the log, and the walk if there was one."""
+    """The result of checking an offset out of range: the bounds of the log, and the result of the walk, if one was
+    necessary.
+    """
 
     __slots__ = ("end", "start", "walked")
 
@@ -112,7 +115,7 @@ class Undecided:
 
     Attributes:
         event: The divergence.
-        topic_id: Id of the topic that has the name now. `History.topic_id` stays that of the topic that was read.
+        topic_id: Id of the topic that has the name now. `History.topic_id` is still the id of the topic that was read.
     """
 
     __slots__ = ("event", "topic_id")
@@ -125,7 +128,7 @@ class Undecided:
     def is_known_by_epochs(self) -> bool:
         """Whether the leader epoch of a committed offset shows that it belongs to the former log.
 
-        A truncated log goes on under newer epochs. The epochs of a recreated topic begin at 0 again, so any offset
+        A truncated log continues with newer epochs. The epochs of a recreated topic begin at 0 again, so any offset
         looks like one of the new log.
         """
         return self.event.reason == "truncated" and bool(self.event.epochs)
@@ -136,21 +139,22 @@ class Undecided:
 
 
 class AssignedPartition:
-    """The state of an assigned partition. Its methods change it, on the polling thread.
+    """The state of an assigned partition. Only its own methods change it, on the polling thread.
 
     Attributes:
-        state: kafka-python's state object. Another object stands for another assignment.
+        state: kafka-python's state object. A new object means a new assignment.
         at: The state of the position (`kafkasafe._consuming.position_table`).
         history: The records that were read.
         failures: The failed fetches.
-        doubted: The connection to the leader was lost, and no leader epoch shows which broker leads since then.
+        doubted: Whether the connection to the leader was lost without a leader epoch that shows which broker has led
+            since then.
         checked: The leadership under which the position was found valid; None: it must be checked.
-        inquiry: The running procedure.
-        position: Offset for which the procedure was begun.
+        inquiry: The running procedure, if any.
+        position: Offset for which the procedure began.
         undecided: A divergence about which the application has not decided.
         error: The error that `poll` raises until the position changes.
-        raised_at: When `poll` last raised it, monotonic seconds; 0: not yet.
-        reset: The reason of a coming reset; None if the application asked for it.
+        raised_at: When `poll` last raised `error`, monotonic seconds; 0: not yet.
+        reset: The reason for the next reset; None if the application asked for it.
     """
 
     __slots__ = (
@@ -193,25 +197,25 @@ class AssignedPartition:
         if then is None or self.doubted or self.at.standing is not Standing.VALID:
             return True
         if then[0] != leadership[0] and then[0] is not None and leadership[0] is not None:
-            return True  # another topic
+            return True  # another topic has the name
         if leadership[2] >= 0:
             return leadership[2] > then[2]
         return leadership[1] != then[1]  # brokers before 2.4 do not report the epoch
 
     def on(self, event: PositionEvent, offset: int = 0) -> list[Action]:
-        """Something happened to the position. Carry out what concerns this object, and return the other actions.
+        """Apply an event. Carry out the actions that concern only this object, and return the others.
 
         Args:
             event: What happened.
             offset: The offset that the event is about, if it changes the history.
 
         Raises:
-            IllegalEventError: It cannot happen in this state.
+            IllegalEventError: The event cannot happen in this state.
         """
         at, actions = self.at.after(event)
         others = [action for action in actions if not self._carry_out(action, offset)]
         if at.activity is not self.at.activity:
-            self.inquiry = None  # it was the procedure of the former activity
+            self.inquiry = None  # the procedure belonged to the former activity
         self.at = at
         if at.activity not in _DECIDING:
             self.error = self.undecided = None
@@ -240,9 +244,10 @@ class AssignedPartition:
         return True
 
     def begin(self, inquiry: RunningProcedure[Any]) -> None:
-        """Note the procedure that runs now. Its state has begun with the event before.
+        """Note the procedure that runs now. The event that started it has set the state already.
 
-        A signal handler may have called `seek` since that event. Then the procedure is about a former position.
+        A signal handler may have called `seek` since that event. In that case the procedure concerns a former position,
+        and is cancelled.
         """
         if self.at.activity in _RUNNING:
             self.inquiry = inquiry
@@ -250,11 +255,14 @@ class AssignedPartition:
             inquiry.cancel()
 
     def take(self) -> RunningProcedure[Any] | None:
-        """Return the finished procedure, once; None if none has finished, or if the present state has none."""
+        """Return the finished procedure, only once; None if no procedure has finished, or if the present state needs no
+        procedure.
+        """
         inquiry = self.inquiry
         if inquiry is None or not inquiry.done:
             return None
-        # Before its result is used: if that raises, the next poll must not use the result again.
+        # Forget the procedure before its result is used: if that raises an error, the next poll must not use the result
+        # again.
         self.inquiry = None
         return inquiry if self.at.activity in _RUNNING else None
 
@@ -264,7 +272,9 @@ class AssignedPartition:
         self.mend()
 
     def mend(self) -> None:
-        """End a state whose procedure does not run: an interrupt may come between the two."""
+        """End a state whose procedure does not run. An interrupt between the event and the start of the procedure
+        causes it.
+        """
         if self.inquiry is None and self.at.activity in _RUNNING:
             self.on(PositionEvent.ENDED)
 
@@ -274,11 +284,11 @@ class AssignedPartition:
             self.inquiry = None
 
     def place(self, position: int) -> None:
-        """Note the position for which a procedure begins, or an error is raised."""
+        """Note the position for which a procedure begins or an error is raised."""
         self.position = position
 
     def sought(self) -> list[Action]:
-        """The application has chosen a position."""
+        """Note that the application has chosen a position. Return the actions to carry out."""
         self.reset = None
         self.failures.moved()
         return self.on(
@@ -291,45 +301,45 @@ class AssignedPartition:
             self.doubted = True
 
     def looked(self) -> None:
-        """A check begins. It also covers the lost connection."""
+        """Note that a check begins. The check also settles the doubt after a lost connection."""
         self.doubted = False
 
     def check(self, leadership: Leadership | None) -> None:
-        """The position is valid under this leadership; None: the metadata named no leader."""
+        """Note that the position is valid under this leadership; None: the metadata named no leader."""
         self.checked = leadership
 
     def diverged(self, undecided: Undecided, error: Exception) -> list[Action]:
-        """The log has other records than those that were read."""
-        # First the reason: an interrupt must not leave a partition that is held and has no error.
+        """Note that the log has other records than those that were read. Return the actions to carry out."""
+        # Store the reason first: an interrupt must not leave a held partition without an error.
         self.undecided = undecided
         self.stop(error)
         return self.on(PositionEvent.DIFFERED)
 
     def strand(self, error: Exception) -> list[Action]:
-        """The position has to be reset, and no reset is allowed."""
+        """Note that the position has to be reset and no reset is allowed. Return the actions to carry out."""
         self.stop(error)
         return self.on(PositionEvent.NO_POLICY)
 
     def stop(self, error: Exception) -> None:
-        """`poll` raises this error until the position changes. It was not raised yet."""
+        """Make `poll` raise this error until the position changes."""
         self.error, self.raised_at = error, 0.0
 
     def explain(self, error: Exception) -> bool:
-        """`poll` raises this error instead of the former one. Return False if there is none any more."""
+        """Replace the error that `poll` raises. Return False if `poll` has no error to raise any more."""
         if self.error is None:
             return False
         self.error = error
         return True
 
     def raised(self, now: float) -> None:
-        """`poll` raises the error."""
+        """Note when `poll` raises the error."""
         self.raised_at = now
 
     def resets(self, reason: ResetReason) -> None:
-        """The position is reset for this reason, without a wish of the application."""
+        """Note the reason for a reset that the application did not request."""
         self.reset = reason
 
     def was_reset(self) -> ResetReason | None:
-        """The position was reset. Return the reason; None if the application asked for it."""
+        """Note that the position was reset. Return the reason; None if the application requested the reset."""
         reason, self.reset = self.reset, None
         return reason

@@ -14,7 +14,7 @@ __all__ = ["AssignedPartitions"]
 
 
 class AssignedPartitions:
-    """An `AssignedPartition` for each assigned partition. The polling thread changes them; any thread may read.
+    """An `AssignedPartition` for each assigned partition. The polling thread changes them; any thread may read them.
 
     Args:
         port: Gives the assignment.
@@ -29,19 +29,19 @@ class AssignedPartitions:
         self._parts: dict[TopicPartition, AssignedPartition] = {}
 
     def get(self, tp: TopicPartition) -> AssignedPartition | None:
-        """Return the state of a partition, which may be revoked meanwhile. Any thread may call it."""
+        """Return the state of a partition, even if it has been revoked meanwhile. Any thread may call this method."""
         return self._parts.get(tp)
 
     def items(self) -> list[tuple[TopicPartition, AssignedPartition]]:
-        """Return all of them. Any thread may call it."""
+        """Return all partitions and their states. Any thread may call this method."""
         return list(self._parts.items())
 
     def values(self) -> list[AssignedPartition]:
-        """Return the states of all of them. Any thread may call it."""
+        """Return the states of all partitions. Any thread may call this method."""
         return list(self._parts.values())
 
     def of(self, tp: TopicPartition) -> AssignedPartition | None:
-        """Return the part of a partition's present assignment; None if it is not assigned."""
+        """Return the state for a partition's present assignment; None if the partition is not assigned."""
         state = self._port.state(tp)
         part = self._parts.get(tp)
         if state is None or part is None or part.state is not state:
@@ -60,7 +60,7 @@ class AssignedPartitions:
             self.of(tp)
 
     def cancel(self) -> None:
-        """End all procedures."""
+        """Cancel all procedures."""
         for part in self.values():
             part.cancel()
 

@@ -20,8 +20,8 @@ __all__ = ["OTHER_TOPIC", "Pauses"]
 
 # Checking an offset out of range takes three requests, so this pause allows ten requests a second.
 _RANGE_PAUSE_S: Final = 0.3
-# UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID: brokers answer them for a deleted topic, and
-# briefly after they have started.
+# UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID: brokers return these codes for a deleted topic,
+# and briefly after their own start.
 OTHER_TOPIC: Final = frozenset({3, 100, 103})
 
 
@@ -42,14 +42,14 @@ class Pauses:
         self._remote_timeout_s = remote_storage_timeout_s
 
     def ended(self, tp: TopicPartition, part: AssignedPartition) -> None:
-        """A fetch has succeeded after failures."""
+        """Note and report that a fetch has succeeded after failures."""
         failures = part.failures
         event = PartitionReady(tp.topic, tp.partition, time.monotonic() - failures.since, failures.count)
         failures.ended()
         self._reports.emit(event)
 
     def begin(self, tp: TopicPartition, part: AssignedPartition, code: int, name: str, reason: str) -> None:
-        """A fetch has failed: fetch from this partition again after a pause.
+        """Note that a fetch has failed. The partition is fetched again after a pause.
 
         Raises:
             RemoteStorageNotReadyError: Remote storage was not ready for too long.
@@ -87,7 +87,7 @@ class Pauses:
             )
 
     def located(self, tp: TopicPartition, part: AssignedPartition, *, remote: bool) -> None:
-        """The leader has answered whether the position is in remote storage."""
+        """Note the leader's answer: whether the position is in remote storage."""
         failures = part.failures
         failures.located(remote=remote)
         if remote and failures.count and failures.reported_code != failures.code:

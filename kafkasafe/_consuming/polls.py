@@ -8,7 +8,7 @@ __all__ = ["Polls"]
 
 
 class Polls:
-    """The polls of one consumer: `with polls:` is one of them. They may be nested."""
+    """The polls of one consumer. The block of `with polls:` is one poll; blocks may be nested."""
 
     __slots__ = ("_ended_at", "_under_way")
 

@@ -1,4 +1,6 @@
-"""What the decisions about positions need of the client that fetches. `kafkasafe.kafkapython.adapter` implements it."""
+"""The interface to the client that fetches, for decisions about positions. `kafkasafe.kafkapython.adapter` implements
+it.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,13 @@ __all__ = ["Port"]
 
 
 class Port(Protocol):
-    """What decisions about positions need of the client that fetches. A state is kafka-python's, of one assignment."""
+    """The client that fetches. A *state* is kafka-python's object for one assignment of a partition."""
 
     @property
     def strategy(self) -> int:
-        """`auto_offset_reset`, as the timestamp of a look-up; another number: none."""
+        """The option `auto_offset_reset`, as a timestamp for ListOffsets (-1 or -2). Any other number: no reset is
+        allowed.
+        """
 
     def assigned(self) -> dict[TopicPartition, Any]:
         """Return a copy of the assignment: states by partition. Any thread may call it."""
@@ -30,16 +34,16 @@ class Port(Protocol):
         """Set the position of a partition, and end its reset."""
 
     def hold(self, state: Any) -> None:
-        """Fetch nothing of this assignment, until `release` or until it gets another position."""
+        """Fetch nothing for this assignment until `release`, or until it gets another position."""
 
     def release(self, state: Any) -> None:
         """Fetch from this assignment again."""
 
     def reposition(self, state: Any, offset: int) -> None:
-        """Set the position of this assignment, without a leader epoch. It stays held if it is."""
+        """Set the position of this assignment, without a leader epoch. A held assignment stays held."""
 
     def reset(self, tp: TopicPartition, strategy: int) -> None:
-        """Drop the position of a partition. `resetting` has it until `place`."""
+        """Drop the position of a partition. `resetting` returns the partition until `place` is called."""
 
     def resetting(self) -> Collection[TopicPartition]:
         """Return the partitions that need a reset."""
@@ -48,7 +52,7 @@ class Port(Protocol):
         """Return the partitions without a position for which no reset was requested."""
 
     def reset_missing(self) -> bool:
-        """Request resets of these. Return whether all partitions have a position.
+        """Request resets of these partitions. Return whether all assigned partitions have a position.
 
         Raises:
             NoOffsetForPartitionError: No reset is allowed.
@@ -63,14 +67,14 @@ class Port(Protocol):
         """Fetch the group's offsets.
 
         Raises:
-            KafkaTimeoutError: They did not come in time.
+            KafkaTimeoutError: The coordinator did not answer in time.
         """
 
     def forget_committed(self) -> None:
-        """Do not use answers to earlier requests for the group's offsets: `committed` sends a request of its own."""
+        """Ignore answers to earlier requests for the group's offsets: the next `committed` sends a new request."""
 
     def leadership(self, tp: TopicPartition) -> Leadership | None:
-        """Return what the metadata say of a partition; None without a leader. Any thread may call it."""
+        """Return a partition's leadership in the metadata; None without a leader. Any thread may call this."""
 
     def take_lost_nodes(self) -> Collection[int]:
         """Return the brokers to which fetches failed since the last call."""
@@ -79,4 +83,4 @@ class Port(Protocol):
         """Request fresh metadata."""
 
     def learn_leader(self, tp: TopicPartition, data: Any) -> None:
-        """Take the leader that a fetch response names (KIP-951)."""
+        """Store the leader that a fetch response names (KIP-951)."""

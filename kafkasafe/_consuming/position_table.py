@@ -1,22 +1,23 @@
-"""What a consumer does about the position in one partition, and what it knows of it: `ACTIVITY` and `STANDING`.
+"""The state of a position has two parts: what the consumer does about it (`ACTIVITY`), and how far the log confirms it
+(`STANDING`). Each part has a table.
 
-A position is at a pair of both (`At`). An event looks up one row in each table. The row of `ACTIVITY` must exist: an
-event without a row is a bug, and raises. `STANDING` has rows only for the events that change the standing. The actions
-of both rows are carried out in this order: those of `STANDING`, then those of `ACTIVITY`.
+The pair is an `At`. An event selects one row in each table. The row of `ACTIVITY` must exist: an event without a row is
+a bug, and raises. `STANDING` has rows only for the events that change the standing. The actions of both rows are
+carried out in this order: those of `STANDING`, then those of `ACTIVITY`.
 
-A consumer has read a log up to its position. As soon as another broker leads, the log may be another one. So nothing is
-fetched until the position is known to be valid under the present leader:
+A consumer has read a log up to its position. As soon as another broker leads, the log may differ. So nothing is fetched
+until the position is known to be valid under the present leader:
 
 1. The position comes from a commit, a reset or a seek. It is IDLE and UNCHECKED.
 2. Records were read before it, so they are compared with the leader's log: CHECK_DUE, and the position is WALKING. If
-   none were read, nothing can be missing: UNREAD.
+   no records were read, nothing can be missing: UNREAD.
 3. The log agrees (AGREED), and the position is IDLE and VALID, until another leader is known (CHECK_DUE again) or a
    batch contradicts the records read before (CONTRADICTED).
-4. Or the log does not agree (DIVERGED). The position stays DIVERGED until the application decides (SOUGHT).
+4. If the log does not agree (DIFFERED), the position is DIVERGED until the application decides (SOUGHT).
 
-A broker that denies the position (OUT_OF_RANGE) is not believed at once: the position is RANGING until the bounds of
-the log are known. A failed fetch may mean that the position is in remote storage, which is found out meanwhile
-(LOCATING); only this procedure does not hold the partition.
+If a broker says that the position is not in the log (OUT_OF_RANGE), the consumer verifies this: the position is RANGING
+until the bounds of the log are known. After a failed fetch, the position may be in remote storage. The consumer asks
+the leader (LOCATING). Only during this procedure does it continue to fetch from the partition.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ __all__ = [
 
 
 class IllegalEventError(RuntimeError):
-    """A bug in kafkasafe: something happened to a position that cannot happen in its state."""
+    """A bug in kafkasafe: a position got an event that cannot happen in its state."""
 
 
 class Activity(enum.Enum):
@@ -47,11 +48,11 @@ class Activity(enum.Enum):
     IDLE = "idle"
     """No procedure runs."""
     WALKING = "walking"
-    """The leader's log is compared with the records that were read."""
+    """The consumer compares the leader's log with the records that were read."""
     RANGING = "ranging"
-    """A broker denied the position, and the bounds of the log are asked for."""
+    """A broker answered that the position is not in the log, and the consumer asks for the bounds of the log."""
     LOCATING = "locating"
-    """The leader is asked whether the position is in remote storage."""
+    """The consumer asks the leader whether the position is in remote storage."""
     RESETTING = "resetting"
     """The partition has no position, and the consumer looks up the target of a reset."""
     DIVERGED = "diverged"
@@ -66,11 +67,11 @@ class Standing(enum.Enum):
     """How far a position is confirmed by the log."""
 
     UNCHECKED = "unchecked"
-    """It was not compared with a log yet."""
+    """The position was not compared with a log yet."""
     VALID = "valid"
-    """The records before it are in the log, as far as that can be known."""
+    """The records before the position are in the log, as far as the consumer can find out."""
     SUSPECTED = "suspected"
-    """A batch, or the broker, indicates another log than the one that was read."""
+    """A batch or a broker indicates that the log is not the one that was read."""
 
     __hash__ = object.__hash__
 
@@ -81,27 +82,29 @@ class PositionEvent(enum.Enum):
     SOUGHT = "sought"
     """The application has chosen a position."""
     MOVED = "moved"
-    """The position is another one than that of the procedure or the error, without a decision of the application."""
+    """The position has changed since the procedure began or the error was raised, but not by a decision of the
+    application.
+    """
     LEADER_UNKNOWN = "leader unknown"
-    """The metadata name no leader, or a topic that was deleted."""
+    """The metadata name no leader, or they name a topic that was deleted."""
     UNREAD = "unread"
     """A check is due, and nothing was read before the position."""
     CHECK_DUE = "check due"
     """A check is due, and records were read before the position."""
     AGREED = "agreed"
-    """No difference was found, or none can be found."""
+    """The check found no difference, or it cannot find one."""
     DIFFERED = "differed"
-    """The log has other records than those that were read, or none."""
+    """The log has other records than those that were read, or no records in their place."""
     NEW_TOPIC = "new topic"
-    """Another topic has the name, and nothing was read of the former one."""
+    """Another topic has the name, and no record of the former topic was read."""
     CONTRADICTED = "contradicted"
     """A batch or a broker contradicts the records read before."""
     OTHER_TOPIC = "other topic"
-    """The broker does not know the topic. When it is back, it may be another one."""
+    """The broker does not know the topic. When a topic of this name exists again, it may be another topic."""
     OUT_OF_RANGE = "out of range"
-    """The broker denies that the position is in the log."""
+    """The broker says that the position is not in the log."""
     IN_RANGE = "in range"
-    """The bounds of the log show that the position is in it."""
+    """The bounds of the log show that the position is in the log."""
     BEFORE_START = "before start"
     """The log begins after the position, and a reset is allowed."""
     AFTER_END = "after end"
@@ -109,9 +112,9 @@ class PositionEvent(enum.Enum):
     NO_POLICY = "no policy"
     """The position has to be reset, and no reset is allowed."""
     REMOTE_DUE = "remote due"
-    """A fetch failed as it does while remote storage is not ready."""
+    """A fetch failed with an error that can mean that remote storage is not ready."""
     LOCATED = "located"
-    """Whether the position is in remote storage is known."""
+    """The leader has answered whether the position is in remote storage."""
     RESET_DUE = "reset due"
     """The partition has no position."""
     RESET_FOUND = "reset found"
@@ -147,21 +150,21 @@ class Action(enum.Enum):
     FIND_RESET = "find reset"
     """Begin to look up the target of the reset."""
     REQUEST_RESET = "request reset"
-    """Drop the position. The next poll looks for another one."""
+    """Drop the position. The next poll begins to look up another one."""
     REPOSITION = "reposition"
     """Set the position again, without a leader epoch."""
     CUT = "cut"
-    """The history ends at the event's offset."""
+    """Forget the history from the event's offset on."""
     FORGET_BEFORE = "forget before"
-    """The history begins at the event's offset."""
+    """Forget the leader epochs before the event's offset."""
     RESTART = "restart"
-    """The history is empty, and begins at the event's offset."""
+    """Forget the leader epochs. The next record to be read is at the event's offset."""
     FORGET = "forget"
-    """The history is empty."""
+    """Forget the whole history, except the topic id."""
     ADOPT = "adopt"
-    """The topic that has the name now is the one that is read."""
+    """Note the id of the topic that has the name now, because this topic is read from now on."""
     FORGET_UNREAD_TOPIC = "forget unread topic"
-    """Without a history, the position belongs to the topic that has the name now."""
+    """If nothing was read, forget the topic id: the position belongs to the topic that has the name now."""
 
     __hash__ = object.__hash__
 
@@ -192,7 +195,7 @@ _A: Final = Activity
 _S: Final = Standing
 _E: Final = PositionEvent
 
-# A fetch that was sent before may still be answered while a procedure runs: with a batch, or with an error.
+# While a procedure runs, the answer to an earlier fetch may arrive: a batch, or an error.
 _CONTRADICTION: Final = (Action.HOLD, Action.REQUEST_METADATA)
 _DENIED: Final = (_A.RANGING, (Action.HOLD, Action.EXAMINE_RANGE))
 _DENIED_MEANWHILE: Final = (_A.RANGING, (Action.CANCEL, Action.HOLD, Action.EXAMINE_RANGE))
@@ -260,7 +263,8 @@ ACTIVITY: Final[dict[Activity, dict[PositionEvent, tuple[Activity, tuple[Action,
         _E.OUT_OF_RANGE: _DENIED_MEANWHILE,
     },
     _A.DIVERGED: {
-        # The application knows of the divergence, so it is never reported again, whatever position it chose.
+        # The application knows of the divergence, so the consumer never reports it again, whatever position the
+        # application chose.
         _E.SOUGHT: (_A.IDLE, (Action.UNCHECK, Action.CUT, Action.ADOPT)),
         _E.MOVED: _OUTDATED,
     },
@@ -288,7 +292,8 @@ STANDING: Final[dict[Standing, dict[PositionEvent, tuple[Standing, tuple[Action,
     _S.SUSPECTED: {
         _E.SOUGHT: (_S.UNCHECKED, ()),
         _E.UNREAD: (_S.VALID, (Action.RESTART,)),
-        # The log agrees up to the position, so the suspicion concerns records read after it (before a seek).
+        # The log agrees up to the position. So the suspicion concerns records after the position, which were read
+        # before a seek.
         _E.AGREED: (_S.VALID, (Action.CUT, Action.REPOSITION)),
         _E.DIFFERED: (_S.VALID, ()),
         _E.FAILED: (_S.VALID, ()),

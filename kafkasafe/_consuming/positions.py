@@ -17,14 +17,14 @@ __all__ = ["Positions"]
 
 
 class Positions:
-    """Finds the positions of one consumer. The polling thread calls it.
+    """Finds the positions of one consumer. Only the polling thread calls this object.
 
     Args:
-        port: What fetches.
+        port: The client that fetches.
         parts: The assigned partitions.
         moves: Moves positions.
         rereading: Decides which partitions are read again.
-        has_group: Whether the consumer has a group, which may have offsets.
+        has_group: Whether the consumer has a group, and so may have committed offsets.
     """
 
     __slots__ = ("_has_group", "_moves", "_parts", "_port", "_rereading")
@@ -46,7 +46,7 @@ class Positions:
             self._moves.carry_out(tp, part, part.sought())
 
     def refresh_committed(self, timeout_ms: float | None = None) -> bool:
-        """Like kafka-python's method, but keep the leader epoch and the lineage of a committed offset."""
+        """Like kafka-python's method of this name, but keep the leader epoch and the lineage of a committed offset."""
         self._rereading.settle(timeout_ms)
         if self._port.is_placed():
             return True

@@ -1,4 +1,4 @@
-"""The decisions of one consumer, put together: each object gets those that it needs when it is made."""
+"""Creates the objects that make one consumer's decisions, and passes each of them the objects that it needs."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ __all__ = ["Reading"]
 
 
 class Reading:
-    """What `SafeConsumer`, and the versions of kafka-python's fetcher and coordinator, ask for decisions.
+    """Makes all decisions of one consumer, for `SafeConsumer` and our subclasses of kafka-python's fetcher and
+    coordinator.
 
-    All decisions are made on the thread that polls. Other threads use what says that any thread may call it.
+    The polling thread makes all decisions. Other threads may use only objects and methods whose docstrings permit it.
 
     Args:
         safe: Our options.
@@ -48,8 +49,9 @@ class Reading:
         tracker: Remembers end offsets.
         memory: The histories of partitions that are not assigned.
         reports: Takes events.
-        seek: `SafeConsumer.seek`, for the policy `on_divergence`.
-        rewound: Called when a partition is moved back, so that nothing fetched of it before is returned.
+        seek: `SafeConsumer.seek`, for the option `on_divergence`.
+        rewound: Called when a partition's position moves back. Records that were fetched before must not be returned
+            then.
         is_closed: Whether the consumer is closed.
 
     Attributes:
@@ -144,12 +146,14 @@ class Reading:
             tracker=tracker,
             reports=reports,
             group_id=group_id,
-            # Only a member of a group has an interval.
+            # Only for a member of a group, the time between polls is limited.
             max_poll_interval_s=float("inf") if group_id is None else config["max_poll_interval_ms"] / 1000,
         )
 
     def due_s(self) -> float | None:
-        """Return the seconds until a pause of a partition or procedure, or a follower's time, ends; else None."""
+        """Return the seconds until the first pause of a partition or procedure ends, or a follower's answer is overdue;
+        else None.
+        """
         now = time.monotonic()
         untils = [part.failures.rest_until for part in self.parts.values()]
         rests = [until - now for until in untils if until > now]

@@ -28,7 +28,7 @@ log = EventLog("consumer")
 
 
 class Reports:
-    """Where the events of one consumer go.
+    """Reports the events of one consumer to its hook, log and metrics.
 
     Args:
         client_id: Client id of the consumer; a field of its log records.
@@ -68,11 +68,13 @@ class Reports:
         try:
             self._on_event(event)
         except Exception:
-            # The hook belongs to the application, and its errors must not affect the partition.
+            # The hook belongs to the application. Its errors must not affect the partition.
             self.log.exception("on_event failed for %s", event, event="hook_failed")
 
     def _say(self, level: int, event: ConsumerEvent) -> None:
-        """Log an event. INFO is limited; WARNING and ERROR (a loss, a moved position) are logged each time."""
+        """Log an event. The rate of INFO records is limited; WARNING and ERROR (a loss, a moved position) are logged
+        each time.
+        """
         fields = {"topic": event.topic, "partition": event.partition}
         name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
         if level == logging.INFO:
@@ -94,7 +96,7 @@ class Reports:
             case EndOffsetHeld(reason=reason, look_up="latest"):
                 stats.held[topic, reason] += 1
             case EndOffsetRegressed() | EndOffsetHeld():
-                pass  # these metrics are about ends
+                pass  # the metrics of regressions are only about end offsets
             case PositionReset(reason=reason, skipped=skipped):
                 stats.resets[topic, reason] += 1
                 if skipped is not None:

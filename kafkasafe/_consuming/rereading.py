@@ -1,26 +1,28 @@
-"""Read partitions again after their atomic batches were dropped, or after other members had them meanwhile.
+"""Read partitions again after an atomic batch with their offsets was dropped, or after another group member owned them
+for a while.
 
 If a consumer has a partition both before and after a rebalance, kafka-python keeps its position.
 
 1. Records 0 to 9 are read, and are in an atomic batch with the offset 10.
-2. The group goes to its next generation and refuses that batch, so the batch is dropped.
-3. The consumer is still at 10. Its next batch would move the group past records that are in no output.
+2. The group begins its next generation and refuses that batch, so the producer drops it.
+3. The consumer is still at 10. Its next batch would move the group's offset past records that are in no output.
 
-So if a batch is dropped, its partitions are read again from the group's offset. After each rebalance the group's offset
-is compared with the one that this consumer's own batches have set (`kafkasafe.delivery.readings`).
+So if a batch is dropped, the consumer reads its partitions again from the group's offset. After each rebalance, the
+consumer compares the group's offset with the offset that its own batches have set (`kafkasafe.delivery.readings`).
 
-If a program closes its producer, a batch may be left in the spool, undecided. The consumer cannot wait for it: no
-producer may ever deliver it. So it goes back as well, and the batch may be committed afterwards:
+If a program closes its producer, a batch may be left in the spool, undecided. The consumer cannot wait for the batch,
+because maybe no producer ever delivers it. So the consumer goes back to the group's offset. The batch may be committed
+afterwards:
 
 1. A batch with records 0 to 9 is left in the spool. The consumer goes back to the group's offset, 0.
-2. A second producer delivers the batch, so the group is at 10. That producer is closed, too.
+2. A second producer delivers the batch, so the group's offset is 10. That producer is closed, too.
 3. The consumer has returned records 0 to 9 again, and the program adds them to a batch of a third producer. Each
    producer compares its own batches (`ReadingOrder.is_superseded`), but the third one does not know of the first batch.
 
-So `send_offsets` requests the group's offset for the first batch after that, and refuses the batch if the offset is not
-the one to which the consumer went back. All earlier producers of the lane have ended by then. A batch that is
-rejected does not count, because the first batch may still be under way then (`ReadingRun.is_unused`). All of this is
-about one lane: `other_lanes` keeps batches of different lanes apart.
+So before the first batch after such a step back, `send_offsets` requests the group's offset. It refuses the batch if
+that offset is not the one to which the consumer went back. All earlier producers of the lane have ended by then. If
+that batch is rejected, `send_offsets` asks again for the next one, because the batch that was left may still be under
+way (`ReadingRun.is_unused`). All of this is about one lane: `other_lanes` keeps batches of different lanes apart.
 """
 
 from __future__ import annotations
@@ -47,13 +49,14 @@ _REREAD: Final = (
 
 
 class Rereading:
-    """Decides which partitions of one consumer are read again. Used on the thread that polls.
+    """Decides which partitions of one consumer are read again. Only the thread that polls uses this object.
 
     Args:
         port: kafka-python.
         emit: Function that takes events.
-        rewound: Called when a partition is moved back, so that nothing fetched of it before is returned.
-        timeout_ms: How long a request for the group's offsets may take when a batch is made.
+        rewound: Called when a partition's position moves back. Records that were fetched before must not be returned
+            then.
+        timeout_ms: How long `offer` may wait for the group's offsets.
     """
 
     def __init__(
@@ -70,20 +73,24 @@ class Rereading:
         self._readings: Readings[TopicPartition] = Readings(NUMBERS)
         self._other_lanes = OtherLanes(port, timeout_ms)
         self._states: dict[TopicPartition, Any] = {}
-        """kafka-python's states at the start of the readings. Another state object stands for another assignment."""
+        """kafka-python's states at the start of the readings. A new state object means a new assignment."""
         self._restart: dict[TopicPartition, int] = {}
-        """For each partition that must be read again: its position when an error reported this to the program."""
+        """For each partition that must be read again: its position when an error told the program."""
         self._held: set[TopicPartition] = set()
         self._informed: set[TopicPartition] = set()
         """Held partitions for which an error was raised: the program has discarded their records."""
         self._asked: dict[frozenset[TopicPartition], int] = {}
-        """Numbers of questions for the group's offsets that are not answered."""
+        """Unanswered requests for the group's offsets: their partitions, and the number of their readings."""
         self._undecided: set[TopicPartition] = set()
-        """Partitions with an earlier batch that may still move the group, by another producer."""
+        """Partitions with an earlier batch that another producer may still deliver, which would move the group's
+        offset.
+        """
         self._unhanded: Callable[[], Mapping[TopicPartition, int]] = dict
         self._generation: Any = None
         self._stale = False
-        """The program may hold records that will be read again, here or elsewhere, and no error has said so yet."""
+        """Whether the program may hold records that this or another consumer will read again, without an error that
+        told the program.
+        """
 
     @property
     def holds(self) -> bool:
@@ -91,22 +98,22 @@ class Rereading:
         return bool(self._held)
 
     def hand_out_later(self, unhanded: Callable[[], Mapping[TopicPartition, int]]) -> None:
-        """Another object returns fetched records to the program.
+        """Set a function for consumers that keep fetched records and return them to the program later.
 
         Args:
-            unhanded: Gives the first offset that was not returned yet, by partition. Everything was returned of a
-                partition that is missing.
+            unhanded: Returns, by partition, the first offset that was fetched but not returned yet. Partitions whose
+                records were all returned are left out.
         """
         self._unhanded = unhanded
 
     def draw(self, partitions: Collection[TopicPartition]) -> int:
         """Return a number for new readings. Call it before the group's offsets are requested.
 
-        kafka-python keeps a request that is not answered in time, and takes its answer when the same partitions are
-        requested again. So the readings get the number of that request.
+        If a request is not answered in time, kafka-python keeps it, and uses its answer when the same partitions are
+        requested again. So the readings get the number of the kept request.
 
         Args:
-            partitions: Those of the request.
+            partitions: The partitions of the request.
         """
         asked = frozenset(partitions)
         if asked not in self._asked:
@@ -114,11 +121,13 @@ class Rereading:
         return self._asked[asked]
 
     def answered(self, partitions: Collection[TopicPartition]) -> None:
-        """The request for them has ended."""
+        """Note that the request for the offsets of these partitions has ended."""
         self._asked.pop(frozenset(partitions), None)
 
     def placed(self, tp: TopicPartition, offset: int) -> None:
-        """The position does not come from the group: it has none, or the application chose the beginning or the end."""
+        """Note a position that is not a committed offset: the group has none, or the application chose the beginning or
+        the end.
+        """
         run = self._readings.get(tp)
         if run is not None and self._states.get(tp) is self._port.state(tp):
             run.place(offset)
@@ -128,7 +137,7 @@ class Rereading:
         self._look()
 
     def handed_out_late(self) -> None:
-        """Records were returned from a partition that moved at the same moment."""
+        """Note that records of a partition were returned at the moment when its position moved back."""
         self._stale = True
 
     def begin(self, tp: TopicPartition, number: int, offset: int | None) -> None:
@@ -155,8 +164,8 @@ class Rereading:
         run = self._readings.get(tp) if self._states.get(tp) is state else None
         if run is not None and state.position is not None and run.accepted == state.position.offset:
             # The program seeks to the first record that is in no batch yet, as programs do after an error. The new
-            # reading still depends on the batches before that record: if one of them is dropped, no output has its
-            # records.
+            # reading still depends on the batches before that record: if one of them is dropped, its records are in no
+            # output.
             run.step_back()
             return
         self._readings.begin(tp, self._readings.draw(), None)
@@ -177,7 +186,7 @@ class Rereading:
         for tp in due:
             state = assigned[tp]
             if self._readings.waits(tp):
-                # Repeat this after a rebalance, because kafka-python clears the mark.
+                # kafka-python clears the mark at a rebalance, so set it again.
                 state.mark_pending_revocation(True)
                 self._held.add(tp)
                 if tp in self._restart:
@@ -207,7 +216,7 @@ class Rereading:
             if self._readings.goes_on(tp, NONE if found is None else found.offset):
                 self._release(tp, assigned[tp])
             else:
-                # The new reading requests the group's offset again.
+                # This makes the new reading request the group's offset again.
                 self._again(tp, assigned[tp], "rebalanced")
 
     def offer(
@@ -222,17 +231,18 @@ class Rereading:
         """Add this consumer's positions to a batch.
 
         Args:
-            fate: Returns the result of the batch. Any thread may call it.
+            fate: Returns the fate of the batch. Any thread may call it.
             positions: Positions after the records that were returned to the program.
             carrier: Carrier of the batch. It names the consumer as a member of a generation.
             group: The consumer's group.
-            is_assigned: The application assigns the partitions itself (`assign`), so the consumer is not a member.
+            is_assigned: Whether the application assigns the partitions itself (`assign`), so that the consumer is not a
+                member.
 
         Returns:
-            By partition, the positions that moved, and the readings to which they belong; and the batch's claims.
+            By partition, the positions that moved and the readings to which they belong; then the claims of the batch.
 
         Raises:
-            BatchDroppedError: Records that were returned and are in no batch will be read again.
+            BatchDroppedError: Records that were returned, but are in no batch, will be read again.
             UsageError: See `OtherLanes`.
             WaitTimeoutError: See `OtherLanes`.
         """
@@ -246,7 +256,7 @@ class Rereading:
             if way is not Way.LEFT_GROUP:
                 overtaken = self._overtaken(moved, is_assigned=is_assigned)
             if way is not Way.WAS_FREE or overtaken is not None:
-                moved = self._moved(positions)  # the assignment may be another one after a wait or a request
+                moved = self._moved(positions)  # a wait or a request may have changed the assignment
                 refused = self._is_refused(moved, overtaken or (), is_member=is_member)
                 refused |= way is Way.LEFT_GROUP
         if refused:
@@ -270,7 +280,7 @@ class Rereading:
         *,
         is_member: bool,
     ) -> bool:
-        """Return whether records of a batch will be read again, here or elsewhere."""
+        """Return whether this or another consumer will read records of the batch again."""
         due = {*self._restart, *self._readings.look(self._look()), *overtaken}
         # Kafka accepts offsets without a generation from any client, also while other members own the partitions.
         return not due.isdisjoint(moved) or self._stale or bool(moved and not is_member)
@@ -281,7 +291,7 @@ class Rereading:
         moved = {}
         for tp, position in positions.items():
             state = assigned.get(tp)
-            # A program may get records after the error: asyncio's consumer returns those that it has in memory.
+            # A program may get records even after the error: the asyncio consumer returns those that it has in memory.
             if state is None or (tp in self._informed and self._restart[tp] == position.offset):
                 continue
             if self._readings.get(tp) is None:
@@ -296,12 +306,12 @@ class Rereading:
     ) -> Collection[TopicPartition] | None:
         """Return the partitions in which a batch of an earlier reading may have moved the group since this one began.
 
-        None: that is not possible, and no offset was requested.
+        None: this is impossible, so no offset was requested.
 
         Args:
             moved: The partitions of the batch.
-            is_assigned: The application assigns the partitions itself. So no generation ends what earlier incarnations
-                of the program have left.
+            is_assigned: Whether the application assigns the partitions itself. If so, there is no generation that would
+                make the group refuse batches of earlier incarnations of the program.
         """
         asked = {
             tp: self._run(tp)
@@ -327,7 +337,7 @@ class Rereading:
         """Return the assignment, and end the readings of revoked partitions."""
         assigned = self._port.assigned()
         for tp, state in [each for each in self._states.items() if assigned.get(each[0]) is not each[1]]:
-            # What the program has of it others read as well, or it does so itself.
+            # Another consumer, or this one, will read the program's records of this partition again.
             self._stale |= self._holds_records(tp, state)
             self._end(tp)
         self._note_generation()
@@ -338,17 +348,17 @@ class Rereading:
         if made != self._generation:
             if self._generation is not None:
                 self._readings.suspect()
-                self._asked.clear()  # the coordinator sends a new request as well
+                self._asked.clear()  # kafka-python's coordinator sends a new request in this case, too
             self._generation = made
 
     def _run(self, tp: TopicPartition) -> Any:
         run = self._readings.get(tp)
-        if run is None:  # pragma: no cover - those that are asked for have one
+        if run is None:  # pragma: no cover - each partition that is asked for has a reading
             raise RuntimeError(f"nothing of {tp} is read")
         return run
 
     def _again(self, tp: TopicPartition, state: Any, reason: Any) -> None:
-        """Treat a partition as newly assigned, so that its position becomes the group's offset."""
+        """Treat a partition as newly assigned, so that its position is set to the group's offset."""
         position = None if state.position is None else int(state.position.offset)
         self._stale |= self._holds_records(tp, state)
         if not self._port.renew(tp, state):
@@ -359,12 +369,14 @@ class Rereading:
         self._emit(PositionRewound(tp.topic, tp.partition, reason, position))
 
     def _forget_requests(self) -> None:
-        """Request the group's offsets again: a late answer may be older than the last batch."""
+        """Ignore answers that are still due: a late answer may be older than the last batch."""
         self._port.forget_committed()
         self._asked.clear()
 
     def _holds_records(self, tp: TopicPartition, state: Any) -> bool:
-        """Whether the program may have records of it that are in no batch, and no error has said so."""
+        """Whether the program may have records of the partition that are in no batch and that no error has made it
+        discard.
+        """
         if state.position is None:
             return False
         offset = int(state.position.offset)

@@ -1,4 +1,4 @@
-"""Handle fetch responses: decide whether kafka-python may use them, and what errors of one partition mean."""
+"""Decide whether kafka-python may use a fetch response, and how to react to errors of one partition."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _TOPIC_AUTHORIZATION_FAILED: Final = 29
 
 
 class Responses:
-    """Looks at the fetch responses of one consumer before kafka-python does. The polling thread calls it.
+    """Inspects the fetch responses of one consumer before kafka-python does. Only the polling thread calls this object.
 
     Args:
-        port: What fetches.
+        port: The client that fetches.
         parts: The assigned partitions.
         moves: Moves positions.
         pauses: Pauses partitions.
@@ -63,11 +63,11 @@ class Responses:
         if part.failures.count:
             self._pauses.ended(tp, part)
             if _is_outdated(part, completed):
-                return True  # by the application's event hook
+                return True  # the application's event hook has moved the position
         diverging = data.diverging_epoch
         contradicts = diverging is not None and diverging.end_offset >= 0
         if not contradicts and data.records:
-            # Newer brokers report their leader epoch and the topic id, which is proof enough without checksums.
+            # Newer brokers report their leader epoch and the topic id. These are proof enough without checksums.
             marked = part.checked is None or part.checked[2] < 0 or part.history.topic_id is None
             contradicts = not part.history.observe(data.records, completed.fetched_offset, marked=marked)
         if contradicts:
@@ -101,5 +101,5 @@ class Responses:
 
 
 def _is_outdated(part: AssignedPartition, completed: Any) -> bool:
-    """Return whether a response is not about the position any more, or nothing is fetched from the partition."""
+    """Return whether a response is not for the present position, or nothing may be fetched from the partition."""
     return not part.state.is_fetchable() or part.state.position.offset != completed.fetched_offset

@@ -39,20 +39,20 @@ _STRATEGY: Final[dict[int, Literal["earliest", "latest"]]] = {EARLIEST: "earlies
 
 
 class Results:
-    """Applies the results of one consumer's procedures. The polling thread calls it.
+    """Applies the results of one consumer's procedures. Only the polling thread calls this object.
 
     Args:
-        port: What fetches.
+        port: The client that fetches.
         runner: Runs the procedures.
         parts: The assigned partitions.
         moves: Moves positions.
         pauses: Pauses partitions.
         checking: Checks positions.
         decisions: Knows which partitions wait for a decision of the application.
-        rereading: Learns of positions that do not come from the group.
+        rereading: Is notified of positions that are not committed offsets.
         reports: Takes events.
         policy: The option `on_divergence`.
-        seek: `SafeConsumer.seek`. The policy uses it, too.
+        seek: `SafeConsumer.seek`, for the result of `policy`.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Results:
                 self._apply(tp, part, finished)
                 moved |= part.state.position is not position
         if moved:
-            # `on_divergence`, or an event hook, may have sought the position. It is checked before the next fetch.
+            # `on_divergence` or an event hook may have called `seek`. Check the new position before the next fetch.
             self._checking.begin()
         due = self._decisions.due(only)
         if only is None and (due := [part for part in due if not part.raised_at]):
@@ -162,7 +162,7 @@ class Results:
             self._checking.check(tp, part, leadership)
         reason = part.was_reset()
         if reason is None:
-            return  # the application asked for it
+            return  # the application asked for the reset
         why, previous = reason
         begin = to.start if previous is None else previous
         skipped = None
@@ -177,7 +177,8 @@ class Results:
             self._apply_walk(tp, part, ranged.walked)
             return
         if ranged.start <= part.position <= ranged.end:
-            # The position is in the log (KIP-1007): the broker that denied it has not found a remote segment yet.
+            # The position is in the log, although the broker has answered otherwise: it has not found the remote
+            # segment yet (KIP-1007).
             self._moves.on(tp, part, PositionEvent.IN_RANGE)
             self._pauses.begin(
                 tp,
@@ -261,9 +262,9 @@ class Results:
             try:
                 target = self._policy(event)
             except Exception as error:
-                # Treat it like None, but raise the function's own error, which says more.
+                # Treat the error like the result None, but raise this error, which says more than the divergence.
                 if not part.explain(error):
-                    raise  # the application has sought a position, so nothing else raises it
+                    raise  # the application has called `seek` meanwhile, so nothing else would raise this error
                 return
         else:
             target = event.divergent_offset if self._policy == "seek" else None

@@ -1,4 +1,4 @@
-"""What probes and metrics see of a consumer. Any thread may ask, and nothing here waits for a broker."""
+"""The state of a consumer for probes and metrics. Any thread may ask, and no method waits for a broker."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Status:
         self._max_poll_interval_s = max_poll_interval_s
 
     def health(self, *, closed: bool) -> ConsumerHealth:
-        """Return whether the program polls and all its partitions are read."""
+        """Return whether the program polls, and whether all its partitions are read."""
         stopped = {
             (tp.topic, tp.partition): str(part.error)
             for tp, part in self._parts.items()
@@ -71,7 +71,7 @@ class Status:
         )
 
     def readings(self, *, closed: bool) -> Iterable[Reading]:
-        """Return the readings that `kafkasafe.metrics` collects."""
+        """Return the values that `kafkasafe.metrics` collects."""
         health = None if closed else self.health(closed=False)
         return consumer_readings(self._reports.stats, self._progress(), self._group_id or "", health)
 

@@ -1,7 +1,7 @@
-"""The open batches of a producer: they are sealed here, and passed to the pump in the order of sealing.
+"""Keeps the open batches of a producer, seals them, and passes them to the pump in the order of sealing.
 
-The accumulator holds its lock for longer than a moment. While it does, it uses no disk, and calls no code of the
-application but the partitioner.
+The accumulator may hold its lock for as long as encoding takes. Under the lock it uses no disk. The only code of the
+application that it calls is the partitioner.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ class AcceptedUnit(Protocol):
 
     @property
     def head(self) -> Parcel:
-        """The parcel that stands for the whole batch."""
+        """The parcel that represents the whole batch."""
 
     @property
     def open_batches(self) -> Sequence[OpenBatch]:
-        """The open batches of its records. No other thread adds to them."""
+        """The open batches with the batch's records. No other thread adds to them."""
 
     @property
     def parcels(self) -> list[Parcel]:
-        """What `carry` got."""
+        """The parcels that `carry` has noted."""
 
     @property
     def callbacks(self) -> Sequence[object]:
@@ -58,19 +58,19 @@ class AcceptedUnit(Protocol):
 
     @property
     def accepted(self) -> bool:
-        """Whether the decision is that the batch is accepted."""
+        """Whether it was decided that the batch is accepted."""
 
     def carry(self, parcels: list[Parcel]) -> None:
         """Note the parcels of the records."""
 
     def accept(self) -> None:
-        """Decide that the batch is accepted, unless there is a decision. This is one call into C."""
+        """Accept the batch, unless it was accepted or dropped already. This is one call into C, so it is atomic."""
 
     def refuse(self) -> None:
-        """Decide that the batch is dropped, unless there is a decision."""
+        """Drop the batch, unless it was accepted or dropped already."""
 
     def watch(self) -> None:
-        """Have the callbacks called at the end of the batch."""
+        """Arrange that the callbacks are called when the batch ends."""
 
     def settle_empty(self) -> None:
         """End a batch without records and offsets."""
@@ -95,9 +95,10 @@ class Accumulator:
         open_batches: The open batches, by topic. `send` looks here without a lock. The dict itself stays the same.
         lock: Held while a batch is sealed: the order of sealing is the order of delivery.
         max_record_bytes: Largest size of a record.
-        open_batch_bytes: Usual room of a new batch, and the largest size of the batches into which it is divided,
-            bytes.
-        most_room: Limit of larger rooms, and of what all open batches together have beyond `open_batch_bytes`, bytes.
+        open_batch_bytes: Usual room of a new open batch, and the largest size of the batches into which an open batch
+            is divided, bytes.
+        most_room: Largest room of an open batch, bytes. Also the limit for the sum of all room beyond
+            `open_batch_bytes`.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class Accumulator:
         self._pump = pump
         self._encoder = Encoder(partitioning, config.compression, self.open_batch_bytes)
         self._spread: dict[str, int] = {}
-        """By topic, the number of partitions of its last open batch, if that number is above one."""
+        """For each topic whose last open batch had records of several partitions: the number of these partitions."""
         self._units: dict[AcceptedUnit, None] = {}
         """Atomic batches on their way from their callers to the pump, in order."""
 
@@ -124,7 +125,7 @@ class Accumulator:
     def forked(self) -> None:
         """In a forked child: forget everything, because the parent delivers it.
 
-        The lock is another one: a thread that does not exist here may have held it.
+        The child gets a new lock: a thread that does not exist in the child may have held the old one.
         """
         self.lock = threading.RLock()
         self.open_batches.clear()
@@ -136,10 +137,10 @@ class Accumulator:
             unit.refuse()
 
     def accept_unit(self, unit: AcceptedUnit) -> None:
-        """Accept an atomic batch in one step, unless it was dropped meanwhile. Records accepted earlier go first.
+        """Accept an atomic batch in one step, unless it was dropped meanwhile. Records accepted earlier are sent first.
 
-        A signal handler may raise anywhere in here (Ctrl-C), or wait, or close the producer. Before the step nothing
-        has happened. After it the batch is in `_units` until any thread hands it to the pump.
+        During this call, a signal handler may raise an error (Ctrl-C), or wait, or close the producer. Before the step,
+        the call has no effect. After the step, the batch is in `_units` until a thread hands it to the pump.
         """
         unit_handle = unit.head.unit_handle
         with self.lock:
@@ -196,7 +197,7 @@ class Accumulator:
         """Seal open batches that are due, on the pump's thread. Return when the next one is due."""
         if not self.open_batches and not self._units:
             return NEVER
-        # If another thread holds the lock, it seals open batches or waits for room, and there is nothing to do here.
+        # If another thread holds the lock, it seals open batches or waits for room, so this call has nothing to do.
         if not self.lock.acquire(timeout=0.05):
             return now
         try:
@@ -216,8 +217,8 @@ class Accumulator:
     def released(self) -> Iterator[None]:
         """Release this thread's locks for a while, in a signal handler that interrupted another call.
 
-        The handler waits for other threads, which need these locks. The interrupted call goes on later in the middle of
-        its work, so all open batches are sealed before other threads can see them. The call notices this
+        The handler waits for other threads, which need these locks. The interrupted call continues later in the middle
+        of its work, so all open batches are sealed before other threads can see them. The call notices this
         (`OpenBatch.open`).
         """
         held: list[Any] = []
@@ -262,8 +263,8 @@ class Accumulator:
     def seal_or_leave(self, open_batch: OpenBatch) -> bool:
         """Seal an open batch, or leave it to the next call if memory or stack is short. Return whether it is sealed.
 
-        Called with the lock held, for accepted records. It must not raise: the error does not concern the caller's own
-        record, and a program that sends its record again after an error would have it twice.
+        Called with the lock held, for accepted records. The method must not raise an error: the error would not concern
+        the caller's own record, and a program that sends its record again after an error would have the record twice.
         """
         try:
             self.seal(open_batch)
@@ -288,11 +289,12 @@ class Accumulator:
     def needed_bytes(self) -> int:
         """Return how many bytes a new open batch and the open batches may need.
 
-        A program that meets thousands of topics has thousands of open batches, and this is called for each of them.
+        This method must be fast: a program with thousands of topics has thousands of open batches, and calls it for
+        each of them.
         """
         pairs, usual = map(_ROOM_AND_LEFT, list(self.open_batches.values())), self.open_batch_bytes
-        # Room beyond the usual one counts even while it is empty: the open batch keeps it, whatever is accepted
-        # meanwhile. If a record did not fit, `left` is negative.
+        # Room beyond the usual one counts even while it is empty, because the open batch keeps it. If a record did not
+        # fit, `left` is negative.
         taken = sum(room - min(left, usual) if left > 0 else room for room, left in pairs)
         return 2 * self.max_record_bytes + taken
 
@@ -300,7 +302,7 @@ class Accumulator:
         """Return the room of the topic's next open batch, bytes, if the spool has space for it."""
         usual, most = self.open_batch_bytes, self.most_room
         if not self._encoder.partitioning.knows(topic):
-            return usual  # its records may wait for their partitions, all in one batch
+            return usual  # its records may have to wait for their partitions, all in one batch
         room = room_for(usual, self._spread.get(topic, 1), most)
         if room > usual:
             beyond = sum(open_batch.room - usual for open_batch in list(self.open_batches.values()))
@@ -310,10 +312,10 @@ class Accumulator:
     def seal(self, open_batch: OpenBatch) -> None:
         """Choose partitions and encode. Called with the lock held: order of sealing is order of delivery.
 
-        A signal handler may raise anywhere in here (Ctrl-C), and so may Python, if memory or stack is short. Then the
-        open batch is still in `open_batches`, accepts no more records, and the next call goes on: no accepted record is
-        forgotten, and none is submitted twice. A handler may also call this method while it interrupts the method
-        itself, or `send`. Then the first encoding counts.
+        During this call, a signal handler may raise an error (Ctrl-C), and so may Python, if memory or stack is short.
+        Then the open batch is still in `open_batches` and accepts no more records. The next call continues the work: no
+        accepted record is forgotten, and none is submitted twice. A handler may also call this method while it
+        interrupts the method itself, or `send`. Then the first encoding counts.
         """
         open_batch.shut()
         if self._units:
@@ -322,7 +324,8 @@ class Accumulator:
             encoded = open_batch.encoded
             if encoded is None:
                 encoded = self._encoder.encoded(open_batch)
-                # A handler that sealed the open batch meanwhile has submitted its parcels, with a head of their own.
+                # A signal handler may have sealed the open batch meanwhile. It has then submitted the parcels, with a
+                # head of their own.
                 own = open_batch.encoded is None
                 if own and self._config.delivery == "transactional" and encoded.parcels:
                     encoded = replace(encoded, head=_as_unit(encoded.parcels))
@@ -338,7 +341,8 @@ class Accumulator:
             else:
                 self._spread.pop(open_batch.topic, None)
             if any(parcel.durable or parcel.done for parcel in parcels):
-                self._pump.notify_waiters()  # done already: wake callers, which could not see these parcels before
+                # Wake callers: parcels are done already, but callers could not see them before.
+                self._pump.notify_waiters()
             open_batch.forget()
         if open_batch.firsts or open_batch.callbacks or open_batch.errbacks:
             open_batch.watch(open_batch.parcels or ())
@@ -349,15 +353,15 @@ class Accumulator:
                 and other is not open_batch
                 and self.open_batches.setdefault(open_batch.topic, other) is not other
             ):
-                # A signal handler came just now, and another thread opened this batch while the handler waited.
+                # A signal handler interrupted this call, and another thread opened this batch while the handler waited.
                 self.seal(other)
 
 
 def _most_room(config: ProducerConfig) -> int:
-    """Return the limit of rooms beyond `batch_size`, bytes; 0 if none has more.
+    """Return the limit of rooms beyond `batch_size`, bytes; 0 if no open batch may have more.
 
-    A unit of `delivery="transactional"` has as many open batches as brokers remember batches of a partition, so each of
-    them has one batch for a partition.
+    With `delivery="transactional"`, a unit has as many open batches as brokers remember batches of a partition. So each
+    open batch may have only one batch for a partition, and gets no larger room.
     """
     if config.delivery == "transactional":
         return 0
@@ -366,7 +370,7 @@ def _most_room(config: ProducerConfig) -> int:
 
 
 def _as_unit(parcels: Sequence[Parcel]) -> Parcel:
-    """Join parcels into one unit (`delivery="transactional"`). Return the parcel that stands for the unit."""
+    """Join parcels into one unit (`delivery="transactional"`). Return the parcel that represents the unit."""
     unit_handle = UnitHandle(joins=parcels[0].topic)
     for parcel in parcels:
         parcel.unit_handle = unit_handle

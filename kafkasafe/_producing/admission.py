@@ -1,6 +1,6 @@
 """Admission: the checks and waits of the producer before it accepts records.
 
-All ways in use it: the slow path of `send`, atomic batches and transactions, and coroutines.
+The slow path of `send`, atomic batches, transactions and coroutines all use it.
 """
 
 from __future__ import annotations
@@ -30,11 +30,15 @@ __all__ = ["STEP_S", "Admission"]
 _TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _LOOK_EVERY_S: Final = 0.25
 _GIVE_WAY_S: Final = 1.0
-"""How long a commit waits at most until the pump has taken earlier batches, seconds."""
+"""The longest time that a commit waits until the pump has taken earlier batches, seconds."""
 STEP_S: Final = 0.05
-"""A partition stops counting by itself when it does not answer: look this often."""
+"""How often to check again whether the cluster is far behind, seconds: no event reports that a partition stopped
+answering.
+"""
 _FRAMES: Final = 40
-"""Accepting and sealing a record needs fewer stack frames than this, without those of the application's partitioner."""
+"""An upper bound for the stack frames that accepting and sealing a record needs, without those of the application's
+partitioner.
+"""
 _WAYS_OUT: Final = {
     "spool_max_bytes": "Raise spool_max_bytes, or wait for the cluster.",
     "volume": "Make room on the disk, or wait for the cluster.",
@@ -44,7 +48,7 @@ _WAYS_OUT: Final = {
 
 
 class Admission:
-    """Accepts records, atomic batches and new open batches. Each way in has the same checks in the same order.
+    """Accepts records, atomic batches and new open batches. All of them pass the same checks in the same order.
 
     Args:
         config: Options.
@@ -86,10 +90,10 @@ class Admission:
             raise error_for_send(refused, self._config.spool_dir)
 
     def check_topic(self, topic: str) -> None:
-        """Raise an error if there can be no topic of this name.
+        """Raise an error if Kafka permits no topic of this name.
 
         Raises:
-            TypeError: It is not a string.
+            TypeError: The name is not a string.
             ValueError: A topic cannot have this name.
         """
         if not self._partitioning.knows(topic):
@@ -147,8 +151,8 @@ class Admission:
             value: Bytes or None.
             special: The record's own partition, headers and timestamp, if it has any.
             size: See `RecordForm.prepare`.
-            open_batch: The open batch that `send` tried, if there is one.
-            index: The record's number in it; negative if it got none.
+            open_batch: The open batch that `send` tried, if any.
+            index: The record's number in `open_batch`; negative if the record got no number.
         """
         self.check_size(size)
         if open_batch is not None and index >= 0 and not open_batch.open:
@@ -180,7 +184,7 @@ class Admission:
                         self._accumulator.seal_or_leave(open_batch)
                     if open_batch.open or open_batch.took(index):
                         return future
-                    # A signal handler interrupted this and sealed the open batch without this record.
+                    # A signal handler interrupted this call and sealed the open batch without this record.
                     open_batch = None
                     continue
             if may_wait:
@@ -199,8 +203,8 @@ class Admission:
     ) -> Future:
         """Accept a record in a signal handler that interrupted another call of this thread.
 
-        The state of that call's work on the open batch is unknown. So the open batch is sealed as it is, and the record
-        gets an open batch of its own after it, which is sealed at once. The interrupted call notices this
+        The state of that call's work on the open batch is unknown. So this method seals the open batch as it is. It
+        then puts the record into a new open batch, and seals that at once. The interrupted call notices this
         (`OpenBatch.open`).
         """
         deadline: float | None = None
@@ -217,8 +221,8 @@ class Admission:
     def add_open_batch(self, topic: str) -> OpenBatch | None:
         """Begin an open batch. Return None while the spool has no room. Called with the lock held."""
         while (open_batch := self._new_open_batch(topic)) is not None:
-            # Fails if a signal handler came just now, and another thread began an open batch while it waited. Then
-            # repeat.
+            # This fails if a signal handler interrupted the call and another thread began an open batch while the
+            # handler waited. Repeat then.
             if self._accumulator.open_batches.setdefault(topic, open_batch) is open_batch:
                 if self._lifecycle.closed is not None:
                     self._accumulator.seal(open_batch)
@@ -228,10 +232,10 @@ class Admission:
         return open_batch
 
     def add_open_batch_now(self, topic: str) -> OpenBatch | None:
-        """Begin an open batch for a topic that had none a moment ago. Return None while the spool has no room.
+        """Begin an open batch for a topic that had no open batch a moment ago. Return None while the spool has no room.
 
-        This takes no lock and does not wait. It is safe: a former open batch was submitted before it was removed from
-        the open ones, and threads that begin an open batch at the same time get the same one.
+        This method takes no lock and does not wait. It is safe: a former open batch was submitted before it was removed
+        from the dict, and threads that begin an open batch at the same time get the same one.
         """
         self.check(topic)
         open_batch = self._make_open_batch(topic)
@@ -269,7 +273,7 @@ class Admission:
         return OpenBatch(topic, time.time_ns() // 1_000_000, due, room, self._delivery.callbacks, most=most)
 
     def make_separate_batch(self, topic: str, guard: Callable[..., None]) -> OpenBatch:
-        """Make an open batch of an atomic batch: no other thread adds to it, and only the commit has it sealed."""
+        """Make an open batch for an atomic batch: no other thread adds to it, and only the commit seals it."""
         return OpenBatch(
             topic,
             time.time_ns() // 1_000_000,
@@ -280,7 +284,8 @@ class Admission:
         )
 
     def _wait_for_room(self, deadline: float | None, size: int = 0) -> float:
-        """Wait a while for room in the spool, without the lock. Return the deadline, to be passed to the next call.
+        """Wait a while for room in the spool, without the lock. Return the deadline, which the caller passes to the
+        next call.
 
         `size` is the size of an atomic batch, in addition to the open batches.
         """
@@ -301,16 +306,16 @@ class Admission:
         return deadline
 
     def _wait_for_deliveries(self) -> None:
-        """Give a cluster that answers time to acknowledge (`run_ahead_bytes`), without holding the lock.
+        """If the cluster answers, give it time to acknowledge (`run_ahead_bytes`). The lock is not held.
 
-        This serves only speed. So the wait ends after `max_block_ms` at the latest, and then the record is accepted.
+        The wait only improves speed. So it ends after `max_block_ms` at the latest, and then the record is accepted.
         """
         pump = self._pump
         ledger = pump.ledger
         if pump.is_current_thread():
             return
         with self._accumulator.lock:
-            # Seal the open batches: the cluster may have nothing else to do.
+            # Seal the open batches: the cluster may have no other batch to work on.
             for open_batch in list(self._accumulator.open_batches.values()):
                 self._accumulator.seal_or_leave(open_batch)
         end = time.monotonic() + self._config.max_block_s

@@ -1,4 +1,4 @@
-"""Waits of callers: for results, for the disk and for callbacks; and the errors with which they end."""
+"""The waits of callers for results, for the disk and for callbacks; and the errors with which these waits end."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _SAY_EVERY_S: Final = 30.0
 
 
 class Delivery:
-    """What calls wait for: results, the disk and callbacks; and the errors with which these waits end.
+    """Lets callers wait for results, the disk and callbacks. Raises the errors with which these waits end.
 
     Args:
         config: Options.
         lifecycle: Says whether the producer is closed.
         cluster: Says why no broker can be used.
         pump: Delivers.
-        accumulator: Has the records that are not sealed.
+        accumulator: Has the records that are not sealed yet.
 
     Attributes:
         pump: The pump; its ledger has the parcels without an outcome.
@@ -64,7 +64,7 @@ class Delivery:
         self._accumulator = accumulator
 
     def forked(self, error: BaseException) -> None:
-        """In a forked child: all waits end with this error, and callbacks get a thread of this process."""
+        """In a forked child: end all waits with this error, and give callbacks a thread of this process."""
         self.pump.forked(error)
         self.callbacks = _callback_thread(self._config, self.pump)
 
@@ -93,13 +93,15 @@ class Delivery:
         return ", ".join(f"{topic}-{partition}" for topic, partition in found[:3]) + more
 
     def raise_loss(self) -> None:
-        """Raise the next loss: acknowledged records that are not sent again, or records missing in the spool."""
+        """Raise the error about the next loss: acknowledged records that are not sent again, or records missing in the
+        spool.
+        """
         loss = self.pump.ledger.next_loss()
         if loss is not None:
             raise loss
 
     def disk_cause(self) -> str:
-        """Return the end of a message: why no record becomes durable for now."""
+        """Return the end of a message: why no record becomes durable at the moment."""
         trouble = self.pump.ledger.disk_trouble
         return f" The spool takes nothing for now: {trouble}." if trouble else ""
 
@@ -129,10 +131,10 @@ class Delivery:
     # -- waits ---------------------------------------------------------------------------------------------------
 
     def called(self, open_batch: OpenBatch | None, deadline: float | None) -> bool:
-        """Wait for due callbacks, of this open batch or of all. Return False if the deadline passed first."""
+        """Wait for due callbacks of one or all open batches. Return False if the deadline passed first."""
         if open_batch is not None:
             if open_batch.firsts or open_batch.callbacks or open_batch.errbacks:
-                # Another thread sealed the open batch, and may not have watched it yet.
+                # Another thread sealed the open batch, and may not have called `watch` yet.
                 open_batch.watch(open_batch.parcels or ())
             if not open_batch.watched:
                 return True
@@ -175,7 +177,7 @@ class Delivery:
             )
 
     def _await_settled(self, number: int, deadline: float | None) -> bool:
-        """Wait for the results, and log the missing ones from time to time. Return whether all are there."""
+        """Wait for the results, and log the missing ones from time to time. Return whether all results have arrived."""
         pump = self.pump
         began = time.monotonic()
         while True:
@@ -209,7 +211,7 @@ class Delivery:
         )
 
     def raise_unsettled(self, number: int, timeout: float | None, *, finished: bool) -> None:
-        """Finish `flush`: raise the error, if there is one."""
+        """Finish `flush`: raise an error if it failed."""
         pump = self.pump
         pump.ledger.raise_undecidable()
         delivered = pump.ledger.flushed(number)
@@ -279,7 +281,7 @@ class Delivery:
         self.raise_unspooled(number, timeout)
 
     def raise_unspooled(self, number: int, timeout: float | None) -> None:
-        """Finish `durable`: raise the error, if there is one."""
+        """Finish `durable`: raise an error if it failed."""
         ledger = self.pump.ledger
         spooled = ledger.spooled(number)
         # Check this even if no record is pending: the failure may have dropped the records.
@@ -303,7 +305,7 @@ def _callback_thread(config: ProducerConfig, pump: Pump) -> CallbackThread:
 
 
 def safely(call: Callable[[], object]) -> None:
-    """Call code of the application. Log what it raises."""
+    """Call code of the application. Log an error that it raises."""
     try:
         call()
     except Exception:

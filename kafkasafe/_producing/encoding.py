@@ -27,7 +27,8 @@ class Encoder:
     Attributes:
         partitioning: Chooses the partitions.
         compression: Compression of each batch.
-        batch_bytes: Largest size of a batch before compression, if the open batch has more room than that.
+        batch_bytes: Largest size of a batch before compression. It matters only if the open batch has more room than
+            that.
     """
 
     partitioning: Partitioning
@@ -43,7 +44,7 @@ class Encoder:
         try:
             return self._encode(open_batch)
         except (MemoryError, OSError) as error:
-            # The codecs of pyarrow raise OSError for lack of memory. No file is used here.
+            # pyarrow's codecs raise OSError if memory is short. This code uses no files, so OSError has no other cause.
             raise SpoolWriteError(
                 f"There is no memory to encode records of topic {open_batch.topic} ({type(error).__name__}: {error})."
                 " While this producer is open, no accepted record is lost: the next call, or the producer's own thread,"
@@ -63,7 +64,7 @@ class Encoder:
         absent: frozenset[int] = frozenset()
         if sizes[1] == -1 or (isinstance(sizes[1], list) and -1 in sizes[1]):
             absent = frozenset(i for i, value in enumerate(values) if value is ABSENT)
-        special = open_batch.special.copy() if open_batch.special else {}  # late senders may still add to it
+        special = open_batch.special.copy() if open_batch.special else {}  # late senders may add to the dict
         if not absent:
             special = {i: given for i, given in special.items() if i < count}
             return replace(self._encoded_all(open_batch, keys, values, special), count=count, sizes=sizes)
@@ -95,7 +96,8 @@ class Encoder:
         if not partitions and chosen < len(values):
             self.partitioning.leave_open(open_batch.topic)
         if not partitions and chosen and self.partitioning.left_open(open_batch.topic):
-            # Some records wait for the choice of their partition. Records with a given one must not overtake these.
+            # Some records wait for the choice of their partition. Records with a given partition must not overtake
+            # them.
             return Encoded([self._parcel(open_batch, UNCHOSEN, keys or None, values, special, None)])
         if chosen or (partitions > 1 and (keys or self.partitioning.asks)) or self._may_divide(open_batch):
             return self._encoded_scattered(

@@ -1,4 +1,4 @@
-"""Whether a producer is open, and if not, why: closed, dropped, or inherited by a forked child."""
+"""Knows whether a producer is open, and why not: it was closed, dropped, or inherited by a forked child."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["Lifecycle"]
 
 
 class Lifecycle:
-    """The end of a producer, which comes once.
+    """The end of a producer, which happens once.
 
     Attributes:
         closed: The error that later calls raise; None while the producer is open.
@@ -20,7 +20,7 @@ class Lifecycle:
         self.closed: BaseException | None = None
 
     def end(self, error: BaseException) -> None:
-        """From now on, calls raise this error."""
+        """Make all later calls raise this error."""
         self.closed = error
 
     def raise_closed(self) -> None:

@@ -1,6 +1,6 @@
 """The open batch: records of one topic that are sealed together, with their callbacks.
 
-An open batch uses the callback thread and parcels, but no producer. The parts of `SafeProducer` decide when it is
+An open batch uses the callback thread and parcels, but no producer. Other objects of the producer decide when it is
 sealed and where its records go. The docstring of `OpenBatch` explains how threads and signal handlers use it without a
 lock.
 """
@@ -26,11 +26,11 @@ __all__ = ["ABSENT", "Encoded", "Headers", "OpenBatch", "Sizes", "Special", "hea
 _FEW_RECORDS: Final = 16
 """Size of the lists of a new open batch, in records. They grow fourfold."""
 ABSENT: Final[Any] = object()
-"""Placeholder for a record that is not there."""
+"""Placeholder for a missing record."""
 
 Headers = Sequence[tuple[str, bytes | None]]
 Special = tuple[int | None, Headers, int | None]
-"""Partition, headers and timestamp of a record for which the caller gave any of them."""
+"""Partition, headers and timestamp of a record, if the caller gave at least one of them."""
 Sizes = int | list[int]
 """Sizes of keys or values by record, bytes, -1 for null; a single number if all are equal."""
 
@@ -52,37 +52,38 @@ class OpenBatch:
     """Records of one topic that are sealed together.
 
     Threads add records without a lock, and signal handlers may interrupt them and add records, too. A sender takes a
-    number, stores its record there, the value last, and then checks whether the batch is still open. Sealing uses the
-    opposite order: it marks the open batch as no longer open, then takes the stored records (`close`). So if a sender
-    finds the batch open, its record is in it. Otherwise the sender checks the records that were taken (`has`).
+    number, stores its record at this number in the lists (the value last), and then checks whether the batch is still
+    open. Sealing uses the opposite order: it marks the open batch as no longer open, then takes the stored records
+    (`close`). So if a sender finds the batch open, its record is in it. Otherwise the sender checks the records that
+    were taken (`has`).
 
     Attributes:
         topic: Topic name.
-        open: Whether it accepts records.
-        room: Bytes of room of the empty open batch. With more than `batch_size`, a partition may get several batches of
-            it.
-        most: It takes at most this many records.
+        open: Whether the open batch accepts records.
+        room: Bytes of room of the empty open batch. If it is more than `batch_size`, a partition may get several
+            batches.
+        most: Largest number of records.
         left: Bytes of room left. Concurrent threads may exceed it, which makes a larger batch.
         numbers: Counter for the numbers of records. Some numbers may never get their record: see `absent`.
         keys, values: Lists by number, with spare entries; `keys` is shorter while no record has a key. Empty once
             sealed.
-        special: (partition, headers, timestamp) of the records that have any of them, by number.
-        timestamp_ms: For records without a timestamp of their own: when the first record of the open batch was added.
-        due: When it is sealed at the latest, monotonic seconds.
-        encoded: While it is being sealed: parcels, each for one partition, and the places of the records in them.
-        parcels: The parcels, once sealed.
-        count, absent: Once sealed: its records are the numbers below `count`, except those in `absent`.
-        acked: Set by the first request for metadata if only offsets differ: topic, partition, both, base offset,
-            timestamp, and sizes of key and value.
-        parcel_of, index_in: The place of record i; None if there is one parcel with the records in order.
-        sizes: Sizes of keys and values.
-        firsts: By number: the first callback of each record, if it was added before the open batch was sealed. The list
-            ends after the last record with a callback. See `RecordFuture.add_callback`.
-        callbacks, errbacks: Other callbacks that were added and not handled yet: record, function, record, function and
-            so on. One object for each would cost the garbage collector more than the records do.
-        thread: The thread that calls them.
-        guard: Raises UsageError while the open batch belongs to an atomic batch that is not committed, because only the
-            commit seals it. An argument replaces the end of the message. None for other open batches.
+        special: (partition, headers, timestamp) by number, of the records that have any of these.
+        timestamp_ms: Timestamp of records without their own: when the first record was added.
+        due: When the open batch must be sealed at the latest, monotonic seconds.
+        encoded: During sealing: the parcels, each for one partition, and the places of the records in them.
+        parcels: The parcels, as soon as the open batch is sealed.
+        count, absent: After sealing, the open batch has the records with numbers below `count`, except those in
+        `absent`. acked: The fields that are equal in all records' metadata if only the offsets differ: topic,
+        partition, both, base offset, timestamp, and sizes of key and value. Set at the first call for metadata.
+        parcel_of, index_in: The place of record i; None if there is one parcel with the records in order. sizes: Sizes
+        of keys and values. firsts: By number: the first callback of each record, if it was added before the open batch
+        was sealed. The list ends at the last record with a callback. See `RecordFuture.add_callback`.
+        callbacks, errbacks: Other callbacks that are not handled yet, as a flat list: record, function, record,
+            function and so on. A tuple for each callback would cost the garbage collector more than the records
+            themselves.
+        thread: The thread that calls the callbacks.
+        guard: Function that raises UsageError while the open batch belongs to an uncommitted atomic batch, because only
+            the commit seals it. An argument replaces the end of the message. None for other open batches.
         watched: Whether any callback was added.
     """
 
@@ -162,14 +163,15 @@ class OpenBatch:
         self._sorted_calls = 0
 
     def put(self, index: int, key: bytes | None, value: bytes | None, special: Special | None) -> None:
-        """Store a record at its number, extending the lists if needed. Concurrent calls may extend them too far."""
+        """Store a record at its number, and extend the lists if necessary. Concurrent calls may extend them too far."""
         keys, values = (
             self.keys,
             self.values,
-        )  # a signal handler may seal the open batch, which replaces these lists
+        )  # keep these lists: a signal handler may seal the open batch, which replaces the attributes
         for column, blank, wanted in ((keys, None, key is not None), (values, ABSENT, True)):
             while wanted and len(column) <= index:
-                # The last record never has an entry in advance, so it always comes here, and its sender seals then.
+                # The last record never has an entry in advance. So its sender always takes this path, and then seals
+                # the open batch.
                 room = min(max(4 * len(column), _FEW_RECORDS), self.most - 1)
                 column.extend([blank] * max(room - len(column), 1))
         if key is not None:
@@ -182,7 +184,7 @@ class OpenBatch:
         """Stop accepting records. Called with the producer's lock held; a signal handler may interrupt and repeat it.
 
         Returns:
-            The values by number, `ABSENT` for missing ones. Each call returns the same list.
+            The values by number, with `ABSENT` for missing values. Each call returns the same list.
         """
         self.open = False
         taken = (
@@ -192,7 +194,7 @@ class OpenBatch:
         return taken[0]
 
     def enter(self, size: int) -> int:
-        """Take room for a record of this size, bytes. Return the record's number."""
+        """Reserve room for a record of this size, bytes. Return the record's number."""
         self.left -= size
         return next(self.numbers)
 
@@ -209,11 +211,10 @@ class OpenBatch:
         self.open = False
 
     def keep(self, encoded: Encoded) -> Encoded:
-        """Note how the records are encoded, and return the encoding that counts.
+        """Store the encoded records, unless an encoding is stored already. Return the stored encoding.
 
-        It is the first one, because its parcels may have been submitted: a signal handler may seal the open batch while
-        it interrupts the thread that seals it. The attribute that decides is set last, so this may be repeated after a
-        Ctrl-C.
+        The first encoding counts, because its parcels may have been submitted: a signal handler may seal the open batch
+        while it interrupts the thread that seals it. `encoded` is set last, so the call may be repeated after a Ctrl-C.
         """
         if self.encoded is None:
             self.count, self.absent, self.sizes = encoded.count, encoded.absent, encoded.sizes
@@ -222,12 +223,12 @@ class OpenBatch:
         return self.encoded
 
     def submitted(self, parcels: list[Parcel]) -> None:
-        """Note that the pump has the parcels: from now on callers see them."""
+        """Note that the pump has the parcels. From now on, callers see them."""
         self.parcels = parcels
 
     @property
     def waiting(self) -> int:
-        """Number of records in it while it is not sealed."""
+        """Number of records while the open batch is not sealed."""
         if self.parcels is not None:
             return 0
         values = self._taken[0] if self._taken else self.values
@@ -244,8 +245,8 @@ class OpenBatch:
         """
         taken: list[bytes | None] = []
         if self.encoded is None:
-            # Do the same as the sealing thread: both see the list that was taken first. Meanwhile that thread may have
-            # encoded the records and dropped the list.
+            # Call `close`, as the sealing thread does: both get the list that the first call took. Meanwhile the
+            # sealing thread may have encoded the records and dropped the list.
             with contextlib.suppress(IndexError):
                 taken = self.close()
         encoded = self.encoded
@@ -258,7 +259,7 @@ class OpenBatch:
         self.guard = None
 
     def forget(self) -> None:
-        """Drop the records after they are encoded."""
+        """Drop the unencoded records, after they were encoded."""
         self.keys, self.values, self._taken = [], [], []
 
     def locate(self, index: int) -> tuple[Parcel, int]:
@@ -357,8 +358,8 @@ class OpenBatch:
     # Callbacks. Callers add to the three lists; only the callback thread takes from them.
 
     def put_first(self, index: int, function: Any) -> None:
-        """Store a record's first callback, extending the list. Threads may call it concurrently."""
-        firsts = self.firsts  # the callback thread may replace it
+        """Store a record's first callback, and extend the list if necessary. Threads may call it concurrently."""
+        firsts = self.firsts  # the callback thread may replace the attribute
         firsts.extend([None] * (max(len(self.values), index + 1) - len(firsts)))
         firsts[index] = function
         self.thread.start()
@@ -366,8 +367,8 @@ class OpenBatch:
     def first_calls(self) -> Sequence[Any]:
         """Return the contents of `firsts` at the first call after the open batch was sealed, by number.
 
-        Any thread may call it, and a signal handler may interrupt and repeat it. Functions that were called are
-        replaced by another value that is not None.
+        Any thread may call this method, and a signal handler may interrupt and repeat it. Another value, which is not
+        None, replaces each function that was called.
         """
         if not self._first_calls:
             self._first_calls.append(self.firsts[:])
@@ -382,7 +383,7 @@ class OpenBatch:
             return (), ()
         firsts = firsts[: self.count]
         every, self._first_due = self._first_due == len(firsts), 0
-        # Drop the functions after the call: a program may keep a future, which keeps this open batch.
+        # Drop the functions: a program may keep a future, and the future keeps this open batch.
         self.firsts = []
         if every:
             self._first_calls[0] = range(len(firsts))
@@ -392,8 +393,8 @@ class OpenBatch:
         return indexes, [firsts[i] for i in indexes]
 
     def watch(self, parcels: Iterable[Parcel]) -> None:
-        """Call back when these parcels are done, for callbacks of a sealed open batch. Calling it twice does no
-        harm.
+        """Arrange that the callbacks of a sealed open batch are called when these parcels are done. Calling it twice
+        does no harm.
         """
         self.watched = True
         if self._first_due < 0:
@@ -415,7 +416,8 @@ class OpenBatch:
         )
         # With several parcels, estimate the number of due callbacks by the parcel's share of the records.
         due = 0 if parcel.children is not None else waiting * parcel.count // max(self.count, 1)
-        # Do this even if none seems to wait: the thread may be sorting them, after it has looked at this parcel.
+        # Do this even if no callback seems to wait: the thread may be sorting callbacks, and have passed this parcel
+        # already.
         self.thread.hand(self._call_done, due)
 
     def _call_done(self, due: int = 0) -> None:
@@ -493,12 +495,12 @@ class OpenBatch:
 
 
 def headers_bytes(headers: Headers) -> int:
-    """Return with how many bytes the headers of a record count, for a record that has a `Special`."""
+    """Return how many bytes the headers of a record count, for a record that has a `Special`."""
     return 8 + sum(len(name.encode()) + len(content or b"") + 10 for name, content in headers)
 
 
 def _all_there(firsts: Sequence[Any]) -> bool:
-    """Return True if surely none of these is None. False means only that this is not certain."""
+    """Return True only if none of these is None. False is possible in this case, too."""
     try:
         # Fast for functions. Other callables of the application may be falsy, or raise.
         return all(firsts)
@@ -507,7 +509,7 @@ def _all_there(firsts: Sequence[Any]) -> bool:
 
 
 def _speaks(parcel: Parcel) -> bool:
-    """Return whether a parcel itself, not its parts or its parents, has the result of its records."""
+    """Return whether the result of a parcel's records is in the parcel itself, not in its parts or its parent."""
     if parcel.children is not None and parcel.error is None:
         return False
     above = parcel.parent

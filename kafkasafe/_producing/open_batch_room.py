@@ -57,7 +57,7 @@ def fitting_edges(partitions: Integers, sizes: Integers | None, batch_bytes: int
         batch_bytes: Largest size of a batch.
 
     Returns:
-        The index of the first record of each batch but the first one.
+        The index of the first record of each batch, except the first batch.
     """
     changes: list[int] = (np.flatnonzero(np.diff(partitions)) + 1).tolist()
     if sizes is None:

@@ -1,6 +1,6 @@
 """The start of a producer: the spool with its lane, the records that earlier runs left there, the pump, the objects.
 
-Here is the only place that knows which object of a producer knows which.
+Only this module knows which objects of a producer use each other.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def opened(config: ProducerConfig, before_start: Callable[[ProducerParts], None]
 
     Args:
         config: Options.
-        before_start: Called when the lane is open, and its journal does not belong to the pump's thread yet.
+        before_start: Called when the lane is open, but the pump's thread has not started.
 
     Raises:
         SpoolError: The spool cannot be opened. The message says which records are safe, and what to do.
@@ -126,7 +126,7 @@ def _made(
     serializers: Serializers,
     partition_by: Callable[..., Any],
 ) -> ProducerParts:
-    """Make the objects; each gets those that it knows."""
+    """Make the objects. Each gets the objects that it uses."""
     lifecycle = Lifecycle()
     partitioning = Partitioning(config, cluster, partition_by)
     pump, accumulator = _pumped(config, cluster, directory, files, lifecycle, partitioning)
@@ -156,9 +156,9 @@ def _pumped(
     lifecycle: Lifecycle,
     partitioning: Partitioning,
 ) -> tuple[Pump, Accumulator]:
-    """Make the pump and the accumulator, which know each other.
+    """Make the pump and the accumulator, which use each other.
 
-    Neither has a reference to the producer: a producer that the application drops is to be collected at once.
+    Neither has a reference to the producer, so that a producer that the application drops is collected at once.
     """
     pump = Pump(
         config,

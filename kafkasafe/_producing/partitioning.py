@@ -1,4 +1,5 @@
-"""The partition of a record: a given one, the choice of the application's partitioner, or KafkaProducer's.
+"""Finds the partition of a record: the caller's, the choice of the application's partitioner, or KafkaProducer's
+choice.
 
 Nothing here seals an open batch or waits.
 """
@@ -49,13 +50,17 @@ class Partitioning:
         self._client_id = config.client_id
         self._cluster = cluster
         self._counts: dict[str, int] = {}
-        """By topic; set once no record of the topic waits for the choice of its partition."""
+        """Partition counts by topic. A count is set when no record of the topic waits for the choice of its partition
+        any more.
+        """
         self._unchosen: set[str] = set()
         """Topics with records that wait, or waited, for the choice of their partitions."""
         self._rotation = random.randrange(1 << 16)
 
     def recall(self, counts: Mapping[str, int], unchosen: Iterable[str]) -> None:
-        """Begin with what earlier incarnations knew: partition counts, and topics with records without a partition."""
+        """Start from the knowledge of earlier incarnations: partition counts, and topics with records without a
+        partition.
+        """
         self._unchosen.update(unchosen)
         self._counts.update(counts)
 
@@ -84,13 +89,14 @@ class Partitioning:
         """Return the partition that a caller gives, as an int.
 
         Raises:
-            TypeError: It is not a number.
+            TypeError: The partition is not a number.
             ValueError: The topic has no such partition.
         """
         number = as_int(partition, "partition", _MAX_PARTITION)
         known = self._counts.get(topic)
         if known is None and (info := self._cluster.topic(topic)) is not None and info.partitions:
-            known = max(info.partitions) + 1  # `_counts` is set after records that wait for a choice
+            # `_counts` lacks the topic while records wait for the choice of their partition.
+            known = max(info.partitions) + 1
         if known is not None and number >= known:
             raise ValueError(f"Unrecognized partition {number} for topic {topic}: it has {known}")
         return number
@@ -110,7 +116,7 @@ class Partitioning:
         return as_int(chosen, f"the partitioner's choice for topic {topic}", count - 1)
 
     def next_partition(self, partitions: int) -> int:
-        """Return the partition of the next batch without keys: all its records go to one (KIP-480)."""
+        """Return the partition of the next batch without keys: all its records go to one partition (KIP-480)."""
         self._rotation += 1
         return self._rotation % partitions
 

@@ -1,4 +1,4 @@
-"""The form of a record: serializers, checks of all arguments, and the size with which the record counts."""
+"""Serializes records, checks all their arguments, and computes the size that a record counts."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _MAX_TIMESTAMP: Final = 2**63 - 1
 
 
 class RecordForm:
-    """Turns the arguments of a `send` into what an open batch stores. It never changes.
+    """Turns the arguments of a `send` into the values that an open batch stores. Immutable.
 
     Args:
-        serializers: Those of `serializers_of`.
+        serializers: The result of `serializers_of`.
         lifecycle: Says whether the producer is closed.
         partitioning: Asks the application's partitioner.
         admission: Knows which partitions the cluster refuses.
@@ -73,7 +73,7 @@ class RecordForm:
                 # Check before serializing: a serializer may turn None into bytes such as `null`.
                 raise ValueError("Need at least one: key or value")
             self._lifecycle.raise_closed()  # do not call serializers of a closed producer
-            headers = [] if headers is None else headers  # a serializer may add some
+            headers = [] if headers is None else headers  # a serializer may add headers
             key, value = self._serialize(topic, headers, key, value)
         size = RECORD_OVERHEAD
         if value is not None:
@@ -105,7 +105,9 @@ class RecordForm:
 
 
 def serializers_of(config: ProducerConfig) -> Serializers:
-    """Return the application's functions (topic, headers, object) → bytes for keys and for values, where it has any."""
+    """Return the application's functions (topic, headers, object) → bytes for keys and for values; None where it has no
+    serializer.
+    """
     return _serializer(config.key_serializer), _serializer(config.value_serializer)
 
 

@@ -29,7 +29,7 @@ _DROPPED_MOST_S: Final = 300.0
 
 
 class Forked(Protocol):
-    """What a fork ends."""
+    """An object that ends in a forked child."""
 
     def forked(self, error: BaseException) -> None:
         """In the child: all calls raise this error."""
@@ -38,7 +38,9 @@ class Forked(Protocol):
 LIVE: dict[Pump, str] = {}
 """Pumps of producers that accept records, with their spool directories. Producers without a directory are left out."""
 PRODUCERS: weakref.WeakKeyDictionary[object, weakref.ref[Forked]] = weakref.WeakKeyDictionary()
-"""Open producers, each with what ends it in a forked child. Both are weak: the second may lead back to the first."""
+"""Open producers, each with the object that ends it in a forked child. Both references are weak, because that object
+may refer to the producer.
+"""
 DROPPED: dict[Pump, str] = {}
 """Pumps of producers that were dropped without `close()` and still run, with their spool directories."""
 SUCCEEDED: set[Pump] = set()
@@ -46,7 +48,7 @@ SUCCEEDED: set[Pump] = set()
 
 
 def goes_live(pump: Pump, path: str) -> None:
-    """Register a producer that accepts records from now on. Records of producers dropped meanwhile come first."""
+    """Register a producer that accepts records from now on. Records of dropped producers are sent before its own."""
     LIVE[pump] = path
     # The order matters: a producer that is dropped from now on finds this one in `LIVE`.
     for other, directory in DROPPED.copy().items():
@@ -55,9 +57,10 @@ def goes_live(pump: Pump, path: str) -> None:
 
 
 def goes_first(pump: Pump, path: str) -> None:
-    """Note that a producer is dropped: its records go before those that others on the directory send from now on.
+    """Note that a producer is dropped: its records are sent before later records of other producers on the directory.
 
-    Takes no lock, because the garbage collector may call it. May be called again, for producers opened since then.
+    Takes no lock, because the garbage collector may call it. It may be called again to include producers that were
+    opened later.
     """
     LIVE.pop(pump, None)
     for other, directory in LIVE.copy().items():
@@ -87,7 +90,7 @@ def _forked() -> None:
     LIVE.clear()
     DROPPED.clear()
     SUCCEEDED.clear()
-    # The list keeps all producers alive: one that were collected before it is marked would close as in the parent.
+    # The list keeps all producers alive: a producer that is collected before it is marked would close as in the parent.
     for _, reference in list(PRODUCERS.items()):
         ends = reference()
         if ends is not None:

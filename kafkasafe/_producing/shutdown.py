@@ -39,17 +39,17 @@ log = EventLog("producer")
 _CLOSE_IDLE_S: Final = 5.0
 """How long `close` waits for the next delivery, seconds."""
 _CLOSE_MEMORY_IDLE_S: Final = 30.0
-"""The same with `spool="never"`, where undelivered records are lost after the wait."""
+"""`_CLOSE_IDLE_S` with `spool="never"`, where undelivered records are lost after the wait."""
 _CLOSE_PAUSES: Final = 2
 """If a pause has a known end, `close` waits for it, but at most this many request timeouts longer."""
 _CLOSE_DISK_S: Final = 30.0
 _CLOSE_DISK_LEAST_S: Final = 10.0
-"""How long `close` waits for a slow disk, at least, seconds. Records that are not on disk after that are lost."""
+"""The shortest time that `close` waits for a slow disk, seconds. Records that are not on disk then are lost."""
 _DISK_STEP_S: Final = 0.1
 _LOG_S: Final = 1.0
 _SEAL_TRIES: Final = 5
 _SEAL_PAUSE_S: Final = 0.05
-"""If `close` lacks memory to encode records, it tries again. Each pause is longer by this time, seconds."""
+"""If memory is too short to encode records, `close` tries again. Each pause is longer by this time, seconds."""
 
 
 class Ends(Protocol):
@@ -60,11 +60,11 @@ class Ends(Protocol):
 
 
 class Shutdown:
-    """Closes a producer, lets a dropped one deliver what it has, and ends one in a forked child.
+    """Closes a producer, lets a dropped producer deliver its records, and ends a producer in a forked child.
 
     Args:
         config: Options.
-        lifecycle: Ends here.
+        lifecycle: Ended by this object.
         accumulator: Has the open batches, which are sealed first.
         delivery: Has the pump and the callbacks.
     """
@@ -85,7 +85,7 @@ class Shutdown:
         self._producer: weakref.ref[object] | None = None
         """The producer, once it is open."""
         self._kept: object | None = None
-        """The producer, from the moment in which it was dropped until its pump has ended."""
+        """The producer, from the moment when it was dropped until its pump has ended."""
         self._warned = False
         self._at_exit = _exit_hook(weakref.ref(self))
         self._not_at_end_of_child: Callable[[], object] = lambda: None
@@ -96,11 +96,11 @@ class Shutdown:
         return "" if self._config.in_memory else os.path.realpath(self._config.spool_dir)
 
     def end_first(self, ends: Ends) -> None:
-        """End this when the producer is closed: the transactions of a producer with a `transactional_id`."""
+        """Set an object that `close` ends first: the transactions of a producer with a `transactional_id`."""
         self._first = ends
 
     def begin(self, producer: object) -> None:
-        """From now on, the producer is closed at the end of the process, and ended in a forked child."""
+        """Arrange that the producer is closed at the end of the process, and ended in a forked child."""
         PRODUCERS[producer] = weakref.ref(self)
         if not self._config.in_memory:
             goes_live(self._pump, self.spool_path)
@@ -109,11 +109,11 @@ class Shutdown:
         self._producer = weakref.ref(producer)
 
     def forgo_exit(self) -> None:
-        """The owner of the producer closes it at the end of the process."""
+        """Do not close the producer at the end of the process, because its owner does so."""
         atexit.unregister(self._at_exit)
 
     def forked(self, error: BaseException) -> None:
-        """In a forked child: the parent owns the producer, and all calls raise this error."""
+        """In a forked child: make all calls raise this error, because the parent owns the producer."""
         self._lifecycle.end(error)
         self._accumulator.forked()
         self._delivery.forked(error)
@@ -141,7 +141,8 @@ class Shutdown:
         deadline = None if timeout is None else time.monotonic() + (timeout := timeout_of(timeout))
         pump = self._pump
         LIVE.pop(pump, None)
-        # Set this first: from now on no open batch is begun, and records that other threads still add are sealed below.
+        # End the lifecycle first: from now on no open batch is begun, and records that other threads still add are
+        # sealed below.
         self._lifecycle.end(
             ProducerClosedError(
                 "The producer is closed. Records accepted before close() are delivered or on disk"
@@ -151,8 +152,8 @@ class Shutdown:
         if self._first is not None:
             self._first.close()
         if pump.is_current_thread():
-            # A hook or a log handler called this on the pump's thread, so waiting would never end. The pump writes the
-            # accepted records while it stops.
+            # A hook or a log handler called `close` on the pump's thread, so a wait would never end. The pump writes
+            # the accepted records while it stops.
             self._accumulator.seal_all()
             pump.stop(0.0)
             self._closed_down(0.0)
@@ -216,7 +217,7 @@ class Shutdown:
             planned = end()
 
             def look_up(planned: float = planned) -> bool:
-                # The planned end may come earlier, once a large lane has been read.
+                # When a large lane has been read, the planned end may be earlier.
                 return pump.ledger.idle() or end() < planned
 
             pump.wait(look_up, max(0.0, planned - time.monotonic()))
@@ -283,18 +284,20 @@ class Shutdown:
     # -- dropped -----------------------------------------------------------------------------------------------------
 
     def forgo_warning(self) -> None:
-        """Note that the owner of the producer was dropped and has given the ResourceWarning: this producer follows."""
+        """Note that the owner of the producer was dropped and has given the ResourceWarning. This producer will be
+        dropped next.
+        """
         goes_first(self._pump, self.spool_path)
         self._warned = True
 
     def drop(self, producer: object) -> bool:
-        """Let the pump of a dropped producer go on delivering as long as `close()` would.
+        """Let the pump of a dropped producer continue to deliver for as long as `close()` would.
 
-        This method waits a second at most, as KafkaProducer's does, so that records of the next producer come later. It
-        takes no lock, because the garbage collector may call it at any place.
+        This method waits a second at most, as KafkaProducer's method does, so that records of the next producer come
+        later. It takes no lock, because the garbage collector may call it at any time.
 
         Returns:
-            Whether the producer was dropped without `close()`, and the program is to be warned.
+            Whether the producer was dropped without `close()`, so that the caller should warn the program.
         """
         if self._producer is None or self._lifecycle.closed is not None:
             return False
@@ -342,12 +345,13 @@ class Shutdown:
                 event="callbacks_left",
             )
         for serializer in (self._config.key_serializer, self._config.value_serializer):
-            # KafkaProducer closes its serializers, too.
+            # Close serializers, as KafkaProducer does.
             if hasattr(serializer, "serialize") and hasattr(serializer, "close"):
                 safely(serializer.close)
         for call in AT_CLOSE:
             call()
-        # Wait for the log records of its threads, but only briefly: a log handler may be waiting for this close().
+        # Wait for the log records of the producer's threads, but only briefly: a log handler may be waiting for this
+        # close().
         drain(_LOG_S)
         producer = None if self._producer is None else self._producer()
         if producer is not None:

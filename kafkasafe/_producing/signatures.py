@@ -1,4 +1,6 @@
-"""How many arguments a function of the application takes: kafka-python's interfaces have older and newer forms."""
+"""Finds out how many arguments a function of the application takes: kafka-python's interfaces have older and newer
+forms.
+"""
 
 from __future__ import annotations
 

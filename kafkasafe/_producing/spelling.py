@@ -1,4 +1,4 @@
-"""Names that a class does not have: the error for a program that uses one, and names that `dir()` leaves out."""
+"""Helpful errors for names that a class does not have, and names that `dir()` leaves out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Absent:
     """A missing attribute with an error that says what to use instead.
 
-    This is not done by `__getattr__`, which would slow down all other attributes of the class, such as `send`.
+    `__getattr__` could do the same, but it would slow down all other attributes of the class, such as `send`.
     """
 
     def __init__(self, hint: str) -> None:
@@ -84,7 +84,9 @@ class _Bound:
 
 
 def called(function: F) -> F:
-    """Decorates a method whose name is an attribute in kafka-python. Without a call, it has no truth value."""
+    """Decorates a method whose name is an attribute in kafka-python. The method itself, without a call, has no truth
+    value.
+    """
     return cast("F", _Method(function))
 
 

@@ -1,4 +1,4 @@
-"""Offsets and partitions that a program gives to a consumer, in any form that aiokafka accepts."""
+"""Converts offsets and partitions that a program passes to a consumer, in any form that aiokafka accepts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def as_offset(given: Any) -> Any:
 
 
 def as_partition(given: Any) -> TopicPartition:
-    """Convert a TopicPartition, which may be aiokafka's, to kafka-python's.
+    """Convert a TopicPartition, maybe of aiokafka, to kafka-python's class.
 
     Raises:
         TypeError: The argument is something else.

@@ -62,7 +62,7 @@ class BatchOutcome(metaclass=Tidy):
 
         Raises:
             BatchDroppedError: The batch was dropped, and none of its records is delivered.
-            WrongClusterError: The brokers belong to another cluster than the batch's.
+            WrongClusterError: The brokers belong to another cluster than the one that the batch is meant for.
         """
         return self._get().__await__()
 
@@ -220,7 +220,7 @@ class AtomicBatch:
     def send_offsets(self, offsets: Any, group: Any = None) -> Awaitable[None]:
         """Add a consumer's offsets to the batch, so that both are committed together. Await this call.
 
-        The offsets are those after all records that the consumer has returned.
+        The offsets follow the last records that the consumer has returned.
 
         Args:
             offsets: A SafeConsumer of this package, opened with `enable_auto_commit=False`; or any argument of
@@ -255,7 +255,7 @@ class AtomicBatch:
             # The consumer's thread may still claim offsets for this batch, but these offsets do not become part of it.
             fate.forget()
             if isinstance(error, asyncio.CancelledError) and self._batch._outcome is None:
-                self._batch.drop()  # do not send its records without these offsets
+                self._batch.drop()  # do not send the batch's records without these offsets
             raise
 
     async def commit(self) -> BatchOutcome:

@@ -233,7 +233,7 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
         return self._positions.seek(partition, offset)
 
     async def seek_to_beginning(self, *partitions: TopicPartition) -> bool:
-        """Continue from the first offset of these partitions, or of all assigned ones.
+        """Continue from the first offset of these partitions, or of all assigned partitions.
 
         Raises:
             ValueError: As for `seek`; then no position is moved.
@@ -242,7 +242,7 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
         return True
 
     async def seek_to_end(self, *partitions: TopicPartition) -> bool:
-        """Continue from the end of these partitions, or of all assigned ones.
+        """Continue from the end of these partitions, or of all assigned partitions.
 
         Raises:
             ValueError: As for `seek_to_beginning`.
@@ -251,7 +251,7 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
         return True
 
     async def seek_to_committed(self, *partitions: TopicPartition) -> dict[TopicPartition, int | None]:
-        """Continue from the committed offsets of these partitions, or of all assigned ones.
+        """Continue from the committed offsets of these partitions, or of all assigned partitions.
 
         A partition without a committed offset keeps its position.
 
@@ -368,5 +368,5 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
     # -- friends -------------------------------------------------------------------------------------------------------
 
     async def _offer_positions(self, fate: Callable[[], OffsetsFate], lane: ProducerLane) -> tuple[Any, ...]:
-        """Return what an atomic batch needs to commit offsets. See `ThreadCalls.offer_positions`."""
+        """Return the data with which an atomic batch commits offsets. See `ThreadCalls.offer_positions`."""
         return await self._calls.offer_positions(fate, lane)

@@ -23,7 +23,7 @@ class DueBatches:
         """Seal an open batch soon, unless it is sealed already.
 
         Raises:
-            UsageError: It belongs to an atomic batch that is not committed.
+            UsageError: The open batch belongs to an atomic batch that is not committed.
         """
         if open_batch.parcels is not None:
             return
@@ -38,6 +38,6 @@ class DueBatches:
         open_batches, self._open_batches = self._open_batches, set()
         for open_batch in open_batches:
             # The pump seals the open batch. So records that are sent while the pump writes are included, and no other
-            # thread must be woken.
+            # thread has to be woken.
             open_batch.make_due()
         self._parts.delivery.pump.wake()

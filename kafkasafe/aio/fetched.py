@@ -15,14 +15,16 @@ __all__ = ["Fetched", "UnassignedError", "first_unhanded"]
 
 
 class UnassignedError(UsageError, kafka_errors.IllegalStateError, ValueError):
-    """The partition is not assigned. The class derives from what aiokafka and kafka-python raise in this case."""
+    """The partition is not assigned. The class derives from the errors that aiokafka and kafka-python raise in this
+    case.
+    """
 
 
 class Fetched:
     """Records of one partition that were fetched together, without those that the program has received.
 
     Attributes:
-        records: The records. `RecordQueue` drops this object with the last one.
+        records: The records. `RecordQueue` drops this object together with its last record.
     """
 
     __slots__ = ("records", "tp")

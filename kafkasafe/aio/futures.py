@@ -26,7 +26,7 @@ _new_tuple: Final[Any] = tuple.__new__
 """Creates a named tuple without a Python-level call."""
 
 
-# Hints for the names of kafka-python's futures, which do not exist here.
+# Hints for programs that use the names of kafka-python's futures, which these classes do not have.
 DONE: Final = (
     "use `done()`, with parentheses, as in asyncio; the futures of kafkasafe have kafka-python's names"
 )
@@ -36,7 +36,7 @@ ADD_DONE_CALLBACK: Final = "use `add_done_callback`"
 
 
 class Running(Protocol):
-    """What a future uses of a started producer; see `Opened`."""
+    """The attributes of a started producer that a future uses; see `Opened`."""
 
     @property
     def producer(self) -> threads.SafeProducer:
@@ -103,7 +103,7 @@ class RecordFuture(metaclass=Tidy):
 
     @property
     def _key(self) -> tuple[int, int]:
-        """Identifies the record while it is not done."""
+        """Identifies the record until it is done."""
         return id(self._open_batch), self._index
 
     def _record(self) -> threads.RecordFuture:
@@ -223,7 +223,7 @@ class RecordFuture(metaclass=Tidy):
 
 
 class DoneCallbacks:
-    """The callbacks that wait for records of one producer, by record. Several futures may be of the same record.
+    """The callbacks that wait for records of one producer, by record. Several futures may belong to the same record.
 
     Args:
         loop: The producer's loop, on which the callbacks are called.

@@ -5,8 +5,8 @@ record is not accepted. After that step, the gate awaits nothing. If there is so
 must be encoded, or the spool is full), the wait comes before the step. The step takes no lock that another thread holds
 for long, and none that a Ctrl-C could leave locked.
 
-Most records take a fast path in `SafeProducer.send` itself. It is open if the topic has an open batch, no other task
-waits to send, and the quota of this iteration of the loop is not exhausted.
+Most records take a fast path in `SafeProducer.send` itself. This path is possible if the topic has an open batch, no
+other task waits to send, and the quota of this iteration of the loop is not exhausted.
 
 One iteration of the loop accepts at most `_QUOTA` records. Otherwise a task that only sends would starve other tasks.
 """
@@ -72,7 +72,7 @@ class _Line:
     def __init__(self) -> None:
         self._turns: collections.OrderedDict[_Turn, None] = collections.OrderedDict()
         self._awake: set[_Turn] = set()
-        """Turns that were woken and do not wait again yet."""
+        """Turns that were woken and have not waited again since."""
 
     def __bool__(self) -> bool:
         return bool(self._turns)
@@ -120,7 +120,9 @@ class SendGate:
         self.lines: dict[str, _Line] = {}
         """Waiting tasks, by topic."""
         self.left = 0
-        """How many more records this iteration of the loop accepts; also 0 before its first record."""
+        """How many more records the gate accepts in this iteration of the loop. Also 0 before the first record of an
+        iteration.
+        """
         self.place = place_of(loop)
         self._loop = loop
         self._worker = worker
@@ -170,7 +172,7 @@ class SendGate:
             try:
                 self._leave(topic, line, turn)
             except BaseException:
-                # A Ctrl-C came in the middle. Without a second try, the other tasks would wait for ever.
+                # A Ctrl-C interrupted the first try. Without a second try, the other tasks would wait for ever.
                 self._leave(topic, line, turn)
                 raise
 
@@ -183,7 +185,9 @@ class SendGate:
             del self.lines[topic]
 
     async def _wait_for_deliveries(self, until: float) -> None:
-        """Give a cluster that answers time to acknowledge, as `kafkasafe.SafeProducer` does. This serves only speed."""
+        """If the cluster answers, give it time to acknowledge, as `kafkasafe.SafeProducer` does. The wait only improves
+        speed.
+        """
         parts = self.parts
         ledger = parts.delivery.pump.ledger
         await self._worker.run(parts.accumulator.seal_all)
@@ -257,7 +261,7 @@ class SendGate:
     def put(
         self, open_batch: OpenBatch, index: int, key: bytes | None, value: bytes | None, special: Any
     ) -> bool:
-        """Put a record at its index, extending the lists if needed. Return False if it is not accepted."""
+        """Put a record at its index, and extend the lists if necessary. Return False if the record is not accepted."""
         if index < open_batch.most:
             open_batch.put(index, key, value, special)
             if not open_batch.open:

@@ -1,4 +1,4 @@
-"""Hints for names of aiokafka that do not exist here, and adapters for arguments in aiokafka's form."""
+"""Hints for names of aiokafka that kafkasafe does not have, and adapters for arguments in aiokafka's form."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class FunctionPartitioner:
         value_bytes: bytes | None,  # noqa: ARG002
         cluster: Any,
     ) -> int:
-        """Choose a partition: the method of kafka-python's partitioners."""
+        """Choose a partition. The method has the signature of kafka-python's partitioners."""
         known = sorted(cluster.partitions_for_topic(topic))
         available = sorted(cluster.available_partitions_for_topic(topic))
         return self._function(key_bytes, known, available)

@@ -1,4 +1,4 @@
-"""How a consumer starts and closes, and on which loop it may be used."""
+"""Starts and closes a consumer, and checks on which loop it is used."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Lifecycle:
         """The loop on which the consumer was started.
 
         Raises:
-            UsageError: It was not started.
+            UsageError: The consumer was not started.
         """
         if self._loop is None:
             raise UsageError("Not started")
@@ -45,8 +45,8 @@ class Lifecycle:
         """Check that the consumer may be used here and now.
 
         Raises:
-            IllegalStateError: It is closed.
-            UsageError: It belongs to another loop.
+            IllegalStateError: The consumer is closed.
+            UsageError: The consumer belongs to another loop.
         """
         # A listener is also called while the consumer closes, and may commit then.
         if self._closing is not None and not self._rebalances.is_calling:
@@ -54,7 +54,9 @@ class Lifecycle:
         self._check_loop()
 
     def _check_loop(self) -> asyncio.AbstractEventLoop:
-        """Return the running loop, which must be the consumer's. A forked child cannot run the consumer's loop."""
+        """Return the running loop, which must be the consumer's. A forked child cannot run the consumer's loop, so it
+        cannot use the consumer.
+        """
         loop = running_loop()
         if self._loop is not None and self._loop is not loop:
             raise UsageError("The consumer belongs to another event loop: open one for each loop")

@@ -88,7 +88,7 @@ class Rebalances:
         """Check that a request does not come from a listener.
 
         Raises:
-            UsageError: It does.
+            UsageError: A listener makes the request.
         """
         if self.is_own():
             raise UsageError(
@@ -178,7 +178,7 @@ def as_listener(given: Any) -> Any:
     """Check a listener given to `subscribe`.
 
     Raises:
-        TypeError: It lacks `on_partitions_revoked` or `on_partitions_assigned`.
+        TypeError: The listener lacks `on_partitions_revoked` or `on_partitions_assigned`.
     """
     if given is not None and not all(callable(getattr(given, name, None)) for name in _METHODS):
         raise TypeError(

@@ -1,4 +1,4 @@
-"""Look-ups of a consumer: questions that move no position."""
+"""Look-ups of a consumer: requests that move no position."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class LookUps:
-    """Questions to the cluster, by the inner consumer. See the methods of `SafeConsumer` of the same names."""
+    """Requests to the cluster, by the inner consumer. See the methods of `SafeConsumer` of the same names."""
 
     def __init__(self, thread: ThreadSide, calls: ThreadCalls) -> None:
         self._thread, self._calls = thread, calls
@@ -45,21 +45,21 @@ class LookUps:
     async def end_offsets(
         self, partitions: Iterable[TopicPartition], options: dict[str, Any]
     ) -> dict[TopicPartition, int]:
-        """Ask the leaders for the ends."""
+        """Ask the leaders for the end offsets."""
         consumer, asked = self._thread.consumer, list(as_partitions(partitions))
         return dict(await self._beside(lambda: consumer.end_offsets(asked, **options)))
 
     async def beginning_offsets(
         self, partitions: Iterable[TopicPartition], options: dict[str, Any]
     ) -> dict[TopicPartition, int]:
-        """Ask the leaders for the beginnings."""
+        """Ask the leaders for the first offsets."""
         consumer, asked = self._thread.consumer, list(as_partitions(partitions))
         return dict(await self._beside(lambda: consumer.beginning_offsets(asked, **options)))
 
     async def offsets_for_times(
         self, timestamps: Mapping[TopicPartition, int], options: dict[str, Any]
     ) -> dict[TopicPartition, Any]:
-        """Ask the leaders for the first offsets from these times on."""
+        """Ask the leaders for the first offsets at or after these times."""
         consumer = self._thread.consumer
         if not isinstance(timestamps, Mapping):
             raise TypeError(

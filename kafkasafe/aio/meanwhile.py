@@ -1,4 +1,4 @@
-"""What the program does with partitions while a poll runs on the consumer's thread.
+"""Notes what the program does with partitions while a poll runs on the consumer's thread.
 
 1. A task polls. The consumer's thread asks the group coordinator, which takes a few milliseconds.
 2. Another task receives records of `orders-0` that an earlier poll had fetched.
@@ -34,7 +34,7 @@ class Meanwhile:
         self.compare_with(fetched)
 
     def compare_with(self, fetched: Iterable[Fetched]) -> None:
-        """Let `handed` compare with this moment from now on."""
+        """Make `handed` compare with this moment from now on."""
         self._before = first_unhanded({}, fetched)
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:

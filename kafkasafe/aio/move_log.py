@@ -1,4 +1,4 @@
-"""Which fetched records a later move or subscription has overtaken."""
+"""Recognises fetched records that are outdated because of a later move or subscription."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Opened:
         loop: The loop on which the producer was started.
         worker: Thread that encodes batches.
         gate: Accepts records.
-        waits: Coroutines of `loop` wait with it.
+        waits: The object with which coroutines of `loop` wait.
         due_batches: Open batches for which tasks wait.
         callbacks: Callbacks of futures.
     """
@@ -53,6 +53,7 @@ class Opened:
     def waits_here(self) -> LoopWaits:
         """Return the object with which coroutines of the running loop wait for the producer.
 
-        It may be another loop than the producer's: a future may be awaited after the producer's loop has ended.
+        The running loop may differ from the producer's loop, because a future may be awaited after the producer's loop
+        has ended.
         """
         return self.waits if running_loop() is self.loop else waits_of(self.parts)

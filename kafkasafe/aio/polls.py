@@ -1,4 +1,4 @@
-"""What the consumer's thread knows about its polls, and about the records that are still on their way to the loop."""
+"""The knowledge of the consumer's thread about its polls, and about records that are still on their way to the loop."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Seen(NamedTuple):
 
 
 class HandedOut(NamedTuple):
-    """What the program has received when an atomic batch takes its offsets.
+    """The loop's knowledge about received records at the time when an atomic batch takes the offsets.
 
     Attributes:
         late: Whether the program has received records of a partition that was already revoked or moved back.
-        partitions: Partitions from which it has received records since the latest poll was requested.
+        partitions: Partitions from which the program has received records since the latest poll was requested.
         kept: Number of the latest poll whose records had arrived.
     """
 
@@ -40,7 +40,7 @@ class HandedOut(NamedTuple):
 
 @dataclass(frozen=True)
 class PollRequest:
-    """What a poll has to know.
+    """The input of a poll.
 
     Attributes:
         left_out: Partitions with enough fetched records. The poll fetches no more of them.
@@ -55,7 +55,7 @@ class PollRequest:
 
 @dataclass(frozen=True)
 class PollResult:
-    """What a poll has found.
+    """The result of a poll.
 
     Attributes:
         number: Number of the poll.

@@ -146,7 +146,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             return
         producer = opened.producer
         try:
-            # Not a daemon thread, so accepted records are on disk before the interpreter ends.
+            # The thread is not a daemon, so accepted records are on disk before the interpreter ends.
             await call_in_thread("kafkasafe-aio-close", lambda: producer.close(timeout), daemon=False)
         finally:
             opened.worker.stop()
@@ -187,7 +187,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             # The inner producer's `__del__` waits a moment, so run it on the worker's thread.
             opened.worker.put(_Last(opened.producer))
             opened.worker.stop()
-            # Warn here and not on that thread, so that `pytest.warns` sees the warning.
+            # Warn on this thread and not on the worker's, so that `pytest.warns` sees the warning.
             with contextlib.suppress(Exception):
                 warnings.warn(
                     f"SafeProducer {self.client_id} was dropped without close(); it goes on until all is delivered."
@@ -219,7 +219,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         Args:
             topic: Topic name.
             value: Bytes, or an object for `value_serializer`. None deletes the key from a compacted topic.
-            key: Bytes, or an object for `key_serializer`. It determines the partition as in KafkaProducer.
+            key: Bytes, or an object for `key_serializer`. The key determines the partition, as in KafkaProducer.
             partition: Partition number, instead of the partitioner's choice.
             timestamp_ms: Ms since the epoch. Default: the time at which the first record of its batch was accepted.
             headers: (str, bytes) tuples; a value may be None.
@@ -429,9 +429,10 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
 
     @property
     def client(self) -> threads.SafeProducer:
-        """The inner `kafkasafe.SafeProducer`, once started. It has the methods that are missing here.
+        """The inner `kafkasafe.SafeProducer`, as soon as the producer is started. It has the methods that this class
+        lacks.
 
-        These methods may block the loop.
+        Its methods may block the loop.
         """
         return self._opened.producer
 
@@ -467,5 +468,5 @@ class _Last:
 
 
 def _let_be(producer: threads.SafeProducer) -> None:
-    """Close the producer of a cancelled `start`. It has accepted no record."""
+    """Close the producer of a cancelled `start`. The producer has accepted no record."""
     producer.close(0.0)

@@ -1,4 +1,4 @@
-"""The loop's side of a consumer: fetched records, and what the program has received of them."""
+"""The loop's side of a consumer: fetched records, and which of them the program has received."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ _ATTEND_S: Final = 0.25
 
 
 class RecordQueue:
-    """Fetched records in the order of their polls, with the assignment as of the last poll. Used on the loop only."""
+    """Fetched records in the order of their polls, with the assignment as of the last poll. Only the loop uses this
+    object.
+    """
 
     def __init__(self) -> None:
         self._fetched: collections.deque[Fetched] = collections.deque()
@@ -52,7 +54,7 @@ class RecordQueue:
     # -- records -------------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Return the number of fetched records, those of paused partitions included."""
+        """Return the number of fetched records, including those of paused partitions."""
         return sum(len(fetched.records) for fetched in self._fetched)
 
     def __bool__(self) -> bool:
@@ -129,18 +131,18 @@ class RecordQueue:
         return self._polled_at
 
     def attend_now(self) -> None:
-        """Let the next request for records serve the group membership first."""
+        """Make the next request for records serve the group membership first."""
         self._attend_at = 0.0
 
     def begin_poll(self) -> PollRequest:
-        """Return what a poll that is requested now has to know."""
+        """Return the input of a poll that is requested now."""
         self._meanwhile.begin(self._fetched)
         # Enough records of these partitions are fetched already.
         left_out = frozenset(each.tp for each in self._fetched) - self._paused
         return PollRequest(left_out, self._paused, self._moves.count)
 
     def keep(self, request: PollRequest, result: PollResult) -> None:
-        """Take over the records and the assignment of a poll that has ended."""
+        """Store the records and the assignment of a poll that has ended."""
         asked, gone = request.move, result.gone
         self._kept = result.number
         settled = result.joined and not self._moves.has_subscribed(asked)
@@ -148,7 +150,7 @@ class RecordQueue:
         self._polled_at = time.time()
         paused_meanwhile = self._meanwhile.paused & result.assigned
         self.lose(gone, result.assigned)
-        # Partitions that were assigned again stay paused if they were.
+        # A partition that was revoked and assigned again stays paused, if it was paused.
         self._paused.difference_update({*gone} - result.paused - paused_meanwhile)
         for tp, found in result.records.items():
             # Ignore records that were fetched before a concurrent seek.
@@ -258,7 +260,8 @@ _started: weakref.WeakSet[RecordQueue] = weakref.WeakSet()
 def _forked() -> None:
     """Return none of the parent's records in a forked child."""
     for records in list(_started):
-        # Only `take_now` would return them. Other requests raise, because the loop does not run in the child.
+        # Without this, `take_now` would return them. Other requests raise an error, because the loop does not run in
+        # the child.
         records.attend_now()
 
 

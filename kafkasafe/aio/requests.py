@@ -25,7 +25,7 @@ _SETTLE_S: Final = 5.0
 
 
 class RecordRequests:
-    """Returns fetched records. Without any, it lets the thread poll; one poll at a time."""
+    """Returns fetched records. If there are none, lets the thread poll; one poll at a time."""
 
     def __init__(
         self, thread: ThreadSide, records: RecordQueue, rebalances: Rebalances, lifecycle: Lifecycle
@@ -98,7 +98,8 @@ class RecordRequests:
         """Serve the group membership before records are returned, because the program may take long with them.
 
         Returns:
-            Whether the records may be returned. Not during a rebalance: the partitions may go to another member.
+            Whether the records may be returned. During a rebalance they may not: the partitions may go to another
+            member.
         """
         wait_ms = 0.0
         while self._records and self._records.must_attend:
@@ -116,13 +117,14 @@ class RecordRequests:
         async with self._asking:
             if records.next(wanted) is not None if fetch else not records.must_attend:
                 return  # another task has polled
-            _ = self._thread.consumer  # raises if it is not open
+            _ = self._thread.consumer  # raises an error if the consumer is not open
             self._lifecycle.check_open()
             failed, self._failed = self._failed, None
             if failed is not None:
                 raise failed
             if self._polling is None:
-                # Always on the consumer's own thread: a poll requested during a listener's call comes after that call.
+                # Always poll on the consumer's own thread: a poll requested during a listener's call comes after that
+                # call.
                 request = records.begin_poll()
                 self._polling = self._thread.poll(
                     request, records.seen(), timeout_ms, fetch=fetch, keep=records.keep

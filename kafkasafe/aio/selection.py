@@ -1,4 +1,4 @@
-"""What a consumer reads: topics, a pattern or partitions."""
+"""The choice of what a consumer reads: topics, a pattern or partitions."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Selection:
     Args:
         topics: Topics to which the consumer is subscribed from the start.
         records: The fetched records.
-        rebalances: The rebalance listeners' side.
-        lifecycle: Start and close.
-        calls: Requests to the thread.
+        rebalances: Calls the rebalance listeners.
+        lifecycle: Starts and closes the consumer.
+        calls: Passes requests to the thread.
     """
 
     def __init__(

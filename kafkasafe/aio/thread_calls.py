@@ -44,16 +44,16 @@ class ThreadCalls:
         The consumer drops the records that were fetched from these partitions. If the job fails, it fetches them again.
         """
         self._lifecycle.check_open()
-        _ = self._thread.consumer  # raises if it is not open
+        _ = self._thread.consumer  # raises an error if the consumer is not open
         partitions, kept = set(moved), self._records.kept
-        # The poll that waits for a listener fetches only after it.
+        # A poll that waits for a listener fetches only after the listener has returned.
         dropped = self._records.move(partitions, overtakes_poll=not self._rebalances.is_calling)
         return self._rebalances.submit(self._thread.moving(job, partitions, dropped, kept))
 
     def move_or_begin(
         self, job: Callable[[Any], T], moved: Iterable[TopicPartition] = ()
     ) -> asyncio.Future[T]:
-        """Do the same as `move`; before `start`, let `start` call `job(consumer)`."""
+        """Do the same as `move`. Before `start`, keep the job, and let `start` call `job(consumer)`."""
         if self._thread.is_open:
             return self.move(job, moved)
         self._lifecycle.check_open()
@@ -63,7 +63,8 @@ class ThreadCalls:
         return at_start
 
     async def offer_positions(self, fate: Callable[[], OffsetsFate], lane: ProducerLane) -> tuple[Any, ...]:
-        """Return what an atomic batch of this lane needs to commit offsets. All returned records count as finished.
+        """Return the data with which an atomic batch of this lane commits offsets. All returned records count as
+        finished.
 
         See `kafkasafe.SafeConsumer._offer_positions`.
         """

@@ -1,4 +1,4 @@
-"""The thread's side of a consumer: the inner consumer, the thread that owns it, and what it knows about its polls."""
+"""The thread's side of a consumer: the inner consumer, the thread that owns it, and notes about its polls."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ class ThreadSide:
     async def open(self) -> None:
         """Make the inner consumer. If the call is cancelled, nothing stays open."""
         consumer = await call_in_thread(f"{_NAME}-start", self._made, undo=lambda made: made.close())
-        # All commits ask this object for offsets. It goes by returned records, not by fetched ones.
+        # All commits ask this object for offsets. It counts only records that were returned, not those that were
+        # fetched.
         membership.commit_from(consumer, lambda: self._committable(consumer))
         consumer._reading.rereading.hand_out_later(self._unhanded)
         self._opened = consumer, Worker(f"{_NAME}-{consumer.client_id}")
@@ -139,7 +140,7 @@ class ThreadSide:
         """Poll on the thread.
 
         Args:
-            request: What the loop asks for.
+            request: The input of the poll.
             seen: The loop's knowledge about fetched records.
             timeout_ms: How long to wait for records.
             fetch: Whether to fetch records, or only to serve the group membership.
@@ -160,7 +161,7 @@ class ThreadSide:
                     with consumer._reading.polls:
                         membership.keep_membership(consumer, timeout_ms)
                 joined = membership.has_joined(consumer)
-            finally:  # also after an error such as NoOffsetForPartitionError: the program may seek and go on
+            finally:  # also after an error such as NoOffsetForPartitionError: the program may seek
                 states = membership.states_of(consumer)
                 # The positions of these partitions are now the committed ones.
                 gone = self._polls.ended(states, records)
@@ -186,7 +187,7 @@ class ThreadSide:
         Args:
             job: The job.
             partitions: The partitions that it moves.
-            dropped: The first offsets that the loop has dropped for it.
+            dropped: The first offsets that the loop has dropped because of the job.
             kept: Number of the latest poll whose records had arrived on the loop.
         """
         consumer = self.consumer
@@ -206,7 +207,7 @@ class ThreadSide:
     def offering(
         self, fate: Callable[[], OffsetsFate], lane: ProducerLane, handed: HandedOut
     ) -> Callable[[], tuple[Any, ...]]:
-        """Return the job that finds what an atomic batch of this lane needs to commit offsets.
+        """Return the job that collects the data with which an atomic batch of this lane commits offsets.
 
         See `kafkasafe.SafeConsumer._offer_positions`.
         """

@@ -20,10 +20,10 @@ T = TypeVar("T")
 
 
 def running_loop() -> asyncio.AbstractEventLoop:
-    """The running event loop.
+    """Return the running event loop.
 
     Raises:
-        UsageError: There is none. The program runs on trio, or without a loop.
+        UsageError: No asyncio loop is running: the program runs on trio, or without a loop.
     """
     try:
         return asyncio.get_running_loop()
@@ -97,7 +97,7 @@ def retrieve(task: asyncio.Future[None]) -> None:
 
 
 def end_of(timeout_ms: float) -> float:
-    """Return when a wait that begins now ends, monotonic seconds.
+    """Return the end of a wait that begins now, monotonic seconds.
 
     Raises:
         TypeError: The time-out is not a number.
@@ -167,8 +167,8 @@ class Worker:
                 result = job()
             except BaseException as raised:
                 error = raised
+            # Make one call for everything: each wake-up of the loop takes the interpreter lock from this thread.
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                # One call for everything: each wake-up of the loop takes the interpreter lock from this thread.
                 loop.call_soon_threadsafe(give, result, error)
 
         def give(result: T, error: BaseException | None) -> None:

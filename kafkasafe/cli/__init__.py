@@ -37,9 +37,10 @@ _COMMANDS: Final = {
     "spool": "Inspect, repair and drain spool directories. Only repair, drain, commit, abort, resend, set-aside,"
     " discard and prune change anything.",
 }
-"""The first paragraph of each command's help, in the order of `kafkasafe --help`. It is here so that neither this help
-nor a single command imports the modules of all commands. Each command except `version` is the `app` of a module
-kafkasafe.cli.NAME."""
+"""The first paragraph of each command's help, in the order of `kafkasafe --help`. The texts are here so that neither
+this help nor a single command imports the modules of all commands. Each command except `version` is the `app` of a
+module kafkasafe.cli.NAME.
+"""
 
 
 class _OnUse(dict[str, Any]):
@@ -185,7 +186,7 @@ def _occupy_standard_streams() -> None:
 
 
 def _flush(stream: Any) -> None:
-    if stream is not None:  # it is None if it was closed at the start
+    if stream is not None:  # a stream that was closed at the start is None
         stream.flush()
 
 
@@ -197,7 +198,7 @@ def _run(given: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except SystemExit as error:
-        # typer ends the process in this way if a pipe is broken.
+        # If a pipe is broken, typer ends the process in this way.
         if isinstance(error.__context__, BrokenPipeError):
             return EXIT_BROKEN_PIPE
         raise
@@ -225,7 +226,7 @@ def _run(given: Sequence[str]) -> int:
 
 
 def _print_json_error(given: Sequence[str], text: str, code: int, hint: str) -> None:
-    """With --json, prints the error as one JSON object in place of a result."""
+    """With --json, print the error as one JSON object in place of a result."""
     if "--json" not in given or given[0] == "demo":  # `--json` of `demo` names a file
         return
     # If the command writes records to standard output, the error goes to standard error.

@@ -179,7 +179,7 @@ def _spark(master: str) -> Any:
 def _print(found: Audit) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
-        # Only a terminal has a width. For other output, use one that does not cut the table.
+        # Only a terminal has a width. For other output, use a width that does not cut the table.
         console = Console(highlight=False, width=PIPED_COLUMNS)
     table = Table(title=f"{found.topic}: {counted(found.records, 'record')}", title_justify="left")
     for name in ("partition", "producer id", "epochs", "offsets", "batches", "records", "missing", "again"):

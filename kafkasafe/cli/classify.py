@@ -77,7 +77,7 @@ def classify_error(
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Verdicts: one of them in full, or a line for each of many."""
+    """The verdicts to print: one verdict in full, or a line for each of several."""
 
     verdicts: Sequence[Verdict]
     is_list: bool

@@ -66,7 +66,7 @@ Directory = Annotated[Path, typer.Argument(metavar="DIR", help="A spool director
 Json = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
 Servers = Annotated[
     str | None,
-    # Kafka's own commands use the second name.
+    # Kafka's own commands use the second name for this option.
     typer.Option(
         "--bootstrap-servers",
         "--bootstrap-server",
@@ -103,7 +103,7 @@ def standard_input() -> BinaryIO:
     """Returns standard input.
 
     Raises:
-        BadParameter: It is closed.
+        BadParameter: Standard input is closed.
     """
     if sys.stdin is None:
         raise typer.BadParameter("standard input is closed", param_hint="--stdin")
@@ -136,7 +136,7 @@ def connection(servers: str | None, config: Path | None) -> dict[str, Any]:
             )
         _warn_of_readers(config, options)
         if isinstance(options.get("api_version"), list):
-            options["api_version"] = tuple(options["api_version"])  # neither format has tuples
+            options["api_version"] = tuple(options["api_version"])  # neither TOML nor JSON has tuples
     if servers is not None:
         options["bootstrap_servers"] = [name.strip() for name in servers.split(",") if name.strip()]
     if not options.get("bootstrap_servers"):
@@ -154,7 +154,7 @@ def connection(servers: str | None, config: Path | None) -> dict[str, Any]:
 def _refuse_unknown_hosts(options: Mapping[str, Any]) -> None:
     """Fails if none of the brokers' names has an address, so that no command waits for these brokers.
 
-    A name server that does not answer is not an error here: the command then waits for it.
+    A name server that does not answer is not an error. In this case the command waits for it.
 
     Raises:
         BadParameter: None of the names has an address.
@@ -217,7 +217,7 @@ def open_directory(directory: Path) -> SpoolDirectory:
 
 
 def _waiting_in(lanes: SpoolDirectory) -> str:
-    """The beginning of an error message: how many undelivered records no command can show. May be empty."""
+    """The beginning of an error message: how many undelivered records cannot be shown. Empty if there are none."""
     records = 0
     for number in lanes.lanes():
         with contextlib.suppress(SpoolError):

@@ -1,4 +1,4 @@
-"""The rules for settings of a topic that break a producer's promises. Without I/O."""
+"""The rules that find settings of a topic which break a producer's promises. No I/O."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ class Concern:
     """One setting with an unsuitable value.
 
     Attributes:
-        level: "breaks": a promise does not hold with it. "note": it holds, with a limit that users should know.
+        level: "breaks": with this value, a promise does not hold. "note": the promise holds, with a limit that users
+            should know.
         setting: Name of the setting.
-        value: Its value.
+        value: Value of the setting.
         reason: The consequence.
         fix: The remedy.
     """
@@ -38,13 +39,13 @@ def concerns_of(
     outage_ms: int,
     assumed_expiration_ms: int,
 ) -> list[Concern]:
-    """The concerns about a topic's settings. A setting that the broker does not report, being older, is skipped.
+    """Returns the concerns about a topic's settings. Skips a setting that an old broker does not report.
 
     Args:
         topic: The topic's settings, with defaults.
-        broker: Those of a broker.
-        replicas: Fewest replicas of a partition; 0: unknown.
-        outage_ms: How long an outage, of the cluster or of the client, is to be survived.
+        broker: Settings of a broker.
+        replicas: The smallest number of replicas of a partition; 0: unknown.
+        outage_ms: Length of an outage, of the cluster or of the client, that must be survived.
         assumed_expiration_ms: The producers' option `producer_id_expiration_ms`.
     """
     found: list[Concern] = []

@@ -175,7 +175,7 @@ def _print_runs(console: Console, runs: Sequence[Run]) -> None:
         )
         previous = run.client
     console.print()
-    # Only a terminal has a width. For other output, use one that does not cut the table.
+    # Only a terminal has a width. For other output, use a width that does not cut the table.
     wide = console if console.is_terminal else Console(highlight=False, width=PIPED_COLUMNS)
     wide.print(table)
     console.print(_explain(runs), soft_wrap=True)

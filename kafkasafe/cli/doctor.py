@@ -233,7 +233,7 @@ class DiagnosedLane:
     owner_pid: int
 
     def lines(self, *, every: bool) -> Iterator[str]:
-        """Yield what people read about the lane; with `every`, each batch."""
+        """Yield the text output about the lane; with `every`, each batch."""
         content, batches = self.content, self.batches
         records = sum(examined.batch.records for examined in batches)
         owner = (
@@ -287,11 +287,11 @@ class Diagnosis:
         lanes: Its lanes.
         batches: All undelivered batches.
         settings: Topics, each with a setting that matters; the topic is empty if the settings cannot be read.
-        bound: Id of the cluster that the spool belongs to.
+        bound: Id of the cluster to which the spool belongs.
         cluster_id: Id of the cluster that answered.
         troubles: The name of each unreadable lane, with the reason.
         is_asked: Whether the cluster was asked.
-        every: Whether people see each batch of a large lane.
+        every: Whether the text output has each batch of a large lane.
     """
 
     directory: Path

@@ -11,4 +11,6 @@ EXIT_USAGE: Final = 2
 EXIT_FAILED: Final = 3
 EXIT_INTERRUPTED: Final = 130
 EXIT_BROKEN_PIPE: Final = 141
-"""What a shell shows for a process that SIGPIPE ended: the reader of the output has closed it."""
+"""The exit code that a shell shows for a process that SIGPIPE has ended, because the reader of its output has closed
+the pipe.
+"""

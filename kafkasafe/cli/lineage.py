@@ -194,7 +194,9 @@ def _compared_line(
 
 @dataclass(frozen=True, slots=True)
 class ComparedLogs:
-    """How a follower finds where its log differs; `end` is its log end offset, which only the text needs."""
+    """The steps by which a follower finds where its log differs. Only the text output needs `end`, the follower's log
+    end offset.
+    """
 
     found: Comparison
     end: int = 0

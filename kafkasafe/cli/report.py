@@ -1,4 +1,4 @@
-"""What a command gives to the one place that prints: `print_report`, or `show` for a command that ends with it."""
+"""The result of a command, and the functions that print it: `print_report`, and `show`, which also ends the command."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["Report", "print_report", "show"]
 
 
 class Report(Protocol):
-    """What a command found or did. It is complete before anything is printed."""
+    """The result of a command. A report is complete before anything is printed."""
 
     @property
     def fields(self) -> Any:
-        """The JSON output, as `json.dumps` takes it."""
+        """The JSON output, as values that `json.dumps` accepts."""
 
     @property
     def exit_code(self) -> int:
@@ -43,7 +43,7 @@ def print_report(
         file: Where to print; by default standard output.
         indent: Indentation of the JSON; None prints it on one line.
         ensure_ascii: Whether the JSON escapes non-ASCII characters.
-        flush: Whether a reader must see the report before the command ends.
+        flush: Whether to flush the output, so that a reader sees the report before the command ends.
     """
     if as_json:
         print(json.dumps(report.fields, indent=indent, ensure_ascii=ensure_ascii), file=file, flush=flush)

@@ -1,19 +1,20 @@
 """Decides from the brokers' metadata whether a partition is proven not to exist.
 
 A record may name a partition that its topic does not have, or its topic may be recreated with fewer partitions. Then
-waiting does not help, and each broker reports that. But a broker may also not know yet:
+waiting does not help, and each broker reports the partition as missing. But a broker may also not know about a new
+partition yet:
 
 1. A topic has partitions 0 and 1. An operator adds partition 2; the controller answers.
 2. A program sends to partition 2. Its metadata come from broker 1, which has not heard of the change yet.
-3. Some milliseconds later broker 1 has, unless it is cut off from the controller: then it says for hours that there are
-   two partitions, to each client that still reaches it.
+3. Some milliseconds later broker 1 has heard of the change. But if broker 1 is cut off from the controller, it reports
+   two partitions for hours, to each client that still reaches it.
 
-So one answer proves nothing. Two brokers that still report the absence some seconds after the partition was first
-missing prove it. In a cluster with one broker, that broker's report proves it. If only one of several brokers answers,
+So one answer proves nothing. The absence is proven if two brokers still report it some seconds after the partition was
+first missing. In a cluster with one broker, that broker's report is the proof. If only one of several brokers answers,
 it has to report the absence for a minute: `rejected/` keeps the record, and operators do not add partitions in the very
 minute in which records for them are sent.
 
-No clock: `now` is an argument, in seconds.
+This module has no clock: `now` is an argument, in seconds.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ class Absence:
     """One partition that is missing from the metadata.
 
     Args:
-        partition: Its number.
-        now: When that was noticed.
-        grace_s: How long one of several brokers has to report it while no other one answers.
+        partition: Number of the partition.
+        now: Time when the partition was first missing.
+        grace_s: How long one of several brokers has to report the absence while no other one answers.
     """
 
     def __init__(self, partition: int, now: float, grace_s: float) -> None:
@@ -64,9 +65,9 @@ class Absence:
         return chosen
 
     def answered(self, node: int, topic_id: bytes, partitions: int, now: float) -> None:
-        """A broker names the number of the topic's partitions."""
+        """Notes the number of the topic's partitions that a broker reports."""
         if partitions > self._partition or topic_id != (self._topic_id or topic_id):
-            # It is there, or the topic is another one by now.
+            # The partition exists, or the topic was recreated.
             self._since = now
             self._witnesses.clear()
             self._asked.clear()

@@ -66,7 +66,7 @@ class Failure:
     Attributes:
         error: The cause; a `KafkaError` if Kafka or its client defines one for it.
         sent: False only if the request provably never reached the socket. True does not say whether the broker has
-            received it.
+            received the request.
         fence: As `ProduceReply.fence`; 0 for other requests.
     """
 
@@ -76,7 +76,7 @@ class Failure:
 
     @property
     def code(self) -> int | None:
-        """Kafka's error code; None if the failure is not one of Kafka's errors."""
+        """Kafka's error code; None if `error` is not one of Kafka's errors."""
         code = getattr(self.error, "errno", None)
         return code if isinstance(self.error, kafka_errors.KafkaError) and isinstance(code, int) else None
 
@@ -114,7 +114,8 @@ class TopicInfo:
     Attributes:
         name: Topic name.
         topic_id: Its id, 16 bytes; `NO_TOPIC_ID` if unknown (brokers < 2.8).
-        partitions: By number. While `error_code` is not 0, the partitions known before the error, if any.
+        partitions: The partitions by number. While `error_code` is not 0, these are the partitions known before the
+            error, if any.
         error_code: Kafka's error code for the topic as a whole; 0 for success. A broker that has just started may
             briefly answer 3 for a topic that exists.
     """
@@ -168,11 +169,11 @@ class ProduceRequest(Generic[Token]):
         partition: Partition number.
         data: Exactly one RecordBatch, base offset 0. It is not copied, so it must not change before the reply.
         fence: The newest `fence` that the caller has received for this partition; 0 before the first reply; None for
-            no check. The cluster refuses the batch (`Failure` with `StaleFenceError`, not sent) if another batch of
-            the partition has failed since then. Otherwise this batch would overtake the failed one, because the
-            caller does not know about the failure yet.
-        patience_s: Time in seconds that the answer may take in addition to the time-out. On a slow connection, a
-            batch may stay in buffers long after it was written to the socket.
+            no check. If another batch of the partition has failed since then, the cluster refuses this batch (`Failure`
+            with `StaleFenceError`, not sent). Otherwise this batch would overtake the failed one, because the caller
+            does not know about the failure yet.
+        patience_s: Time in seconds that the answer may take in addition to the time-out. On a slow connection, a batch
+            may stay in the system's buffers long after it was written to the socket.
         transaction: The transaction of the batch; None for none. The batch is stamped with its id and epoch.
     """
 
@@ -213,7 +214,7 @@ class ProduceReply:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """A request to a partition's leader would be written at once; `node` is the leader's id."""
+    """Says that a request to a partition's leader would be written at once; `node` is the leader's id."""
 
     node: int
 
@@ -225,7 +226,7 @@ class ProducerState:
     Attributes:
         epoch: Newest epoch that the leader has seen.
         last_sequence: Sequence of the last appended record (inclusive); -1 if none.
-        last_timestamp: Timestamp of this record, ms since the epoch; -1 if none.
+        last_timestamp: Timestamp of the last appended record, ms since the epoch; -1 if none.
     """
 
     epoch: int

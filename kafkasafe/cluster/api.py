@@ -10,21 +10,23 @@ The rules, for callers and implementations:
   Network failures, time-outs and a closed cluster do not raise. A method raises only if the caller made a mistake in
   the call itself.
 - *An error code is an answer.* Each answer has an `error_code` (0: success; `kafkasafe.codes` has a row for each other
-  code). The other fields have a meaning only if it is 0. Some methods promise otherwise; these pass codes as `Failure`.
-- *The cluster's own thread calls replies.* But if the cluster is closed, or if the arguments cannot be sent, the method
-  itself calls the reply before it returns. A simulated cluster without threads calls replies while a test advances its
-  time. A reply must only store the answer and return: while it blocks, the cluster communicates with no broker. The
-  cluster logs an exception that a reply raises, and does not pass it on. The same rules hold for listeners.
+  code). The other fields have a meaning only if it is 0. Some methods pass codes as `Failure` instead; their docstrings
+  say so.
+- *The cluster's own thread calls replies.* There are two exceptions: if the cluster is closed, or if the arguments
+  cannot be sent, the method itself calls the reply before it returns. A simulated cluster without threads calls replies
+  while a test advances its time. A reply must only store the answer and return: while it blocks, the cluster
+  communicates with no broker. The cluster logs an exception that a reply raises, and does not pass it on. The same
+  rules hold for listeners.
 - *Replies for one partition are called in the order in which the broker answered.* As long as the requests have the
   same kind and all succeed, this is the order of the requests.
 - *Methods are thread-safe and never block*, except `close`. Any thread may read the properties and call `topic`,
   `topics` and `brokers`; they return the latest complete answer.
-- *Each request has a time-out*, the option `request_timeout_ms`. For `produce` it is the larger of this and the call's
-  `timeout_ms` plus one second. The time-out first limits how long the request waits for a connection (`Failure`, not
-  sent). Then it limits the wait for the answer (`Failure`, sent), counted from the moment when the last byte of the
-  request was written to the socket. While bytes are still unwritten, it counts from the latest write that made
-  progress. A request for a partition whose leader is unknown waits for the next metadata; if these name no leader
-  either, the request fails (`Failure`, not sent).
+- *Each request has a time-out*, the option `request_timeout_ms`. For `produce`, the time-out is the larger of this
+  option and the call's `timeout_ms` plus one second. The time-out first limits how long the request waits for a
+  connection (`Failure`, not sent). Then it limits the wait for the answer (`Failure`, sent), counted from the moment
+  when the last byte of the request was written to the socket. While bytes are still unwritten, the time-out counts from
+  the latest write that made progress. A request for a partition whose leader is unknown waits for the next metadata; if
+  these name no leader either, the request fails (`Failure`, not sent).
 - *The cluster tracks leaders itself*: it finds the leader of a partition, watches each topic that a request names, and
   refreshes its metadata when an answer shows that they are out of date. It never repeats a request that may have
   reached a broker.
@@ -105,7 +107,7 @@ T = TypeVar("T")
 Token = TypeVar("Token")
 
 Reply: TypeAlias = Callable[[T | Failure], None]
-"""Called once, with the answer or with the reason why there is none."""
+"""Called once, with the answer or with a `Failure`."""
 ProduceCallback: TypeAlias = Callable[[Token, ProduceReply | Failure], None]
 """Called once for each `ProduceRequest`, with the request's token and its outcome."""
 
@@ -115,7 +117,7 @@ class StaleFenceError(kafka_errors.RetriableError, KafkaSafeError):
 
 
 class Clock(Protocol):
-    """A source of time. A cluster in memory and its clients share one, which then is virtual."""
+    """A source of time. A cluster in memory and its clients share one virtual clock."""
 
     def monotonic(self) -> float:
         """Seconds since an arbitrary moment. Does not advance while the machine is suspended, and is never adjusted."""
@@ -127,7 +129,9 @@ class Clock(Protocol):
         """Ms since the epoch, for the timestamps of records. May be adjusted."""
 
     def boot_id(self) -> bytes:
-        """16 bytes. Readings of `monotonic` are comparable only under the same id. Zeros: unknown."""
+        """16 bytes that identify a boot of the machine. Readings of `monotonic` of different boots are not comparable.
+        Zeros: unknown.
+        """
 
 
 class Cluster(Transactions, Protocol):
@@ -139,7 +143,7 @@ class Cluster(Transactions, Protocol):
     # -- lifecycle -----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begins to connect to a broker, and does not give up. Idempotent.
+        """Begins to connect to a broker, and retries until it succeeds. Idempotent.
 
         Set listeners before this call (`pin_cluster`, `create_only`, `on_metadata`). Requests made before it wait.
         """
@@ -154,7 +158,8 @@ class Cluster(Transactions, Protocol):
             timeout_s: How long to wait for the cluster's thread to end, in seconds.
 
         Returns:
-            Whether the thread has ended. If it has not (because a callback blocks), it ends as soon as it can.
+            Whether the thread has ended. If the thread has not ended (because a callback blocks), it ends as soon as it
+            can.
         """
 
     @property
@@ -181,14 +186,14 @@ class Cluster(Transactions, Protocol):
         """Restricts the client to one cluster: the first that answers, until `repin` names another. Call before
         `start`.
 
-        Before anything else is written to a new connection, the client asks for the cluster id. If the connection leads
-        to another cluster, the client closes it and tries again with back-off; requests that waited for it fail with
-        WrongClusterError (not sent). Brokers that do not report an id are accepted until one has reported its id.
+        On each new connection, the client first asks for the cluster id. If the connection leads to another cluster,
+        the client closes it and tries again with back-off; requests that waited for it fail with WrongClusterError (not
+        sent). Brokers that do not report an id are accepted until one has reported its id.
 
         Args:
             on_other_cluster: Listener. Gets the id of another cluster that answered.
-            on_pinned_cluster: Listener. A new connection leads to the right cluster. Called before anything is written
-                to it.
+            on_pinned_cluster: Listener. A new connection leads to the right cluster. Called before other requests are
+                written to the connection.
         """
 
     def repin(self, cluster_id: str) -> None:
@@ -203,15 +208,16 @@ class Cluster(Transactions, Protocol):
     def on_metadata(self, callback: Callable[[MetadataRefreshed], None]) -> None:
         """Adds a listener for each metadata answer.
 
-        The cluster calls it after the replies to the requests for these metadata. It calls it before any reply to a
-        request that was routed by them.
+        The cluster calls it after the replies to the requests for these metadata. The cluster calls the listener before
+        any reply to a request that was routed by these metadata.
         """
 
     def create_only(self, may_create: Callable[[str], bool]) -> None:
         """Sets which missing topics the brokers may create, if they create topics at all. Call before `start`.
 
-        Requests for metadata do not create topics. If a topic is missing and may be created, the cluster sends another
-        request, which does. With the option `allow_auto_create_topics=False` nothing is created.
+        Ordinary metadata requests do not create topics. If a topic is missing and may be created, the cluster sends a
+        separate metadata request that makes the broker create it. With the option `allow_auto_create_topics=False`
+        nothing is created.
 
         Args:
             may_create: Listener. Gets the name of a missing topic, and returns whether it may be created.
@@ -238,7 +244,9 @@ class Cluster(Transactions, Protocol):
         """
 
     def unwatch(self, topic: str) -> None:
-        """Stops watching a topic; `topic` then returns None. A request for the topic watches it again."""
+        """Stops watching a topic; `topic` then returns None. If a later request names the topic, the cluster watches
+        the topic again.
+        """
 
     def topic_at(self, node: int, topic: str, reply: Reply[TopicInfo]) -> None:
         """Asks one broker for its metadata of a topic. `topic` does not change, and the topic is not watched.
@@ -259,8 +267,8 @@ class Cluster(Transactions, Protocol):
         """Asks any broker for a producer id.
 
         Args:
-            reply: Gets `ProducerIdGranted` or `Failure`. All error codes are failures (`Failure.code`). So is producer
-                id -1, which a broker may answer shortly after its start (as code 14).
+            reply: Gets `ProducerIdGranted` or `Failure`. All error codes are failures (`Failure.code`). Producer id -1,
+                which a broker may answer shortly after its start, is a failure with code 14.
         """
 
     def produce(
@@ -273,11 +281,11 @@ class Cluster(Transactions, Protocol):
         """Appends batches to their partitions.
 
         Batches of one partition reach its leader in the order of the calls, as long as all succeed. When one fails,
-        later ones may already be in flight; `ProduceRequest.fence` holds back the others. Nothing is sent to a new
-        leader while the old one still has outstanding batches of the partition.
+        some later ones may already be in flight. `ProduceRequest.fence` stops the later batches that are not in flight.
+        Nothing is sent to a new leader while the old one still has outstanding batches of the partition.
 
         A batch counts as *sent* as soon as its bytes were passed to a connection, whether or not the broker received
-        them. When a connection ends, all batches sent on it fail (`sent=True`), and so do those that waited for it
+        them. When a connection ends, all batches sent on it fail (`sent=True`), and all batches that waited for it fail
         (`sent=False`).
 
         Args:
@@ -293,7 +301,7 @@ class Cluster(Transactions, Protocol):
     def reach(self, topic: str, partition: int, reply: Reply[Reached]) -> None:
         """Connects to the leader if necessary, without a request.
 
-        So the caller can load a batch's bytes just before they can be written. This fails for the same reasons, and
+        So the caller can load a batch's bytes just before they can be written. The call fails for the same reasons, and
         after the same time, as a produce request that fails without being sent.
 
         Args:
@@ -392,8 +400,8 @@ class Cluster(Transactions, Protocol):
             partitions: (topic, partition), each at most once.
             timestamp: As for `list_offset`, the same for all.
             reply: Gets the offsets by partition, or `Failure`. A partition is left out if it has no known leader, if
-                its broker did not answer, or if the answer is an error or has no offset. `list_offset` then shows
-                which of these it is.
+                its broker did not answer, or if the answer is an error or has no offset. `list_offset` shows which of
+                these is the cause.
             isolation_level: 1 (read_committed): `LATEST` is the last stable offset.
         """
 

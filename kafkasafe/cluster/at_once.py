@@ -1,7 +1,8 @@
 """Lets one thread make many requests with a single wake-up of the network thread.
 
-If the first of many requests woke the network thread, it would compete with the thread that makes the others. It would
-also send the requests that it finds meanwhile. So requests that could share one message would be sent separately.
+If the first of many requests woke the network thread, the network thread would compete with the thread that makes the
+others. The network thread would also send each request at once. So requests that could share one message would be sent
+separately.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def at_once() -> Iterator[None]:
 
 
 def is_deferred(wake: Callable[[], None], key: int) -> bool:
-    """Whether `wake` will be called at the end of this thread's `at_once`, once per key. False: it is in none."""
+    """Whether this thread is in `at_once`. If so, `at_once` calls `wake` at its end, once per key."""
     if _deferred.wakes is None:
         return False
     _deferred.wakes[key] = wake

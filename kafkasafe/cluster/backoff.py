@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 
 __all__ = ["PAUSES", "Backoff"]
 
-_ENOUGH: Final = 32  # after this many failures no bound grows any more
+_ENOUGH: Final = 32  # no bound grows after more failures than this
 
 
 class Backoff:
     """Exponential pauses with jitter. Can be passed to tenacity as `wait`.
 
     The upper bound of a pause is `first_s` after the first failure, doubles with each further failure, and stops at
-    `max_s`. The pause is a random value between the bound without its random part and the bound itself.
+    `max_s`. The pause is a random value between (1 - `jitter`) times the bound and the bound itself.
 
     Args:
         first_s: Upper bound of the first pause, seconds.
         max_s: Upper bound of any pause, seconds.
         least_s: Lower bound of any pause, seconds. So there are at most 1 / least_s attempts in a second.
-        jitter: The random part of the bound: 1 is full jitter, 0 none.
+        jitter: The random share of a pause: 1 is full jitter, 0 is no jitter.
         random_fraction: Returns a number in [0, 1).
     """
 
@@ -77,5 +77,6 @@ class Backoff:
 
 
 PAUSES: Final = Backoff(0.1, 0.4, least_s=0.1)
-"""Between two attempts of a look-up, a fetch, or a step of a transaction: at most ten requests a second (KAFKA-19599
-reports 9,000), and a partition that is ready again is noticed within a second."""
+"""Pauses between two attempts of a look-up, a fetch, or a step of a transaction. At most ten requests are sent in a
+second (KAFKA-19599 reports 9,000), and a partition that is ready again is noticed within a second.
+"""

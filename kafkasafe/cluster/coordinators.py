@@ -1,7 +1,8 @@
-"""The requests of `kafkasafe.cluster.transactions` as data, and how to read their answers. Every `Cluster` shares them.
+"""The requests of `kafkasafe.cluster.transactions` as data, and how to read their answers. Every implementation of
+`Cluster` uses this module.
 
-A request has a name and fields, named as in Kafka's protocol. `Coordinated._ask_coordinator` encodes it, and returns an
-object that has the answer's fields as attributes.
+A request has a name and fields, named as in Kafka's protocol. `Coordinated._ask_coordinator` encodes a request, and
+returns an object that has the answer's fields as attributes.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ GROUP: Final = 0
 TRANSACTION: Final = 1
 
 SOFTWARE: Final[Mapping[str, str]] = {"client_software_name": "kafkasafe", "client_software_version": "1"}
-"""What a request for ApiVersions says of the client."""
+"""The client's name in ApiVersions requests."""
 
 _COORDINATOR_LOADING: Final = 14
 _NOT_ATTEMPTED: Final = 55
@@ -71,15 +72,16 @@ def highest_produce(identity: TransactionIdentity | None) -> int:
 
 
 def versions_of(protocol: int) -> tuple[int, int]:
-    """Oldest and newest version of EndTxn and of TxnOffsetCommit that a protocol of transactions has.
+    """Oldest and newest version of EndTxn and of TxnOffsetCommit for a protocol of transactions.
 
-    A later version with protocol 1, or an earlier one with protocol 2, would leave both sides with other epochs.
+    With a later version for protocol 1, or an earlier one for protocol 2, client and coordinator would have different
+    epochs.
     """
     return (5, 5) if protocol >= _PROTOCOL_2 else (0, 4)
 
 
 def protocol_of(response: Any) -> int:
-    """The protocol of transactions, from the answer of a coordinator to ApiVersions."""
+    """The protocol of transactions that a coordinator supports, from its ApiVersions answer."""
     features = getattr(response, "finalized_features", None) or ()
     levels = {feature.name: feature.max_version_level for feature in features}
     return 2 if levels.get(_FEATURE, 0) >= _PROTOCOL_2 else 1
@@ -87,11 +89,11 @@ def protocol_of(response: Any) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One request.
+    """One request, and how to parse its answer.
 
     Attributes:
         name: Kafka's name for it.
-        fields: Its fields; dicts, and lists of dicts, for structs.
+        fields: The request's fields; dicts, and lists of dicts, for structs.
         parse: Turns the answer, whose fields are attributes, into the result.
         minimum: Oldest usable version.
         maximum: Newest version with this meaning.
@@ -107,26 +109,26 @@ class Question:
 def metadata_question(
     topics: Sequence[str] | None, parse: Callable[[Any], Any], *, create: bool = False
 ) -> Question:
-    """A request for metadata of these topics, None: of all. Brokers may create those that are missing with `create`."""
+    """A request for metadata of these topics (None: all topics). `create`: brokers may create missing ones."""
     fields = {
         "topics": None if topics is None else [{"name": name} for name in topics],
         "allow_auto_topic_creation": create,
         "include_cluster_authorized_operations": False,
         "include_topic_authorized_operations": False,
     }
-    # The first version that can ask about no topic.
+    # Version 1 is the first one with which a request can name no topic.
     return Question("Metadata", fields, parse, 1)
 
 
 class Coordinated:
-    """`Transactions` and `init_producer_id` for a cluster that can send a request to a given or to any broker."""
+    """`Transactions` and `init_producer_id` for a `Cluster` that can send requests to a given broker or to any one."""
 
     def __init__(self) -> None:
-        # Several threads read and write it; each access is atomic.
+        # Several threads read and write this dict; each access is atomic.
         self._coordinators: dict[tuple[int, str], Node] = {}
 
     def _ask_coordinator(self, node: Node | None, question: Question, reply: Reply[Any]) -> None:
-        """Asks one broker, or any if `node` is None. The reply is the result of `Question.parse` or a `Failure`."""
+        """Asks one broker, or any one if `node` is None. The reply is the result of `Question.parse`, or `Failure`."""
         raise NotImplementedError
 
     # -- producer ids ------------------------------------------------------------------------------------------------
@@ -166,7 +168,7 @@ class Coordinated:
         def found(answer: Node | int | Failure) -> None:
             if isinstance(answer, tuple):
                 self._coordinators[kind, key] = answer
-            # The request to the coordinator was not sent, even if the search was.
+            # The search may have been sent. The request to the coordinator was not sent.
             reply(Failure(answer.error, sent=False) if isinstance(answer, Failure) else answer)
 
         fields = {"key": key, "key_type": kind, "coordinator_keys": [key]}
@@ -180,7 +182,9 @@ class Coordinated:
         reply: Reply[Any],
         of_code: Callable[[int], Any],
     ) -> None:
-        """Asks the coordinator of a key. Forgets which broker it is if the answer shows that it may have moved."""
+        """Asks the coordinator of a key. Searches for the coordinator again next time if the answer shows that it may
+        have moved.
+        """
 
         def answered(answer: Any) -> None:
             if isinstance(answer, Failure) or answer.error_code in _MOVED:
@@ -420,7 +424,9 @@ class Coordinated:
 
 
 def _has_id(response: Any) -> bool:
-    """Whether InitProducerId answered an id. A broker that just started may answer -1 without an error code."""
+    """Whether the answer to InitProducerId has a producer id. A broker that just started may answer -1 without an error
+    code.
+    """
     return bool(response.producer_id >= 0 and response.producer_epoch >= 0)
 
 

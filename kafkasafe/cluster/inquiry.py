@@ -1,6 +1,7 @@
-"""The driver of procedures for a thread that waits for them (`ProcedureRunner`), and requests that are repeated.
+"""Runs procedures for a thread that waits for them (`ProcedureRunner`), and repeats requests (`ask_until_answered`).
 
-Threads: a `ProcedureRunner` belongs to the thread that calls it. The network thread passes answers to it in a queue.
+Threads: a `ProcedureRunner` belongs to the thread that calls it. The network thread passes answers to the runner in a
+queue.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ T = TypeVar("T")
 
 
 def pause_s(failures: int) -> float:
-    """Seconds to wait after this many failures."""
+    """Seconds to wait after this many failures in a row."""
     return PAUSES.pause_s(failures + 1)
 
 
@@ -61,7 +62,7 @@ class RunningProcedure(Generic[T]):
     def ended(
         self, *, result: T | None = None, error: Exception | None = None
     ) -> RunningProcedure[Any] | None:
-        """Ends the procedure. Returns the inquiry that waited for it and can continue now, if there is one."""
+        """Ends the procedure. Returns the procedure that waited for it and can continue now, if there is one."""
         self.done, self.result, self.error = True, result, error
         parent = self._parent
         if parent is None or parent.done:
@@ -74,7 +75,7 @@ class RunningProcedure(Generic[T]):
         return parent if all(part.done for part in parent._parts) else None
 
     def joined(self) -> Step:
-        """Returns the next step, after the parts have ended."""
+        """Resumes the procedure after its parts have ended. Returns its next step."""
         parts, self._parts = self._parts, []
         for part in parts:
             if part.error is not None:
@@ -146,7 +147,7 @@ class ProcedureRunner:
 
     def wait(self, timeout_s: float) -> None:
         """Waits until there is work, at most `timeout_s`."""
-        self._send()  # in case a procedure itself has called this
+        self._send()  # a procedure may have called this method
         due = self.due_s()
         self._event.wait(timeout_s if due is None else min(due, timeout_s))
 
@@ -184,7 +185,7 @@ class ProcedureRunner:
 
     def _arrive(self, inquiry: RunningProcedure[Any], answer: Any) -> None:
         self._arrived.append((inquiry, answer))
-        if not self._event.is_set():  # `work` clears it before it reads the queue
+        if not self._event.is_set():  # `work` clears the event before it reads the queue
             self._event.set()
         wake = self._wake
         if wake is not None:
@@ -207,7 +208,7 @@ def ask_until_answered(
         topic: The topic of the request.
         api: Request kind, for the verdict.
         send: Sends the request.
-        on_failure: Called for each failed attempt. If it raises, the procedure ends with this error.
+        on_failure: Called for each failed attempt. If it raises an error, the procedure ends with this error.
         stats: Counts retries.
 
     Raises:
@@ -239,11 +240,11 @@ def ask_until_answered(
 
 def _error(code: int, topic: str) -> Exception:
     error: Any = for_code(code)(topic)
-    # kafka-python has no class for some codes. Keep the number for those too.
+    # kafka-python has no class for some codes. The error keeps the code in this case too.
     error.errno = code
     shown: Exception = error
     return shown
 
 
 def _ignore(_: object) -> None:
-    """Ignores the answer, because the metadata have it. The caller's own request shows errors."""
+    """Ignores the answer: the cluster stores the metadata itself. If this request fails, so will the caller's."""

@@ -1,6 +1,7 @@
-"""What brokers say of topics and their leaders, and what of it a client believes: the same for every `Cluster`. Pure.
+"""What brokers report about topics and their leaders, and which reports a client accepts. Every implementation of
+`Cluster` uses this module. Pure.
 
-Answers and their rows are kafka-python's, or objects with the same attributes.
+Metadata answers and their rows are objects of kafka-python, or have the same attributes.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ _RELIABLE_EPOCHS: Final = 9
 
 
 def check_metadata(answer: Any) -> None:
-    """Raises what makes a whole answer about metadata unusable.
+    """Raises an error if a metadata answer is unusable as a whole.
 
     Raises:
-        KafkaError: The broker refused, or does not know its cluster yet.
+        KafkaError: The broker refused the request, or does not know its cluster yet.
     """
     code = getattr(answer, "error_code", 0)
     if code:
@@ -34,7 +35,7 @@ def check_metadata(answer: Any) -> None:
 
 
 def topic_at(answer: Any, topic: str, *, version: int) -> TopicInfo:
-    """What an answer about metadata says of one topic.
+    """Reads one topic from a metadata answer.
 
     Args:
         answer: The answer.
@@ -51,7 +52,7 @@ def topic_at(answer: Any, topic: str, *, version: int) -> TopicInfo:
 
 
 def topics_listed(answer: Any) -> TopicsListed:
-    """What an answer about metadata says of all topics."""
+    """Reads all topics from a metadata answer."""
     found: dict[bool, dict[str, tuple[int, ...]]] = {False: {}, True: {}}
     for row in answer.topics:
         if not row.error_code and row.name is not None:
@@ -64,7 +65,7 @@ class Leaders:
     """The topics that a client watches, with the leaders of their partitions.
 
     Attributes:
-        topics: By name. The mapping is replaced and never changed, so other threads see whole answers.
+        topics: By name. The mapping is replaced and never changed, so other threads see only complete answers.
     """
 
     __slots__ = ("topics",)
@@ -73,11 +74,11 @@ class Leaders:
         self.topics: Mapping[str, TopicInfo] = {}
 
     def learn(self, rows: Iterable[Any], watched: Collection[str], *, version: int) -> dict[str, TopicInfo]:
-        """Takes over an answer about metadata.
+        """Stores a metadata answer.
 
         Args:
-            rows: Those of its topics.
-            watched: Other topics are passed over.
+            rows: The answer's rows, one for each topic.
+            watched: Names of topics. Other topics are ignored.
             version: Version of the request.
 
         Returns:
@@ -94,11 +95,11 @@ class Leaders:
         return learned
 
     def forget(self, topic: str) -> None:
-        """Nothing is known of a topic any more."""
+        """Forgets a topic."""
         self.topics = {name: info for name, info in self.topics.items() if name != topic}
 
     def leader(self, topic: str, partition: int) -> int | BaseException | None:
-        """The leader's node id; why there is none; or None while nothing is known of the topic."""
+        """The leader's node id; or the reason why there is no leader; or None while the topic is unknown."""
         info = self.topics.get(topic)
         if info is None:
             return None
@@ -112,12 +113,12 @@ class Leaders:
         return known.leader
 
     def leader_id(self, target: TopicPartition) -> int | None:
-        """The leader's node id, None if there is none or it is not known."""
+        """The leader's node id; None if there is no leader, or if it is unknown."""
         leader = self.leader(*target)
         return leader if isinstance(leader, int) else None
 
     def take_hint(self, target: TopicPartition, hint: tuple[int, int], brokers: Collection[int]) -> bool:
-        """Takes over what a broker that does not lead says of the leader, unless it is old or leads nowhere.
+        """Stores the leader that a former leader has named, unless the hint is old or the broker is unknown.
 
         Args:
             target: The partition.
@@ -145,7 +146,7 @@ def _merged(old: TopicInfo | None, info: TopicInfo) -> TopicInfo:
         )
     if old is None or not old.topic_id == info.topic_id != NO_TOPIC_ID:
         return info
-    # A broker with older metadata must not replace those of a newer leader.
+    # Keep a leader with a higher epoch: the answer may come from a broker with older metadata.
     newer = {
         number: known
         for number, known in old.partitions.items()

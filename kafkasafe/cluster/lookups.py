@@ -1,13 +1,13 @@
 """Look-ups of offsets that verify the answers, for `SafeConsumer` and the planner of the Spark source.
 
-Each public method of `LookUps` is a procedure (`inquiry`) about one partition. It asks the leader again as long as
-this helps, and returns the offset to use. An answer without an error can be wrong in two ways:
+Each public method of `LookUps` is a procedure (`inquiry`) about one partition. It asks the leader again as long as a
+retry can help, and returns the offset to use. An answer without an error can be wrong in two ways:
 
 - A new leader may know less than its predecessor (KIP-207). So `end`, `start` and `at_time` pass each answer through
   the tracker's rules, and obtain the proof that these rules require. `listed` returns an answer unchecked.
 - A leader that does not find its remote segments answers a look-up by time with the first matching record on its own
-  disk, or with none (KIP-1007). So `at_time` asks whether the log has a remote part. If it has, `at_time` reads the
-  last remote batch, and then asks again: see `_beside_remote`.
+  disk, or with none (KIP-1007). So `at_time` asks whether the log has a remote part. If the log has one, `at_time`
+  reads the last remote batch, and then asks again: see `_beside_remote`.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ OUT_OF_RANGE: Final = 1
 REQUEST_TIMED_OUT: Final = 7
 REMOTE: Final = frozenset({-1, REQUEST_TIMED_OUT, 9})
 """Errors of remote storage that is not ready (KIP-1007): UNKNOWN_SERVER_ERROR, REQUEST_TIMED_OUT,
-REPLICA_NOT_AVAILABLE; and OUT_OF_RANGE for an offset that the log has. Each also has other causes. The start of the
-leader's own part of the log distinguishes them."""
+REPLICA_NOT_AVAILABLE; and OUT_OF_RANGE for an offset that the log has. Each code also has other causes. The start of
+the leader's own part of the log shows whether remote storage is the cause.
+"""
 
 Note = Callable[[Exception], None]
 """Gets the error of each failed attempt."""
@@ -70,7 +71,8 @@ _OTHER_LEADER: Final = frozenset({6, 74, 75})
 _OLD: Final = frozenset({HeldReason.FORMER_LEADER, HeldReason.FORMER_TOPIC})
 # How many answers of a former leader or topic to tolerate before giving up.
 _OLD_ANSWERS: Final = 3
-_NOWHERE: Final = 2**63  # larger than any offset
+# A value that is larger than any offset.
+_NOWHERE: Final = 2**63
 # How long a broker may take to read one remote batch. If it takes longer, it answers without records.
 _REMOTE_READ_MS: Final = 1000
 
@@ -78,7 +80,7 @@ _REMOTE_READ_MS: Final = 1000
 class LeaderChangedError(Exception):
     """All answers of a walk must come from one leader, but the leader has changed.
 
-    It never leaves the package. It is not a KafkaError, so that code which retries those does not catch it.
+    This error never leaves the package. It is not a KafkaError, so code that retries KafkaErrors does not catch it.
     """
 
 
@@ -88,7 +90,7 @@ class End:
 
     Attributes:
         offset: The end.
-        leader_epoch: The leader's epoch; -1 if it does not report it.
+        leader_epoch: The leader's epoch; -1 if the leader does not report it.
     """
 
     offset: int
@@ -179,7 +181,7 @@ class LookUps:
             nonlocal since
             if (
                 verdict.code in _NOT_AVAILABLE and timestamp != EARLIEST_LOCAL
-            ):  # that one is an auxiliary request
+            ):  # the search for a local start is an auxiliary request
                 since = time.monotonic() if since is None else since
             self._noted(note, error, verdict)
 
@@ -198,7 +200,7 @@ class LookUps:
         return answer
 
     def _noted(self, note: Note | None, error: Exception, verdict: Verdict) -> None:
-        if verdict.retriable:  # otherwise it is raised
+        if verdict.retriable:  # otherwise the error is raised
             (self._note if note is None else note)(error)
 
     def epoch_end(
@@ -267,8 +269,8 @@ class LookUps:
     def start(self, topic: str, partition: int, note: Note | None = None) -> Procedure[int]:
         """The verified start of the log. Reports answers that needed verification.
 
-        A lower start that cannot be proven is finally accepted. Its records can be read, whereas keeping the old start
-        of a log that has been replaced would hide records.
+        A lower start that cannot be proven is finally accepted. The records from there on can be read. If the log has
+        been replaced, the old start would hide records.
         """
         tries = 0
         is_fresh = False
@@ -343,7 +345,7 @@ class LookUps:
                     self.listed(topic, partition, EARLIEST, note),
                 )
             )
-            # Even if the answer is below `local`, which may have moved past it since then.
+            # Check even an answer below `local`: since that answer, the local start may have moved past it.
             if local is not None and start.offset < local:
                 sure = yield from self._beside_remote(
                     topic, partition, timestamp, answer, range(start.offset, local), note

@@ -1,12 +1,15 @@
-"""The port between a client of brokers and its network: connections, requests as data, time.
+"""The interface between a client of brokers and its network: connections, requests as data, time.
 
 The client (`kafkasafe.cluster.client`) decides which request goes where and when. A `Network` makes connections, and
-calls back: over sockets (`kafkasafe.kafkapython.network`), or in virtual time (`kafkasafe.testing.fake`).
+calls the client back. Its implementations work over sockets (`kafkasafe.kafkapython.network`), or in virtual time
+(`kafkasafe.testing.fake`).
 
 The rules, for networks:
 
-- *One thread* calls timers, the `Service`, and what a connection reports. Only `Network.wake` is for any thread.
-- *Timers and connections call later.* `call_at`, `connect` and `Connection.watch` return before they call anything.
+- *One thread* calls timers, the `Service`, and the callbacks of connections. Any thread may call `Network.wake`, but
+  nothing else.
+- *Timers and connections never call back at once.* `call_at`, `connect` and `Connection.watch` return before they call
+  a callback.
 - *Each request has one outcome*: `answered` or `failed`, in the order of the requests of a connection, and before
   `on_closed`. A request that cannot be written fails before `send` returns.
 """
@@ -43,9 +46,9 @@ class Request:
     """One request.
 
     Attributes:
-        name: Kafka's name for it.
-        version: Its version.
-        fields: Its fields, named as in Kafka's protocol; dicts, and lists of dicts, for structs.
+        name: Kafka's name for the request.
+        version: Version of the request.
+        fields: The request's fields, named as in Kafka's protocol; dicts, and lists of dicts, for structs.
     """
 
     name: str
@@ -55,7 +58,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class ProduceBatches:
-    """Produce, with at most one batch for each partition.
+    """A Produce request, with at most one batch for each partition.
 
     Attributes:
         version: 3 to 12.
@@ -76,7 +79,8 @@ class ProduceBatches:
 
 @dataclass(frozen=True, slots=True)
 class ManyOffsets:
-    """ListOffsets, with the same timestamp for many partitions. The answer has `rows`: (topic, `OffsetRow` of each).
+    """A ListOffsets request, with the same timestamp for many partitions. The answer has `rows`: (topic, `OffsetRow` of
+    each).
 
     Attributes:
         version: 1 to 10.
@@ -100,7 +104,7 @@ Sendable: TypeAlias = Request | ProduceBatches | ManyOffsets
 
 @dataclass(frozen=True, slots=True)
 class AllAppended:
-    """An answer to Produce in which every batch was appended, and nothing else is said.
+    """An answer to Produce which says that every batch was appended, and nothing else.
 
     Attributes:
         replies: By topic and partition.
@@ -115,14 +119,14 @@ class Written(Protocol):
     """A request whose bytes are being written.
 
     Attributes:
-        written_at: When its last byte was written, seconds of `Network.now`; 0 while some of it was not.
+        written_at: When the request's last byte was written, in seconds of `Network.now`; 0 before that.
     """
 
     written_at: float
 
 
 class Connection(Protocol):
-    """A connection to one broker. It closes once, and then reports so."""
+    """A connection to one broker. It closes once, and then calls `on_closed`."""
 
     @property
     def connected(self) -> bool:
@@ -130,27 +134,29 @@ class Connection(Protocol):
 
     @property
     def closed(self) -> bool:
-        """Whether it is closed."""
+        """Whether the connection is closed."""
 
     @property
     def resumes_at(self) -> float | None:
-        """None while it takes requests. Else when it may take some again, 0 for soon: it is throttled, for example."""
+        """When a connection that takes no requests (a throttled one, for example) may take some again; 0 for soon. None
+        while it takes requests.
+        """
 
     @property
     def last_read(self) -> float:
-        """When bytes came last, seconds of `Network.now`."""
+        """When bytes were last received, in seconds of `Network.now`."""
 
     @property
     def last_write(self) -> float:
-        """When the network took bytes last, seconds of `Network.now`."""
+        """When the network last accepted bytes, in seconds of `Network.now`."""
 
     def watch(self, on_ready: Callable[[], None], on_closed: Callable[[BaseException | None], None]) -> None:
-        """Sets what the connection reports. Once, right after `Network.connect`.
+        """Sets the callbacks of the connection. Call it once, right after `Network.connect`.
 
         Args:
             on_ready: Called when the broker has answered the handshake.
-            on_closed: Called with the reason when the connection ends, or could not be made; None if `close` was
-                called without one.
+            on_closed: Called when the connection ends or cannot be made. Gets the reason; None if `close` was called
+                without a reason.
         """
 
     def version(self, name: str, minimum: int, maximum: int) -> int:
@@ -158,11 +164,11 @@ class Connection(Protocol):
 
         Args:
             name: Kafka's name of the request.
-            minimum: Oldest version that will do.
-            maximum: Newest version that will do.
+            minimum: Oldest version that the caller accepts.
+            maximum: Newest version that the caller accepts.
 
         Raises:
-            UnsupportedVersionError: There is none.
+            UnsupportedVersionError: The broker speaks no such version.
         """
 
     def send(
@@ -176,9 +182,10 @@ class Connection(Protocol):
 
         Args:
             request: The request.
-            written: Gets the time when the last byte was written.
-            answered: Called with the answer, whose fields are attributes: None where the version has no such field.
-            failed: Called instead with the reason, and whether bytes may have been sent.
+            written: Its `written_at` is set when the last byte has been written.
+            answered: Called with the answer, whose fields are attributes. A field that the version does not have is
+                None.
+            failed: Called instead of `answered`, with the reason, and whether bytes may have been sent.
         """
 
     def close(self, error: BaseException | None = None) -> None:
@@ -186,31 +193,31 @@ class Connection(Protocol):
 
 
 class Service(Protocol):
-    """What the network's thread asks of a client."""
+    """The methods of a client that the network thread calls."""
 
     def begin(self) -> None:
-        """From any thread: looks for a broker, once there is a thread."""
+        """From any thread: makes the network thread look for a broker, as soon as it runs."""
 
     def look(self) -> None:
-        """Does what other threads asked for."""
+        """Runs the jobs that other threads have passed to the network thread."""
 
     def shut_down(self) -> None:
-        """Everything outstanding fails, connections close, and the network stops. Idempotent."""
+        """Fails all outstanding requests, closes the connections, and stops the network. Idempotent."""
 
     def close_soon(self) -> None:
-        """From any thread: shuts down on the network's thread."""
+        """From any thread: makes the network thread call `shut_down`."""
 
     def interrupted(self, error: BaseException) -> bool:
-        """The network has ended: everything outstanding fails. Returns whether it ended without `shut_down`."""
+        """Fails all outstanding requests, as the network has ended. Returns whether it ended without `shut_down`."""
 
     def begin_anew(self) -> None:
-        """Another network will take the place of the one that crashed."""
+        """Prepares for another network, which will replace the one that crashed."""
 
     def reopen(self) -> None:
-        """The other network is there."""
+        """Accepts jobs again, because the other network runs."""
 
     def end(self, error: BaseException) -> None:
-        """No network will take its place."""
+        """Fails all requests from now on, because no other network will replace the one that ended."""
 
     @property
     def ended(self) -> bool:
@@ -222,7 +229,7 @@ class Service(Protocol):
 
 
 class Life(Protocol):
-    """Start and end of a network's thread."""
+    """Starts and ends the network thread."""
 
     def start(self) -> None:
         """See `Cluster.start`."""
@@ -256,16 +263,16 @@ class Network(Protocol):
         """Monotonic seconds."""
 
     def random_fraction(self) -> float:
-        """A number in [0, 1), for pauses and for a choice among equals."""
+        """A random number in [0, 1), for the length of pauses, and to choose among equally good brokers."""
 
     def call_at(self, when: float, call: Callable[[], None]) -> Any:
-        """Calls a function at a time of `now`. Returns what `cancel` takes."""
+        """Calls a function at a time of `now`. Returns a handle for `cancel`."""
 
     def cancel(self, timer: Any) -> None:
-        """Cancels a call of `call_at` that has not happened."""
+        """Cancels a call that `call_at` scheduled and that has not happened yet."""
 
     def wake(self) -> None:
-        """From any thread: the network calls `Service.look` soon. It may do so before this returns."""
+        """From any thread: makes the network thread call `Service.look` soon, maybe before this method returns."""
 
     def connect(self, node_id: NodeId) -> Connection:
         """Begins a connection to a broker at once.
@@ -274,29 +281,29 @@ class Network(Protocol):
             node_id: The broker.
 
         Raises:
-            Exception: The broker is unknown, or an option cannot work.
+            Exception: The broker is unknown, or an option is unusable.
         """
 
     def brokers(self) -> list[Broker]:
         """The brokers of the latest metadata."""
 
     def nodes(self) -> list[NodeId]:
-        """Their node ids."""
+        """Node ids of the brokers of the latest metadata."""
 
     def bootstrap_nodes(self) -> list[NodeId]:
-        """Those of option `bootstrap_servers`."""
+        """Node ids of the brokers of option `bootstrap_servers`."""
 
     def addresses(self) -> Collection[int]:
         """Node ids of the brokers whose addresses are known."""
 
     def learn_broker(self, endpoint: Any) -> None:
-        """Adds a broker that another one named, unless it is known."""
+        """Adds the address of a broker that another one named, unless it is known already."""
 
     def learn_brokers(self, brokers: Iterable[Any]) -> tuple[int, ...]:
-        """Takes over the brokers of an answer about metadata. Returns their node ids."""
+        """Replaces the known brokers by those of a metadata answer. Returns their node ids."""
 
     def serve(self, service: Service) -> Life:
-        """What the network asks of the client. Once, before everything else."""
+        """Sets the client that the network calls back. Call it once, before any other method."""
 
     def stop(self) -> None:
-        """No connection is made any more, and the network ends."""
+        """Ends the network. It makes no connections from now on."""

@@ -1,4 +1,4 @@
-"""Which cluster a client speaks to, and whether another one answers: the same for every `Cluster`."""
+"""Checks that a client communicates with only one cluster. Every implementation of `Cluster` uses this module."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ClusterPin:
         log: Gets a warning when the cluster changes.
 
     Attributes:
-        pinned: Each new connection must prove that it leads to the pinned cluster.
+        pinned: Whether each new connection must prove that it leads to the pinned cluster.
         cluster_id: Id of the cluster that answered last; None before the first answer and from old brokers.
     """
 
@@ -31,7 +31,9 @@ class ClusterPin:
         self.pinned = False
         self.cluster_id: str | None = None
         self._pinned: str | None = None
-        """The cluster that connections of a pinned client must lead to, None until a broker has said its own."""
+        """The cluster that connections of a pinned client must lead to; None until a broker has reported its cluster
+        id.
+        """
         self._on_other_cluster: Callable[[str], None] = lambda _: None
         self._on_pinned_cluster: Callable[[], None] = lambda: None
 
@@ -43,11 +45,11 @@ class ClusterPin:
         self._on_other_cluster, self._on_pinned_cluster = on_other_cluster, on_pinned_cluster
 
     def repin(self, cluster_id: str) -> None:
-        """From now on this is the pinned cluster."""
+        """Makes this the pinned cluster from now on."""
         self._pinned = cluster_id
 
     def answered(self, cluster_id: str | None) -> str | None:
-        """An answer about metadata names its cluster; returns the id."""
+        """Notes the cluster id of a metadata answer, and returns it; None for an empty one."""
         answered = cluster_id or None
         if self.cluster_id is not None and answered is not None and answered != self.cluster_id:
             self._log.warning(
@@ -60,7 +62,7 @@ class ClusterPin:
         return answered
 
     def refusal(self, cluster_id: str | None) -> BaseException | None:
-        """Why a connection that leads to this cluster must not be used; None where it may."""
+        """Why a connection that leads to this cluster must not be used; None if it may be used."""
         if not self.pinned:
             return None
         cluster_id = cluster_id or None
@@ -79,6 +81,6 @@ class ClusterPin:
         )
 
     def admitted(self) -> None:
-        """A new connection leads where it should."""
+        """Calls the listener, because a new connection leads to the pinned cluster."""
         if self.pinned:
             safely(self._on_pinned_cluster)

@@ -1,4 +1,6 @@
-"""Which broker a request goes to that any of them can answer: the same for every `Cluster`. Pure."""
+"""Chooses the broker for a request that any broker can answer. Every implementation of `Cluster` uses this module.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,11 @@ def preference(
     """Returns a sort key for a link to a broker. A request goes to the link with the lowest key.
 
     Args:
-        suspect: The broker has been silent for too long.
-        ready: A request would be written at once.
+        suspect: Whether the broker has been silent for too long.
+        ready: Whether a request would be written at once.
         failures: Failed attempts to connect since the last connection.
-        bootstrap: It leads to one of `bootstrap_servers`. These are used unless a known broker is better.
+        bootstrap: Whether the link leads to one of `bootstrap_servers`. Such a link is used only if no other link is
+            equally good.
         in_flight: Requests that the broker has not answered.
     """
     return suspect, not ready, failures, bootstrap, in_flight
@@ -30,13 +33,13 @@ def preference(
 def any_broker(
     links: Sequence[LinkT], order: Callable[[LinkT], Any], *, answered: bool, final: bool
 ) -> LinkT | BaseException | None:
-    """The link to use, why there is none, or None: the request waits for the next metadata.
+    """The link to use; or the reason why no link can be used; or None if the request must wait for the next metadata.
 
     Args:
-        links: To all known brokers.
-        order: What `preference` makes of a link, with a tie-breaker.
-        answered: The cluster has answered a request for metadata before.
-        final: The request has waited for metadata already.
+        links: Links to all known brokers.
+        order: Returns the sort key of a link: the result of `preference`, with a tie-breaker.
+        answered: Whether the cluster has ever answered a metadata request.
+        final: Whether the request has waited for metadata already.
     """
     if links and (answered or final):
         return min(links, key=order)

@@ -1,9 +1,9 @@
 """Queries of several requests and pauses, as generators.
 
-A *procedure* yields what it needs: an `Ask` (one request to a broker), a `Pause`, or several procedures `Together`. It
-is sent the answer, and finally returns its result. So a query with retries and decisions reads from top to bottom, and
-one thread can run many of them concurrently. `inquiry.ProcedureRunner` drives procedures on a thread that waits for
-them, and `engine/running.py` drives those of the engine.
+A *procedure* yields what it needs: an `Ask` (one request to a broker), a `Pause`, or several procedures `Together`. The
+driver sends the answer into the generator, which finally returns its result. So the code of a query with retries and
+decisions reads from top to bottom, and one thread can run many queries concurrently. `inquiry.ProcedureRunner` drives
+procedures on a thread that waits for them, and `engine/running.py` drives those of the engine.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Ask:
     """One request.
 
     Attributes:
-        send: Function that sends the request. Its argument is the callback for the answer.
-        name: What transcripts show; only the engine has them.
+        send: Function that sends the request. Its argument is a callback for the answer.
+        name: Name of the request in the engine's transcripts. Other drivers do not use it.
     """
 
     send: Callable[[Reply[Any]], None]
@@ -43,8 +43,8 @@ class Pause:
 class Together:
     """Procedures that run concurrently. They begin in this order.
 
-    The answer is the list of their results, when all have ended. The first error of one of them cancels the others, and
-    is raised in the procedure that yielded this.
+    When all have ended, the answer is the list of their results. The first error of one of them cancels the others, and
+    is raised in the procedure that yielded this object.
     """
 
     procedures: Sequence[Procedure[Any]]

@@ -1,6 +1,6 @@
-"""What clients of brokers have in common: names, codes, errors, and how a reply is called.
+"""Definitions that the modules of a client share: names, codes, errors, and how a reply is called.
 
-Nothing here knows a socket or a request.
+This module uses no sockets and no requests.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ log = EventLog("network")
 NodeId: TypeAlias = int | str
 TopicPartition: TypeAlias = tuple[str, int]
 
-MAX_OFFSET: Final = 2**62  # no log gets so long; a sum with another offset still fits into 64 bits
+MAX_OFFSET: Final = 2**62  # no log grows so long; the sum of two such offsets still fits into 64 bits
 UNKNOWN_TOPIC: Final = 3
 LEADER_NOT_AVAILABLE: Final = 5
 
@@ -46,45 +46,45 @@ LEADER_NOT_AVAILABLE: Final = 5
 # KAFKA_STORAGE_ERROR, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH, UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID
 STALE_METADATA: Final = frozenset({3, 5, 6, 9, 13, 56, 74, 75, 100, 103})
 
-SILENCE_S: Final = 2.0  # a node with requests in flight that says nothing for so long is suspected
-METADATA_PATIENCE_S: Final = 3.0  # after that another node is asked
+SILENCE_S: Final = 2.0  # a node that is silent for so long while requests are in flight may hang
+METADATA_PATIENCE_S: Final = 3.0  # if a node has not sent metadata by then, the client asks another one
 
 LEADERLESS_POLL_MAX_S: Final = 1.0
 MISSING_TOPIC_POLL_MAX_S: Final = 5.0
 
 
 def plausible(number: int | None, limit: int = 2**31) -> int:
-    """An offset or epoch; -1 for unknown, and for what cannot be."""
+    """Returns a valid offset or epoch unchanged, and -1 for one that is unknown or impossible."""
     return number if number is not None and 0 <= number < limit else -1
 
 
 def error_of(code: int, message: str) -> BaseException:
-    """kafka-python's error for a code."""
+    """Returns kafka-python's error for a code."""
     error: BaseException = kafka_errors.for_code(code)(message)
     return error
 
 
 def absurd(offset: int) -> BaseException:
-    """For an offset that no log has."""
+    """Returns the error for an answer with an impossible offset."""
     error: BaseException = kafka_errors.KafkaProtocolError(f"The broker answered offset {offset}")
     return error
 
 
 def closed_error() -> BaseException:
-    """For requests to a client that is closed."""
+    """Returns the error for requests to a closed client."""
     error: BaseException = kafka_errors.KafkaConnectionError("The transport is closed")
     return error
 
 
 def safely(reply: Callable[..., None], *args: Any) -> None:
-    """Calls a reply or a listener. An exception that it raises is logged."""
+    """Calls a reply or a listener. Logs an exception that it raises."""
     try:
         reply(*args)
     except Exception:
-        # One callback's error must not cost the others theirs.
+        # The error of one callback must not prevent the calls of the others.
         log.exception("A reply callback raised", event="callback_failed")
 
 
 def not_sent(reply: Reply[Any]) -> Callable[[BaseException], None]:
-    """Makes an error the failure of a request that was not sent."""
+    """Returns a function that passes an error to the reply, as the failure of a request that was not sent."""
     return lambda error: safely(reply, Failure(error, sent=False))

@@ -10,7 +10,7 @@ One transaction is a sequence of requests. Any process that knows the `Transacti
     end_transaction              → the identity of the next transaction
 
 *Protocol 1* is that of KIP-98. Partitions and groups must be added before the client writes to them, and the identity
-stays the same from one transaction to the next. So a delayed EndTxn request ends the *next* transaction of the
+stays the same from one transaction to the next. So a delayed EndTxn request can end the *next* transaction of the
 transactional id. To avoid this, a client that may have left an EndTxn unanswered first obtains a new identity, or it
 uses a separate transactional id for each transaction.
 
@@ -20,9 +20,10 @@ and answers a repeated EndTxn as it answered the first one.
 
 Rules beyond those of `Cluster`:
 
-- *The cluster finds coordinators itself*, like leaders. It looks for a coordinator again when an answer or a failure
-  shows that it may have moved. It repeats no request: the caller gets the codes 14, 15, 16 and 51, and tries again
-  after a pause. If the search itself returns a code, this becomes the answer's code, and nothing was done.
+- *The cluster finds coordinators itself*, like leaders. The cluster looks for a coordinator again when an answer or a
+  failure shows that the coordinator may have moved. The cluster repeats no request: the caller gets the codes 14, 15,
+  16 and 51, and tries again after a pause. If the search itself returns an error code, the answer has this code, and
+  the request was not sent.
 - *Each answer has an `error_code`*; no method turns codes into failures.
 """
 
@@ -59,9 +60,10 @@ class TransactionIdentity:
     """The identity of a transaction's writer. Batches are stamped with the producer id and the epoch.
 
     Attributes:
-        transactional_id: The requested name.
+        transactional_id: The transactional id.
         producer_id: Granted by the coordinator.
-        epoch: Granted by the coordinator; a newer one fences older ones. With protocol 2 each transaction has its own.
+        epoch: Granted by the coordinator; a newer epoch fences older epochs. With protocol 2, each transaction has its
+            own epoch.
         protocol: 1 or 2, see the module.
     """
 
@@ -94,7 +96,7 @@ class PartitionsAdded:
 
 @dataclass(frozen=True, slots=True)
 class TransactionAnswer:
-    """An answer with nothing but an error code."""
+    """An answer that has only an error code."""
 
     error_code: int
 
@@ -115,7 +117,7 @@ class GroupMember:
 
 
 NO_MEMBER: Final = GroupMember("", -1)
-"""No member. The coordinator accepts it as long as the group has no members."""
+"""Stands for no member. The coordinator accepts this as long as the group has no members."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +153,8 @@ class OffsetCommitted:
     """A group's committed offset of one partition.
 
     Attributes:
-        error_code: 88: an open transaction may change this offset.
-        offset: -1 for none.
+        error_code: Kafka's error code. 88: an open transaction may change this offset.
+        offset: The committed offset; -1 for none.
         metadata: Text that was stored with the offset.
         leader_epoch: Leader epoch of the last processed record; -1 if unknown.
     """
@@ -168,7 +170,7 @@ class TransactionEnded:
     """The answer to EndTxn.
 
     Attributes:
-        error_code: 0 also if the same request is repeated.
+        error_code: Kafka's error code; 0 for success, also for a repetition of the same request.
         identity: Identity of the next transaction; with protocol 1 the same as before. None if there is an error.
     """
 
@@ -181,11 +183,11 @@ class TransactionDescribed:
     """The answer to DescribeTransactions.
 
     Attributes:
-        error_code: 105: the coordinator does not know the transactional id.
+        error_code: Kafka's error code. 105: the coordinator does not know the transactional id.
         state: Kafka's word: Empty, Ongoing, PrepareCommit, PrepareAbort, CompleteCommit, CompleteAbort, Dead or
             PrepareEpochFence.
-        producer_id: That of the latest holder.
-        epoch: That of the latest holder.
+        producer_id: Producer id of the latest holder.
+        epoch: Epoch of the latest holder.
         timeout_ms: Time after which the coordinator aborts an open transaction, ms.
         started_ms: When the transaction began, ms since the epoch; -1 if none is open.
         partitions: Partitions of the transaction, including those of `__consumer_offsets`.
@@ -213,7 +215,7 @@ class Transactions(Protocol):
     ) -> None:
         """Takes over a transactional id: the coordinator fences older holders and aborts their open transaction.
 
-        While it still does so, it answers 51.
+        While the coordinator is still aborting it, it answers 51.
 
         Args:
             transactional_id: The name.
@@ -286,14 +288,15 @@ class Transactions(Protocol):
             topic: Topic name.
             partition: Partition number.
             reply: Gets `OffsetCommitted` or `Failure`.
-            require_stable: Answer 88 while an open transaction may change the offset. Brokers before 2.5: a `Failure`
-                that is `unsupported`.
+            require_stable: Whether the coordinator answers 88 while an open transaction may change the offset. Brokers
+                before 2.5: a `Failure` that is `unsupported`.
         """
 
     def end_transaction(
         self, identity: TransactionIdentity, commit: bool, reply: Reply[TransactionEnded]
     ) -> None:
-        """Commits or aborts the transaction. The answer follows the decision; readers may see the records later.
+        """Commits or aborts the transaction. The coordinator answers when the end is decided. Readers may see the
+        records only later.
 
         Args:
             identity: The identity under which the transaction was written.

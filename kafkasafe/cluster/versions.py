@@ -1,4 +1,4 @@
-"""The newest version of each request that kafkasafe speaks: the same for every `Cluster`. Pure."""
+"""The newest version of each request that kafkasafe speaks. All implementations of `Cluster` use this module. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 __all__ = ["newest"]
 
 _NEWEST: Final[Mapping[str, int]] = {
-    # From v13 on, Produce and Fetch name topics by id.
+    # From v13 on, Produce and Fetch requests name topics by id.
     "Produce": 12,
     "Fetch": 12,
     "ListOffsets": 10,
@@ -20,10 +20,10 @@ _NEWEST: Final[Mapping[str, int]] = {
 
 
 def newest(name: str, maximum: int = 32767) -> int:
-    """The newest version of a request that may be spoken.
+    """Returns the newest version of a request that may be sent.
 
     Args:
         name: Kafka's name of the request.
-        maximum: The newest version that means what the caller wants.
+        maximum: The newest version whose meaning suits the caller.
     """
     return min(maximum, _NEWEST.get(name, maximum))

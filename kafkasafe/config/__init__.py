@@ -1,8 +1,8 @@
 """Validate the options of SafeProducer and SafeConsumer. Errors for an unknown option name the nearest known one.
 
-`table` has the options, one row each, which are the fields of the configurations. `values` has the checks of one value,
-`sizes` those of the spool's sizes, `names` those of an option's name, and `connection` those of the options that both
-clients have. `producer` and `consumer` validate.
+`table` has one row for each option. The rows are the fields of the configurations. `values` checks one value, `sizes`
+checks the spool's sizes, `names` checks the names of options, and `connection` checks the options that both clients
+have. `producer` and `consumer` validate all options of a client.
 """
 
 from kafkasafe.config.consumer import validate_consumer

@@ -27,7 +27,7 @@ __all__ = [
 _PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _PROXIES: Final = ("socks5", "socks5h", "http")
 _OLDEST_VERSION: Final = (0, 8)
-"""The oldest version of brokers whose requests kafka-python knows."""
+"""The oldest version of brokers that kafka-python supports."""
 _TLS_FILES: Final = ("ssl_cafile", "ssl_certfile", "ssl_keyfile", "ssl_crlfile")
 _SECRET_TEXTS: Final = ("sasl_plain_username", "sasl_plain_password", "ssl_password")
 
@@ -97,8 +97,9 @@ def _proxy(options: Mapping[str, Any], name: str) -> None:
         if parts is not None and parts.scheme in _PROXIES and parts.hostname and parts.port:
             return
     except ValueError:
-        pass  # not a URL, or no port
-    # The message must not contain the value, in which there may be a password.
+        # The text is not a URL, or has no port.
+        pass
+    # The message must not contain the value, because the value may contain a password.
     raise ConfigError(f"{name} must be SCHEME://HOST:PORT, where SCHEME is one of {', '.join(_PROXIES)}")
 
 
@@ -189,17 +190,17 @@ def _check_tls(options: Mapping[str, Any]) -> None:
                 pass
         except OSError as error:
             raise ConfigError(f"{name}: {error.strerror}: {os.fspath(path)!r}") from None
-        except ValueError as error:  # it has a null byte, or characters that no file name can have
+        except ValueError as error:  # the path has a null byte, or characters that no file name can have
             raise ConfigError(f"{name}={os.fspath(path)!r} cannot be the path of a file: {error}") from None
     if context is not None or not files or options["security_protocol"] not in {"SSL", "SASL_SSL"}:
         return
     trial = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     for name in files:
         if name == "ssl_keyfile":
-            continue  # it is loaded together with the certificate
+            continue  # the key is loaded together with the certificate
         try:
             if name == "ssl_certfile":
-                # If no password is passed, OpenSSL asks for one on the terminal.
+                # Always pass a password: without one, OpenSSL asks for it on the terminal.
                 trial.load_cert_chain(
                     options[name], options["ssl_keyfile"], password=options["ssl_password"] or str
                 )

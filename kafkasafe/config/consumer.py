@@ -25,7 +25,7 @@ def validate_consumer(options: Mapping[str, Any]) -> ConsumerConfig:
     """Validate the options of a SafeConsumer. Connection options get the same checks as a producer's.
 
     Raises:
-        ConfigError: An option is unknown (the message names the nearest) or has a value that cannot work.
+        ConfigError: An option is unknown (the message names the nearest one) or has an unusable value.
     """
     check_names(
         options, {**KafkaConsumer.DEFAULT_CONFIG, **CONSUMER_DEFAULTS}, DEFAULTS, "SafeProducer", "consumer"
@@ -49,7 +49,7 @@ def validate_consumer(options: Mapping[str, Any]) -> ConsumerConfig:
 
 
 def _is_default(name: str, value: Any) -> bool:
-    """Return whether to withhold a consumer's option from kafka-python: it is our own, or merely the default."""
+    """Return whether an option must not be passed to kafka-python: it is our own, or it only has the default value."""
     return (
         name in CONSUMER_DEFAULTS
         or (name == "api_version" and value == "auto")

@@ -35,7 +35,7 @@ _NO_848: Final = (
     "kafka-python lacks the group protocol of KIP-848; groups use the classic protocol, which Kafka 4 still"
     " supports"
 )
-# Advice for options of kafka-python 1.4 to 2.3 and of other clients. A spelling suggestion would mislead here: the
+# Advice for options of kafka-python 1.4 to 2.3 and of other clients. A spelling suggestion would mislead for these: the
 # present option with the most similar name has an unrelated meaning.
 REMOVED: Final[dict[str, str]] = {
     "group_protocol": f"{_NO_848}. Leave it out",
@@ -49,7 +49,7 @@ REMOVED: Final[dict[str, str]] = {
     "rebalance_timeout_ms": "it is aiokafka's name; use max_poll_interval_ms",
 }
 _NO_CIPHERS: Final = "kafka-python 3.0 does not use it; call set_ciphers() of an ssl_context"
-# Options of KafkaProducer that have no effect here, and what replaces each.
+# Options of KafkaProducer that have no effect in a SafeProducer, and the replacement for each.
 WITHOUT_EFFECT: Final[dict[str, str]] = {
     "metric_reporters": "for Prometheus, call kafkasafe.metrics.install(producer) or set prometheus=True",
     "metrics_enabled": "metrics are always on",
@@ -81,7 +81,7 @@ def check_names(
 
 
 def _page(name: str) -> str:
-    """Return the URL of a documentation page, if the installed package's metadata has one, or else the page's path."""
+    """Return the URL of a documentation page if the package's metadata has one; otherwise the page's path."""
     try:
         urls = importlib.metadata.metadata("kafkasafe").get_all("Project-URL") or []
     except importlib.metadata.PackageNotFoundError:

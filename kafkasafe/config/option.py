@@ -1,4 +1,4 @@
-"""What a table of options consists of: one row for each option."""
+"""A row in a table of options: one row for each option."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["KAFKAS", "Default", "Option", "fields_of", "option", "rows"]
 
 
 class Default(enum.Enum):
-    """What stands in a row in place of a value."""
+    """A placeholder for the default value in a row."""
 
     KAFKAS = enum.auto()
-    """The default of kafka-python, or the one that `table.OTHER_DEFAULTS` has instead."""
+    """The default in `table.OTHER_DEFAULTS`, or else kafka-python's default."""
     GIVEN = enum.auto()
     """The value that the user gave."""
 
@@ -27,17 +27,17 @@ _ROW: Final = "option"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Option:
-    """One option: everything about it but its text, which editors read in `kafkasafe.options`.
+    """All data about one option, except its text, which editors read in `kafkasafe.options`.
 
-    The name says the unit: `_ms` milliseconds, `_bytes` bytes.
+    The end of the name is the unit: `_ms` milliseconds, `_bytes` bytes.
 
     Attributes:
         name: Name of the option.
         default: Its default.
-        check: Makes the value of the field from all options and the name, or raises ConfigError.
+        check: Function that computes the field's value from all options and the name, or raises ConfigError.
         files_only: Whether the option is about files, so that it cannot be combined with `spool="never"`.
         in_memory: The value of the field with `spool="never"`.
-        unset: Makes the value of the field if the option is None, from the fields of the rows above.
+        unset: Function that computes the field's value from the fields of the rows above. Used if the option is None.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Option:
             above: The fields of the rows above.
 
         Raises:
-            ConfigError: The option has a value that cannot work.
+            ConfigError: The option has an unusable value.
         """
         if options.get("spool") == "never" and self.in_memory is not Default.GIVEN:
             return self.in_memory
@@ -89,7 +89,7 @@ def fields_of(table: Iterable[tuple[str, Option]], options: Mapping[str, Any]) -
     """Return the fields that these rows determine, checked in the order of the table.
 
     Raises:
-        ConfigError: An option has a value that cannot work.
+        ConfigError: An option has an unusable value.
     """
     found: dict[str, Any] = {}
     for name, row in table:

@@ -1,4 +1,4 @@
-"""The validation of a producer's options: each by its row, then those that depend on each other."""
+"""Validates a producer's options: first each option by its row, then options that depend on each other."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["validate"]
 log = EventLog("config")
 
 _NOWHERE: Final = Path("memory")
-"""With spool="never": the path that messages show in place of a spool directory."""
+"""The path that messages show in place of a spool directory with spool="never"."""
 _TYPED_BY_ROW: Final = frozenset({"acks", "max_in_flight_requests_per_connection"})
 """Options of kafka-python for which the row has a better message than `check_types`."""
 
@@ -40,7 +40,7 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
     """Validate the options of a SafeProducer.
 
     Raises:
-        ConfigError: An option is unknown (the message names the nearest) or has a value that cannot work.
+        ConfigError: An option is unknown (the message names the nearest one) or has an unusable value.
     """
     _check_renamed(options)
     consumers = {**KafkaConsumer.DEFAULT_CONFIG, **CONSUMER_DEFAULTS}

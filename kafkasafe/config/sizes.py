@@ -1,4 +1,4 @@
-"""Sizes of the spool that depend on each other: their defaults, and what must fit into what."""
+"""Sizes of the spool that depend on each other: their defaults, and checks that each fits into the larger ones."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def default_rejected_bytes(above: Mapping[str, Any]) -> int:
 
 
 def batch_bytes(options: Mapping[str, Any], name: str) -> int:
-    """Return the largest size of a batch: at most that of a record."""
+    """Return the largest size of a batch, which is at most the largest size of a record."""
     record = number(least=LEAST_RECORD_BYTES)(options, "max_request_size")
     return min(max(number(least=0)(options, name), 1), record)
 

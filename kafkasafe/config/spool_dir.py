@@ -1,4 +1,4 @@
-"""Where the spool directory is, and whether its files survive a restart."""
+"""Finds the spool directory, and decides whether its files survive a restart."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def spool_dir(given: str | os.PathLike[str] | None, client_id: str, servers: Any
 
     The option comes first, then the environment variable, then a directory in the user's state directory. This default
     depends on client id and cluster address, because records left for one cluster must never be delivered to another.
-    If the same address was spelled differently before, `siblings.py` finds the former directory by the cluster id.
+    If the same address was written differently before, `siblings.py` finds the former directory by the cluster id.
     """
     chosen = given if given is not None else os.environ.get("KAFKASAFE_SPOOL_DIR") or None
     if chosen is not None:
@@ -62,7 +62,7 @@ def resolved(path: Path) -> Path:
 
 
 def take_locks_early() -> None:
-    """Do now what takes one of Python's locks only the first time that a producer is opened.
+    """Take Python's locks now that otherwise only the first producer of a process would take, when it is opened.
 
     1. Another thread opens a producer, and holds the lock. 2. The program forks. 3. The child opens a producer too, and
     waits for the lock for ever, because the thread that holds it does not exist there.

@@ -1,7 +1,7 @@
-"""The options that kafkasafe itself reads: one row each, which is a field of a configuration.
+"""The options that kafkasafe itself reads. Each option has a row, which is a field of a configuration.
 
-A row has the option's name, default, check, and what it means with `spool="never"` (`Option`), and the type that its
-field has. `kafkasafe.options` has the type that users may give, and the text.
+A row has the option's name, default, check, its meaning with `spool="never"` (`Option`), and the type of the field.
+`kafkasafe.options` has the types that users may pass, and the text for users.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ class Decide:
 class ProducerConfig:
     """The validated options of a SafeProducer. A field with an `option` is a row of the table.
 
-    The rows are checked in their order. A row with `unset` or a check of another option stands below what it reads.
+    The rows are checked in their order. A row that reads another option, with `unset` or in its check, is below that
+    option's row.
 
     Attributes:
         kafka: All of KafkaProducer's options, for the connections.
@@ -103,11 +104,11 @@ class ProducerConfig:
         linger_s: How long a batch waits for more records.
         max_block_s: How long `send` waits for room.
         run_ahead_bytes: How many bytes may be accepted but not acknowledged while the cluster answers; None: no limit.
-        state_age_s: How long after a batch's timestamp a broker certainly remembers the producer.
+        state_age_s: For this time after a batch's timestamp, a broker certainly remembers the producer.
         decide: Instruction of a command that ends staged batches; None: deliver everything.
     """
 
-    kafka: Mapping[str, Any] = field(repr=False)  # there are passwords in it
+    kafka: Mapping[str, Any] = field(repr=False)  # it may contain passwords
     spool_dir: Path
     spool_dir_given: Path
     spool_dir_is_default: bool
@@ -134,7 +135,7 @@ class ProducerConfig:
     key_serializer: Any = option("key_serializer", KAFKAS, serializer)
     value_serializer: Any = option("value_serializer", KAFKAS, serializer)
 
-    # Options that KafkaProducer does not have. `spool_dir` and its two companions are found together.
+    # Options that KafkaProducer does not have. The same code determines `spool_dir` and the two fields after it.
     spool: Literal["always", "on_error", "never"] = option(
         "spool", "always", choice("always", "on_error", "never")
     )
@@ -203,8 +204,8 @@ class ProducerConfig:
     def custom_partitioner(self) -> bool:
         """Whether the partitioner must be asked.
 
-        Both partitioners of kafka-python choose the same partition for a key. They differ for records without a key,
-        but kafkasafe itself puts all such records of one batch into one partition.
+        kafka-python's two partitioners choose the same partition for a key. Their choices differ for records without a
+        key, but kafkasafe itself puts all such records of one batch into one partition. So neither has to be asked.
         """
         return type(self.partitioner) not in {DefaultPartitioner, StickyPartitioner}
 
@@ -226,7 +227,7 @@ class ConsumerConfig:
         remote_storage_timeout_s: `poll` raises an error if remote storage could not be read for this long; None: never.
     """
 
-    kafka: Mapping[str, Any] = field(repr=False)  # there are passwords in it
+    kafka: Mapping[str, Any] = field(repr=False)  # it may contain passwords
     on_divergence: Literal["raise", "seek"] | Callable[[Any], int | None] = option(
         "on_divergence", "raise", divergence
     )

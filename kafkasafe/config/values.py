@@ -1,4 +1,4 @@
-"""Checks of one option's value. Each returns the value of the configuration's field."""
+"""Checks of one option's value. Each check returns the value of the configuration's field."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _TEXT_BYTES: Final = 0x7FFF
 
 
 Check: TypeAlias = Callable[[Mapping[str, Any], str], Any]
-"""Returns the value of a field, of all options and the name of one."""
+"""A function that gets all options and the name of one of them, and returns the value of this option's field."""
 
 
 def number(*, least: int, most: int | None = None) -> Callable[[Mapping[str, Any], str], int]:
@@ -77,13 +77,13 @@ def number(*, least: int, most: int | None = None) -> Callable[[Mapping[str, Any
 
 
 def seconds(*, least: int, per: int = 1000) -> Callable[[Mapping[str, Any], str], float]:
-    """Return the check of a whole number of milliseconds that becomes seconds: `per` of them are one."""
+    """Return the check of a whole number that is converted to seconds: `per` of its units are one second."""
     whole = number(least=least)
     return lambda options, name: whole(options, name) / per
 
 
 def duration(options: Mapping[str, Any], name: str) -> float:
-    """Return the seconds of any number of milliseconds, infinity included."""
+    """Convert any number of milliseconds, including infinity, to seconds."""
     value = options[name]
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
         raise ConfigError(f"{name} must be a number of milliseconds, 0 or more, not {value!r}")
@@ -96,13 +96,13 @@ def duration(options: Mapping[str, Any], name: str) -> float:
 
 
 def optional(check: Check, *absent: Any) -> Check:
-    """Return a check that makes None of None, and of the values `absent`."""
+    """Return a check that turns None, and the values `absent`, into None."""
     return lambda options, name: None if options[name] in (None, *absent) else check(options, name)
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The check of a word."""
+    """The check of an option that has a fixed set of words."""
 
     words: tuple[str, ...]
 
@@ -110,7 +110,7 @@ class Choice:
         """Return the word.
 
         Raises:
-            ConfigError: It is not one of `words`.
+            ConfigError: The value is not one of `words`.
         """
         value = options[name]
         if value not in self.words:
@@ -123,7 +123,7 @@ class Choice:
 
 
 def choice(*words: str) -> Choice:
-    """Return the check of a word."""
+    """Return the check of an option that has a fixed set of words."""
     return Choice(words)
 
 
@@ -206,7 +206,7 @@ def sendable(name: str, value: str) -> None:
     """Refuse a string that Kafka's protocol cannot carry: otherwise each request with it would fail.
 
     Raises:
-        ConfigError: It cannot be encoded, or is too long.
+        ConfigError: The string cannot be encoded, or is too long.
     """
     try:
         size = len(value.encode())
@@ -217,7 +217,7 @@ def sendable(name: str, value: str) -> None:
 
 
 def divergence(options: Mapping[str, Any], name: str) -> Any:
-    """Return what a consumer does about a divergence: a word or a function."""
+    """Return the consumer's reaction to a divergence: a word or a function."""
     return options[name] if callable(options[name]) else choice("raise", "seek")(options, name)
 
 

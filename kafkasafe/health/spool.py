@@ -12,7 +12,7 @@ from kafkasafe.limits.capacity import Capacity
 __all__ = ["NEEDED_BYTES", "LaneSeen", "SpoolHealth", "SpoolSeen", "spool_health"]
 
 NEEDED_BYTES: Final = 2 * 1024 * 1024
-"""Room that a producer with default options needs for its next batch."""
+"""Free bytes that a producer with default options needs for its next batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,17 +20,17 @@ class LaneSeen:
     """A lane at one moment.
 
     Attributes:
-        name: Name of its directory.
-        owner_pid: Pid of the process that owns it, 0 if none seems to.
-        strays_to: The directory where its owner has it open, if that is another one; empty if it is this one or
+        name: Name of the lane's directory.
+        owner_pid: Pid of the process that seems to own the lane; 0 if none does.
+        strays_to: The directory at which the owner has the lane open, if it is another one; else empty, also if
             unknown.
-        size_bytes: Size of its log.
+        size_bytes: Size of the lane's log.
         waiting_records: Number of records that are not delivered.
-        oldest_s: For how long the oldest of them has waited, seconds.
-        in_doubt_batches: How many of the batches that wait may have been sent.
-        undecidable_batches: For how many of them its owner waits for a decision.
-        rejected_records: Number of records in `rejected/`, those in deleted files included.
-        damaged: Number of damaged ranges, and of files that cannot be read.
+        oldest_s: How long the oldest of them has waited, seconds.
+        in_doubt_batches: How many of the waiting batches may have been sent.
+        undecidable_batches: For how many of these the owner waits for a decision.
+        rejected_records: Number of records in `rejected/`, including those in deleted files.
+        damaged: Number of damaged ranges and unreadable files.
     """
 
     name: str
@@ -50,12 +50,12 @@ class SpoolSeen:
     """A spool directory at one moment.
 
     Attributes:
-        lanes: Those that can be read.
-        unreadable: One sentence for each lane, or file of the directory, that cannot be.
+        lanes: The lanes that can be read.
+        unreadable: One sentence for each lane or file of the directory that cannot be read.
         free_bytes: Free space of the volume.
-        read_only: The volume cannot be written to.
-        limit_bytes: How large the log of a lane may become; None where that is not known.
-        max_age_s: How old a record may be that waits; None: any age.
+        read_only: Whether the volume is read-only.
+        limit_bytes: Maximum size of a lane's log; None if unknown.
+        max_age_s: Maximum age of a waiting record; None: no limit.
     """
 
     lanes: Sequence[LaneSeen]
@@ -71,12 +71,12 @@ class SpoolHealth:
     """The health of a spool directory at one moment.
 
     Attributes:
-        ready: A producer could accept records there.
-        reasons: Why it could not; empty where it could.
-        warnings: What needs an operator all the same.
-        room_bytes: What the lane with the least room could accept, as far as its limit is known.
+        ready: Whether a producer could accept records in the directory.
+        reasons: Why a producer could not; empty if it could.
+        warnings: Problems that need an operator but do not prevent a producer from accepting records.
+        room_bytes: Number of bytes that the lane with the least room could accept, as far as its limit is known.
         waiting_records: Number of records that are not delivered.
-        oldest_record_age_s: For how long the oldest of them has waited, seconds; 0 where none waits.
+        oldest_record_age_s: How long the oldest of them has waited, seconds; 0 if none waits.
     """
 
     ready: bool

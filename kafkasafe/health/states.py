@@ -1,6 +1,6 @@
 """Decides from a snapshot of the state whether a producer can accept records, and whether a consumer reads.
 
-A producer is *ready* while it can accept records. That does not depend on brokers: in an outage, records wait on disk,
+A producer is *ready* while it can accept records. This does not depend on brokers: in an outage, records wait on disk,
 which is the purpose of a spool. A problem that needs attention but does not prevent accepting records is a warning.
 """
 
@@ -27,17 +27,17 @@ __all__ = [
 ]
 
 DISK_STUCK_S: Final = 10.0
-"""A disk that takes longer than this for one write cannot be used."""
+"""If one write takes longer than this, seconds, the disk counts as unusable."""
 _NAMED: Final = 3
-"""How many topics or partitions a sentence names."""
+"""The largest number of topics or partitions that a sentence names."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthReason:
-    """One reason of a health that is not good.
+    """One reason why a client is not healthy.
 
     Attributes:
-        name: For programs, such as "spool_full"; docs/operations.md lists the names.
+        name: A name for programs, such as "spool_full"; docs/operations.md lists the names.
         text: Human-readable text.
     """
 
@@ -53,20 +53,21 @@ class ProducerHealth:
     """The health of a producer at one moment.
 
     Attributes:
-        ready: The producer can accept records now. It stays True in an outage of the brokers while the spool has
-            room. For a readiness probe.
-        reasons: Why it is not ready; empty where it is.
-        warnings: What needs a look and does not keep the producer from accepting records of other topics.
-        alive: False once the producer is closed, or ended by an error: only a new producer can accept records. For a
-            liveness probe.
-        connected: The cluster answers.
-        network_error: Why no broker can be used, None where that is not known or not so.
-        waiting_records: Records in the spool that have no fate yet; with `spool="never"`, records in memory.
-        oldest_record_age_s: For how long the oldest of them has waited, seconds; 0 where none waits.
-        undecidable_batches: How many wait for `resolve_undecidable`.
-        spool_bytes: What counts against `spool_max_bytes`.
+        ready: Whether the producer can accept records now. It stays True in an outage of the brokers while the spool
+            has room. Suitable for a readiness probe.
+        reasons: Why the client is not ready; empty if it is ready.
+        warnings: Problems that need attention, but do not prevent the producer from accepting records of other topics.
+        alive: False if the producer was closed, or ended by an error: only a new producer can accept records. Suitable
+            for a liveness probe.
+        connected: Whether the cluster answers.
+        network_error: Why no broker can be used; None if the reason is unknown or a broker can be used.
+        waiting_records: Number of records in the spool without an outcome; with `spool="never"`, of records in memory.
+        oldest_record_age_s: How long the oldest of them has waited, seconds; 0 if none waits.
+        undecidable_batches: Number of batches that wait for `resolve_undecidable`.
+        spool_bytes: Number of bytes that count against `spool_max_bytes`.
         spool_max_bytes: The producer's option.
-        room_bytes: How many bytes of records can be accepted before `spool_max_bytes` or the volume is full.
+        room_bytes: Number of bytes of records that the producer can accept before `spool_max_bytes` or the volume is
+            full.
     """
 
     ready: bool
@@ -83,7 +84,7 @@ class ProducerHealth:
     room_bytes: int
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as plain values, for JSON."""
+        """Returns the fields as plain values, for JSON."""
         return _plain(self)
 
 
@@ -92,29 +93,29 @@ class ProducerSeen:
     """A snapshot of a producer.
 
     Attributes:
-        closed: Why it no longer accepts records; empty while it is open.
-        forked: It is closed because it belongs to the parent process.
-        failure: The error that ended it, empty if none did.
-        wrong_cluster: The evidence that another cluster answers, else empty.
-        undecidable: Evidence of each batch that waits for a decision.
-        disk_trouble: Why the disk makes nothing durable at present, else empty.
-        disk_full: The disk trouble is a lack of space.
-        displaced: The disk trouble is that the spool's path leads elsewhere.
+        closed: Why the producer no longer accepts records; empty while it is open.
+        forked: Whether it is closed because it belongs to the parent process.
+        failure: The error that ended the producer; empty if none did.
+        wrong_cluster: The evidence that another cluster answers; else empty.
+        undecidable: The evidence about each batch that waits for a decision.
+        disk_trouble: Why the disk makes nothing durable at present; else empty.
+        disk_full: Whether the disk trouble is a lack of space.
+        displaced: Whether the disk trouble is that the spool's path leads to another directory.
         undurable_s: How long the oldest record has waited for the disk, seconds.
-        disk_patience_s: How long it may wait.
+        disk_patience_s: How long a record may wait for the disk.
         capacity: Capacity of the spool.
-        needed_bytes: What the next batch may need, beside those that are open.
-        in_memory: The spool has no files.
-        spool_bytes: What counts against `spool_max_bytes`.
-        spool_max_bytes: The option.
-        callbacks_behind: `send` waits for callbacks of earlier records.
-        blocked: Topics and partitions to which the cluster accepts nothing for now, with the reason.
+        needed_bytes: Number of bytes that the next open batch may need in addition to the present ones.
+        in_memory: Whether the spool has no files.
+        spool_bytes: Number of bytes that count against `spool_max_bytes`.
+        spool_max_bytes: The producer's option.
+        callbacks_behind: Whether `send` waits for callbacks of earlier records.
+        blocked: Topics and partitions for which the cluster accepts nothing at present, with the reason.
         damaged: Partitions whose next batch is damaged on disk.
         losses: Errors about lost records that the next calls raise.
-        connected: The cluster answers.
-        network_error: Why not.
-        waiting_records: Records without a fate.
-        oldest_s: For how long the oldest of them has waited, seconds.
+        connected: Whether the cluster answers.
+        network_error: Why it does not answer.
+        waiting_records: Number of records without an outcome.
+        oldest_s: How long the oldest of them has waited, seconds.
     """
 
     closed: str
@@ -164,7 +165,7 @@ def producer_health(seen: ProducerSeen) -> ProducerHealth:
 
 
 def unopened_producer(*, closed: bool) -> ProducerHealth:
-    """The health of a producer before its start, or closed without one."""
+    """The health of a producer that was not started."""
     reason = (
         HealthReason("closed", "The producer is closed")
         if closed
@@ -259,7 +260,8 @@ _STOPS: Final[_Rules] = {
     "callbacks_behind": _callbacks_behind,
 }
 _WARNINGS: Final[_Rules] = {
-    # Not a reason: the next send() raises it once and goes on. Without traffic nothing would ever raise it.
+    # This is a warning and not a reason: the next send() raises the error once, and later calls succeed. Without
+    # traffic, no call would ever raise it.
     "data_loss": lambda seen: (
         f"The next calls raise {_counted(seen.losses, 'error')} about lost records, once each"
         if seen.losses
@@ -282,11 +284,12 @@ class ConsumerHealth:
     """The health of a consumer at one moment.
 
     Attributes:
-        ready: The program polls, and no partition waits for a decision of the program. Brokers have no part in that.
-        reasons: Why it is not ready; empty where it is.
-        connected: A connection to a broker stands.
-        last_poll_age_s: Seconds since the program polled last, 0 during a poll; None before the first one.
-        stopped_partitions: (topic, partition) of each one that `poll` does not read until the program seeks.
+        ready: Whether the program polls, and no partition waits for a decision of the program. It does not depend on
+            brokers.
+        reasons: Why the client is not ready; empty if it is ready.
+        connected: Whether a connection to a broker is open.
+        last_poll_age_s: Seconds since the program's last poll; 0 during a poll; None before the first one.
+        stopped_partitions: (topic, partition) of each partition that `poll` does not read until the program seeks.
     """
 
     ready: bool
@@ -296,7 +299,7 @@ class ConsumerHealth:
     stopped_partitions: tuple[tuple[str, int], ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as plain values, for JSON."""
+        """Returns the fields as plain values, for JSON."""
         return _plain(self)
 
 
@@ -305,10 +308,10 @@ class ConsumerSeen:
     """A snapshot of a consumer.
 
     Attributes:
-        closed: `close` was called.
-        connected: A connection to a broker stands.
-        last_poll_age_s: Seconds since the program polled last, 0 during a poll; None before the first one.
-        max_poll_interval_s: How long it may be without a poll.
+        closed: Whether `close` was called.
+        connected: Whether a connection to a broker is open.
+        last_poll_age_s: Seconds since the program's last poll; 0 during a poll; None before the first one.
+        max_poll_interval_s: The longest permitted time between two polls, seconds.
         stopped: Each partition that is not read, and why.
     """
 
@@ -344,7 +347,7 @@ def consumer_health(seen: ConsumerSeen) -> ConsumerHealth:
 
 
 def unopened_consumer(*, closed: bool) -> ConsumerHealth:
-    """The health of a consumer before its start, or closed without one."""
+    """The health of a consumer that was not started."""
     reason = (
         HealthReason("closed", "The consumer is closed")
         if closed

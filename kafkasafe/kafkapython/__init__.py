@@ -1,11 +1,12 @@
-"""kafka-python, extended where it has faults or lacks something.
+"""kafka-python, with mended faults and with additions.
 
-What depends on private names of kafka-python, or replaces a part of it, has its place here. All of it was written
-against kafka-python 3.0.12. A release that renames a private name breaks modules of this package only, and
-`kafkasafe/_kafka_version.py` refuses it when kafkasafe is imported. Tried were 2.0.2 to 2.3.3, which lack
-`kafka.errors.RetriableError`; 3.0.0 to 3.0.2, which lack `TaskState`; 3.0.4, whose requests can be longer than their
-buffer; 3.0.5 to 3.0.8, whose `mark_pending_revocation` takes no argument; and the branch of 3.1, which has neither
-`kafka.net.selector` nor `kafka.net.transport`. `make test-oldest` runs tests with the oldest release that works.
+All code that uses private names of kafka-python, or that replaces a part of it, is in this package. All of it was
+written against kafka-python 3.0.12. A release that renames a private name breaks only modules of this package.
+`kafkasafe/_kafka_version.py` refuses such a release when kafkasafe is imported. These releases do not work: 2.0.2 to
+2.3.3, which lack `kafka.errors.RetriableError`; 3.0.0 to 3.0.2, which lack `TaskState`; 3.0.4, whose requests can be
+longer than their buffer; 3.0.5 to 3.0.8, whose `mark_pending_revocation` takes no argument; and the branch of 3.1,
+which has neither `kafka.net.selector` nor `kafka.net.transport`. `make test-oldest` runs tests with the oldest release
+that works.
 
     requests.py      the classes of requests; one is made of a name and plain data
     wire.py          bytes of Produce requests and their answers, without copies

@@ -1,7 +1,7 @@
-"""What a consumer's decisions need of kafka-python: its states of partitions, its group and its metadata.
+"""Gives a consumer's decisions access to kafka-python's states of partitions, group and metadata.
 
-`KafkaPython` implements the protocol `Port` of `kafkasafe._consuming.port`. `each_record` is the iterator, which reads
-kafka-python's states without a call for each record.
+`KafkaPython` implements the protocol `Port` of `kafkasafe._consuming.port`. `each_record` is the consumer's iterator.
+It reads kafka-python's states without a call for each record.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _Leadership: TypeAlias = tuple[bytes | None, int, int]
 _IsolationLevel: TypeAlias = Literal["read_uncommitted", "read_committed"]
 
 _position: Final[Any] = functools.partial(tuple.__new__, OffsetAndMetadata)
-"""Make a position from a tuple. OffsetAndMetadata's own constructor costs as much as the rest of a step."""
+"""Make a position from a tuple. OffsetAndMetadata's own constructor costs as much as the rest of a record's step."""
 
 
 class KafkaPython:
     """kafka-python as a `Port`.
 
     Args:
-        subscription: Its subscription state.
-        fetcher: Its fetcher.
-        coordinator: Its group coordinator.
-        manager: Its connections.
+        subscription: kafka-python's subscription state.
+        fetcher: kafka-python's fetcher.
+        coordinator: kafka-python's group coordinator.
+        manager: kafka-python's connections.
     """
 
     __slots__ = ("_coordinator", "_fetcher", "_manager", "_subscription", "isolation")
@@ -107,9 +107,9 @@ class KafkaPython:
         """Return positions for a commit. Any thread may call it.
 
         Args:
-            unhanded: By partition, an offset that its position must not exceed.
-            is_allowed: Whether the offset of a partition may be committed. It is asked under kafka-python's lock: no
-                position is sought between it and the commit's offset.
+            unhanded: By partition, an offset that its committed offset must not exceed.
+            is_allowed: Whether the offset of a partition may be committed. Called under kafka-python's lock: no `seek`
+                can come between this check and the choice of the offset.
         """
         found = {}
         with self._subscription._lock:
@@ -129,7 +129,7 @@ class KafkaPython:
         return found
 
     def renew(self, tp: TopicPartition, state: Any) -> bool:
-        """Treat a partition as newly assigned, if this is its state. Return whether it was."""
+        """Treat a partition as newly assigned, if this is its present state. Return whether it was."""
         with self._subscription._lock:
             if self._subscription.assignment.get(tp) is not state:
                 return False
@@ -140,7 +140,7 @@ class KafkaPython:
         return True
 
     def move_to_end(self, tp: TopicPartition) -> None:
-        """Fetch from the other partitions first."""
+        """Make the next fetches take the other partitions first."""
         self._subscription.move_partition_to_end(tp)
 
     # --- the group ----------------------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ class KafkaPython:
         Args:
             reason: For the broker's log (KIP-800).
             timeout_ms: How long to wait for the answer. Without an answer, the group removes the former member when its
-                session ends, and the join lasts until then.
+                session ends, and the new join takes until then.
         """
         self._coordinator.maybe_leave_group(reason, timeout_ms)
 
@@ -194,12 +194,12 @@ class KafkaPython:
         return number, leader, UNDEFINED if epoch is None else epoch
 
     def leader(self, tp: TopicPartition) -> int | None:
-        """Return the leader of a partition, as the metadata have it."""
+        """Return the leader of a partition, according to the metadata."""
         found: int | None = self._manager.cluster.leader_for_partition(tp)
         return found
 
     def read_from(self, tp: TopicPartition) -> int | None:
-        """Return the broker that the next fetch of a partition goes to: a follower (KIP-392) or the leader."""
+        """Return the broker to which the next fetch of a partition will be sent: a follower (KIP-392) or the leader."""
         state = self._subscription.assignment.get(tp)
         follower: int | None = None if state is None else state.preferred_read_replica()
         return self.leader(tp) if follower is None else follower
@@ -231,7 +231,7 @@ class KafkaPython:
         await self._manager._net.sleep(seconds)
 
     def wake(self) -> None:
-        """Wake `poll`. This runs on our network thread; kafka-python's futures belong to its own."""
+        """Wake `poll`. Our network thread calls this; kafka-python's futures belong to kafka-python's own thread."""
         alarm = self._fetcher._reset_task
         if isinstance(alarm, Future) and not alarm.is_done:
             with contextlib.suppress(RuntimeError):  # kafka-python's loop was closed meanwhile
@@ -258,8 +258,8 @@ def each_record(poll: Callable[[], Mapping[TopicPartition, list[Any]]], subscrip
         if state is None:
             continue
         for record in records:
-            # `is_fetchable` of the subscription, without its lock, which would not keep another thread from making a
-            # change right after this line.
+            # Does the same as `is_fetchable` of the subscription, without its lock: even with the lock, another thread
+            # could make a change right after this line.
             if (
                 state.paused
                 or state._pending_revocation

@@ -16,7 +16,8 @@ __all__ = ["cluster_metadata", "make_admin", "open_admin", "settings_of", "tidy_
 
 @contextlib.contextmanager
 def open_admin(options: Mapping[str, Any]) -> Iterator[KafkaAdminClient]:
-    """An admin client with these options of KafkaProducer. Ignores options that it does not have.
+    """Make an admin client with these options of KafkaProducer. Options that the admin client does not have are
+    ignored.
 
     Raises:
         KafkaError: No broker answers.
@@ -30,9 +31,10 @@ def open_admin(options: Mapping[str, Any]) -> Iterator[KafkaAdminClient]:
 
 
 def make_admin(options: Mapping[str, Any]) -> KafkaAdminClient:
-    """Make an admin client, which the caller closes.
+    """Make an admin client. The caller must close it.
 
-    If it cannot connect, the constructor of kafka-python 3.0.12 would leak its thread and sockets. They are closed.
+    If it cannot connect, the constructor of kafka-python 3.0.12 would leak its thread and sockets. This function closes
+    them.
 
     Raises:
         KafkaError: No broker answers.
@@ -49,9 +51,9 @@ def make_admin(options: Mapping[str, Any]) -> KafkaAdminClient:
 
 
 def cluster_metadata(admin: KafkaAdminClient) -> dict[str, Any]:
-    """Return the cluster id and the brokers, as the metadata have them.
+    """Return the cluster id and the brokers, from the metadata.
 
-    Not `describe_cluster`: in kafka-python 3.0.12 it fails on the answer of Kafka 2.8 to 3.6.
+    This function does not use `describe_cluster`, which fails in kafka-python 3.0.12 with Kafka 2.8 to 3.6.
     """
     client: Any = admin
     found: dict[str, Any] = client._manager.run(client._get_cluster_metadata, [])
@@ -61,7 +63,7 @@ def cluster_metadata(admin: KafkaAdminClient) -> dict[str, Any]:
 def settings_of(
     admin: KafkaAdminClient, topics: Sequence[str]
 ) -> tuple[dict[str, dict[str, str | None]], dict[str, str | None], dict[str, int]]:
-    """Settings of topics, those of one broker, and the smallest number of replicas of each topic.
+    """Return the settings of topics, the settings of one broker, and the smallest number of replicas of each topic.
 
     Topics that do not exist are left out.
 
@@ -89,12 +91,13 @@ def settings_of(
 
 
 def tidy_client(**options: Any) -> Any:
-    """The network client on which kafka-python's clients are built. Its connections close their sockets when they fail.
+    """Make the network client on which kafka-python's clients are built. Its connections close their sockets when they
+    fail.
 
-    kafka-python leaves this to the garbage collector, whose ResourceWarning then fails a later test. Connections do
+    kafka-python leaves them to the garbage collector, whose ResourceWarning then fails a later test. Connections do
     fail: for a while, the metadata still names a killed broker.
     """
     make: Any = KafkaAdminClient.DEFAULT_CONFIG["kafka_client"]
-    client = make(manager=False, **options)  # not None, which would make it create its own
+    client = make(manager=False, **options)  # not None: then it would create its own manager
     client._manager = Manager(client._net, **options)  # type: ignore[no-untyped-call]
     return client

@@ -34,7 +34,8 @@ from kafkasafe.record.batch import CorruptBatchError
 
 __all__ = ["BatchFetcher", "Kind"]
 
-_arrow: Any = pa  # names from its compiled modules have no types
+# Names from pyarrow's compiled modules have no types.
+_arrow: Any = pa
 
 # Limit for one call, in bytes of decompressed records. The limit of a fetch does not limit its decompressed content.
 _CALL_BYTES: Final = 256 * 1024 * 1024
@@ -280,7 +281,7 @@ class BatchFetcher(Fetcher):
         return records, partial
 
     def send_fetches(self) -> Any:
-        """See kafka-python's, which waits here with records already taken: an interrupt would lose them."""
+        """See kafka-python's method, which waits with records already taken: an interrupt would lose them."""
         if self._taken:
             self._send_soon()
             return []
@@ -303,9 +304,9 @@ class BatchFetcher(Fetcher):
     def _create_fetch_requests(self) -> Any:
         """See kafka-python's. Creates only requests that can be sent.
 
-        If sending a request raises an error, kafka-python considers this broker busy forever, and considers the later
-        brokers asked. Then nothing would read their partitions any more, and no error would report it. This happens for
-        a leader that a fetch response names before the metadata does.
+        If sending a request raises an error, kafka-python considers this broker busy forever, and counts the later
+        brokers as asked. Then nothing would read their partitions any more, and no error would report it. This happens
+        for a leader that a fetch response names before the metadata does.
 
         Raises:
             SaslAuthenticationFailedError: A broker refused the client. Later calls try it again.

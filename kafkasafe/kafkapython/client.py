@@ -1,4 +1,4 @@
-"""KafkaConsumer's connections: which broker to ask, and how to find a cluster whose brokers have all changed."""
+"""KafkaConsumer's connections. Chooses the broker to ask. Finds a cluster even if all its brokers have changed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ __all__ = ["OURS"]
 class _ReachingManager(Manager):
     """Falls back to the bootstrap servers if no broker of the metadata can be reached (KIP-899).
 
-    kafka-python 3.0.12 does not recover once all brokers that it knew have left, and only logs why a connection failed.
+    kafka-python 3.0.12 does not recover when all brokers that it knew have left. Why a connection failed is only in its
+    log.
 
     Attributes:
         last_failure: Why the last connection or metadata request failed.
@@ -29,7 +30,7 @@ class _ReachingManager(Manager):
         self.last_failure: BaseException | None = None
         parent: Any = super()
         parent.__init__(net, **configs)
-        name = "allow_auto_create_topics"  # KafkaConsumer of kafka-python 3.0 does not pass this option on
+        name = "allow_auto_create_topics"  # kafka-python 3.0's KafkaConsumer does not pass this option on
         self.cluster = Metadata(**{**self.cluster.config, name: configs.get(name, True)})
         attach: Any = self.cluster.attach
         attach(self)
@@ -40,7 +41,7 @@ class _ReachingManager(Manager):
         return any(conn.connected for conn in list(self._conns.values()))
 
     def update_backoff(self, node_id: Any) -> Any:
-        # KafkaConnectionManager calls this in its `except` clause, and otherwise only logs the error.
+        # KafkaConnectionManager calls this method in its `except` clause. Apart from that, it only logs the error.
         failure = sys.exc_info()[1]
         late = (kafka_errors.KafkaTimeoutError, kafka_errors.RequestTimedOutError)
         cut_short = isinstance(failure, late) or isinstance(getattr(failure, "__cause__", None), late)
@@ -66,7 +67,7 @@ def _tidy_client(**options: Any) -> Any:
     These close their sockets when they fail, and resolve names on a separate thread.
     """
     make: Any = KafkaConsumer.DEFAULT_CONFIG["kafka_client"]
-    client = make(manager=False, **options)  # with None it would make a manager of its own
+    client = make(manager=False, **options)  # not None: then it would create its own manager
     manager: Any = _ReachingManager
     client._manager = manager(client._net, **options)
     limit_foreign()

@@ -1,6 +1,6 @@
-"""Connects to a cluster: over the network, or to a simulated one in this process that was announced.
+"""Connects to a cluster over the network, or to an announced simulated cluster in this process.
 
-This module is the only place that makes a `Transport` over sockets.
+Only this module makes a `Transport` over sockets.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from kafkasafe.kafkapython.network_thread import NetworkThread
 __all__ = ["Connect", "announced", "connect", "over_sockets"]
 
 Connect: TypeAlias = Callable[[Mapping[str, Any]], Cluster]
-"""Gets `KafkaProducer`'s options, like `Transport`, and makes a `Cluster` that is not started yet."""
+"""A function that gets `KafkaProducer`'s options, like `Transport`, and makes a `Cluster` that is not started yet."""
 
 _doubles: dict[str, Connect] = {}
-"""By server, as in `bootstrap_servers`: 'host:port'."""
+"""The announced simulated clusters, by server ('host:port', as in `bootstrap_servers`)."""
 
 
 def connect(options: Mapping[str, Any]) -> Cluster:
-    """A `Cluster` for these options, not started. If one of the servers is announced, its simulated cluster."""
+    """Makes a `Cluster` for these options, not started yet. If one of the servers is announced, it is the simulated
+    cluster.
+    """
     servers = options.get("bootstrap_servers") or ()
     for server in servers.split(",") if isinstance(servers, str) else servers:
         double = _doubles.get(server.strip())
@@ -34,19 +36,19 @@ def connect(options: Mapping[str, Any]) -> Cluster:
 
 
 def over_sockets(options: Mapping[str, Any]) -> Transport:
-    """A `Transport` for these options, not started.
+    """Makes a `Transport` for these options, not started yet.
 
     Args:
-        options: `KafkaProducer`'s options; what does not concern connections or metadata is passed over.
+        options: `KafkaProducer`'s options. Options that do not concern connections or metadata are ignored.
             `reconnect_backoff_max_ms` defaults to 1000 here, so that a cluster that comes back is noticed soon.
-            `max_in_flight_requests_per_connection` is ignored: limits are the caller's.
+            `max_in_flight_requests_per_connection` is ignored: the caller limits its requests itself.
     """
     return Transport(SocketNetwork(options, NetworkThread), options)
 
 
 @contextlib.contextmanager
 def announced(servers: str, made: Connect) -> Iterator[None]:
-    """In this context, clients with one of these servers ('host:port', comma-separated) get the result of `made`."""
+    """In this context, clients with one of these servers ('host:port', comma-separated) use the result of `made`."""
     names = [name.strip() for name in servers.split(",")]
     taken = [name for name in names if name in _doubles]
     if taken:

@@ -1,4 +1,4 @@
-"""A connection of kafka-python's, as the client's port has it (`kafkasafe.cluster.network.Connection`)."""
+"""A connection of kafka-python that implements the client's interface `kafkasafe.cluster.network.Connection`."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _NEVER_MS: Final = 1e12
 
 
 class DirectConnection:
-    """A connection to a broker, which is being made.
+    """A connection to a broker. It is not established yet when the constructor returns.
 
     Args:
-        manager: Makes it.
+        manager: Makes the connection.
         node_id: The broker.
 
     Raises:
-        KafkaError: The broker is unknown, or an option cannot work.
+        KafkaError: The broker is unknown, or an option is unusable.
     """
 
     __slots__ = ("_conn", "_versions")
 
     def __init__(self, manager: Any, node_id: NodeId) -> None:
-        # kafka-python 3.0.12 resets its back-off when a connection is made that then fails to initialise, and one
+        # kafka-python 3.0.12 resets its back-off even for a connection that then fails to initialise, and one
         # authentication failure blocks the broker for ever. The client has its own back-off.
         manager.reset_backoff(node_id)
         manager._auth_failures.pop(node_id, None)
@@ -61,7 +61,7 @@ class DirectConnection:
 
     @property
     def resumes_at(self) -> float | None:
-        """See `Connection`: the broker throttles the connection, or it authenticates again (KIP-368)."""
+        """See `Connection`: the broker throttles the connection, or the connection authenticates again (KIP-368)."""
         conn = self._conn
         if not conn.paused and not conn._reauth.is_reauthenticating:
             return None
@@ -108,14 +108,14 @@ class DirectConnection:
         frame: Frame | None = None
         try:
             frame = _frame(request)
-            # kafka-python counts from now on, not from when it was written.
+            # kafka-python would count its time limit from now on, not from the moment when the request was written.
             future = conn.send_request(frame, request_timeout_ms=_NEVER_MS)
             if frame.encoded and conn.transport is not None:
                 if frame.rest:
                     conn.transport.writelines(frame.rest)
                     frame.rest.clear()
                 conn.transport.mark(written)
-        except Exception as error:  # nothing may leave a caller without an answer
+        except Exception as error:  # every caller must get an answer
             failed(error, frame is not None and frame.encoded)
             return
 
@@ -124,14 +124,15 @@ class DirectConnection:
                 error = kafka_errors.KafkaConnectionError("The connection was closed")
             failed(error, frame.encoded)
 
-        # Cheaper than `add_callback` and `add_errback`.
+        # One call is cheaper than `add_callback` and `add_errback`.
         future._add_cb_eb(answered, ended)
 
     def close(self, error: BaseException | None = None) -> None:
         """See `Connection`."""
         conn = self._conn
         if error is None and conn.transport is not None:
-            # In kafka-python 3.0.12 they keep a closed transport open until the broker, which may hang, has taken them.
+            # In kafka-python 3.0.12, unwritten bytes keep a closed transport open until the broker has taken them. A
+            # hanging broker never takes them.
             conn.transport._write_buffer.clear()
         conn.close(error)
 

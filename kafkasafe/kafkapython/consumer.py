@@ -1,4 +1,4 @@
-"""KafkaConsumer with the parts that this package extends, with Arrow tables, and with a faster iterator."""
+"""KafkaConsumer with parts from this package, with Arrow tables, and with a faster iterator."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ class ExtendedConsumer(KafkaConsumer):
     _owner: Owner
 
     def _port(self) -> KafkaPython:
-        """Return what decisions about this consumer need of it."""
+        """Return the interface that decisions about this consumer use."""
         return KafkaPython(self._subscription, self._fetcher, self._coordinator, self._manager)
 
     def _extend(self, owner: Owner, *, chooses_sizes: bool) -> None:
-        """Extend the parts, which ask for decisions from now on.
+        """Extend the parts. They ask the owner for decisions from now on.
 
         KafkaConsumer creates its parts itself and offers no hook, so their classes are replaced.
 
         Args:
             owner: The objects that decide.
-            chooses_sizes: Choose `max_partition_fetch_bytes`.
+            chooses_sizes: Whether the fetcher chooses `max_partition_fetch_bytes`.
         """
         self._owner = owner
         self._fetcher.__class__ = Fetcher
@@ -74,9 +74,9 @@ class ExtendedConsumer(KafkaConsumer):
         self._subscription.commit_from(owner.commits.committable)
 
     def _abandon(self) -> BaseException | None:
-        """Close what a failed constructor leaves open. Return why the last attempt to connect failed.
+        """Clean up after a failed constructor. Return why the last attempt to connect failed.
 
-        KafkaConsumer would leak a thread and sockets with each failed attempt.
+        KafkaConsumer itself leaks a thread and sockets with each failed attempt.
         """
         if hasattr(self, "_client"):
             self._client.close()
@@ -96,10 +96,10 @@ class ExtendedConsumer(KafkaConsumer):
         return ", ".join(sorted(known.subscription or {tp.topic for tp in known.assigned_partitions()}))
 
     def _take_subscription_at_once(self) -> None:
-        """Make a new subscription of a consumer without a group effective once brokers have answered.
+        """Make a new subscription of a consumer without a group effective as soon as brokers have answered.
 
-        In KafkaConsumer, if the client knows the topics already, it has no effect until partitions change in the
-        cluster.
+        If the client knows the topics already, KafkaConsumer applies the subscription only when partitions change in
+        the cluster.
         """
         self._coordinator._metadata_snapshot = {}
         self._cluster.request_update()
@@ -137,7 +137,7 @@ class ExtendedConsumer(KafkaConsumer):
         self._iterator = None
 
     def _refresh_committed_offsets(self, timeout_ms: float | None = None) -> bool:
-        """Find positions that are missing. kafka-python's `poll` calls it."""
+        """Find missing positions. kafka-python's `poll` calls this method."""
         return self._owner.positions.refresh_committed(timeout_ms)
 
     # --- Arrow --------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ __all__ = ["Coordinator"]
 
 
 class Coordinator(ConsumerCoordinator):
-    """kafka-python's coordinator. It adds the lineage of the records read to committed offsets.
+    """kafka-python's coordinator. It adds the lineage of the records that were read to committed offsets.
 
     It also mends faults of kafka-python 3.0.12: joins that are discarded or forgotten (`join_group_async`,
     `need_rejoin`), a failed look-up of the coordinator that ends `poll`, and committed offsets of an earlier
@@ -28,14 +28,14 @@ class Coordinator(ConsumerCoordinator):
     owner: Owner
     config: dict[str, Any]
     _asked_in: Any = None
-    """The generation in which the group was asked for offsets."""
+    """The generation in which the consumer last requested the group's offsets."""
 
     def serve(self, owner: Owner) -> None:
         """Ask this object for decisions from now on."""
         self.owner = owner
 
     def need_rejoin(self) -> bool:
-        """Return whether to join, or to go on joining (like `AbstractCoordinator.rejoinNeededOrPending` in Java).
+        """Return whether to join, or to continue a join (like `AbstractCoordinator.rejoinNeededOrPending` in Java).
 
         If the topics of a group leader get more partitions, the leader needs to rejoin until it has assigned them. Then
         kafka-python stops polling the join, and the member stays without partitions and heartbeats for ever.
@@ -65,7 +65,9 @@ class Coordinator(ConsumerCoordinator):
         return bool(await parent.join_group_async(timeout_ms=timeout_ms))
 
     async def ensure_coordinator_ready_async(self, timeout_ms: float | None = None) -> bool:
-        """Find the coordinator. In kafka-python, a failed metadata request after a failed look-up ends `poll`."""
+        """Find the coordinator. In kafka-python, `poll` raises an error if a metadata request fails after a failed
+        look-up.
+        """
         parent: Any = super()
         deadline = math.inf if timeout_ms is None else time.monotonic() + timeout_ms / 1000
         while True:

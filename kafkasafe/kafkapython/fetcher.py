@@ -23,16 +23,16 @@ _DECIDED_S: Final = 0.1
 class Fetcher(BatchFetcher):
     """kafka-python's fetcher with the decisions of a SafeConsumer.
 
-    It replaces how kafka-python 3.0.12 resets and checks positions. It also mends faults in reading from followers
-    (KIP-392): kafka-python does not fetch from a partition while its follower's connection is in back-off, and after it
-    left a follower, the leader sends it back there.
+    This class replaces the code with which kafka-python 3.0.12 resets and checks positions. It also mends faults in
+    reading from followers (KIP-392): kafka-python does not fetch from a partition while its follower's connection is in
+    back-off. After kafka-python left a follower, the leader sends it back to that follower.
 
-    It fetches ahead of the records that wait for `poll`, and wakes the I/O thread only if a fetch can be sent.
+    This fetcher also fetches ahead while records wait for `poll`, and wakes the I/O thread only if a fetch can be sent.
     """
 
     owner: Owner
     _lost_nodes: set[int]
-    """Brokers to which a fetch failed. kafka-python's I/O thread adds them, the consumer's thread takes them out."""
+    """Brokers to which a fetch failed. kafka-python's I/O thread adds them; the consumer's thread removes them."""
     _ahead: FetchingAhead
 
     def serve(self, owner: Owner) -> None:
@@ -72,7 +72,9 @@ class Fetcher(BatchFetcher):
     def fetch_records(
         self, max_records: int | None = None, update_offsets: bool = True, timeout_ms: float | None = None
     ) -> Any:
-        """See kafka-python's. Also ends when one of the owner's time limits does, or when a check has a result."""
+        """See kafka-python's method. It also returns when one of the owner's time limits is reached, or when a check
+        has a result.
+        """
         due_s = self.owner.due_s()
         # This call may send a fetch to a follower, so do not wait longer than a follower may take.
         waits_s = [self.owner.followers.patience_s] if self.config["client_rack"] else []
@@ -80,7 +82,7 @@ class Fetcher(BatchFetcher):
             waits_s.append(_DECIDED_S)
         for wait_s in waits_s if due_s is None else [*waits_s, due_s]:
             timeout_ms = wait_s * 1000 if timeout_ms is None else min(wait_s * 1000, timeout_ms)
-        # kafka-python waits for `_reset_task`, so completing this future wakes `poll`.
+        # kafka-python waits for `_reset_task`, so the completion of this future wakes `poll`.
         if self.owner.parts.is_busy():
             if self._reset_task is None or self._reset_task.is_done:
                 self._reset_task = Future()
@@ -95,13 +97,13 @@ class Fetcher(BatchFetcher):
         return [*self._without_data(), *self._session_handlers.chosen]
 
     def _without_data(self) -> Sequence[TopicPartition]:
-        """Return the partitions of which no response waits, and that do not rest after a failure."""
+        """Return the partitions without a waiting response. Partitions that pause after a failure are left out."""
         parent: Any = super()
         resting = self.owner.parts.resting(time.monotonic())
         return [tp for tp in parent._fetchable_partitions() if tp not in resting]
 
     def _fetched_ahead(self) -> dict[TopicPartition, ResponseEnd]:
-        """Return the partitions to fetch ahead. Their positions were found valid, and no response is due."""
+        """Return the partitions to fetch ahead, and where their next fetch begins."""
         if not self._enable_incremental_fetch_sessions:
             return {}
         without = self.owner.parts.resting(time.monotonic()).union(
@@ -117,7 +119,7 @@ class Fetcher(BatchFetcher):
         return any(node_of(tp) not in pending for tp in (*self._without_data(), *self._fetched_ahead()))
 
     def _create_fetch_requests(self) -> Any:
-        """Create the requests, also those that fetch ahead."""
+        """Create the requests, including those that fetch ahead."""
         checked = {}
         chosen = {}
         for tp, end in self._fetched_ahead().items():
@@ -133,7 +135,9 @@ class Fetcher(BatchFetcher):
         return requests
 
     def _requests(self) -> Any:
-        """Leave out the rack after leaving a follower: otherwise the leader would send the consumer back to it."""
+        """Create the requests. Requests for partitions that left a follower have no rack id: otherwise the leader would
+        name the follower again.
+        """
         parent: Any = super()
         if not self.config["client_rack"]:
             return parent._create_fetch_requests()
@@ -148,7 +152,7 @@ class Fetcher(BatchFetcher):
         return requests
 
     def _leave_followers(self, now: float) -> None:
-        """Switch partitions whose follower cannot be used to their leader, and refresh the metadata."""
+        """Fetch from the leader if a partition's follower cannot be used. Refresh the metadata in this case."""
         followers, port = self.owner.followers, self.owner.port
         left = set(followers.hang(now))
         for tp, state in port.assigned().items():
@@ -167,7 +171,9 @@ class Fetcher(BatchFetcher):
     def _handle_fetch_response(
         self, node_id: int, fetch_offsets: Any, send_time: float, response: Any
     ) -> None:
-        """Mark late errors from followers that the consumer has left, to ignore them. On kafka-python's I/O thread."""
+        """On kafka-python's I/O thread: mark late errors of followers that the consumer has left, so that they are
+        ignored.
+        """
         parent: Any = super()
         errors = [
             (TopicPartition(topic.topic, row.partition_index), row)
@@ -181,7 +187,7 @@ class Fetcher(BatchFetcher):
         parent._handle_fetch_response(node_id, fetch_offsets, send_time, response)
 
     def _clear_pending_fetch_request(self, node_id: int, result: Any) -> None:
-        """Note the end of a fetch request, successful or not, on kafka-python's I/O thread."""
+        """On kafka-python's I/O thread: note the end of a fetch request, successful or not."""
         parent: Any = super()
         self.owner.followers.answered(node_id)
         self._ahead.answered(node_id)

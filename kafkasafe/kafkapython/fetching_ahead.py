@@ -16,7 +16,8 @@ __all__ = ["FetchingAhead", "Sessions", "end_of"]
 
 
 def end_of(records: Any, fetch_offset: int) -> ResponseEnd | None:
-    """Return where the batches of a response end. None: it has no complete batch, or an older message format.
+    """Return where the batches of a response end. None: the response has no complete batch, or has an older message
+    format.
 
     Args:
         records: The bytes of the response; None if it has none. Its CRCs are not checked.
@@ -29,13 +30,13 @@ def end_of(records: Any, fetch_offset: int) -> ResponseEnd | None:
 
 
 class Sessions(dict[int, Any]):
-    """kafka-python's fetch sessions by broker, which can begin a partition's fetch after its position.
+    """kafka-python's fetch sessions by broker. They can begin the fetch of a partition after its position.
 
     kafka-python puts a session in here before its first request to a broker, and asks the session which partitions the
     request names.
 
     Attributes:
-        chosen: Partitions to fetch ahead, and where. It is set only while requests are made, on the I/O thread.
+        chosen: Partitions to fetch ahead, and where to begin. It is set only while the I/O thread makes requests.
     """
 
     def __init__(self, sessions: Mapping[int, Any]) -> None:
@@ -45,7 +46,7 @@ class Sessions(dict[int, Any]):
             self[node] = sessions[node]
 
     def choose(self, chosen: Mapping[TopicPartition, ResponseEnd]) -> None:
-        """Fetch these partitions ahead in the requests that are made from now on."""
+        """Set the partitions that the next requests fetch ahead."""
         self.chosen = chosen
 
     def __setitem__(self, node: int, session: Any) -> None:
@@ -59,7 +60,7 @@ class _Session(FetchSessionHandler):
         self._sessions = sessions
 
     def build_next(self, next_partitions: Mapping[TopicPartition, Any]) -> Any:
-        """See kafka-python's. Each value describes a partition in the request."""
+        """See kafka-python's method. Each value describes a partition in the request."""
         for tp, end in self._sessions.chosen.items():
             asked = next_partitions.get(tp)
             if asked is not None:
@@ -69,22 +70,22 @@ class _Session(FetchSessionHandler):
 
 
 class FetchingAhead:
-    """Which partitions a consumer fetches ahead.
+    """Chooses the partitions that a consumer fetches ahead.
 
     Args:
-        subscriptions: kafka-python's.
+        subscriptions: kafka-python's subscription state.
     """
 
     def __init__(self, subscriptions: Any) -> None:
         self._subscriptions = subscriptions
         self._ahead: FetchAhead[TopicPartition] = FetchAhead()
         self._in_flight: dict[int, int] = {}
-        """Number of partitions that a request to a broker fetches ahead."""
+        """For each broker, the number of partitions that the request in flight fetches ahead."""
 
     def arrived(
         self, fetch_offsets: Mapping[TopicPartition, int], response: Any, *, read_committed: bool
     ) -> None:
-        """Note where a response ends. On kafka-python's I/O thread."""
+        """Note where the batches of a response end. Called on kafka-python's I/O thread."""
         for topic in response.responses:
             for row in topic.partitions:
                 tp = TopicPartition(topic.topic, row.partition_index)
@@ -99,13 +100,13 @@ class FetchingAhead:
         without: Collection[TopicPartition],
         fetch_bytes: int,
     ) -> dict[TopicPartition, ResponseEnd]:
-        """Return the partitions to fetch ahead. Any thread may call it.
+        """Return the partitions to fetch ahead. Any thread may call this method.
 
         Args:
-            waiting: The partition of each response that waits as a whole.
-            current: What `poll` takes records from; None or false if there is nothing left.
+            waiting: The partition of each response from which `poll` has taken nothing yet.
+            current: The response from which `poll` takes records now; None or false if it is used up.
             without: Partitions that are not fetched ahead.
-            fetch_bytes: Size that is asked for, of each partition.
+            fetch_bytes: Number of bytes that a request asks for, of each partition.
         """
         counts = Counter(waiting)
         if current:
@@ -124,7 +125,7 @@ class FetchingAhead:
         chosen: Mapping[TopicPartition, ResponseEnd],
         checked: Mapping[TopicPartition, Any],
     ) -> None:
-        """Note in requests under which leadership the position of a partition was valid that is fetched ahead."""
+        """Note in each request the leadership under which the positions of partitions fetched ahead were valid."""
         for node, (_, offsets) in requests.items():
             ahead = offsets.keys() & chosen.keys()
             self._in_flight[node] = len(ahead)

@@ -1,7 +1,8 @@
 """Converts Kafka frames to kafka-python's protocol classes and back, and finds topics and partitions in them.
 
-Apart from a few names, this module knows no API in particular. It searches a message for arrays of topics (structs
-with a `name`, `topic` or `topic_id`), and these for arrays of partitions. So a new kafka-python brings new APIs.
+Apart from a few names, the module has no code for particular APIs. It searches a message for arrays of topics (structs
+with a `name`, `topic` or `topic_id`), and searches these for arrays of partitions. So it supports the APIs of a new
+kafka-python without changes.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _PARTITION_LISTS: Final = frozenset({"partitions", "partition_indexes"})
 _NODE_NAMES: Final = ("node_id", "broker_id")
 _ERROR_CODES: Final = ("error_code", "partition_error_code")
 
-# The values of other fields in a broker's answer with an error code.
+# The values of the other fields when a broker answers with an error code.
 _BESIDE_ERRORS: Final[Mapping[str, Mapping[str, Any]]] = types.MappingProxyType(
     {
         "Produce": {"base_offset": -1, "log_append_time_ms": -1, "log_start_offset": -1},
@@ -69,10 +70,10 @@ class Api:
     """One of Kafka's APIs.
 
     Attributes:
-        key: Its number.
-        name: Its name, `Produce`.
-        request: kafka-python's class.
-        response: kafka-python's class.
+        key: The API's number.
+        name: The API's name, such as `Produce`.
+        request: kafka-python's class of the request.
+        response: kafka-python's class of the response.
     """
 
     key: int
@@ -108,11 +109,11 @@ class Api:
         return any(field in names for at, names in _levels(self.response) if at == level)
 
     def error_field(self, level: Level) -> str | None:
-        """Name of the error code at a level; None if there is none."""
+        """Name of the error code's field at a level; None if the level has no error code."""
         return next((name for name in _ERROR_CODES if self.has(level, name)), None)
 
     def beside_error(self, level: Level) -> dict[str, Any]:
-        """The values of a broker's other fields at this level in an answer with an error."""
+        """The other fields at this level, with the values that a broker sends in an answer with an error."""
         fields = _BESIDE_ERRORS.get(self.name, {})
         return {name: value for name, value in fields.items() if self.has(level, name)}
 
@@ -148,10 +149,10 @@ def apis() -> list[Api]:
 
 
 def api(which: object) -> Api:
-    """An API by name (`"Produce"`), number, or one of kafka-python's classes.
+    """Finds an API by its name (`"Produce"`), its number, or one of its kafka-python classes.
 
     Raises:
-        UsageError: kafka-python does not know it.
+        UsageError: kafka-python does not know the API.
     """
     name = getattr(which, "name", which) if isinstance(which, type) else which
     known = _by_name().get(name)
@@ -231,7 +232,7 @@ def parse_request(frame: bytes) -> RequestFrame:
     try:
         message = _decoded(known.request, frame[at:], version)
     except Exception:
-        # A client may send anything. The broker will handle it.
+        # A client may send anything. Let the broker handle it.
         return RequestFrame(key, version, correlation_id, client_id, header, None, None)
     return RequestFrame(key, version, correlation_id, client_id, header, known, message)
 
@@ -243,7 +244,7 @@ def correlation_id(frame: bytes) -> int:
 
 
 def parse_response(known: Api, version: int, frame: bytes) -> Response:
-    """Decodes a response. Raises whatever kafka-python raises for a malformed one.
+    """Decodes a response. For a malformed response, raises the same error as kafka-python.
 
     Args:
         known: The API of the request.
@@ -258,7 +259,7 @@ def parse_response(known: Api, version: int, frame: bytes) -> Response:
 
 def _decoded(kind: Any, body: bytes, version: int) -> Any:
     message = kind.decode(body, version=version)
-    message._header = None  # kafka-python leaves it unset, but some classes read it when they are encoded
+    message._header = None  # kafka-python leaves it unset, but some classes read it to encode
     return message
 
 
@@ -274,7 +275,7 @@ def empty_response(request: RequestFrame) -> Response:
 
 
 def _made(data_class: Any, version: int, **values: Any) -> Any:
-    """Returns a struct with its own lists. kafka-python gives the same empty list to all structs."""
+    """Returns a struct with lists of its own. kafka-python shares one empty list among all structs."""
     made = data_class(version=version, **values)
     for field in made._struct.fields.values():
         value = getattr(made, field.name)
@@ -402,7 +403,7 @@ def _is_topics(field: Any) -> bool:
 
 
 def _partitions_of(topics: Any) -> tuple[str | None, str | None]:
-    """Returns (field with the partitions, field with a partition's number) of an array of topics."""
+    """Returns, for an array of topics, the field with the partitions and the field with a partition's number."""
     for field in topics.fields.values():
         if field.is_struct_array():
             number = next((name for name in field.fields if name in _PARTITION_NAMES), None)
@@ -437,7 +438,7 @@ def _levels(message: Any) -> list[tuple[Level, frozenset[str]]]:
 
 
 def assign(target: Any, fields: Mapping[str, Any]) -> None:
-    """Sets fields of a struct. Dicts become structs; fields that its version does not have are ignored."""
+    """Sets fields of a struct. Dicts become structs. Fields that the struct's version does not have are ignored."""
     for name, value in fields.items():
         field = target._struct.fields.get(name)
         if field is not None and field.for_version_q(target._version):
@@ -445,7 +446,7 @@ def assign(target: Any, fields: Mapping[str, Any]) -> None:
 
 
 def assign_outside(message: Any, fields: Mapping[str, Any]) -> None:
-    """Sets fields of a message wherever they are outside its topics: at the top, and in each group or coordinator."""
+    """Sets fields of a message everywhere except in its topics: at the top, and in each group or coordinator."""
     assign(message, fields)
     for field in message._struct.fields.values():
         if field.is_struct_array() and not _is_topics(field):
@@ -470,7 +471,7 @@ def put(
     topic: str,
     partition: int | None,
 ) -> Any:
-    """Adds an entry to a response; adds a partition to its topic, if that is present.
+    """Adds a topic or a partition to a response. If the response has the topic already, the partition is added to it.
 
     Args:
         response: The response.

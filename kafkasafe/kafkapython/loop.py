@@ -1,6 +1,6 @@
-"""kafka-python's event loop, with what it lacks.
+"""kafka-python's event loop, with mended faults and with additions.
 
-Only what each turn of the loop does for every request has a place here; what a request is, it does not know.
+The loop has only the work that each turn does for every request. It knows nothing of the requests' contents.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from kafkasafe.logs import apart, own_threads
 
 __all__ = ["Loop"]
 
-_NEVER_AT: Final = 1e9  # monotonic seconds; `_NEVER_MS` of link.py from now is later
+_NEVER_AT: Final = 1e9  # monotonic seconds; a time limit of `_NEVER_MS` (connection.py) ends later
 _LONGEST_SELECT_S: Final = 3600.0
 
 
 class Loop(NetworkSelector):
-    """kafka-python's event loop, which says when it ends and closes itself on its own thread.
+    """kafka-python's event loop. It also reports its end, and closes itself on its own thread.
 
     In kafka-python 3.0.12, a loop that crashes leaves its sockets open, and no callback reports its end. A task of the
-    loop costs about 50 µs. So the work for each request uses no task: reading, writing, jobs of other
-    threads, and its time limit.
+    loop costs about 50 µs. So the loop does these without tasks: reading, writing, jobs of other threads, and time
+    limits of requests.
     """
 
     def __init__(self, **configs: Any) -> None:
         super().__init__(**configs)  # type: ignore[no-untyped-call]
         self.unwritten: list[Callable[[], None]] = []
-        """Calls this at the end of the turn, to write the data that came in it."""
+        """Functions to call at the end of the turn. They write the data of this turn."""
         self._never: Any = Task(lambda: None)
         self._never.close()
         self._on_wake: Callable[[], None] = lambda: None
         self._on_exit: Callable[[], None] = lambda: None
 
     def serve(self, on_wake: Callable[[], None], on_exit: Callable[[], None]) -> None:
-        """Sets what the loop's thread calls when another thread wakes it, and when the loop ends."""
+        """Sets the functions that the loop's thread calls when another thread wakes it, and when the loop ends."""
         self._on_wake, self._on_exit = on_wake, on_exit
 
     def started(self) -> threading.Thread:
@@ -51,7 +51,7 @@ class Loop(NetworkSelector):
         return thread  # type: ignore[no-any-return]
 
     def end_soon(self) -> None:
-        """This turn is the last one."""
+        """Makes this turn of the loop the last one."""
         self._stop = True
 
     def call_at(self, when: float, task: Any) -> Any:
@@ -96,7 +96,7 @@ class Loop(NetworkSelector):
                     self._do(reader)
 
     def _run_task(self, task: Any) -> None:
-        """One step of one of kafka-python's tasks."""
+        """Runs one step of one of kafka-python's tasks."""
         if task.state in {TaskState.DONE, TaskState.CANCELLED}:
             return
         self._current, task.state = task, TaskState.RUNNING
@@ -112,7 +112,7 @@ class Loop(NetworkSelector):
         finally:
             self._current = None
         if task.state is TaskState.CANCELLED:
-            # By itself.
+            # The task has cancelled itself.
             self._pending_tasks.discard(task)
             task.close()
         elif isinstance(awaited, Future):
@@ -122,7 +122,7 @@ class Loop(NetworkSelector):
             self._begin_wait(task, awaited)
 
     def _begin_wait(self, task: Any, awaited: Any) -> None:
-        # What begins a wait takes the task for granted that runs.
+        # Methods that begin a wait expect the running task in this attribute.
         self._current = task
         try:
             getattr(self, awaited.method)(*awaited.args)
@@ -139,7 +139,7 @@ class Loop(NetworkSelector):
         try:
             step()
         except Exception:
-            # A bug, but one that must not take the other connections with it.
+            # This is a bug, but it must not affect the other connections.
             log.exception("A step of the network thread failed", event="network_step_failed")
 
     @apart()

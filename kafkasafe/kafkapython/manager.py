@@ -1,6 +1,6 @@
-"""kafka-python's manager of connections, with another way to open a connection.
+"""kafka-python's manager of connections, with its own way to open a connection.
 
-It looks up names and opens sockets, and closes the sockets of failed connections.
+It looks up names on other threads, opens sockets, and closes the sockets of failed connections.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _is_address(host: str) -> bool:
 
 
 class suppress_closed:  # noqa: N801  # reads as contextlib.suppress
-    """Swallows what a closed or crashed event loop raises."""
+    """Suppresses the errors that a closed or crashed event loop raises."""
 
     def __enter__(self) -> None: ...
 
@@ -58,7 +58,7 @@ class Manager(KafkaConnectionManager):
             transport = kind(self._net, sock, host=node.host, **(options if self.ssl_enabled else {}))
             await transport.handshake(timeout_at)
         except BaseException as error:
-            # Including GeneratorExit, with which a closing loop ends tasks.
+            # This includes GeneratorExit, with which a closing loop ends its tasks.
             if transport is not None:
                 transport.close()
             sock.close()
@@ -118,7 +118,7 @@ class Manager(KafkaConnectionManager):
                 result: Any = look_up()
             except Exception as error:
                 result = kafka_errors.KafkaConnectionError(f"Looking up {host}: {error}")
-            # After the loop has closed, no caller waits for the answer.
+            # If the loop has closed meanwhile, no caller waits for the answer.
             with suppress_closed():
                 self._net.call_soon_threadsafe(lambda: settle(result))
 
@@ -136,13 +136,13 @@ class Manager(KafkaConnectionManager):
 
 
 class DirectManager(Manager):
-    """On a `Loop`. Its addresses are those that the transport gives it."""
+    """A manager for a `Loop`. Its addresses are those that the client stores in it."""
 
     plain = DirectPlainSocket
     tls = DirectTlsSocket
 
     def take_brokers(self, brokers: dict[int, Any]) -> None:
-        """Replaces the address book. It is never changed, so other threads see whole answers."""
+        """Replaces the address book. The dict itself is never changed, so other threads see only complete answers."""
         self.cluster._brokers = brokers
 
     def known_brokers(self) -> Mapping[int, Any]:
@@ -151,5 +151,5 @@ class DirectManager(Manager):
         return found
 
     def refuse(self) -> None:
-        """No connection is made any more."""
+        """Refuses to make connections from now on."""
         self.closed = True

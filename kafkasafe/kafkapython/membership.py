@@ -1,4 +1,4 @@
-"""What `kafkasafe.aio` needs of a KafkaConsumer that has no public name.
+"""Functions of KafkaConsumer that `kafkasafe.aio` needs and that have no public name.
 
 All functions are called on the consumer's thread, except for `states_of`.
 """
@@ -26,12 +26,12 @@ _CREATED_S: Final = 1.0
 
 
 def commit_from(consumer: Any, committable: Callable[[], dict[TopicPartition, Any]]) -> None:
-    """Let commits that name no offsets take those that this function returns; see `Subscription.commit_from`."""
+    """Make commits that name no offsets use the offsets that this function returns; see `Subscription.commit_from`."""
     consumer._subscription.commit_from(committable)
 
 
 def keep_membership(consumer: Any, timeout_ms: float) -> None:
-    """Do what a poll does for the group, and fetch nothing."""
+    """Serve the group membership like a poll, but fetch nothing."""
     consumer._coordinator.poll(timeout_ms=timeout_ms)
 
 
@@ -50,7 +50,7 @@ def polled_without(
 ) -> Any:
     """Poll all partitions except `left_out`.
 
-    Partitions that the program pauses meanwhile (`kept`) stay paused.
+    Partitions that the program pauses during the poll (`kept`) stay paused.
     """
     paused = [tp for tp in left_out if tp in consumer._subscription.assignment]
     consumer.pause(*paused)
@@ -91,8 +91,8 @@ def has_joined(consumer: Any) -> bool:
 def has_settled(consumer: Any, began: float) -> bool:
     """Return whether the consumer has joined its group and has a position in each assigned partition.
 
-    Brokers that create topics automatically know a new topic only a moment after the first request for it. If a topic
-    is still unknown `_CREATED_S` after `began` (monotonic seconds), it does not exist.
+    If brokers create topics automatically, they know a new topic only a moment after the first request for it. If a
+    topic is still unknown `_CREATED_S` after `began` (monotonic seconds), it does not exist.
     """
     known, coordinator = consumer._subscription, consumer._coordinator
     states = list(known.assignment.values())

@@ -11,7 +11,7 @@ __all__ = ["Metadata"]
 
 
 class Metadata(ClusterMetadata):
-    """Metadata with a separate update for requests that the one in flight does not cover.
+    """Metadata that start another update for topics that the request in flight does not cover.
 
     kafka-python 3.0.12 counts the response in flight as the answer to a new request (KAFKA-7831 was this fault in
     Kafka's own client). That response may have been requested before a topic was added. Then the topic stays unknown
@@ -30,7 +30,9 @@ class Metadata(ClusterMetadata):
         self._next: Future | None = None
 
     def request_update(self) -> Future:
-        """See kafka-python's. The future completes with a response that covers all topics wanted now."""
+        """See kafka-python's method. The future completes with a response that covers all topics that are wanted at the
+        time of this call.
+        """
         parent: Any = super()
         with self._lock:
             if self._lacks():
@@ -51,22 +53,22 @@ class Metadata(ClusterMetadata):
         return self.need_all_topic_metadata or not self._asked.issuperset(self._topics)
 
     def metadata_request(self) -> Any:
-        """See kafka-python's."""
+        """See kafka-python's method."""
         parent: Any = super()
         with self._lock:
             self._asked = None if self.need_all_topic_metadata else frozenset(self._topics)
         return parent.metadata_request()
 
     def update_metadata(self, metadata: Any) -> None:
-        """See kafka-python's."""
+        """See kafka-python's method."""
         parent: Any = super()
         try:
             parent.update_metadata(metadata)
-        finally:  # listeners raise an error for topics that the user may not read
+        finally:  # a listener may raise an error, for topics that the user may not read
             self._go_on()
 
     def failed_update(self, exception: BaseException) -> None:
-        """See kafka-python's."""
+        """See kafka-python's method."""
         parent: Any = super()
         try:
             parent.failed_update(exception)
@@ -74,7 +76,7 @@ class Metadata(ClusterMetadata):
             self._go_on()
 
     def _go_on(self) -> None:
-        """Starts the next update, for topics that were requested meanwhile."""
+        """Starts the next update, if topics were requested meanwhile."""
         with self._lock:
             self._asked = None
             following, self._next = self._next, None

@@ -1,6 +1,6 @@
 """The network of a client, over sockets: kafka-python's event loop, its manager of connections, and its address book.
 
-No topic is known here, and no decision about a request.
+This module knows no topics, and makes no decisions about requests.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class SocketNetwork:
     """The loop that runs on the network thread, and the connections that it serves; see `kafkasafe.cluster.network`.
 
     Args:
-        options: `KafkaProducer`'s options; what does not concern connections or metadata is passed over.
+        options: `KafkaProducer`'s options. Options that do not concern connections or metadata are ignored.
             `reconnect_backoff_max_ms` defaults to 1000 here, so that a cluster that comes back is noticed soon.
-            `max_in_flight_requests_per_connection` is ignored: limits are the caller's.
-        life: Makes what starts and ends the loop's thread.
+            `max_in_flight_requests_per_connection` is ignored: the caller limits its requests itself.
+        life: Makes the object that starts and ends the loop's thread.
 
     Attributes:
-        loop: The event loop. Another one takes its place after a crash.
+        loop: The event loop. After a crash, a new loop replaces it.
         manager: Makes connections for this loop.
         client_id: See `Network`.
         request_timeout_s: See `Network`.
@@ -57,7 +57,7 @@ class SocketNetwork:
             settings["api_version"] = None
         settings.setdefault("reconnect_backoff_max_ms", 1000)
         settings.setdefault("receive_message_max_bytes", 100_000_000)
-        # A slow step is normal on a busy machine, but kafka-python would log a warning for each.
+        # Slow steps are normal on a busy machine, but kafka-python would log a warning for each.
         settings.setdefault("slow_task_threshold_secs", 0)
         # Reply callbacks run before kafka-python lifts its pause, and a paused connection refuses requests.
         settings["max_in_flight_requests_per_connection"] = 2**31 - 1
@@ -90,12 +90,14 @@ class SocketNetwork:
         return self._life(self, service)
 
     def call_back(self, *, on_wake: Callable[[], None], on_exit: Callable[[], None]) -> None:
-        """What this loop and its successors call: when another thread woke them, and when they end."""
+        """Sets the functions that this loop and its successors call when another thread has woken them, and when they
+        end.
+        """
         self._on_wake, self._on_exit = on_wake, on_exit
         self.loop.serve(on_wake, on_exit)
 
     def renew(self) -> None:
-        """Another loop, with connections of its own."""
+        """Replaces the loop by a new one, with connections of its own."""
         make_loop: Any = Loop
         make_manager: Any = DirectManager
         self.loop = make_loop(**{k: v for k, v in self._settings.items() if k in _LOOP_OPTIONS})
@@ -108,7 +110,7 @@ class SocketNetwork:
         return thread
 
     def stop(self) -> None:
-        """No connection is made any more, and the loop ends after this turn."""
+        """Refuses to make connections from now on, and ends the loop after this turn."""
         self.manager.refuse()
         self.loop.end_soon()
 
@@ -153,11 +155,11 @@ class SocketNetwork:
         ]
 
     def nodes(self) -> list[NodeId]:
-        """Their node ids."""
+        """Node ids of the brokers of the latest metadata."""
         return [broker.node_id for broker in self.manager.cluster.brokers()]
 
     def bootstrap_nodes(self) -> list[NodeId]:
-        """Those of option `bootstrap_servers`."""
+        """Node ids of the brokers of option `bootstrap_servers`."""
         return [broker.node_id for broker in self.manager.cluster.bootstrap_brokers()]
 
     def addresses(self) -> Collection[int]:
@@ -166,7 +168,7 @@ class SocketNetwork:
         return known
 
     def learn_broker(self, endpoint: Any) -> None:
-        """Adds a broker that another one named."""
+        """Adds the address of a broker that another one named, unless it is known already."""
         known = self.manager.known_brokers()
         if endpoint.node_id not in known:
             kind: Any = type(self.manager.cluster.bootstrap_brokers()[0])
@@ -174,7 +176,7 @@ class SocketNetwork:
             self.manager.take_brokers({**known, endpoint.node_id: broker})
 
     def learn_brokers(self, brokers: Iterable[Any]) -> tuple[int, ...]:
-        """Takes over the brokers of an answer about metadata. Returns their node ids."""
+        """Replaces the known brokers by those of a metadata answer. Returns their node ids."""
         known = {broker.node_id: broker for broker in brokers}
         self.manager.take_brokers(known)
         return tuple(known)

@@ -1,4 +1,4 @@
-"""The network thread: its start, its end, and another one in its place after a crash."""
+"""Starts and ends the network thread, and replaces it after a crash."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kafkasafe.kafkapython.network import SocketNetwork
 
 __all__ = ["NetworkThread"]
 
-_CALM_S: Final = 60.0  # a network thread that ran for so long had no lasting reason to crash
+_CALM_S: Final = 60.0  # if a network thread ran for so long, its crash is not counted as a repeated one
 _CRASH_BACKOFF: Final = Backoff(0.1, 5.0, jitter=0.0)
 
 
@@ -24,7 +24,7 @@ class NetworkThread:
 
     Args:
         network: The loop that runs on the thread.
-        service: What the thread asks of the client.
+        service: The methods of the client that the thread calls.
 
     Attributes:
         thread: The network thread; None before `start`.
@@ -41,7 +41,7 @@ class NetworkThread:
         network.call_back(on_wake=service.look, on_exit=self._on_exit)
 
     def start(self) -> None:
-        """Starts the network thread and goes looking for a broker, for as long as it takes. Idempotent."""
+        """Starts the network thread, which tries to connect to a broker until it succeeds. Idempotent."""
         with self._start_lock:
             if self.thread is not None or self._service.ended:
                 return
@@ -50,16 +50,17 @@ class NetworkThread:
             self.thread = self._network.start()
 
     def close(self, timeout_s: float) -> bool:
-        """Ends the thread and closes all sockets; everything outstanding gets a `Failure`. Idempotent.
+        """Ends the thread and closes all sockets. Outstanding requests get a `Failure`. Idempotent.
 
         Args:
             timeout_s: How long to wait for the thread to end, in seconds.
 
         Returns:
-            Whether it has ended. If not (it hangs in a callback), it will end by itself as soon as it can.
+            Whether the thread has ended. If the thread has not ended (because a callback blocks), it ends as soon as it
+            can.
         """
         if self._service.in_child:
-            return True  # the loop's epoll is shared with the parent: it must not be touched
+            return True  # this child shares the loop's epoll with its parent, and must not use it
         with self._start_lock:
             if self.thread is None:
                 if not self._service.ended:
@@ -74,14 +75,14 @@ class NetworkThread:
         self._service.close_soon()
         deadline = time.monotonic() + timeout_s
         while True:
-            # It may be that one that takes the place of a crashed one.
+            # A new thread may have replaced the former one after a crash.
             thread = self.thread
             thread.join(max(0.0, deadline - time.monotonic()))
             if thread is self.thread or thread.is_alive():
                 return not thread.is_alive()
 
     def _on_exit(self) -> None:
-        """The loop has ended, by `close` or by a crash: every caller must get an answer."""
+        """Called when the loop has ended, by `close` or by a crash: every caller must get an answer."""
         error = _crashed_error()
         crashed = self._service.interrupted(error)
         if crashed:
@@ -94,7 +95,7 @@ class NetworkThread:
     def _begin_anew(self) -> None:
         """On the crashed thread: starts another loop with its own connections. Earlier requests have failed.
 
-        Metadata are kept, and so are jobs that callers posted meanwhile.
+        The client keeps its metadata, and the jobs that callers have posted meanwhile.
         """
         self._service.begin_anew()
         with self._start_lock:

@@ -1,8 +1,8 @@
 """Bytes of ListOffsets requests about many partitions, and of their answers.
 
-kafka-python makes an object for each partition of a request and of a response, which costs more than all else at 1,000
-partitions. Here both are packed and unpacked at once. A response that has anything but plain rows is decoded by
-kafka-python.
+kafka-python makes an object for each partition of a request and of a response, which is the largest cost with 1,000
+partitions. This module packs and unpacks rows without objects. kafka-python decodes responses that have anything but
+plain rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kafkasafe.cluster.network import OffsetRow
 
 __all__ = ["OffsetRows", "OffsetsHeader", "decode_offsets", "encode_offsets"]
 
-# Versions from which on the messages have a field, or another encoding.
+# The first versions of ListOffsets with a certain field, or with the new encoding.
 _ISOLATION: Final = 2
 _THROTTLE: Final = 2
 _EPOCH: Final = 4
@@ -28,7 +28,7 @@ _TIMEOUT: Final = 10
 _ANY_EPOCH: Final = b"\xff\xff\xff\xff"
 
 _INT32: Final = struct.Struct(">i")
-# Partition, error code, timestamp, offset; then the leader epoch; then the number of tagged fields.
+# A row: partition, error code, timestamp, offset; in later versions the leader epoch; then the number of tagged fields.
 _ROW: Final = struct.Struct(">ihqq")
 _EPOCH_ROW: Final = struct.Struct(">ihqqi")
 _FLEXIBLE_ROW: Final = struct.Struct(">ihqqib")
@@ -43,7 +43,7 @@ def encode_offsets(
     isolation_level: int,
     timeout_ms: int,
 ) -> bytes:
-    """A ListOffsets request of a consumer that asks about the same timestamp in many partitions.
+    """Encodes a ListOffsets request of a consumer with the same timestamp for many partitions.
 
     Args:
         version: 1 to 10.
@@ -55,7 +55,7 @@ def encode_offsets(
         timeout_ms: How long the broker may wait for remote storage.
 
     Returns:
-        The frame, size field included: what kafka-python's `ListOffsetsRequest` encodes.
+        The frame, including its size field. The bytes are the same as those of kafka-python's `ListOffsetsRequest`.
     """
     flexible = version >= _FLEXIBLE
     name = client_id.encode()
@@ -88,7 +88,7 @@ class OffsetRows:
 
     Attributes:
         rows: By topic.
-        throttle_time_ms: As in kafka-python's.
+        throttle_time_ms: As in kafka-python's response.
     """
 
     rows: Sequence[tuple[str, Sequence[OffsetRow]]]
@@ -141,15 +141,15 @@ class OffsetsHeader:
 
 
 def decode_offsets(version: int, data: bytes, at: int) -> OffsetRows | None:
-    """A ListOffsets response of version 1 to 10.
+    """Decodes a ListOffsets response of version 1 to 10.
 
     Args:
         version: Version of the request.
-        data: With its header.
+        data: The response with its header.
         at: Where the header ends.
 
     Returns:
-        None where it has tagged fields, or is not whole.
+        The response; None if it has tagged fields, or is incomplete.
     """
     flexible = version >= _FLEXIBLE
     kind = _FLEXIBLE_ROW if flexible else _EPOCH_ROW if version >= _EPOCH else _ROW
@@ -197,7 +197,7 @@ def _count(number: int, *, flexible: bool) -> bytes:
 
 
 def _counted(data: bytes, at: int, *, flexible: bool) -> tuple[int, int]:
-    """The length of an array or a compact string, -1 for null; and where it ends."""
+    """Reads the length of an array or a compact string (-1 for null). Also returns the position after the length."""
     if not flexible:
         (number,) = _INT32.unpack_from(data, at)
         return number, at + _INT32.size

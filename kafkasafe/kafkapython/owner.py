@@ -1,4 +1,4 @@
-"""What kafka-python's fetcher and coordinator, as they are extended here, ask the objects of one consumer."""
+"""The interface to the objects of one consumer that our fetcher and coordinator ask for decisions."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class _Reports(Protocol):
 
 
 class Owner(Protocol):
-    """The objects of one consumer that decide."""
+    """The objects that make one consumer's decisions."""
 
     @property
     def port(self) -> KafkaPython:
@@ -114,7 +114,7 @@ class Owner(Protocol):
 
     @property
     def responses(self) -> _Responses:
-        """Looks at fetch responses."""
+        """Inspects fetch responses."""
 
     @property
     def commits(self) -> _Commits:
@@ -125,4 +125,4 @@ class Owner(Protocol):
         """Takes log records."""
 
     def due_s(self) -> float | None:
-        """Return the seconds until the next time limit of these; None without one."""
+        """Return the seconds until the first time limit of these objects; None if no time limit is set."""

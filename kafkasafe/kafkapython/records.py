@@ -1,9 +1,9 @@
 """Decodes KafkaConsumer's records, many at a time.
 
-kafka-python's `PartitionRecords` decodes records one by one, in Python. `Records` replaces it, and treats batches in
-the same way: positions, skipped batches, the moment when a batch is read, and the order of records and errors are the
-same. But it decodes many records of a batch at once (`record/record_decode`). kafka-python still decodes records that
-are not as Kafka writes them, and message formats before v2.
+kafka-python's `PartitionRecords` decodes records one by one, in Python. `Records` replaces it, and decodes many records
+of a batch at once (`record/record_decode`). Everything else is the same: positions, skipped batches, the moment when a
+batch is read, and the order of records and errors. kafka-python still decodes message formats before v2, and records
+that differ from those that Kafka writes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["Records"]
 
 
 _PIECE: Final = 2048  # number of records that are decoded at once
-_TAKING: Final = -1  # no position: after an interrupt during a take, the data is fetched again
+_TAKING: Final = -1  # not a valid offset: after an interrupt during `take`, the data is fetched again
 _FIRST_OFFSET: Final = -(1 << 63)
 _HEADER: Final = DefaultRecordBatch.HEADER_STRUCT
 _MAGIC: Final = 2
@@ -44,7 +44,7 @@ _make_record: Final[Any] = functools.partial(tuple.__new__, Record)
 
 
 class _Decoded:
-    """Decoded records of a piece, with the offsets that they account for."""
+    """The decoded records of a piece of a batch, with their sizes."""
 
     __slots__ = ("records", "sizes")
 
@@ -53,7 +53,7 @@ class _Decoded:
         self.sizes = iter(sizes)
 
     def give(self, taken: list[Any], most: int | None, part: Records) -> bool:
-        """Adds records to `taken`. Returns whether this was the rest of the piece."""
+        """Adds at most `most` records to `taken`. Returns whether the piece is used up."""
         before = len(taken)
         try:
             taken.extend(islice(self.records, most))
@@ -96,11 +96,11 @@ class _Foreign:
 
 
 class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of its types
-    """A faster `PartitionRecords` of kafka-python, which decodes record by record in version 3.0.12.
+    """Replaces kafka-python's `PartitionRecords`, which decodes record by record in version 3.0.12.
 
     Attributes:
         working_offset: The value that `next_fetch_offset` gets when `take` returns.
-        skipping: No record at or after the requested offset was found yet.
+        skipping: Whether `Records` has not reached the requested offset yet.
     """
 
     topic_partition: TopicPartition
@@ -123,14 +123,14 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
         self.record_iterator: Iterator[_Decoded | _Foreign] | None = self._pieces(records)
 
     def take(self, n: int | None = None) -> list[Any]:
-        """Takes the next records, at most this many; see kafka-python's.
+        """Takes the next records, at most this many; see kafka-python's method.
 
         Raises:
             Exception: The error that precedes the next record: the batch is damaged, or a deserializer raised it.
         """
         self._maybe_raise_next_inline_exception()
         taken: list[Any] = []
-        # After an interrupt (Ctrl-C) from here on, nothing has been taken.
+        # If an interrupt (Ctrl-C) comes after this line, no record counts as taken.
         self.next_fetch_offset = _TAKING
         try:
             while n is None or len(taken) < n:
@@ -143,7 +143,7 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
                     self._piece = None
         except Exception as error:
             self._piece = None
-            self.record_iterator = iter(())  # like a generator that has raised
+            self.record_iterator = iter(())  # behave like a generator that has raised an error
             self.next_fetch_offset = self.working_offset
             if not taken:
                 raise
@@ -154,7 +154,7 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
         return taken
 
     def _pieces(self, records: Any) -> Iterator[_Decoded | _Foreign]:
-        """The records of one batch after another. Reads a batch only after the records before it were taken."""
+        """Yields the records batch by batch. Reads a batch only after the records before it were taken."""
         after = None
         while (view := records._next_slice) is not None:
             if len(view) < HEADER_BYTES or view[_MAGIC_AT] != _MAGIC:
@@ -173,7 +173,7 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
             else:
                 self.working_offset = after
         if after is not None:
-            # Even if compaction has removed the last records.
+            # The position moves to the end of the batch even if compaction has removed the last records.
             self.working_offset = after
         self.drain()
 
@@ -199,7 +199,7 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
         return not header.is_control
 
     def _of(self, header: BatchHeader, view: memoryview) -> Iterator[_Decoded | _Foreign]:
-        """The records of one batch."""
+        """Yields the records of one batch."""
         body: bytes | memoryview = view[HEADER_BYTES:]
         left = header.count
         if not left and not body:
@@ -211,7 +211,7 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
                 yield self._without_codec(DefaultRecordBatch(view), error)
                 return
             except ValueError:
-                yield self._by_kafka_python(DefaultRecordBatch(view))  # it does not know this codec either
+                yield self._by_kafka_python(DefaultRecordBatch(view))  # kafka-python raises the error
                 return
         is_appended = header.is_log_append_time
         topic, partition = self.topic_partition

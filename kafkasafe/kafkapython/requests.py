@@ -1,4 +1,4 @@
-"""kafka-python's requests, and a function that makes one from a name and plain data.
+"""kafka-python's requests, and a function that makes a request from a name and plain data.
 
 Other packages import the classes from here, because kafka-python may move its protocol between releases.
 """
@@ -67,7 +67,7 @@ _REQUESTS: Final[Mapping[str, Any]] = {
 
 
 def kind(name: str) -> Any:
-    """The class of a request, by Kafka's name for it."""
+    """Returns the class of a request, by Kafka's name for it."""
     return _REQUESTS[name]
 
 
@@ -87,6 +87,6 @@ def _struct(kind: Any, fields: Mapping[str, Any]) -> Any:
 
 @functools.cache
 def _struct_arrays(kind: Any) -> Sequence[tuple[str, Any]]:
-    """(name, class of the entries) of each field that is an array of structs."""
+    """Returns each field that is an array of structs, as a pair of its name and the class of its entries."""
     fields = kind._struct.fields
     return [(name, field.data_class) for name, field in fields.items() if field.is_struct_array()]

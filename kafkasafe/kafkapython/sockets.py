@@ -1,6 +1,6 @@
-"""kafka-python's sockets, plain and TLS, with what they lack.
+"""kafka-python's sockets, plain and TLS, with mended faults and with additions.
 
-Bytes in and out, without copies, and how a socket ends. What the bytes mean is not known here.
+The module reads and writes bytes without copies, and closes sockets. It does not interpret the bytes.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from kafkasafe.kafkapython.loop import Loop
 __all__ = ["LINGER_RESET", "DirectPlainSocket", "DirectTlsSocket", "PlainSocket", "TlsSocket"]
 
 _RECEIVE_BYTES: Final = 64 * 1024
-"""A larger response is received into its own buffer, once its first bytes say how large it is."""
+"""A larger response is received into a buffer of its own, as soon as its first bytes have shown its size."""
 _MAX_IOVEC: Final = 64
 _LEAST_VIEW_BYTES: Final = 64 * 1024
-"""A smaller response is copied: SASL tokens have to be bytes."""
+"""A smaller part of a response is copied, not viewed: SASL tokens have to be bytes."""
 
 
 class Timed(Protocol):
     """A request whose bytes are being written.
 
     Attributes:
-        written_at: When its last byte was written, monotonic seconds.
+        written_at: When the request's last byte was written, monotonic seconds.
     """
 
     written_at: float
@@ -52,7 +52,9 @@ class _Incoming(KafkaBytes):
 
     @staticmethod
     def become(parser: Any) -> None:
-        """Makes one of the response that a connection is in the middle of, as all large ones are."""
+        """If a parser has received only a part of a response (true of all large ones), makes that response an
+        `_Incoming`.
+        """
         frame = getattr(parser, "_rbuffer", None)
         if type(frame) is KafkaBytes:
             frame.__class__ = _Incoming
@@ -61,10 +63,10 @@ class _Incoming(KafkaBytes):
                 waiting[0] = _FetchHeader(waiting[0])
 
     def read(self, nbytes: int | None = None) -> bytes | memoryview:
-        """Return the next bytes, as many as there are. A large response is viewed in place instead of being copied.
+        """Return the next bytes, at most `nbytes`. A large part is a view of the response instead of a copy.
 
-        kafka-python decodes a response from a view in any case, and copies each field of bytes out of it, but for the
-        records of a Fetch response (`_FetchHeader`).
+        kafka-python can decode a response from a view. It copies each field of bytes, except the records of a Fetch
+        response (`_FetchHeader`).
         """
         start, size = self._idx, len(self)
         self._idx = size if nbytes is None else min(start + nbytes, size)
@@ -76,9 +78,10 @@ class _Incoming(KafkaBytes):
 
 
 class _FetchHeader:
-    """The header of a Fetch request with a large response. For kafka-python it is the class of the response as well.
+    """The header of a Fetch request with a large response. kafka-python also uses it as the class of the response.
 
-    kafka-python decodes the response, but the records are views of the response instead of copies. They keep it alive.
+    kafka-python decodes the response, but the records are views of the response instead of copies. The views keep the
+    response in memory.
     """
 
     __slots__ = ("_theirs", "api_key", "api_version", "correlation_id")
@@ -108,7 +111,7 @@ def _view_or_copy(part: memoryview) -> bytes | memoryview:
 
 @functools.cache
 def _decoder_of_views(response: Any) -> Any:
-    """kafka-python's own decoder of a class of responses, in which `bytes` does not copy much."""
+    """Returns kafka-python's decoder of a class of responses, changed to copy only short fields of bytes."""
     version = response._class_version
     flexible = response.flexible_version_q(version)
     decode = response._struct.compiled_decode_from(
@@ -118,12 +121,12 @@ def _decoder_of_views(response: Any) -> Any:
 
 
 LINGER_RESET: Final = struct.pack("ii", 1, 0)
-"""SO_LINGER: what the kernel has not sent when the socket ends, also by the death of the process, is dropped.
+"""Value of SO_LINGER that drops bytes which the kernel has not sent when the socket is closed or the process dies.
 
-Else it would go on to send a request without an answer, for minutes on a slow way, after it was taken for dead.
+Otherwise, the kernel could still send an unanswered request minutes after the client has given the connection up.
 """
 _LINGER_DEFAULT: Final = struct.pack("ii", 0, 0)
-"""SO_LINGER as it is by default."""
+"""The default value of SO_LINGER."""
 
 
 def _closed_by_broker() -> BaseException:
@@ -132,9 +135,10 @@ def _closed_by_broker() -> BaseException:
 
 
 class _SocketMixin:
-    """Reads in large pieces, tries to write before it waits, and dies of any error instead of staying silent.
+    """Reads in large pieces, tries to write before it waits, and closes the connection at any error.
 
-    It ends in order where nothing is owed, else with all that the kernel has not sent yet.
+    If no request is unanswered, the socket is closed in the normal way. Otherwise the kernel drops all bytes that it
+    has not sent yet.
     """
 
     _sock: Any
@@ -151,7 +155,7 @@ class _SocketMixin:
     _marks: collections.deque[tuple[int, Timed]] | None = None
 
     def mark(self, call: Timed) -> None:
-        """Notes in `written_at` of a call when the last byte is written of all that was given to be written."""
+        """Sets `written_at` of a call as soon as all data that was passed to `write` so far is written."""
         if self._marks is None:
             self._marks = collections.deque()
         self._marks.append((self._written + sum(map(len, self._write_buffer)), call))
@@ -183,17 +187,18 @@ class _SocketMixin:
                 sensors = self._protocol._sensors if self._protocol else None
                 if sensors:
                     sensors.bytes_received.record(came + len(data))
-            # TLS must be read until it is empty: what OpenSSL holds does not make the socket readable.
+            # Read from TLS until it is empty: bytes that OpenSSL has buffered do not make the socket readable.
             goes_on = len(data) == _RECEIVE_BYTES or (bool(data) and isinstance(self._sock, ssl.SSLSocket))
             if error is None and data:
                 try:
                     self._protocol.data_received(data)
                     _Incoming.become(getattr(self._protocol, "parser", None))
-                except Exception as decoding:  # a malformed answer raises more than KafkaProtocolError
+                except Exception as decoding:  # malformed answers also raise other errors
                     error = decoding
             if error is not None:
                 if parsed:
-                    # The received bytes may tell a waiting task why the broker closes the connection: it runs first.
+                    # The received bytes may tell a waiting task why the broker closes the connection. Let this task run
+                    # first.
                     self._net.call_soon(functools.partial(self._broke, error))
                 else:
                     self._broke(error)
@@ -205,17 +210,18 @@ class _SocketMixin:
             self.abort(error=error)  # type: ignore[attr-defined]  # the other base class has it
 
     def _fill(self) -> tuple[int, bool, BaseException | None]:
-        """Receives into the large response that is under way, without a copy.
+        """Receives bytes of the large response that is being received, without a copy.
 
         Returns:
-            The bytes that came; whether it is to go on with `_sock_recv`, at the end of the response and where none is
-            under way; and the error that ended it. The kernel tells the reason of a broken connection once only.
+            The number of received bytes; whether to continue with `_sock_recv` (at the end of the response, or without
+            a large response); and the error that ended the connection. The kernel reports the reason of a broken
+            connection only once.
         """
         frame = getattr(getattr(self._protocol, "parser", None), "_rbuffer", None)
         if not isinstance(frame, _Incoming):
             return 0, True, None
         came = 0
-        # The last byte is left to the parser, which notices by it that the response is whole.
+        # Leave the last byte to the parser: with it, the parser notices that the response is complete.
         with memoryview(frame) as view, view[frame._idx : max(frame._idx, len(frame) - 1)] as rest:
             while came < len(rest):
                 try:
@@ -270,7 +276,7 @@ def _send_plain(transport: Any) -> tuple[int, BaseException | None]:
     pending = transport._write_buffer
     while pending:
         try:
-            # One call for many buffers: no copy, and no tiny packet for a frame's head.
+            # Write many buffers with one call: this needs no copy, and sends no tiny packet for a frame's head.
             sent = transport._sock.sendmsg(list(itertools.islice(pending, _MAX_IOVEC)))
         except (BlockingIOError, InterruptedError):
             break
@@ -285,7 +291,7 @@ def _send_plain(transport: Any) -> tuple[int, BaseException | None]:
 
 
 async def _shake_hands(transport: Any, timeout_at: float | None) -> None:
-    """As kafka-python's, but bounded: a hung broker must not keep a connection attempt for ever."""
+    """Like kafka-python's method, but with a time limit: an attempt to connect to a hanging broker must end."""
     while True:
         try:
             transport._sock.do_handshake()
@@ -301,7 +307,7 @@ class PlainSocket(_SocketMixin, KafkaTCPTransport):
     """A socket without TLS."""
 
     async def handshake(self, timeout_at: float | None = None) -> None:
-        """A plain connection has none."""
+        """A plain connection has no handshake."""
 
     def _sock_send(self) -> tuple[int, BaseException | None]:
         return _send_plain(self)
@@ -311,12 +317,12 @@ class TlsSocket(_SocketMixin, KafkaSSLTransport):
     """A socket with TLS. kafka-python 3.0.12 waits for the end of a handshake without a time limit."""
 
     async def handshake(self, timeout_at: float | None = None) -> None:
-        """As kafka-python's, but bounded."""
+        """Like kafka-python's method, but with a time limit."""
         await _shake_hands(self, timeout_at)
 
 
 class _DirectMixin(_SocketMixin):
-    """On a `Loop`: reads bytes as they come, and writes at the end of the turn."""
+    """A socket of a `Loop`: it reads bytes as they come, and writes at the end of the turn."""
 
     _net: Loop
     _read: bool
@@ -345,7 +351,7 @@ class _DirectMixin(_SocketMixin):
             self._net.unwritten.append(self.write_now)
 
     def write_now(self) -> None:
-        """The end of the turn. What the socket does not take waits in a task."""
+        """Writes the data at the end of the turn. A task writes the bytes that the socket does not accept now."""
         if self._write_buffer and not self._closed:
             sent, error = self._sock_send()  # type: ignore[attr-defined]  # the other base class has it
             if error is not None:
@@ -362,18 +368,18 @@ class _DirectMixin(_SocketMixin):
 
 
 class DirectPlainSocket(_DirectMixin, KafkaTCPTransport):
-    """On a `Loop`, without TLS."""
+    """A socket of a `Loop`, without TLS."""
 
     async def handshake(self, timeout_at: float | None = None) -> None:
-        """A plain connection has none."""
+        """A plain connection has no handshake."""
 
     def _sock_send(self) -> tuple[int, BaseException | None]:
         return _send_plain(self)
 
 
 class DirectTlsSocket(_DirectMixin, KafkaSSLTransport):
-    """On a `Loop`, with TLS."""
+    """A socket of a `Loop`, with TLS."""
 
     async def handshake(self, timeout_at: float | None = None) -> None:
-        """As kafka-python's, but bounded."""
+        """Like kafka-python's method, but with a time limit."""
         await _shake_hands(self, timeout_at)

@@ -1,4 +1,4 @@
-"""kafka-python's state of subscriptions and positions, with the offsets that commits take from it."""
+"""kafka-python's state of subscriptions and positions. It also decides which offsets a commit uses."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ __all__ = ["Subscription"]
 
 
 class Subscription(SubscriptionState):
-    """Commits that name no offsets take those that another object finds.
+    """Makes commits that name no offsets use the offsets that another object provides.
 
-    In kafka-python 3.0.12 they take the positions, which may be after records that `kafkasafe.aio` has fetched and not
+    In kafka-python 3.0.12 they use the positions. These may be after records that `kafkasafe.aio` has fetched but not
     returned yet.
     """
 
     _committable: Callable[[], dict[TopicPartition, Any]]
 
     def commit_from(self, committable: Callable[[], dict[TopicPartition, Any]]) -> None:
-        """From now on, commits take the offsets that this function returns; on any thread."""
+        """Makes commits use the offsets that this function returns. Any thread may call the function."""
         self._committable = committable
 
     def all_consumed_offsets(self) -> dict[TopicPartition, Any]:
-        """The offsets of a commit that names none."""
+        """The offsets of a commit that names no offsets."""
         return self._committable()

@@ -1,6 +1,6 @@
 """Bytes of Produce requests and of their answers, which kafka-python would encode and decode slowly.
 
-Pure, except for passing a frame to a connection. It does not know the purpose of a request.
+Pure, except for passing a frame to a connection.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def encode_produce(
     batches: Sequence[tuple[str, int, Buffer]],
     transactional_id: str | None = None,
 ) -> list[Buffer]:
-    """A Produce request as a list of buffers. The batches are not copied.
+    """Encodes a Produce request as a list of buffers. The batches are not copied.
 
     Args:
         version: 3 to 12.
@@ -59,14 +59,14 @@ def encode_produce(
         transactional_id: Transactional id of the transaction that the batches belong to.
 
     Returns:
-        The frame, size field included. Joined it is what kafka-python's `ProduceRequest` encodes.
+        The frame, including its size field. Joined, the buffers have the same bytes as kafka-python's `ProduceRequest`.
     """
     flexible = version >= _FLEXIBLE_PRODUCE
     topics: dict[str, list[tuple[int, Buffer]]] = {}
     for topic, partition, data in batches:
         topics.setdefault(topic, []).append((partition, data))
     name = client_id.encode()
-    head = bytearray(4)  # the size, known at the end
+    head = bytearray(4)  # place for the size, which is known at the end
     head += struct.pack(">hhih", KafkaProduceRequest.API_KEY, version, correlation_id, len(name)) + name
     if flexible:
         head += b"\x00"  # no tagged fields
@@ -106,9 +106,9 @@ class _ResponseHeader:
 
 
 class ProduceHeader:
-    """The header of a Produce request. For kafka-python it is also the class of the response.
+    """The header of a Produce request. kafka-python also uses it as the class of the response.
 
-    kafka-python decodes answers that report more than appended batches, and malformed ones.
+    kafka-python decodes malformed answers, and answers that report more than appended batches.
     """
 
     __slots__ = ("api_key", "api_version", "correlation_id")
@@ -146,14 +146,14 @@ class ProduceHeader:
 
 
 def decode_appended(data: bytes, at: int) -> AllAppended | None:
-    """A Produce response of version 9 to 12.
+    """Decodes a Produce response of version 9 to 12.
 
     Args:
-        data: With its header.
+        data: The response with its header.
         at: Where the header ends.
 
     Returns:
-        None where it says more than that batches were appended, or is not whole.
+        The answer; None if it reports more than appended batches, or is incomplete.
     """
     replies: dict[TopicPartition, ProduceReply] = {}
     try:
@@ -191,10 +191,10 @@ def decode_appended(data: bytes, at: int) -> AllAppended | None:
 
 
 class Frame:
-    """What `KafkaConnection.send_request` takes for a request.
+    """An encoded request that `KafkaConnection.send_request` accepts.
 
-    It gives the connection its first buffer; `DirectConnection` writes the `rest` after it, uncopied. `encoded` says
-    whether the connection has taken that buffer, so whether bytes may have been sent.
+    `KafkaConnection` writes only its first buffer. `DirectConnection` then writes the `rest` without copying it.
+    `encoded` says whether the connection has taken the first buffer, and so whether bytes may have been sent.
     """
 
     __slots__ = ("API_VERSION", "encoded", "encoder", "header", "rest", "what")

@@ -1,1 +1,1 @@
-"""What an operator does to a spool: examine, repair, resend, discard and prune it."""
+"""An operator's work on a spool: examine, repair, resend, discard and prune it."""

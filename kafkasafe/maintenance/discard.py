@@ -1,4 +1,4 @@
-"""Gives up rejected records on purpose, and notes this, so that their files do not count as deleted by mistake."""
+"""Gives up rejected records on purpose. Notes this, so that their files do not count as deleted by mistake."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Discardable:
     Attributes:
         lane: Directory of the lane.
         name: File name.
-        topic: Topic of its records; "?" if unknown.
+        topic: Topic of the records; "?" if unknown.
         partition: -1 if it was never chosen, or is unknown.
         records: Number of records, as far as known.
-        error: Why it cannot be read; empty if it can.
-        missing: It was already deleted by hand.
+        error: Why the file cannot be read; empty if it can be read.
+        missing: Whether the file was already deleted by hand.
     """
 
     lane: Path
@@ -46,8 +46,8 @@ def find_discardable(
 ) -> list[Discardable]:
     """Finds rejected files in the order of rejection, and files that were deleted by hand. Changes nothing.
 
-    A batch that is unfinished in the lane's log does not count as rejected, nor does one that a resend has returned to
-    a log.
+    Two kinds of batches do not count as rejected: those that are unfinished in the lane's log, and those that a resend
+    has returned to a log.
 
     Args:
         directory: The spool directory. Producers may be using it.
@@ -60,7 +60,7 @@ def find_discardable(
     files = directory.files
     found: list[Discardable] = []
     try:
-        # List the files before reading the logs, like a resend: a listed file was in its lane's log before.
+        # List the files before reading the logs, like a resend: the mark of a listed file was in its lane's log before.
         names = {number: rejected_names(files, directory.lane_path(number)) for number in numbers}
         notes = {number: read_notes(files, directory.lane_path(number)) for number in numbers}
         logs = {number: read_lane(directory.lane_path(number), files=files) for number in directory.lanes()}
@@ -88,14 +88,14 @@ def find_discardable(
 
 
 def discard(directory: SpoolDirectory, wanted: Collection[Discardable]) -> None:
-    """Gives files up. Durable on return. After a crash in the middle the rest is unchanged; call it again.
+    """Gives files up. Durable on return. After a crash, some files may be unchanged: call it again.
 
     Args:
         directory: The spool directory. Producers may be using it.
         wanted: The result of `find_discardable`, found while `directory.resending()` is held.
 
     Raises:
-        SpoolError: A file cannot be written. Files that were not discarded are kept.
+        SpoolError: A file cannot be written. The remaining files are kept.
     """
     files = directory.files
     for each in wanted:

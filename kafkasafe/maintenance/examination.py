@@ -1,4 +1,4 @@
-"""Reads a spool directory and the cluster from outside, and determines the outcome of each batch.
+"""Reads a spool directory and the cluster without a producer, and determines the outcome of each batch.
 
 Writes nothing to the directory or the cluster, and takes no lock. Producers may own the lanes.
 """
@@ -54,11 +54,11 @@ __all__ = ["Examined", "LaneContent", "SpooledBatch", "examine", "read_content"]
 _PAGE_BYTES: Final = 1024 * 1024
 _POLL_S: Final = 0.25
 _ABSENT_S: Final = 20.0
-"""If the other brokers do not answer, how long one of several has to report that a partition does not exist."""
+"""How long one of several brokers must report a missing partition while the others do not answer, seconds."""
 _PATIENCE: Final = 12
 """Number of polls of a log whose replicas lag. After that, the current state counts."""
 _LEADERS: Final = 3
-"""How often a log is read again because another leader was elected meanwhile."""
+"""How many times a log is read again because another leader was elected meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +72,10 @@ class SpooledBatch:
         partition: Partition; -1 while it is not chosen.
         records: Number of records.
         size_bytes: Size of the whole batch.
-        identity: Its batch id; None while it has none.
+        identity: Batch id; None while the batch has none.
         max_timestamp: Newest timestamp, ms since the epoch.
-        known: Its outcome, as far as the spool knows it.
-        file: Its file in `rejected/`; None if it is not there.
+        known: The outcome, as far as the spool knows it.
+        file: The batch's file in `rejected/`; None if it has none.
         given: While the partition is not chosen: see `journal.Batch`.
     """
 
@@ -100,7 +100,7 @@ class LaneContent:
         name: Name of the lane.
         log: The log, as it was read.
         journal: The unfinished batches.
-        batches: In the order of their positions.
+        batches: The batches, in the order of their positions.
         rejected: The files in `rejected/`, including those that cannot be read.
         extent: The problem with the lane's `extent`; empty if it is valid.
         times: By position, when each batch that is not part of an atomic batch reached its steps.
@@ -125,7 +125,7 @@ class LaneContent:
 
     @property
     def rejected_unreadable(self) -> tuple[str, ...]:
-        """One sentence for each damaged file there."""
+        """One sentence for each damaged file in `rejected/`."""
         return unreadable(self.rejected)
 
     def without(self, resent: Collection[m.Resent]) -> LaneContent:
@@ -141,7 +141,7 @@ class LaneContent:
 
     @property
     def damage(self) -> tuple[str, ...]:
-        """One sentence per damaged range, or one if the lane has no intact group and therefore cannot be read."""
+        """One sentence per damaged range; or one sentence if the lane has no intact group and is unreadable."""
         texts = tuple(map(str, self.log.damage))
         if self.log.torn is not None and self.log.torn[1] == 0 and not self.log.groups:
             texts += (f"{self.log.torn[0].name} has no intact group",)
@@ -151,7 +151,7 @@ class LaneContent:
         """Returns a batch's bytes, after checking them.
 
         Raises:
-            SpoolError: They do not exist any more, or are damaged.
+            SpoolError: The bytes do not exist any more, or are damaged.
         """
         if batch.file is not None:
             try:
@@ -180,7 +180,7 @@ class LaneContent:
 
 
 def _may_be_sent(journal: Journal, batch: Batch) -> bool:
-    """Whether the batch may be in a log. A batch of an atomic batch: whether all of that is at the brokers."""
+    """Whether the batch may be in a log. For a part of an atomic batch: whether brokers have all of it."""
     return journal.views.may_be_sent(batch) or (batch.unit is not None and batch.unit.phase is Phase.STAGED)
 
 
@@ -224,7 +224,7 @@ def read_content(lane: Path, *, files: Files) -> LaneContent:
         )
         for file in kept
         for entry in file.entries
-        # A batch that is still in the log is shown with what its marks say.
+        # If the spool's log still has the batch, the marks in the log determine its outcome.
         if not (file.is_of(log.lane_id) and entry.position in there)
     ]
     held = {entry.position: file.path for file in kept if file.is_of(log.lane_id) for entry in file.entries}
@@ -236,7 +236,7 @@ def read_content(lane: Path, *, files: Files) -> LaneContent:
             identity = _identity(header)
             if entry.position in unfinished:
                 identity = unfinished[entry.position].identity
-            # A batch that no mark names was finished by a mark that was deleted with its segment.
+            # If no mark names a batch, the mark that finished it was deleted together with its segment.
             fate = known.get(entry.position, SpoolFate(SpoolOutcome.COMMITTED))
             if fate.fate is SpoolOutcome.NOT_SENT:
                 fate = replace(fate, identified=identity is not None)
@@ -302,7 +302,7 @@ class Examined:
 
     Attributes:
         batch: The batch.
-        verdict: Its outcome.
+        verdict: The outcome of the batch.
     """
 
     batch: SpooledBatch
@@ -311,7 +311,7 @@ class Examined:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """One destination of one lane, with its batches that may have been sent."""
+    """One destination of one lane, with those of its batches that may have been sent."""
 
     content: LaneContent
     topic: str
@@ -332,7 +332,7 @@ def examine(
         contents: The lanes.
         transport: The started cluster; None: do not ask a cluster.
         timeout_s: Time limit for all requests together.
-        report: Called repeatedly with (partitions done, partitions).
+        report: Called repeatedly with (number of partitions done, number of all partitions).
     """
     found: list[Examined] = []
     places: dict[tuple[str, str, int], list[SpooledBatch]] = {}
@@ -415,7 +415,7 @@ def _wait(
 def _examined(
     transport: Cluster, place: _Place, note: Callable[[Exception], None]
 ) -> Procedure[list[Examined]]:
-    """Asks about one partition. Asks again if another leader was elected meanwhile, whose log may differ."""
+    """Examines one partition. Repeats this if another leader was elected meanwhile, because its log may differ."""
     for _ in range(_LEADERS):
         before = _leader(transport, place)
         found = yield from _read(transport, place, note)
@@ -466,11 +466,11 @@ def _read(transport: Cluster, place: _Place, note: Callable[[Exception], None]) 
                     "offset_for_leader_epoch",
                     lambda reply: transport.offset_for_leader_epoch(topic, partition, epoch, reply),
                 )
-            # The log reaches back that far but does not know the epoch, so it is another log.
+            # The log reaches back far enough, but does not have the epoch. So it is another log.
             cut_at = ended.end_offset if ended.end_offset >= 0 else start.offset
     end = yield from asked("list_offsets", lambda reply: transport.log_end_offset(topic, partition, reply))
     if begin > (end.offset if cut_at < 0 else min(cut_at, end.offset)):
-        # The log ends before records that it had acknowledged. Read all that is left.
+        # The log ends before records that the cluster had acknowledged. Read the whole remaining log.
         begin = start.offset
     identities = [batch.identity for batch in place.batches if batch.identity is not None]
     examination = Examination(identities, max(begin, 0), end.offset, max(start.offset, 0))
@@ -502,7 +502,7 @@ def _read(transport: Cluster, place: _Place, note: Callable[[Exception], None]) 
 
 
 def _why_not_there(transport: Cluster, topic: str, partition: int) -> Procedure[str]:
-    """Why it is certain that the topic does not have a partition; empty if it is not certain."""
+    """The proof that the topic does not have a partition; empty without a proof."""
     case = Absence(partition, time.monotonic(), _ABSENT_S)
     while True:
         info = transport.topic(topic)

@@ -1,4 +1,4 @@
-"""Deletes empty lanes, and spool directories without lanes. Each client id and worker leaves its own."""
+"""Deletes empty lanes, and spool directories without lanes. Each client id and each worker leaves such lanes behind."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from kafkasafe.spool.rejected_notes import read_notes
 __all__ = ["Prunable", "find_prunable", "prune_directory", "prune_lane"]
 
 _DOOMED: Final = ".pruned-"
-"""Prefix of the name under which a lane is deleted. So a rest that a crash leaves does not count as a damaged lane."""
+"""Prefix of the name that a lane gets before its files are deleted. So after a crash, the remaining files do not count
+as a damaged lane.
+"""
 _OURS: Final = frozenset({"FORMAT", "CLUSTER", "RESEND"})
 
 
@@ -45,7 +47,7 @@ def find_prunable(directory: SpoolDirectory, older_than_s: float) -> Iterator[Pr
 
     Args:
         directory: The spool directory. Producers may be using it.
-        older_than_s: For how long no file of the lane may have changed.
+        older_than_s: Yield only lanes in which no file has changed for this long.
     """
     resent = _resent(directory)
     for number in directory.lanes():
@@ -59,7 +61,7 @@ def find_prunable(directory: SpoolDirectory, older_than_s: float) -> Iterator[Pr
 
 
 def _resent(directory: SpoolDirectory) -> list[m.Resent]:
-    """Files that lanes mark as resent. A lane that cannot be read names none, so other lanes are kept as well."""
+    """Files that lanes mark as resent. Marks of unreadable lanes are unknown, so other lanes are kept, too."""
     resent: list[m.Resent] = []
     for number in directory.lanes():
         with contextlib.suppress(SpoolError):
@@ -110,7 +112,7 @@ def _files(lane: Path) -> Iterator[Path]:
 def _bytes(lane: Path) -> int:
     total = 0
     for path in _files(lane):
-        with contextlib.suppress(FileNotFoundError):  # the owner has released it
+        with contextlib.suppress(FileNotFoundError):  # the owner has released the segment
             total += path.stat().st_size
     return total
 
@@ -144,7 +146,8 @@ def prune_lane(directory: SpoolDirectory, number: int) -> str:
 
 
 def prune_directory(directory: SpoolDirectory) -> bool:
-    """Deletes a spool directory without lanes. Returns whether it did. Keeps a directory that contains anything else.
+    """Deletes a spool directory without lanes, and returns whether it did so. Keeps a directory that contains anything
+    else.
 
     Raises:
         SpoolError: The directory cannot be deleted.

@@ -1,4 +1,4 @@
-"""Repairs a lane, provided that this provably loses nothing that was promised.
+"""Repairs a lane if the repair provably loses nothing that was promised.
 
 `plan_repair` reads the lane and returns the possible steps. `carry_out` copies the files to another directory, then
 carries out the steps. The caller must own the lane's lock. Parts that cannot be repaired without a loss stay unchanged
@@ -63,7 +63,7 @@ class Plan:
     """The possible repairs of a lane.
 
     Attributes:
-        refused: Why nothing can be repaired; empty if something can.
+        refused: Why nothing can be repaired; empty if a repair is possible.
         steps: The safe steps.
         left: Parts that cannot be repaired, one sentence each.
     """
@@ -157,7 +157,9 @@ def carry_out(lane: Path, plan: Plan, *, files: Files) -> Path:
 
 
 def _restored(files: Files, damage: Damage, found: Log) -> RepairStep | None:
-    """A step that restores bytes 0 to 20 of a batch from its manifest entry, if the entry's CRC fits the rest."""
+    """A step that restores bytes 0 to 20 of a batch from its manifest entry. None if the entry's CRC does not match the
+    other bytes.
+    """
     entry = found.manifest.get((damage.path, damage.start)) if damage.destination else None
     if entry is None or damage.end - damage.start != entry.size_bytes:
         return None
@@ -170,7 +172,7 @@ def _restored(files: Files, damage: Damage, found: Log) -> RepairStep | None:
     except codec.CorruptBatchError:
         return None
     if before == meant:
-        return None  # the damage is of another kind: the destination was never declared
+        return None  # this is another kind of damage: the destination was never declared
     return RepairStep(
         "address",
         damage.path.name,

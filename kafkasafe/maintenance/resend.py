@@ -1,8 +1,8 @@
 """Returns rejected records to the spool, and sets a batch aside that blocks others.
 
-A file of `rejected/` is written into a lane in one atomic group, together with a mark that names it. It is deleted when
-that group is durable. So after a crash its records are in one of the two places (docs/spool-format.md, Rejected
-batches).
+A file of `rejected/` is written into a lane in one atomic group, together with a mark that names it. The file is
+deleted when that group is durable. So after a crash, its records count in exactly one of the two places
+(docs/spool-format.md, Rejected batches).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ResendResult:
     """The result of a resend, or of a search for resendable files.
 
     Attributes:
-        files: In the order of the resend.
+        files: The files, in the order of the resend.
         left: One sentence for each file that cannot be resent.
         lane: Name of the lane that has the records now; empty if nothing was written.
     """
@@ -85,7 +85,7 @@ def find_rejected(directory: SpoolDirectory, topics: Collection[str] = ()) -> Re
     cluster_id = directory.cluster_id()
     try:
         # List the files before reading the logs. A listed file was in its lane's log before, so the log that is read
-        # next knows its outcome. If the file's mark has left the logs by then, the file was deleted before that.
+        # next knows its outcome. The mark of a resent file leaves the logs only after the file was deleted.
         names = {number: rejected_names(files, directory.lane_path(number)) for number in numbers}
         logs = {number: read_lane(directory.lane_path(number), files=files) for number in numbers}
         resent = [mark for log in logs.values() for mark in resent_in(log)]
@@ -100,7 +100,7 @@ def find_rejected(directory: SpoolDirectory, topics: Collection[str] = ()) -> Re
                 files, lane, lane_id=logs[number].lane_id, waits=waits_of(journal), resent=resent
             ):
                 if kept.path.name not in names[number]:
-                    continue  # rejected since then
+                    continue  # the file was added since then
                 topic, partition = kept.address(journal)
                 if kept.error:
                     found.left.append(f"{kept.path}: it cannot be read: {kept.error}")
@@ -141,7 +141,7 @@ def bring_back(
 
     Raises:
         LaneBusyError: Another resend is running, or no lane is free.
-        SpoolCorruptError: Damage may hide an earlier resend, or is in the lane.
+        SpoolCorruptError: The lane is damaged, or damage may hide an earlier resend.
         SpoolError: A file cannot be read or written. Nothing is lost, and records already returned stay in the lane.
     """
     with directory.resending():
@@ -152,7 +152,7 @@ def bring_back(
             try:
                 opened = stack.enter_context(own_lane(directory.take_lane(), clock_ms))
             except SpoolCorruptError:
-                # Do not decide here what to do about its damage. Any other lane is suitable.
+                # The lane is damaged. Do not decide here what to do about that: any other lane is suitable.
                 lock = directory.take_lane(max(directory.lanes()) + 1)
                 opened = stack.enter_context(own_lane(lock, clock_ms))
             own, spool, journal = opened
@@ -177,8 +177,8 @@ def set_aside(
         directory: The spool directory.
         number: Number of the lane, which must have no owner.
         position: Position of the batch.
-        absent: Called with topic, partition and positions if the batch may have been sent. Returns those of the
-            positions that are not in the cluster's log, and cannot get there any more.
+        absent: Called with topic, partition and positions if the batch may have been sent. Returns the positions of
+            batches that are not in the cluster's log and cannot get there any more.
         clock_ms: Returns ms since the epoch.
 
     Returns:
@@ -187,7 +187,8 @@ def set_aside(
     Raises:
         LaneBusyError: A process owns the lane.
         UsageError: The lane has no unfinished batch.
-        SpoolError: The batch may be in the cluster's log, or the lane cannot be read or written. The batch stays.
+        SpoolError: The batch may be in the cluster's log, or the lane cannot be read or written. The batch stays in the
+            lane.
     """
     with own_lane(directory.take_lane(number), clock_ms) as (lock, spool, journal):
         lane = lock.path
@@ -273,7 +274,7 @@ def _write(directory: SpoolDirectory, spool: Spool, journal: Journal, each: Rese
             if entry.given is not None:
                 marks.append(m.Given(index, entry.given))
             data = bytearray(raw[entry.at : entry.at + entry.header.size_bytes])
-            # A new id is granted later; the outcome under the old one no longer matters.
+            # The batch gets a new id later; the outcome under the old id no longer matters.
             codec.stamp_identity(data, -1, -1, -1)
             batches.append((number, data))
         spool.write_group([*marks, mark], batches, atomic=True)

@@ -1,1 +1,1 @@
-"""What belongs to one process: its exit handlers, and objects that must not leave it."""
+"""Code about a single process: its exit handlers, and objects that must not leave it."""

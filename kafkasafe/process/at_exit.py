@@ -1,4 +1,4 @@
-"""Exit handlers in a process that `multiprocessing` started, which does not run those of `atexit`."""
+"""Exit handlers in a process that `multiprocessing` started. Such a process does not run the handlers of `atexit`."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def at_end_of_child(call: Callable[[], object]) -> Callable[[], object]:
     process: Any = sys.modules.get("multiprocessing.process")
     if util is None or process is None or process.parent_process() is None:
         return _nothing
-    # Finalizers without an object run only if they have a priority. A high one runs before the process waits for
-    # children.
+    # Finalizers without an object run only if they have a priority. With a high priority, the finalizer runs before the
+    # process waits for its children.
     finalizer = util.Finalize(None, call, exitpriority=100)
     cancel: Callable[[], object] = finalizer.cancel
     return cancel
 
 
 def _nothing() -> None:
-    """Nothing to cancel."""
+    """Does nothing, because no call was registered."""

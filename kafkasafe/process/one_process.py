@@ -8,10 +8,10 @@ __all__ = ["OfOneProcess"]
 
 
 class OfOneProcess:
-    """An object with threads, locks and connections. A copy would share them, or lack them."""
+    """Base class of objects with threads, locks and connections. A copy would share these, or lack them."""
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """For pickle and copy.
+        """Called by pickle and copy.
 
         Raises:
             TypeError: Always.

@@ -1,7 +1,7 @@
-"""Finds out which batches other lanes have not delivered yet, from their control batches, without their locks.
+"""Finds out which batches other lanes have not delivered yet. Reads only the control batches, and takes no locks.
 
-The owner of a lane writes to it meanwhile. So an incomplete end is read the next time. Data batches are skipped by the
-sizes in their group's manifest.
+The owner of a lane may write to it meanwhile. So an incomplete end of the log is read again the next time. Data batches
+are skipped: their group's manifest has their sizes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["LaneReader"]
 
 _TRIES: Final = 10
 _GUESS_BYTES: Final = 4096
-"""A first read of this size covers most control batches."""
+"""Size of the first read. It covers most control batches."""
 _OVERHEAD_BYTES: Final = 12  # bytes of a batch that its length field does not count
 
 
@@ -42,7 +42,7 @@ class LaneReader:
         self._before = Owed()
         """The undelivered batches that these segments show."""
         self._where: dict[int, tuple[str, int, m.ManifestEntry]] = {}
-        """By position, segment and byte offset of batches without an outcome."""
+        """Batches without an outcome, by position: the segment and the byte offset."""
         self._whole: set[int] = set()
         self._once = threading.Lock()
 
@@ -51,7 +51,7 @@ class LaneReader:
 
         Args:
             tail: Also leave out batches at the end that a crash may have torn, because the next owner reuses their
-                positions. Only for a lane without an owner.
+                positions. Use it only for a lane without an owner.
 
         Raises:
             OSError: The lane cannot be read.
@@ -64,7 +64,8 @@ class LaneReader:
                 self._where = {at: where for at, where in self._where.items() if at in found.open}
                 self._whole.intersection_update(self._where)
                 self._leave_out(found, tail=tail)
-                # The owner may have moved batches of a deleted segment forward, after the part that was read.
+                # The owner may have deleted a segment, and moved its batches to a part of the log that was not read
+                # yet.
                 if first == self._names()[:1]:
                     return found
             raise OSError(errno.EBUSY, f"The segments of {self.path} keep changing")
@@ -140,7 +141,7 @@ class LaneReader:
                 except m.UnknownFormatError:
                     raise
                 except m.MarkError:
-                    # An incomplete end is being written, or a crash tore it.
+                    # If the end is incomplete, the owner is writing it, or a crash tore it.
                     owed.damaged = owed.damaged or limit is not None
                     return
                 if limit is not None and group.position >= limit:
@@ -161,7 +162,8 @@ class LaneReader:
                 self._where.update(places)
                 moves = limit is None and any(isinstance(mark, m.Moved) for mark in marks)
                 if moves and not all(self._is_whole(at) for at, _ in places):
-                    # A group that a crash tore does not count. The batches that it names stay where they were.
+                    # A group that a crash tore does not count. The batches that it names are still at their former
+                    # places.
                     for at, _ in places:
                         del self._where[at]
                     return

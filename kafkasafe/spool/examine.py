@@ -1,8 +1,9 @@
 """Reports the outcome of each batch in a spool, with its proof. It decides and sends nothing.
 
 `fates` reports what the spool itself records. For batches that may have been sent, the cluster decides, as for the
-journal: first the log's batch headers, because anyone can check an offset, then the leader's producer state where the
-log cannot be read (`Examination`). A batch that neither of them shows is reported as undecidable.
+journal (`Examination`). The first evidence is the log's batch headers, because anyone can check an offset. Where the
+log cannot be read, the evidence is the leader's producer state. A batch without either evidence is reported as
+undecidable.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ class SpoolOutcome(enum.Enum):
     COMMITTED = "committed"
     """The cluster acknowledged it, and that is durable."""
     IN_DOUBT = "in_doubt"
-    """It has a batch id, so it may have been sent, and the spool does not record its outcome."""
+    """The batch has a batch id, so it may have been sent. The spool does not record its outcome."""
     NOT_SENT = "not_sent"
-    """It was never sent: it has no batch id, or nothing was sent to its partition yet."""
+    """The batch was never sent: it has no batch id, or nothing was sent to its partition yet."""
     REJECTED = "rejected"
     """The cluster refused it for good."""
     RESENT = "resent"
-    """The cluster rejected it, and it is not in `rejected/` any more: it was resent, or deleted by hand."""
+    """The cluster rejected the batch, and `rejected/` does not have it any more: it was resent, or deleted by hand."""
     DROPPED = "dropped"
     """Its atomic batch was dropped, so none of it is delivered, and it is not in `rejected/`: the consumers of the
     atomic batch read the same records again; or it was resent, or deleted by hand."""
     REPLACED = "replaced"
     """Other batches hold its records."""
     LOST = "lost"
-    """The cluster acknowledged it, lost it, and it is not sent again."""
+    """The cluster acknowledged the batch and then lost it. The producer does not send it again."""
     UNKNOWN = "unknown"
     """Damage in the spool destroyed marks about it."""
 
@@ -45,12 +46,13 @@ class ExchangeStep(enum.Enum):
     """How far a batch is in the two-phase exchange of KAFKA-156, whose staging area is the spool."""
 
     PREPARED = "prepared"
-    """1: it is staged; it has no batch id yet, without which it is not sent."""
+    """1: the batch is staged. It has no batch id yet, so it cannot have been sent."""
     PREPARE_ACKNOWLEDGED = "prepare_acknowledged"
-    """2: it is staged under its id. The spool does not record whether 3 has happened: the cluster is asked, unless
-    nothing was sent to its partition yet."""
+    """2: the batch is staged under its id. The spool does not record whether step 3 has happened. Only the cluster
+    knows, unless nothing was sent to the partition yet.
+    """
     COMMITTED = "committed"
-    """3: the cluster has it; that was found by asking, and its offset is not known."""
+    """3: the cluster has the batch, according to a query. Its offset is not known."""
     COMMIT_ACKNOWLEDGED = "commit_acknowledged"
     """4: the cluster has it, at a known offset."""
 
@@ -67,7 +69,7 @@ class SpoolFate:
     Attributes:
         fate: The outcome.
         base_offset: Its acknowledged base offset, -1 when unknown.
-        note: Human-readable text: why it was refused.
+        note: Human-readable text: why the batch was refused.
         identified: For a batch that was not sent: whether it has its batch id.
     """
 
@@ -104,12 +106,12 @@ def fates(
     blind_before: int = -1,
     dropped: Mapping[int, str] | None = None,
 ) -> dict[int, SpoolFate]:
-    """By position, the outcomes of the batches that the spool's marks name, and of the unfinished ones.
+    """The outcomes, by position, of the batches that the spool's marks name and of the unfinished batches.
 
     Args:
         marks: (position, marks) of each group, in log order.
         unfinished: The batches that the journal found unfinished: by position, whether it may have been sent.
-        blind_before: Damage destroyed marks about batches before this position; -1: it destroyed none.
+        blind_before: Damage destroyed marks about batches before this position; -1: no marks were destroyed.
         dropped: By position, why the atomic batch of a batch was dropped. Marks name only the atomic batch.
     """
     fates_found = {
@@ -177,7 +179,7 @@ class Finding(enum.Enum):
     COMMITTED = "committed"
     """It is in the log, and replicated."""
     APPENDED = "appended"
-    """The leader has it, but its replicas have not confirmed it yet: a change of leaders may undo it."""
+    """The leader has the batch, but its replicas have not confirmed it yet: a change of leaders may remove it."""
     ABSENT = "absent"
     """It is not in the log."""
     UNDECIDABLE = "undecidable"
@@ -208,12 +210,12 @@ class Examination:
     """Takes a partition's batch headers, page by page, and decides for each batch whether the log has it.
 
     Attributes:
-        batches: In the order in which they would be sent.
-        start_offset: The lowest offset at which the first of them can be.
+        batches: The batches, in the order in which they would be sent.
+        start_offset: The lowest offset that the first of these batches can have.
         end_offset: The leader's log end, including records above the high watermark.
         next_offset: Where the next page starts.
-        hidden_before: Before this offset, a part of the range was trimmed or compacted and could not be read; -1: no
-            part was.
+        hidden_before: Before this offset, a part of the range was trimmed or compacted, so it could not be read; -1:
+            the whole range was read.
         log_start_offset: The log's start.
     """
 
@@ -242,7 +244,7 @@ class Examination:
 
     @property
     def done(self) -> bool:
-        """Everything up to the log's end was seen."""
+        """Whether everything up to the log's end was read."""
         return self.next_offset >= self.end_offset
 
     def page(
@@ -345,7 +347,9 @@ class Examination:
         return ExaminedBatch(Finding.ABSENT, (), f"{where}{later}")
 
     def _neighbours(self, index: int) -> tuple[int, int]:
-        """Offsets of the nearest batches of the same id and epoch that were found, before and after; -1: none."""
+        """Offsets of the nearest batches of the same producer id and epoch that were found before and after a batch;
+        -1: none.
+        """
         batch = self.batches[index]
 
         def nearest(order: Iterable[int]) -> int:
@@ -361,10 +365,10 @@ class Examination:
 
 
 def _seen(batch: BatchId, view: ProducerView | None) -> bool | None:
-    """Whether the leader's state includes a batch; None: it says nothing about it."""
+    """Whether the leader's state includes a batch; None: the state does not show this."""
     if view is None or view.producer_epoch != batch.producer_epoch or view.last_sequence < 0:
         return None
     if sequence_distance(batch.last_sequence, view.last_sequence) >= 0:
         return True
-    # Inside the batch: boundaries are part of the id, so that is another one's.
+    # The leader's last sequence is inside the batch. Boundaries are part of the id, so the leader has another batch.
     return False if sequence_distance(batch.base_sequence, view.last_sequence) < 0 else None

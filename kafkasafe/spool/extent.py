@@ -22,9 +22,11 @@ __all__ = [
     "extent_trouble",
 ]
 
-_SLOT_BYTES: Final = 512  # a sector: two claims are never torn by one write
+_SLOT_BYTES: Final = 512  # a sector, so that one torn write never damages two claims
 BEGIN_SLOTS: Final = (0, _SLOT_BYTES)
-"""The slots of the claims about the beginning: they are written in turn, so that a torn write leaves the other."""
+"""The slots of the claims about the beginning. They are written in turn, so that after a torn write the other one is
+intact.
+"""
 END_SLOT: Final = 2 * _SLOT_BYTES
 EXTENT_BYTES: Final = 3 * _SLOT_BYTES
 _MAGIC: Final = b"KSX1"
@@ -39,9 +41,9 @@ class LogEndClaim:
     Attributes:
         lane_id: 16 bytes: the lane's id.
         number: If two claims are about the same end, the one with the larger number is valid.
-        position: Where the log begins, so that nothing from there on may be missing; or where it ends (exclusive), so
-            that everything before was durable.
-        records: Data records before it, counted from the creation of the file.
+        position: In a claim about the beginning, the log's first position: nothing from there on may be missing. In a
+            claim about the end, the position after the last record: everything before it was durable.
+        records: Number of data records before this position, counted from the creation of the file.
     """
 
     lane_id: bytes

@@ -17,7 +17,8 @@ __all__ = ["ExtentFile"]
 class ExtentFile:
     """The lane's `extent`: claims where the log must begin and end.
 
-    The claims are evidence only. A claim that cannot be written is omitted; one that would become wrong is withdrawn.
+    The claims are only evidence. A claim that cannot be written is omitted. A claim that would become wrong is
+    withdrawn.
     """
 
     def __init__(self, lane: Path, files: Files, found: Log, lane_id: bytes) -> None:
@@ -40,7 +41,7 @@ class ExtentFile:
         self._before = max(0, self._before)
 
     def keep(self, segments: Sequence[StoredSegment]) -> None:
-        """Create the file if there is none. If that fails, the lane works without claims."""
+        """Create the file if it does not exist. If that fails, the lane works without claims."""
         if self._handle >= 0:
             return
         try:
@@ -91,7 +92,7 @@ class ExtentFile:
             self._files.close(handle)
 
     def stands_at(self, lane: Path) -> None:
-        """Use the lane's new path."""
+        """Note the lane's new path."""
         self._path = lane / EXTENT_NAME
 
     @property

@@ -34,7 +34,9 @@ __all__ = [
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Identity: TypeAlias = tuple[int, int]
-"""(device, inode) of a file or directory. Reused only after it was deleted and no process has it open any more."""
+"""(device, inode) of a file or directory. The system reuses it only after the file was deleted and no process has the
+file open any more.
+"""
 
 IOV_MAX: Final = 1024
 """Maximum number of buffers in one `writev`: Linux's limit. Other POSIX systems in use allow at least as many."""
@@ -44,7 +46,7 @@ _DIRECTORY_MODE: Final = 0o700
 _FALLOC_FL_KEEP_SIZE: Final = 1
 _HERE: Final = Path()
 _PLACES: Final = 64
-"""So many paths are remembered: each group that is written uses the same few."""
+"""Number of remembered paths. Each written group uses the same few paths."""
 
 
 class Files(Protocol):
@@ -72,10 +74,10 @@ class Files(Protocol):
         """Closes a handle, and releases its lock."""
 
     def identity(self, handle: int) -> Identity:
-        """Which file or directory this is. Stays the same while it is open, even if it is renamed."""
+        """The identity of an open file or directory. A rename does not change it."""
 
     def identity_of(self, path: Path, *, at: int | None = None) -> Identity | None:
-        """Which file or directory has this name; None if none has."""
+        """The identity of the file or directory with this name; None if the name does not exist."""
 
     def path_of(self, handle: int) -> Path | None:
         """A directory's current path, for messages; None if it was deleted, or if the system does not report it."""
@@ -227,7 +229,7 @@ class OsFiles:
             if code == errno.EINTR:
                 continue
             if code == errno.ENOSPC:
-                # Free the part that was reserved before space ran out, because others may need it.
+                # Free the part that was reserved before space ran out, because other files may need it.
                 os.ftruncate(handle, os.fstat(handle).st_size)
             return False
         return True
@@ -316,9 +318,9 @@ def _is_directory(path: Path, at: int | None) -> bool:
 
 
 class DirectoryFiles:
-    """A disk on which the path of one directory leads to the open directory, even after it is moved.
+    """A disk on which the path of one directory leads to the open directory, even after it was moved.
 
-    Other paths lead where they lead on the disk. Implements `Files`; paths below `path` are relative to the handle.
+    All other paths are unchanged. Implements `Files`; paths below `path` are relative to the handle.
 
     Attributes:
         path: The directory's path when it was opened, or the path given to `now_at`.
@@ -331,14 +333,14 @@ class DirectoryFiles:
         self.now_at(path, handle)
 
     def now_at(self, path: Path, handle: int) -> None:
-        """Sets another path or another directory. The caller closes the former handle."""
+        """Changes the path, or the directory. The caller closes the former handle."""
         self.path = path
         self._handle = handle
         self._below = f"{path}/"
         self._places: dict[Path, tuple[Path, int | None]] = {}
 
     def _place(self, path: Path) -> tuple[Path, int | None]:
-        places = self._places  # `now_at` replaces it, so that no place of the former directory is found
+        places = self._places  # keep this dict: `now_at` replaces the attribute
         place = places.get(path)
         if place is None:
             if len(places) >= _PLACES:

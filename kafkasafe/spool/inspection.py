@@ -1,4 +1,4 @@
-"""Inspects a lane without taking its lock or changing it."""
+"""Inspects a lane. Takes no lock, and changes nothing."""
 
 from __future__ import annotations
 
@@ -80,20 +80,20 @@ class Inspected:
         size_bytes: Size of all segments.
         next_position: Position after the last record.
         damage: One sentence per damaged range.
-        untold: Those of them that were not given up yet: `quarantine/` has no copy of the bytes.
-        torn_bytes: Bytes that recovery would cut off. None of them were promised.
+        untold: The sentences about damage that was not given up yet: `quarantine/` has no copy of the bytes.
+        torn_bytes: Number of bytes that recovery would cut off. None of them were reported as durable.
         closed: Whether the last owner closed the lane in an orderly way.
         unfinished: Number of batches, and of atomic batches, without an outcome.
         doubted: Number of partitions where acknowledged records may be lost; the next producer asks the cluster.
         waiting: Undelivered records, by partition.
         rejected: The records in `rejected/`.
         rejected_bytes: Size of its files.
-        rejected_unreadable: One sentence per file there that is damaged.
+        rejected_unreadable: One sentence per damaged file in `rejected/`.
         rejected_missing: One sentence per file that was deleted, but neither resent nor discarded.
         rejected_discarded: Number of records that `kafkasafe spool discard` has given up.
         extent: The problem with the lane's `extent`, see `extent_of`; empty if it is valid.
         oldest_ms: When the oldest undelivered batch was written, ms since the epoch; -1 if there is none.
-        undecidable: For each batch that waits for a decision, the position of the group that says so.
+        undecidable: For each batch that waits for a decision, the position of the group that records this.
     """
 
     segments: int
@@ -122,10 +122,11 @@ class Inspected:
 def extent_of(files: Files, lane: Path, found: Log) -> str:
     """Describes the problem with a lane's `extent` in one sentence; empty if it is valid.
 
-    This is not damage, and has no consequence of its own. But segments that vanish at either end would go unnoticed.
+    Such a problem is not damage, and has no direct consequence. But the next recovery would not notice segments that
+    vanish at either end.
 
     Raises:
-        SpoolError: It cannot be read.
+        SpoolError: The file cannot be read.
     """
     try:
         content = read_whole(files, lane / EXTENT_NAME)
@@ -162,7 +163,7 @@ def missing(files: Files, lane: Path, notes: Notes, resent: Collection[m.Resent]
         files: The disk.
         lane: The lane's directory.
         notes: Read before the files were.
-        resent: Marks of files that were resent, of all lanes.
+        resent: Marks, from all lanes, that name resent files.
     """
     try:
         there = {*files.list(lane / "rejected"), *(mark.file for mark in resent if mark.lane == lane.name)}

@@ -1,7 +1,7 @@
 """Files in memory, for `spool="never"`. They end with the process, and need no system calls.
 
-The journal needs an ordered place for its marks, and with `spool="never"` these files are this place. Callers are never
-informed that anything in them is durable.
+The journal needs a log for its marks, and with `spool="never"` the log is in these files. Callers are never informed
+that anything in them is durable.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kafkasafe.spool.files import Buffer, Identity
 __all__ = ["MemoryFiles"]
 
 _FREE_BYTES: Final = 1 << 60
-"""The amount of waiting data is bounded where records are accepted (`Pump.room`)."""
+"""`Pump.room` limits the amount of waiting data, so this disk needs no limit."""
 
 
 class MemoryFiles:
@@ -30,7 +30,7 @@ class MemoryFiles:
         self._directories: set[Path] = set()
         self._handles: dict[int, tuple[bytearray, bool]] = {}
         self._folders: dict[int, Path] = {}
-        """Open directories. They are never moved or removed."""
+        """Open directories. Directories are never moved or removed."""
         self._locked: dict[int, bytearray] = {}
         self._numbers: dict[Path, int] = {}
         self._next = 0

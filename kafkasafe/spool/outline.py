@@ -1,9 +1,11 @@
-"""Reads a segment without the content of its large batches, so that the start does not depend on the bytes that wait.
+"""Reads a segment without the content of its large batches. So the time of a start does not depend on the waiting
+bytes.
 
 Kafka's brokers also trust the segments before their recovery point, and check a batch when they read it.
 
-What a start needs of a batch is in its header. The manifest of the group covers bytes 0 to 20. The positions cover the
-number of records. The batch before it in the same sequence covers the id; if there is none, the content is read. The
+A start needs only the header of a batch. Without the content, the CRC of the batch cannot be checked. So other data
+confirm the header: the manifest of the group confirms bytes 0 to 20, the positions confirm the number of records, and
+the preceding batch of the same sequence confirms the id. If there is no preceding batch, the content is read. The
 content of a copy is read too, because the log may still have the original, which recovery uses if the copy is damaged.
 So a batch whose content is not read cannot change what recovery finds for other batches, and `Spool.read` checks all of
 its bytes before anything is sent.
@@ -22,7 +24,9 @@ from kafkasafe.spool.segment_reader import ReadGroup, StoredSegment, address_byt
 __all__ = ["LARGE_BYTES", "OutlineReader"]
 
 LARGE_BYTES: Final = 65_536
-"""The content of a batch of this size is not read. Reading and checking a smaller one is hardly slower than a seek."""
+"""The content of a batch of at least this size is not read. To read and check a smaller one is hardly slower than a
+seek.
+"""
 _NEAR_BYTES: Final = 4096
 _FAR_BYTES: Final = 1 << 20
 _NO_ID: Final = (-1, -1, -1)
@@ -41,19 +45,19 @@ class OutlineReader:
         self._files = files
         self._lane_id = lane_id
         self._next: dict[tuple[int, int, int], int] = {}
-        """The sequence that follows, by destination, producer id and epoch, from batches that were read."""
+        """The expected next sequence by destination, producer id and epoch, from the batches that were read."""
 
     def read(self, index: int, segment: StoredSegment, limit: int) -> list[ReadGroup] | None:
         """The groups of a segment.
 
         Args:
             index: Number of the segment.
-            segment: The segment. Its size and the time of its last group are set.
+            segment: The segment. This method sets its size and the time of its last group.
             limit: First position of the next segment.
 
         Returns:
-            The groups. None if any byte that was read is not as expected: then the whole segment must be read, and the
-            segment is unchanged.
+            The groups. None if a byte that was read is not as expected. In this case the segment object is unchanged,
+            and the whole segment must be read.
 
         Raises:
             SpoolFormatError: A newer kafkasafe has written the segment.
@@ -135,7 +139,8 @@ def _header(window: _Window, at: int) -> codec.BatchHeader | None:
 
 
 class _Window:
-    """Bytes of a file around the place that is being read: little after a seek, more with each read that continues.
+    """A buffer of bytes around the place that is being read. It is small after a seek, and grows with each sequential
+    read.
 
     A damaged length may claim up to 2 GB, so no more is requested than the file has.
 
@@ -151,7 +156,7 @@ class _Window:
         self._ahead_bytes = _NEAR_BYTES
 
     def get(self, at: int, size: int) -> bytes:
-        """Up to `size` bytes from a byte on; fewer at the end of the file."""
+        """Up to `size` bytes from a byte offset on; fewer at the end of the file."""
         start = at - self._at
         if not 0 <= start <= len(self._content) - size:
             continues = 0 <= start <= len(self._content)

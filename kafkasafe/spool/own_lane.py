@@ -1,4 +1,4 @@
-"""The lane of an open producer, as consumers know it: they compare where their batches are."""
+"""The lane of an open producer, for consumers: they compare the lanes of their batches."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class OwnLane:
     """A producer's own lane.
 
     Attributes:
-        lane_id: Random, made with the lane. A lane keeps it for all its owners.
+        lane_id: Random id of the lane. It is the same for all owners of the lane.
         path: The lane's directory.
-        in_memory: It ends with its producer (`spool="never"`).
+        in_memory: Whether the lane ends with its producer (`spool="never"`).
     """
 
     lane_id: bytes
@@ -31,11 +31,13 @@ class OwnLane:
     in_memory: bool = field(compare=False)
 
     def adopts(self, other: OwnLane) -> bool:
-        """Return whether its producer will deliver another lane's batches, because both lanes are in one directory."""
+        """Return whether this lane's producer will deliver the other lane's batches, because both lanes are in one
+        directory.
+        """
         return not self.in_memory and not other.in_memory and self.path.parent == other.path.parent
 
     def may_move(self, lines: Collection[u.GroupPartition]) -> bool:
-        """Return whether an atomic batch without an outcome is in the lane that moves one of these offsets.
+        """Return whether the lane has an atomic batch without an outcome that moves one of these offsets.
 
         The whole lane is read, without its lock: another process may own it, and deliver the batch.
 
@@ -49,7 +51,7 @@ class OwnLane:
         except SpoolError:
             return True
         if log.lane_id != self.lane_id:
-            return False  # another lane has its place
+            return False  # another lane has replaced this one
         journal = Journal()
         replay(log.entries, journal)
         wanted = set(lines)

@@ -21,7 +21,7 @@ class Stored:
 
 
 class Places(Mapping[int, Stored]):
-    """By position, ascending."""
+    """The places of batches by position, ascending."""
 
     __slots__ = ("_at", "_positions", "_rest")
 

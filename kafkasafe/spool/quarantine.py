@@ -17,7 +17,7 @@ log = EventLog("spool")
 
 
 def quarantine_damage(files: Files, lane: Path, found: Log, on_corrupt: str) -> None:
-    """Copy damaged bytes to quarantine/, or raise. Damage that has a copy there was already reported.
+    """Copy damaged bytes to quarantine/, or raise. Damage with a copy in quarantine/ was already reported.
 
     Raises:
         SpoolCorruptError: There is unreported damage, and `on_corrupt` is "raise".
@@ -54,9 +54,9 @@ def _ways_out(lane: Path, damaged: Sequence[Damage]) -> str:
 
 
 def copy_aside(files: Files, lane: Path, damaged: Sequence[Damage]) -> None:
-    """Copy damaged ranges to quarantine/: durable on return. A copy there proves that the damage was reported.
+    """Copy damaged ranges to quarantine/: durable on return. A copy proves that the damage was reported.
 
-    A segment of another lane is moved there as it is.
+    A segment of another lane is moved to quarantine/ as it is.
 
     Raises:
         OSError: A file cannot be read or written.
@@ -77,7 +77,7 @@ def copy_aside(files: Files, lane: Path, damaged: Sequence[Damage]) -> None:
         if damage.other_lane is None:
             _set_aside(files, path, _bytes_of(files, damage))
         else:
-            # Its name may be that of this lane's next segment.
+            # Move the file away: this lane's next segment may need its name.
             files.make_directory(path.parent)
             files.rename(damage.path, path)
             files.sync_directory(path.parent)
@@ -98,7 +98,7 @@ def keep_torn(files: Files, lane: Path, found: Log) -> None:
         except OSError as error:
             if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
                 raise
-            # A torn tail that is not damage contains nothing durable. The lane opens without the copy.
+            # If a torn tail is not damage, it contains nothing durable. The lane opens without the copy.
             log.warning(
                 "%s: no room for a copy of the torn tail of %s",
                 lane,
@@ -127,7 +127,7 @@ def already_quarantined(files: Files, lane: Path, damage: Damage) -> bool:
     Raises:
         OSError: A file cannot be read.
     """
-    # A segment of another lane is moved away when it is reported, so one that is still here is new.
+    # A segment of another lane is moved away when it is reported. So if it is still in the lane, it was not reported.
     return damage.other_lane is None and read_whole(files, copy_of(lane, damage)) == _bytes_of(files, damage)
 
 

@@ -1,6 +1,6 @@
 """Reads a lane back: the content of its segments, the torn tail that a crash may have left, and damage.
 
-`scan` reads all segments, and returns their content and where a torn tail must be cut off. It changes nothing; the
+`scan` reads all segments. It returns their content, and where a torn tail must be cut off. `scan` changes nothing; the
 spool cuts the tail off. The rules are those of `docs/spool-format.md`, section Recovery.
 """
 
@@ -87,7 +87,9 @@ class LostEntry:
 
 @dataclass(frozen=True, slots=True)
 class TornEntry:
-    """A batch that a crash tore, before complete batches of its group. No caller was informed that it is durable."""
+    """A batch that a crash tore, before complete batches of its group. No caller was informed that the batch is
+    durable.
+    """
 
     position: int
     destination: int
@@ -108,9 +110,9 @@ class Damage:
         destination: Destination of the data batch; 0 for a group.
         end_position: End of the damaged positions (exclusive); -1 if unknown.
         records: Number of damaged data records; -1 if unknown.
-        most: `records` is an upper bound, not the exact number.
+        most: Whether `records` is an upper bound, not the exact number.
         name: Topic and partition of the data batch, if known.
-        other_lane: Id of another lane that wrote the segment. In this case the whole file is meant.
+        other_lane: Id of another lane that wrote the segment. In this case the damage is the whole file.
     """
 
     path: Path
@@ -156,7 +158,7 @@ class Log:
         entries: Their content, in log order.
         damage: Damage, in log order. A torn tail is not damage.
         torn: (segment, byte offset) where a torn tail begins; None if there is none.
-        doomed: Segments after a torn tail.
+        doomed: Segments after a torn tail. They are deleted.
         next_position: Position after the last record.
         synced_position: Position after the last record that is proven to have been durable.
         lane_id: Id of the lane; None if it has no group.
@@ -235,8 +237,9 @@ def scan(files: Files, lane: Path, each: Callable[[Entry], None] | None = None) 
         SpoolFormatError: A newer kafkasafe has written the lane.
         OSError: A file cannot be read.
     """
-    # If the lane has an owner, it moves both ends forward meanwhile. So take the end from before the log is read: the
-    # log reaches it. Take the beginning from afterwards: no batch before it is missing.
+    # If the lane has an owner, the owner may move both ends forward during the scan. So use the end that is read before
+    # the log, because the log certainly reaches it. Use the beginning that is read after the log: no batch after it was
+    # deleted during the scan.
     before = read_extent(files, lane)
     names = sorted(name for name in files.list(lane) if SEGMENT_NAME.fullmatch(name))
     writers = {name: _writer(files, lane / name) for name in names}
@@ -330,22 +333,22 @@ def read_extent(files: Files, lane: Path) -> Extent:
 class _Whole:
     """The groups before the first one that is not intact. Nothing later in the log can change their meaning.
 
-    So they are processed while they are read, and only `each` keeps anything of them. All later groups are kept until
-    it is known up to where the log was durable.
+    So they are processed while they are read, and only `each` may keep their entries. All later groups are kept until
+    the reader knows up to where the log was durable.
 
     Attributes:
         extent: The claims, as they were before the log was read.
         entries: The groups' entries; empty if `each` takes them.
-        rest: The first group that is not intact, and everything after it.
-        ended: Further groups belong to `rest`.
+        rest: The first group that is not intact, and all later groups.
+        ended: Whether further groups belong to `rest`.
         synced: The largest position that a group of the log states to have been durable.
         known_torn: Positions that earlier recoveries skipped, as groups of the log state.
         declared: Destinations with their names as text.
         groups: Number of groups.
         closed: Whether an orderly close wrote the last group.
         end_position: Position after the last group; -1 if there is none.
-        between: Records of batches that were passed to `each`, between the two claimed ends.
-        after: The same after the second claimed end.
+        between: Number of records passed to `each` between the claimed beginning and the claimed end.
+        after: Number of records passed to `each` after the claimed end.
     """
 
     def __init__(
@@ -544,7 +547,9 @@ def _cut_at(item: ReadGroup, torn: list[tuple[int, m.ManifestEntry]]) -> tuple[i
 
 
 def _missing_front(lane: Path, segments: list[StoredSegment], extent: Extent) -> Damage | None:
-    """The damage of missing first segments, or of all segments, that the extent says were not released."""
+    """The damage if the first segments, or all segments, are missing although they were not released according to the
+    extent.
+    """
     begin, end = extent.begin, extent.end
     if segments:
         if begin is None or begin.position >= segments[0].first_position:
@@ -574,7 +579,8 @@ def _counted(damage: list[Damage], entries: list[Entry], extent: Extent, before:
         if records <= 0:
             counted.append(item)
             continue
-        # Behind the last batch, groups may be missing too. Each takes one position, so this count is an upper bound.
+        # After the last batch, groups may be missing, too. Each group takes one position, so this count is an upper
+        # bound.
         certain = item.destination > 0 and item.position in follows
         counted.append(replace(item, records=records if item.destination else records - 1, most=not certain))
     unsure = [index for index, item in enumerate(counted) if item.records < 0 or item.most]

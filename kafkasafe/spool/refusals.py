@@ -1,4 +1,4 @@
-"""Destinations that wait because the cluster refuses them for a reason that may pass: as text for callers and logs."""
+"""Describes, for callers and logs, destinations that the cluster refuses for a reason that may pass."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ class RefusedDestination:
         since: `time.monotonic()` of the first such answer.
         batches: Number of waiting batches.
         records: Number of records in them.
-        confirmed: The answer is not a stray one, and the topic is not merely new.
-        whole: The destination as a whole is refused, not a single batch or a query about it.
+        confirmed: Whether the refusal is certain: it is not a single stray answer, and not caused by a topic that is
+            merely new.
+        whole: Whether the destination as a whole is refused, not only a single batch or a query about it.
     """
 
     topic: str
@@ -126,7 +127,9 @@ def because(waiting: Iterable[RefusedDestination]) -> str:
 def error_for_send(
     refused: RefusedDestination, spool_dir: Path, *, of_topic: bool = True
 ) -> kafka_errors.KafkaError:
-    """kafka-python's exception for the code, which `send` raises if the topic, or one partition of it, is refused."""
+    """The error that `send` raises if the topic, or one of its partitions, is refused: kafka-python's exception for the
+    code.
+    """
     where = f"Topic {refused.topic}" if of_topic else f"{refused.topic}-{refused.partition}"
     error: kafka_errors.KafkaError = kafka_errors.for_code(refused.code)(
         f"{where} is blocked by the cluster: {refused.reason}. The record was not accepted. Records accepted"

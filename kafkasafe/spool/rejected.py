@@ -1,6 +1,6 @@
 """`rejected/` of a lane: batches that the cluster rejected, kept with the reason until they are resent.
 
-Reading never fails because of one file. A damaged file is reported, and prevents nothing.
+One damaged file never makes reading fail. The damaged file is reported, and the other files are read.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class KeptFile:
     error: str = ""
 
     def is_of(self, lane_id: bytes | None) -> bool:
-        """Whether its positions belong to the log with this id, not to an earlier directory with the same path."""
+        """Whether its positions belong to the log with this id, and not to an earlier directory of this path."""
         return self.content is not None and self.content.lane_id in {b"", lane_id}
 
     @property
@@ -65,7 +65,7 @@ class KeptFile:
         return sum(entry.header.count for entry in self.entries)
 
     def address(self, journal: Journal) -> tuple[str, int]:
-        """Topic and partition of its records; topic "?" if it is not known any more."""
+        """Topic and partition of the file's records; topic "?" if it is not known any more."""
         if self.content is not None and self.content.topic:
             return self.content.topic, self.content.partition
         if self.content is not None and self.content.number in journal.views.destinations:
@@ -74,7 +74,7 @@ class KeptFile:
 
     @property
     def void(self) -> bool:
-        """Whether none of its entries counts, because all of them are unfinished in the log."""
+        """Whether no entry of the file counts as rejected, because all of them are unfinished in the log."""
         return self.content is not None and not self.entries
 
 
@@ -86,7 +86,7 @@ class RejectedRecords:
         topic: Topic name.
         partition: -1 if it was never chosen.
         code: Kafka's error code; `OPERATOR` if an operator set the batch aside; -1 if unknown.
-        reason: For people.
+        reason: Human-readable text.
         batches: Number of batches.
         records: Number of records in them.
     """
@@ -137,8 +137,8 @@ def read_rejected(
     Args:
         files: The disk.
         lane: The lane's directory.
-        lane_id: Id of its log; None if it has none.
-        waits: The unfinished batches of its log, see `waits_of`.
+        lane_id: Id of the lane's log; None if it has none.
+        waits: The unfinished batches of the lane's log, see `waits_of`.
         resent: Marks of files that do not count. They must be read before the files are.
     """
     folder = lane / _FOLDER
@@ -182,7 +182,7 @@ def rejected_names(files: Files, lane: Path) -> list[str]:
     """Names of the files in a lane's `rejected/`, in the order of rejection; empty if it does not exist.
 
     Raises:
-        OSError: It cannot be listed.
+        OSError: The directory cannot be listed.
     """
     try:
         return sorted(name for name in files.list(lane / _FOLDER) if _NAME.fullmatch(name))
@@ -191,7 +191,7 @@ def rejected_names(files: Files, lane: Path) -> list[str]:
 
 
 def data_of(files: Files, path: Path, position: int) -> bytearray:
-    """The bytes of one batch, with the address that it has in the file.
+    """The bytes of one batch, including the address that is stored in the file.
 
     Raises:
         OSError: The file cannot be read.
@@ -210,7 +210,7 @@ def retire(files: Files, directory: Path, mark: m.Resent) -> None:
     Args:
         files: The disk.
         directory: The spool directory.
-        mark: Names the file. It must be durable in the lane that now has the records.
+        mark: The mark that names the file. The mark must be durable in the lane that now has the records.
 
     Raises:
         OSError: The file may still exist.
@@ -220,7 +220,7 @@ def retire(files: Files, directory: Path, mark: m.Resent) -> None:
     forget(files, lane, mark.file)
     with contextlib.suppress(FileNotFoundError):
         files.unlink(path)
-    # Even if it does not exist: the process that deleted it may have died before this was durable.
+    # Sync even if the file does not exist: the process that deleted it may have died before the deletion was durable.
     with contextlib.suppress(FileNotFoundError):
         files.sync_directory(path.parent)
     forget(files, lane, mark.file)
@@ -243,7 +243,7 @@ class RejectedStore:
     _number: int = 0
     """Number of the file that is being written. It stays the same until the writing succeeds."""
     _stale: Path | None = None
-    """A file that a failed attempt may have left under a valid name."""
+    """A file with a valid name that a failed attempt may have left."""
     _undeleted: list[str] = field(default_factory=list)
 
     @property
@@ -315,7 +315,7 @@ class RejectedStore:
         """Writes rejected batches of one destination into a new file. Durable on return.
 
         Raises:
-            OSError: They are not kept. Call again.
+            OSError: The batches are not kept yet. Call it again.
         """
         folder = self.lane / _FOLDER
         self.files.make_directory(folder)
@@ -359,7 +359,9 @@ class RejectedStore:
             self._stale = lane / _FOLDER / self._stale.name
 
     def tidy(self) -> None:
-        """Deletes the file that a failed attempt left: its batches may be delivered after all. Tried at each call."""
+        """Deletes the file that a failed attempt left: its batches may be delivered after all. If that fails, the next
+        call tries again.
+        """
         if self._stale is not None:
             with contextlib.suppress(OSError):
                 with contextlib.suppress(FileNotFoundError):
@@ -368,7 +370,7 @@ class RejectedStore:
                 self._stale = None
 
     def undeleted(self) -> list[str]:
-        """Names of files that do not count but may still exist. A mark has to name them. Returns each once."""
+        """Names of files that do not count but may still exist. A mark has to name them. Each is returned once."""
         names, self._undeleted = self._undeleted, []
         if self._stale is not None:
             names.append(self._stale.name)

@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 OPERATOR = -2
-"""The code of a batch that an operator set aside: none of Kafka's."""
+"""The code of a batch that an operator set aside. Kafka does not use this code."""
 
 SET_ASIDE: Final = "set aside by an operator"
 
@@ -39,8 +39,8 @@ class Refused:
     """A batch to be kept.
 
     Attributes:
-        position: In the lane's log.
-        data: Its bytes; the address in them means nothing.
+        position: Position in the lane's log.
+        data: Bytes of the batch. Their address has no meaning.
         code: Kafka's error code, or `OPERATOR`.
         reason: Human-readable text.
         given: See `journal.Batch`.
@@ -58,7 +58,7 @@ class Entry:
     """A kept batch.
 
     Attributes:
-        position: Where it was in the lane's log.
+        position: Former position in the lane's log.
         header: Header of the batch.
         at: Byte offset in the file.
         code: Kafka's error code, `OPERATOR`, or -1 when it is not known.
@@ -81,11 +81,12 @@ class RejectedContent:
     Attributes:
         entries: The batches, all of one destination, in the order in which they were sent.
         number: Destination number in the lane.
-        topic: Empty in a file of an earlier version: the lane's log names it by the number.
-        partition: -1 when it was never chosen.
+        topic: Topic name. Empty in a file of an earlier version: the lane's log has the name for the destination
+            number.
+        partition: Partition; -1 if it was never chosen.
         cluster_id: Id of the cluster that the batches were for, empty if unknown.
-        lane_id: Empty in a file of an earlier version.
-        rejected_ms: When they were rejected, ms since the epoch; -1 if unknown.
+        lane_id: Id of the lane. Empty in a file of an earlier version.
+        rejected_ms: When the batches were rejected, ms since the epoch; -1 if unknown.
     """
 
     entries: tuple[Entry, ...]
@@ -106,14 +107,14 @@ def is_full(used_bytes: int, limit_bytes: int) -> str:
 
 
 def most_bytes(batch: Batch) -> int:
-    """Upper bound of the bytes that a batch adds to the file that keeps it: its own, and those of its marks."""
+    """Upper bound of the bytes that a batch adds to its file: the bytes of the batch, and of its marks."""
     return batch.size_bytes + m.bytes_of_each(batch.message, batch.given)
 
 
 def encode(
     batches: Sequence[Refused], destination: m.Destination, *, lane_id: bytes, cluster_id: str, now_ms: int
 ) -> list[bytearray]:
-    """The file for batches of one destination, in pieces. Addresses are stamped into the data in place."""
+    """Encodes the file for batches of one destination, in pieces. Writes the addresses into the data in place."""
     marks: list[m.Mark] = [destination]
     marks += [m.Rejected(batch.position, batch.code, batch.reason) for batch in batches]
     marks += [m.Given(i, batch.given) for i, batch in enumerate(batches) if batch.given is not None]
@@ -144,7 +145,7 @@ def decode(content: codec.Buffer, name_position: int) -> RejectedContent:
 
     Args:
         content: The whole file.
-        name_position: The number in its name: the position, in a file of an earlier version.
+        name_position: The number in the file's name. In a file of an earlier version, it is the position.
 
     Raises:
         ValueError: The file is incomplete, or has another format.
@@ -182,12 +183,13 @@ def decode(content: codec.Buffer, name_position: int) -> RejectedContent:
 
 
 def marks_to_set_aside(queue: Sequence[Batch], position: int, absent: Collection[int]) -> list[m.Mark] | str:
-    """The marks that end an unfinished batch and give those after it new ids; or why that is not possible.
+    """The marks that end an unfinished batch and give new ids to the later batches; or why this is impossible.
 
     Args:
         queue: The unfinished batches of its destination, in order.
         position: Position of the batch.
-        absent: Positions of those that are proven not to be in the cluster's log, and not to get there any more.
+        absent: Positions of the batches that are proven not to be in the cluster's log, and that can no longer get
+            there.
     """
     index = next(i for i, batch in enumerate(queue) if batch.position == position)
     for batch in queue[index:]:
@@ -199,7 +201,7 @@ def marks_to_set_aside(queue: Sequence[Batch], position: int, absent: Collection
     batch = queue[index]
     marks: list[m.Mark] = [m.Rejected(position, OPERATOR, SET_ASIDE)]
     if batch.identity is not None:
-        # The leader would miss its sequences.
+        # New ids are necessary: the leader would not accept the later sequences without those of this batch.
         kept = tuple(
             m.Identity(
                 b.position, b.identity.producer_id, b.identity.producer_epoch, b.identity.base_sequence
@@ -212,7 +214,9 @@ def marks_to_set_aside(queue: Sequence[Batch], position: int, absent: Collection
 
 
 def still_rejected(content: RejectedContent, lane_id: bytes | None, waits: Waits) -> tuple[Entry, ...]:
-    """The valid entries: without those whose REJECTED mark never became durable, which are unfinished in the log."""
+    """The entries that count as rejected. An entry is left out if its REJECTED mark never became durable: its batch is
+    unfinished in the log.
+    """
     if content.lane_id and content.lane_id != lane_id:
         return content.entries
     return tuple(

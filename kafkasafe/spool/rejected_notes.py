@@ -4,7 +4,7 @@ If a file of `rejected/` is deleted by hand, or by a program that deletes `*.log
 both. `kafkasafe spool discard` marks the note, which then shows that the file was given up on purpose.
 
 1. First the file becomes durable in `rejected/`, then its note is made. After a crash between the two, the lane's next
-   owner makes it.
+   owner makes the note.
 2. A resend removes the note, then the file, then the note again, because an owner that opens the lane between the first
    two steps makes the note again. After a crash before the end, a log still has the mark of the resend, and the next
    owner of that lane repeats all steps.
@@ -48,7 +48,7 @@ def read_notes(files: Files, lane: Path) -> Notes:
     """Reads the notes of a lane.
 
     Raises:
-        OSError: They cannot be listed.
+        OSError: The notes cannot be listed.
     """
     kept: dict[str, int] = {}
     discarded: dict[str, int] = {}
@@ -81,7 +81,7 @@ def forget(files: Files, lane: Path, name: str) -> None:
     for each in names:
         with contextlib.suppress(FileNotFoundError):
             files.unlink(lane / FOLDER / each)
-    # Even if it did not exist: the process that removed it may have died before this was durable.
+    # Sync even if the note did not exist: the process that removed it may have died before the removal was durable.
     files.sync_directory(lane / FOLDER)
 
 

@@ -28,9 +28,9 @@ NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Error numbers of a full disk, and of a full quota."""
 _NAME: Final = "reserve"
 _MARKS_BYTES: Final = 64 * 1024
-"""The part for marks. The rest is for the division of batches whose partitions are not known yet."""
+"""Size of the part for marks. The rest is for the division of batches whose partitions are not known yet."""
 _STEP_BYTES: Final = 64 * 1024
-"""The part for divisions is a multiple of this."""
+"""The size of the part for divisions is a multiple of this."""
 _LENT_STEP_BYTES: Final = 256 * 1024
 _DIVIDED_SHARE: Final = 16
 """The parts of a divided batch are larger than the batch, by at most one sixteenth."""
@@ -48,13 +48,13 @@ class Reserve:
         self._lane = lane
         self._files = files
         self._size: int | None = None
-        """Its size in bytes; None if it was not looked at yet."""
+        """The size of the file in bytes; None if it was not read yet."""
         self._size_before_loan = 0
-        """Its size before `lend` enlarged it; 0 if it did not."""
+        """The size before `lend` enlarged the reserve; 0 if no loan is open."""
 
     @property
     def is_spent(self) -> bool:
-        """Whether there is none, as far as is known."""
+        """Whether the reserve is gone, according to the last known size."""
         return self._size == 0
 
     def stands_at(self, lane: Path) -> None:
@@ -62,7 +62,7 @@ class Reserve:
         self._lane = lane
 
     def forget(self) -> None:
-        """Look at the file again before the next use: the lane's files were written again."""
+        """Forget the size, because the lane's files were written again. The next use reads it again."""
         self._size = None
 
     @staticmethod
@@ -75,8 +75,8 @@ class Reserve:
         """
         if not to_divide_bytes:
             return _MARKS_BYTES
-        # 1. Twice the first segment, because its divided batches may need a second segment.
-        # 2. And the growth of all of them.
+        # 1. Twice the size of a segment, because its divided batches may need a second segment.
+        # 2. The growth of all batches to be divided.
         extra = 2 * min(to_divide_bytes, segment_bytes) + to_divide_bytes // _DIVIDED_SHARE
         return _MARKS_BYTES + -(-extra // _STEP_BYTES) * _STEP_BYTES
 
@@ -84,7 +84,7 @@ class Reserve:
         """Make the reserve at least this large.
 
         Returns:
-            False if the disk has no room for it, and so none for batches.
+            False if the disk has no room for the reserve. In this case it has no room for batches either.
         """
         if self._size is not None and self._size >= wanted:
             return True
@@ -96,8 +96,8 @@ class Reserve:
             handle = self._files.open(self._path, write=True, create=True)
             try:
                 self._files.truncate(handle, there)
-                # Write more than that, and cut it off: a batch must not be written to the room that marks need. The
-                # content is random, because some file systems compress it.
+                # Write more than is wanted, and cut it off again: so the reserve does not use up the room that marks
+                # need. The content is random, because some file systems compress it.
                 write_all(self._files, handle, [os.urandom(wanted + _MARKS_BYTES - there)], there)
                 self._files.sync_data(handle)
                 self._files.truncate(handle, wanted)
@@ -111,15 +111,15 @@ class Reserve:
         return True
 
     def shrink_to(self, wanted: int) -> None:
-        """Give back what exceeds this size."""
+        """Free the part of the reserve that exceeds this size."""
         if self._size is not None and self._size > wanted:
             self._shrink(wanted)
 
     def lend(self, size_bytes: int) -> bool:
-        """Have room for a group of this size that may use the reserve, and for marks after it.
+        """Make sure of room for a group of this size that may use the reserve, and for marks after it.
 
-        What the reserve grows by for that is given back by `end_loan`: the free bytes of a volume may not be this
-        lane's, so the room is taken until the group is written.
+        If the reserve has to grow for this, `end_loan` shrinks it again. Free bytes of the volume would not be enough,
+        because another program may use them before the group is written.
 
         Returns:
             False if the disk has no room.
@@ -131,25 +131,28 @@ class Reserve:
             try:
                 self._size_before_loan = max(self._measure(), _MARKS_BYTES)
             except OSError:
-                return True  # the write reports it
-        # In larger steps, because more groups are likely to follow.
+                # The write will report the error.
+                return True
+        # Grow in larger steps, because more groups are likely to follow.
         return self.ensure(wanted + _LENT_STEP_BYTES) or self.ensure(wanted)
 
     def end_loan(self) -> None:
-        """Give back what `lend` took."""
+        """Free the room that `lend` took."""
         before, self._size_before_loan = self._size_before_loan, 0
         if before:
             self.shrink_to(before)
 
     def give_step(self, error: OSError) -> None:
-        """Give back a step of the part for divisions, or everything: a small file beside the log found no room."""
+        """Free a step of the part for divisions, or the whole reserve, because a small file beside the log found no
+        room.
+        """
         if error.errno in NO_ROOM and self._size is not None and self._size > _MARKS_BYTES:
             self._shrink(self._size - _STEP_BYTES)
         else:
             self.give_up(error)
 
     def give_up(self, error: OSError) -> None:
-        """Delete the reserve if the error is that of a full disk: a decision found no room."""
+        """Delete the reserve if the error means a full disk, because a decision found no room."""
         if error.errno not in NO_ROOM or self._size == 0:
             return
         self._size = 0
@@ -167,7 +170,7 @@ class Reserve:
             )
 
     def restore_after_release(self, wanted: int) -> None:
-        """Make a spent reserve again, as large as wanted, or at least large enough for marks."""
+        """Create a spent reserve again: as large as wanted, or at least large enough for marks."""
         if self.is_spent and not self.ensure(wanted):
             self.ensure(_MARKS_BYTES)
 
@@ -185,7 +188,7 @@ class Reserve:
                     size = self._files.size(handle)
                 finally:
                     self._files.close(handle)
-                # A shorter one is of no use.
+                # A shorter reserve is useless.
                 self._size = size if size >= _MARKS_BYTES else 0
         return self._size
 

@@ -1,7 +1,7 @@
 """Holds the files of a lane's segments open, so that their content stays readable whatever happens to their names.
 
 If another process deletes or renames a file, it does not change for the process that has it open. So the owner of a
-lane can detect that a name leads elsewhere, and write the file again from the one that it holds.
+lane can detect that a name leads to another file, and write the content again from the file that it holds open.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from kafkasafe.spool.segment_reader import StoredSegment
 __all__ = ["SegmentFiles"]
 
 _HELD: Final = 64
-"""Maximum number of segments that are held open. The content of others is lost with their names."""
+"""Maximum number of segments that are held open. If another segment loses its name, its content is lost."""
 _READERS: Final = 16
-"""Maximum number of other segments that are open, the ones read last."""
+"""Maximum number of other segments that are open: those that were read last."""
 _COPY_BYTES: Final = 1024 * 1024
 _UNREADABLE: Final = frozenset({errno.ENOENT, errno.EIO, errno.ESTALE})
 
@@ -54,7 +54,7 @@ class SegmentFiles:
                 self._files.close(handle)
 
     def limit(self) -> None:
-        """Ends the newest segment, which gets no more records. It stays held unless too many are."""
+        """Notes that the newest segment gets no more records. It stays open unless too many segments are held."""
         if len(self._held) > _HELD:
             at = next(reversed(self._held))
             self._files.close(self._held.pop(at))
@@ -91,7 +91,8 @@ class SegmentFiles:
         return handle < 0 or self._files.size(handle) >= segment.size_bytes
 
     def write_again(self, segment: StoredSegment) -> bool:
-        """Writes the held content under the segment's name and syncs it, but not the name. False: it cannot be read.
+        """Writes the held content under the segment's name. Syncs the content, but not the name. False: the held
+        content cannot be read.
 
         Raises:
             OSError: The content is not available under the name yet.
@@ -119,7 +120,7 @@ class SegmentFiles:
         return True
 
     def _content(self, segment: StoredSegment, at: int, size: int) -> bytes:
-        """Reads this many bytes; empty if there are fewer, or if none can be read.
+        """Reads this many bytes. The result is empty if the file has fewer bytes, or cannot be read.
 
         Raises:
             OSError: The bytes may be readable later.
@@ -133,7 +134,7 @@ class SegmentFiles:
         return content if len(content) == size else b""
 
     def clear_name(self, path: Path) -> None:
-        """Moves another file out of the way that has a segment's name. Keeps it unless it is empty.
+        """If another file has a segment's name, moves it out of the way. Deletes it only if it is empty.
 
         Raises:
             OSError: The file may still have the name.

@@ -37,9 +37,10 @@ _ADDRESS: Final = struct.Struct(">qiibI")
 _ADDRESS_BYTES: Final = _ADDRESS.size
 OVERHEAD_BYTES: Final = 12  # bytes of a batch that its length field does not count
 _SECTOR_BYTES: Final = 512
-_ZEROS: Final = 4  # this many zeros at the end of a sector count as bytes that were not written
-# A whole batch may end with this many zeros. Plain: the last record without headers; lz4: the frame's end mark; gzip:
-# the size of the content; snappy and zstd: content that was stored uncompressed.
+# So many zeros at the end of a sector count as bytes that were not written.
+_ZEROS: Final = 4
+# A complete batch may itself end with this many zeros. Their origin without compression: a last record without headers;
+# lz4: the frame's end mark; gzip: the size of the content; snappy and zstd: content that was stored uncompressed.
 _LAST_ZEROS: Final[dict[int, int]] = {Compression.NONE: 1, Compression.LZ4: 5}
 _LAST_ZEROS_COMPRESSED: Final = 3
 
@@ -56,7 +57,7 @@ class StoredSegment:
         size_bytes: Valid bytes. Bytes after them were abandoned.
         batches: Its data batches, by position.
         records: Number of records in these batches.
-        proven_bytes: A later group states that all bytes before this one were durable.
+        proven_bytes: All bytes before this offset were durable, according to a later group.
         written_ms: When its last group was written, ms since the epoch; 0 if unknown.
     """
 
@@ -100,7 +101,7 @@ class Bad:
 
 
 def address_bytes(entry: m.ManifestEntry) -> bytes:
-    """Bytes 0 to 20 of a data batch as they were written. The batch's own CRC does not cover them."""
+    """Bytes 0 to 20 of a data batch as they were written. The batch's own CRC does not cover these bytes."""
     return _ADDRESS.pack(entry.position, entry.size_bytes - OVERHEAD_BYTES, entry.destination, 2, entry.crc)
 
 
@@ -148,7 +149,9 @@ class SegmentReader:
             yield Bad(index, at, at, position, torn=True, end_position=bound)
 
     def _bound(self, limit: int | None, end: LogEndClaim | None) -> int | None:
-        """Position that the segment must reach: the beginning of the next one, or for the last one the claimed end."""
+        """Position that the segment must reach: the beginning of the next segment, or for the last segment the claimed
+        end.
+        """
         if limit is not None or end is None:
             return limit
         return end.position if self.lane_id in {None, end.lane_id} else None
@@ -196,7 +199,7 @@ class SegmentReader:
     def _resync(
         self, content: Content, at: int, position: int
     ) -> tuple[int, tuple[m.Group, list[m.Mark], int] | None]:
-        """The first intact group from a byte on, with its byte. (end of the segment, None) if there is none."""
+        """The first intact group from a byte on: (its byte, the group). Without one, (end of the segment, None)."""
         earliest = at
         found = content.find(_GROUP_KEY, at)
         while found >= 0:
@@ -228,9 +231,9 @@ def group_at(content: Content, at: int) -> tuple[m.Group, list[m.Mark], int] | N
 def _may_miss_more(
     content: Content, last: tuple[int, m.ManifestEntry, codec.BatchHeader | None], limit: int | None
 ) -> bool:
-    """Whether groups may be missing after the group's last batch, in which the file ends.
+    """Whether groups may be missing after the group's last batch, if the file ends within this batch.
 
-    Such groups may have had marks. So the reader must know that more may be missing than the batch.
+    Such groups may have had marks. So the reader must know that more than the batch may be missing.
     """
     at, entry, _ = last
     if at + entry.size_bytes <= len(content):
@@ -250,7 +253,7 @@ def _group_may_be_torn(content: Content, at: int, end: int) -> bool:
         end: Where the next intact group begins, otherwise the end of the segment.
     """
     head = content[at : min(at + codec.HEADER_BYTES, end)]
-    # A crash leaves each byte with its intended value or 0. The intended values of these bytes are known.
+    # After a crash, each byte has its intended value or 0. The intended values of these bytes are known.
     for start, meant in ((12, b"\x00\x00\x00\x00\x02"), (21, b"\x00\x20")):
         if any(byte not in {0, wanted} for byte, wanted in zip(head[start:], meant, strict=False)):
             return False
@@ -283,7 +286,9 @@ def _may_be_torn(content: Content, start: int, end: int) -> bool:
 
 
 def _batch_may_be_torn(content: Content, at: int, entry: m.ManifestEntry) -> bool:
-    """Whether a crash may have left a data batch like this. Its manifest entry says more than its bytes do."""
+    """Whether a crash may have left a data batch like this. The manifest entry allows a more precise answer than the
+    bytes alone.
+    """
     end = at + entry.size_bytes
     if end <= len(content):
         meant = address_bytes(entry)

@@ -1,4 +1,4 @@
-"""Finds spools that were left in directories next to the default one.
+"""Finds spools with undelivered records in directories next to the default one.
 
 The name of the default directory contains the client id and the addresses as they were written. If a program changes
 one of them, it uses another directory, and records in the former one would wait forever.
@@ -26,12 +26,13 @@ class LeftBehind:
 
     Attributes:
         path: The spool directory.
-        cluster_id: Id of the cluster to which the records belong; None: no producer there ever reached a cluster.
-        same_client: Whether its producers had the same client id.
+        cluster_id: Id of the cluster to which the records belong; None: no producer on the directory ever reached a
+            cluster.
+        same_client: Whether the directory's producers had the same client id.
         lanes: Numbers of the lanes with such records.
         batches: Number of undelivered batches.
         records: Number of records in them.
-        content: Segments with their sizes, which change when the directory does.
+        content: Segments with their sizes, to recognise a change of the directory.
     """
 
     path: Path
@@ -44,7 +45,7 @@ class LeftBehind:
 
 
 class Siblings:
-    """The directories next to `own`. Only reads them: writes nothing, and takes no lock.
+    """The directories next to `own`. This class only reads them: it writes nothing, and takes no lock.
 
     Args:
         own: A default spool directory.

@@ -1,8 +1,8 @@
 """The spool: one lane's write-ahead log of Kafka batches, as `docs/spool-format.md` describes it.
 
 One thread owns a `Spool`. Only `sync()` makes written groups durable. A failed write or sync resets the log to the last
-promised position, so that the owner can write the same again. The journal decides which batch is done, and which id it
-has. The spool only stores marks and batches, and reads them back.
+promised position, so that the owner can write the same data again. The journal decides which batch is done, and which
+id it has. The spool only stores marks and batches, and reads them back.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ log = EventLog("spool")
 Sync = Literal["group", "each", "os"]
 
 _PREALLOCATED_BYTES: Final = 16 * 1024 * 1024
-"""Space is reserved in steps: a lane that is hardly used should not occupy a whole segment."""
+"""Space is reserved in steps of this size: a lane that is hardly used should not occupy a whole segment."""
 _MOST_BATCHES: Final = 1 << 14
 """Maximum number of batches in a segment. Facts about a batch stay in memory until its segment is deleted: up to 2.6 kB
 for an atomic batch, which may have only a few hundred bytes on disk."""
 _DIVIDED_SEGMENT_BYTES: Final = 1024 * 1024
-"""Maximum size of a segment with batches to be divided, in a log of up to `_DIVIDED_SEGMENTS` times that.
+"""Maximum size of a segment with batches to be divided, if the log is at most `_DIVIDED_SEGMENTS` times as large.
 
 1. The spool divides a batch by writing its records once more, at the end of the log.
 2. It deletes a segment when all batches of the segment are divided.
@@ -67,7 +67,7 @@ class Spool:
 
     Attributes:
         next_position: The position the next record gets.
-        synced_position: Everything before it was promised by `sync()`.
+        synced_position: `sync()` has promised everything before this position.
     """
 
     def __init__(
@@ -93,18 +93,19 @@ class Spool:
         self._held = SegmentFiles(files)
         for segment in self._segments:
             self._held.open(segment)
-        self._handle = -1  # of the last segment while it is being written
+        self._handle = -1  # handle of the last segment while it is being written
         self._preallocated = 0
         self._lost: set[int] = set()
         """First positions of segments whose content was lost while this process had them."""
         self._repair = False
         self._sync_failed = False
+        """Whether a sync has failed since the last repair."""
         self._deletions_undurable = False
-        """A sync has failed since the last repair."""
+        """Whether a deletion of a segment may not be durable yet."""
         self._continued: tuple[int, int] | None = None
         """First position and handle of the segment to continue after the repair: only disk space was missing."""
         self._unwritten: list[bytearray] = []
-        """Groups of the last segment that go to the disk in one write with the next one."""
+        """Groups of the last segment that will be written together with the next group."""
         self._unwritten_at = 0
         self._reserve = Reserve(lane, files)
         self._to_divide = 0
@@ -115,7 +116,7 @@ class Spool:
         self._closed = False
         self.next_position = found.next_position
         self.synced_position = found.next_position
-        # fdatasync returned for everything before it.
+        # fdatasync has returned for everything before this position.
         self._disk_position = found.synced_position if sync == "os" else found.next_position
 
     @classmethod
@@ -201,17 +202,18 @@ class Spool:
         divisible: bool = False,
         more: bool = False,
     ) -> list[int]:
-        """Write marks, then data batches. Nothing of it is promised before `sync`.
+        """Write marks, then data batches. Their durability is promised only by `sync`.
 
         Args:
-            marks: In the order in which they were decided.
+            marks: The marks, in the order in which they were decided.
             batches: (destination, batch) of each. Their address is stamped in place.
-            atomic: Recovery keeps all of the group or none of it.
-            closed: Records an orderly close.
-            makes_room: The batches replace others, whose space is free afterwards, so they may use the reserve.
-            divisible: The batches will be divided: their segments stay small.
-            more: Another group follows before `sync`: both go to the disk in one write. The caller must not change
-                the batches until then.
+            atomic: Whether recovery must keep either the whole group or nothing of it.
+            closed: Whether the group records an orderly close.
+            makes_room: Whether the batches replace others, whose space is free afterwards. If so, they may use the
+                reserve.
+            divisible: Whether the batches will be divided. If so, their segments stay small.
+            more: Whether another group follows before `sync`. If so, both go to the disk in one write. The caller must
+                not change the batches until then.
 
         Returns:
             The position of each batch.
@@ -248,7 +250,7 @@ class Spool:
         """Make everything written so far durable.
 
         Args:
-            always: Also where "os" was asked for.
+            always: Whether to sync even with the option "os".
 
         Returns:
             The synced position: everything before it is promised.
@@ -277,7 +279,7 @@ class Spool:
         return self.synced_position
 
     def read(self, position: int) -> bytearray:
-        """The data batch at a position, with its spool address, every byte of it checked.
+        """Returns the data batch at a position, with its spool address, after checking every byte.
 
         Raises:
             SpoolCorruptError: The bytes differ from those written, or their file was lost.
@@ -355,7 +357,7 @@ class Spool:
             Bytes freed.
 
         Raises:
-            SpoolError: A file cannot be deleted, or its deletion is not durable. The log is whole.
+            SpoolError: A file cannot be deleted, or its deletion is not durable. The log is still complete.
         """
         # A segment's snapshot replaces the marks before it: it must be durable before earlier segments are deleted.
         bound = min(before_position, self.synced_position - 1)
@@ -402,11 +404,11 @@ class Spool:
         """Close the files.
 
         Args:
-            closed_mark: Write down that this close was orderly, if anything was written at all.
-            marks: Last ones, written with it in any case.
+            closed_mark: Whether to record that this close was orderly, if anything was written at all.
+            marks: The last marks. They are written in any case.
 
         Raises:
-            SpoolWriteError: The mark could not be written; the files are closed, nothing promised is affected.
+            SpoolWriteError: The mark could not be written. The files are closed, and promised records are not affected.
         """
         if self._closed:
             return
@@ -421,7 +423,7 @@ class Spool:
             self._held.close()
 
     def abandon(self) -> None:
-        """Close the files without changing them: another owner has them now."""
+        """Close the files without changing them, because another process owns them now."""
         self._closed = True
         self._handle = -1
         self._extent.close()
@@ -430,7 +432,7 @@ class Spool:
     # -- where it stands ---------------------------------------------------------------------------------------------
 
     def stands_at(self, lane: Path) -> None:
-        """Use the directory's new path, under which it already is on the disk."""
+        """Note the directory's new path. It was moved on the disk already."""
         self._lane = lane
         for segment in self._segments:
             segment.path = lane / segment.path.name
@@ -487,10 +489,11 @@ class Spool:
         return segment.first_position in self._lost or self._held.is_whole(segment)
 
     def _see_written(self) -> None:
-        """Check that every segment has its name, and that those written to since the last promise are whole.
+        """Check that every segment has its name, and that segments with new records since the last promise are
+        complete.
 
         Raises:
-            FileNotFoundError: A segment is not. The caller must not promise anything.
+            FileNotFoundError: A check failed. The caller must not promise anything.
         """
         names: set[str] | None = None
         for segment, following in itertools.zip_longest(self._segments, self._segments[1:]):
@@ -498,7 +501,8 @@ class Spool:
             if written:
                 whole = self._is_whole(segment)
             else:
-                # One list takes less time than a look at each name. A lane with one segment needs none.
+                # Listing the directory once takes less time than a check of each name. A lane with one segment needs no
+                # list.
                 names = set(self._files.list(self._lane)) if names is None else names
                 whole = self._has_name(segment, names)
             if not whole:
@@ -528,7 +532,7 @@ class Spool:
     def _portions(
         self, marks: Sequence[m.Mark], batches: Sequence[tuple[int, bytearray]], limit: int, *, atomic: bool
     ) -> Iterator[tuple[Sequence[m.Mark], Sequence[tuple[int, bytearray]]]]:
-        """A group larger than a segment is written as several, where that is allowed."""
+        """Split a group that is larger than a segment into several groups, if that is allowed."""
         start, size = 0, 0
         for index, (_, data) in enumerate(batches):
             if not atomic and size and size + len(data) > limit // 2:
@@ -567,7 +571,7 @@ class Spool:
         closed: bool = False,
         snapshot: bool = False,
     ) -> tuple[bytearray, list[m.ManifestEntry], int]:
-        """The control batch, and the addresses of the batches stamped into them."""
+        """Encode the control batch, and write the addresses into the batches."""
         position = self.next_position + 1 + len(marks)
         manifest = []
         for destination, data in batches:
@@ -628,7 +632,7 @@ class Spool:
         """Start a segment with a snapshot, so that earlier segments can be deleted."""
         self._write_out(limit)
         if self._handle >= 0:
-            # A group of the new segment says that everything before it is durable.
+            # The new segment's first group will state that everything before it is durable.
             if self._sync != "os":
                 self._to_disk()
             self._leave_segment()
@@ -645,7 +649,7 @@ class Spool:
         self._files.sync_directory(self._lane)
         marks = list(self._snapshot())
         if self._torn:
-            # This group proves that everything before it was durable, except for what recovery skipped.
+            # This group states that everything before it was durable. It must name the positions that recovery skipped.
             marks.append(m.Torn(self._torn))
         control, _, end_position = self._group(marks, (), snapshot=True)
         self._append(control, (), (), end_position)
@@ -661,7 +665,7 @@ class Spool:
 
     def _to_disk(self) -> None:
         if self._disk_position < self.next_position:
-            self._sync_failed = True  # until all of them have returned
+            self._sync_failed = True  # stays true until all syncs have returned
             for segment, following in zip(self._segments, self._segments[1:], strict=False):
                 # With "os", earlier segments may not be synced either.
                 if following.first_position > self._disk_position:
@@ -681,7 +685,7 @@ class Spool:
         handle, self._handle = self._handle, -1
         size = self._segments[-1].size_bytes
         with contextlib.suppress(OSError):
-            # If another process cut the file, this must not extend it again.
+            # If another process cut the file, `truncate` must not extend it again.
             if self._files.size(handle) >= size:
                 self._files.truncate(handle, size)
         self._held.limit()
@@ -712,7 +716,8 @@ class Spool:
     def _put_back(self) -> None:
         """Remove everything after the promised position.
 
-        The spool never continues a segment whose fsync failed. It continues one whose write failed only for space:
+        The spool never continues a segment whose fsync failed. It continues a segment if a write failed only because
+        the disk was full:
 
         1. The disk has room for marks, but not for the next batch.
         2. Each attempt to write the batch fails, and is followed by a mark.
@@ -755,7 +760,7 @@ class Spool:
     # -- the reserve -------------------------------------------------------------------------------------------------
 
     def keep_room(self, to_divide: int) -> None:
-        """Adapt the reserve to the division of this many bytes. It shrinks now, and grows with the next data.
+        """Adapt the reserve to the division of this many bytes. The reserve shrinks now, and grows with the next data.
 
         Args:
             to_divide: Size of the batches that are to be divided.

@@ -1,4 +1,4 @@
-"""The two-phase exchange of KAFKA-156 as a log: the step that each batch id has reached, and when. From marks alone."""
+"""The two-phase exchange of KAFKA-156 as a log: the step that each batch id has reached, and when. Uses only marks."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class BatchTimes:
     commit_acknowledged_ms: int = -1
 
     def identify(self, written_ms: int) -> None:
-        """The batch id under which it may be sent was written."""
+        """Note when the batch id was written. The batch may be sent under this id."""
         self.prepare_acknowledged_ms = written_ms
 
     def commit(self, written_ms: int) -> None:
-        """Its offset was written."""
+        """Note when the batch's offset was written."""
         self.commit_acknowledged_ms = written_ms
 
 
@@ -40,16 +40,17 @@ class UnitLog:
 
     Attributes:
         unit_id: 16 bytes.
-        transactional_id: Transactional id of its latest transaction; before the first one, as the user gave it.
-        producer_id: Producer id of that transaction, -1 before the first one.
-        producer_epoch: Producer epoch of that transaction, -1 before the first one.
+        transactional_id: Transactional id of the latest transaction; before the first transaction, the id that the user
+            gave.
+        producer_id: Producer id of the latest transaction; -1 before the first one.
+        producer_epoch: Producer epoch of the latest transaction; -1 before the first one.
         positions: Positions of its batches; the parts of a divided one take its place.
-        groups: Consumer groups whose offsets are part of it.
+        groups: Consumer groups whose offsets are part of the atomic batch.
         outcome: None until it is decided.
         reason: Why it was dropped.
         prepared_ms: When the whole batch was written to the spool.
-        prepare_acknowledged_ms: When the spool recorded that the brokers have all of it. From then on it may be
-            committed.
+        prepare_acknowledged_ms: When the spool recorded that the brokers have the whole atomic batch. From then on it
+            may be committed.
         ended_ms: When the spool recorded its outcome.
         offsets: By position, the base offset of the batch.
     """
@@ -69,7 +70,7 @@ class UnitLog:
 
     @property
     def batch_id(self) -> str:
-        """As commands take it."""
+        """The id in the form that commands accept."""
         return self.unit_id.hex()
 
     @property
@@ -79,7 +80,7 @@ class UnitLog:
 
     @property
     def step(self) -> ExchangeStep | None:
-        """The last step that is known to be done; None if it was dropped."""
+        """The last step that is known to be done; None if the atomic batch was dropped."""
         if self.is_dropped:
             return None
         if self.outcome is m.UnitOutcome.COMMITTED:
@@ -90,38 +91,38 @@ class UnitLog:
 
     @property
     def transaction(self) -> tuple[str, int, int]:
-        """Transactional id, producer id and epoch of the transaction, which it may share with other atomic batches."""
+        """Transactional id, producer id and epoch of the transaction. Other atomic batches may share it."""
         return self.transactional_id, self.producer_id, self.producer_epoch
 
     @property
     def is_staged(self) -> bool:
-        """Whether the brokers have all of it, in its latest transaction."""
+        """Whether the brokers have the whole atomic batch, in its latest transaction."""
         return self.prepare_acknowledged_ms >= 0
 
     def begin(self, transactional_id: str, producer_id: int, producer_epoch: int) -> None:
-        """It is sent in this transaction from now on."""
+        """Note that the atomic batch is sent in this transaction from now on."""
         self.transactional_id = transactional_id
         self.producer_id, self.producer_epoch = producer_id, producer_epoch
         self.void()
 
     def stage(self, offsets: dict[int, int], written_ms: int) -> None:
-        """The brokers have all of it, at these base offsets."""
+        """Note that the brokers have the whole atomic batch, at these base offsets."""
         self.prepare_acknowledged_ms, self.offsets = written_ms, offsets
 
     def void(self) -> None:
-        """Its transaction is not committed any more."""
+        """Note that the batch is not staged any more, because its transaction cannot be committed."""
         self.prepare_acknowledged_ms, self.offsets = -1, {}
 
     def end(self, outcome: m.UnitOutcome, reason: str, written_ms: int) -> None:
-        """Its outcome was written."""
+        """Note the outcome, and when it was written."""
         self.outcome, self.reason, self.ended_ms = outcome, reason, written_ms
 
     def add(self, position: int) -> None:
-        """It has this batch, too."""
+        """Add a batch."""
         self.positions.append(position)
 
     def divide(self, position: int, parts: Sequence[int]) -> None:
-        """The parts of a divided batch take its place."""
+        """Replace a divided batch by its parts."""
         at = self.positions.index(position)
         self.positions[at : at + 1] = parts
 
@@ -145,7 +146,7 @@ class _Steps:
     """The steps of all batches of a log.
 
     Attributes:
-        times: Of plain batches, by position.
+        times: Times of plain batches, by position.
         units: Atomic batches by id, in the order of the log.
     """
 
@@ -162,7 +163,7 @@ class _Steps:
             match mark:
                 case m.Unit(_, first, count):
                     of_unit = dict.fromkeys(range(first, first + count), (self._unit(mark, written_ms), -1))
-                    # The mark before also names the parts of a divided batch.
+                    # The preceding mark also names the parts of a divided batch.
                     members = of_unit | members
                 case m.Replaced(position, first, count) if position in self._unit_of:
                     unit = self._unit_of.pop(position)
@@ -233,7 +234,9 @@ class _Steps:
         unit.begin(mark.transactional_id, mark.producer_id, mark.producer_epoch)
 
     def _void(self, left: UnitLog) -> None:
-        """An atomic batch leaves its transaction. If it was staged, the transaction is void for the others as well."""
+        """Take an atomic batch out of its transaction. If it was staged, no other atomic batch of the transaction is
+        staged any more.
+        """
         if not left.is_staged:
             return
         transaction = left.transaction
@@ -248,19 +251,19 @@ class _Steps:
         members: dict[int, tuple[UnitLog, int]],
         moved: dict[int, int],
     ) -> None:
-        """Take the batches of a group.
+        """Add the batches of a group.
 
         Args:
             written_ms: When the group was written.
             batches: Position, and whether it has an id.
-            members: By index, the atomic batch that it belongs to, and the position of the divided batch whose part it
-                is, else -1.
+            members: By index, the atomic batch to which the batch belongs, and the position of the divided batch of
+                which it is a part (-1: not a part).
             moved: By index, the former position of a batch that was copied forward.
         """
         replaced: dict[int, list[int]] = {}
         for index, (position, identified) in enumerate(batches):
             if index in moved:
-                # Copied forward, as it was. The segment where it was written first may be deleted already.
+                # The batch was copied forward unchanged. The segment with the first copy may be deleted already.
                 self.times[position] = self.times.pop(moved[index], BatchTimes())
                 continue
             if index not in members:
@@ -317,7 +320,7 @@ def undecidable_in(
                     | m.Torn()
                     | m.Unit()
                 ):
-                    pass  # asks for no decision
+                    pass  # these marks ask for no decision
         for index, (position, _) in enumerate(batches):
             if moved.get(index, -1) in found:
                 found[position] = found.pop(moved[index])

@@ -15,7 +15,7 @@ __all__ = ["cut_tail", "make_durable", "remove_drafts"]
 log = EventLog("spool")
 
 _DRAFT: Final = re.compile(r"\d{20}\.new")
-"""Name of a segment that was being written again."""
+"""Pattern for the names of segments that are being written again."""
 
 
 def cut_tail(files: Files, lane: Path, found: Log) -> None:
@@ -23,7 +23,7 @@ def cut_tail(files: Files, lane: Path, found: Log) -> None:
     doomed = list(found.doomed)
     last = found.segments[-1] if found.segments else None
     if last is not None and last.size_bytes == 0 and last.first_position == found.next_position:
-        doomed.insert(0, found.segments.pop().path)  # its name is the next segment's
+        doomed.insert(0, found.segments.pop().path)  # the next segment will have the same name
     if found.segments:
         last = found.segments[-1]
         handle = files.open(last.path, write=True)
@@ -44,7 +44,7 @@ def cut_tail(files: Files, lane: Path, found: Log) -> None:
                 )
             # 1. A sync fails; the owner cuts the group off, begins a segment, and dies.
             # 2. The next owner finds the file already cut, deletes that segment, and relies on what it read.
-            # 3. Power fails: the cut was never synced, and the group is back. So this sync is needed.
+            # 3. Power fails. The cut was never synced, so the group is in the file again. So this sync is needed.
             files.sync_data(handle)
         finally:
             files.close(handle)
@@ -61,9 +61,9 @@ def remove_drafts(files: Files, lane: Path) -> None:
 
 
 def make_durable(files: Files, lane: Path, found: Log) -> None:
-    """Write what recovery read to disk again, because it may be in the page cache only. Durable on return.
+    """Write the content that recovery read to disk again, because it may be only in the page cache. Durable on return.
 
-    An fsync alone is not enough. If an fsync of a dead owner failed, the kernel regards the pages as written, and an
+    An fsync alone is not enough. If an fsync of a dead owner failed, the kernel regards the pages as written, so an
     fsync that succeeds now proves nothing.
     """
     for segment in found.segments:

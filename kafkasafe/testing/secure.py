@@ -47,7 +47,9 @@ def check_listeners(listeners: Mapping[str, str], users: Mapping[str, str], vers
 
 
 def mechanisms_of(version: tuple[int, ...]) -> tuple[str, ...]:
-    """The SASL mechanisms of a listener. The API that creates users for SCRAM came with 2.7, in KRaft mode with 3.5."""
+    """The SASL mechanisms of a listener. Kafka 2.7 introduced the API that creates users for SCRAM; in KRaft mode, 3.5
+    did.
+    """
     return MECHANISMS if version >= (3, 5) or (2, 7) <= version < (3, 0) else MECHANISMS[:1]
 
 

@@ -1,7 +1,7 @@
 """A TCP proxy that drops responses, and cuts, delays, stalls or refuses connections.
 
 Between a client and a broker it simulates faults of the network. A client cannot distinguish a lost response from a
-lost request, so these faults show what an idempotent producer is good for.
+lost request, so these faults show the benefit of an idempotent producer.
 
 ```python
 with TcpProxy(target_port=9092) as proxy:
@@ -28,7 +28,7 @@ _CHUNK_BYTES: Final = 64 * 1024
 _SLOW_CHUNK_BYTES: Final = 4 * 1024
 _MAX_BUFFERED_BYTES: Final = (
     4 * 1024 * 1024
-)  # for each direction of a connection; beyond it the sender has to wait
+)  # limit for each direction of a connection; beyond it, the sender has to wait
 
 
 class _Pipe:
@@ -92,7 +92,7 @@ class TcpProxy(Relay[_Connection]):
             self.close()
             raise
 
-        # Only the proxy's thread uses these, and everything that it forwards.
+        # Only the proxy's thread uses these attributes, and everything that it forwards.
         self._drop_requests = False
         self._drop_responses = False
         self._stalled = False
@@ -100,7 +100,7 @@ class TcpProxy(Relay[_Connection]):
         self._response_delay_s = 0.0
         self._bytes_per_s = 0.0
         self._buffer_bytes = _MAX_BUFFERED_BYTES
-        self._free_at = 0.0  # when the slow uplink has transferred everything so far
+        self._free_at = 0.0  # when the slow uplink will have transferred all bytes so far
         self._cut_after: int | None = None
         self._accepted = 0
         self._request_bytes = 0
@@ -129,15 +129,15 @@ class TcpProxy(Relay[_Connection]):
     # -- Faults --------------------------------------------------------------------------------------------------
 
     def drop_responses(self, on: bool = True) -> None:
-        """Drops the bytes that the target sends. Switched off, it resets the connections that lost bytes."""
+        """Drops the bytes that the target sends. When switched off, resets the connections that lost bytes."""
         self._do(lambda: self._set_drop(responses=on))
 
     def drop_requests(self, on: bool = True) -> None:
-        """Drops the bytes that clients send. Switched off, it resets the connections that lost bytes."""
+        """Drops the bytes that clients send. When switched off, resets the connections that lost bytes."""
         self._do(lambda: self._set_drop(requests=on))
 
     def stall(self, on: bool = True) -> None:
-        """Forwards nothing, but keeps connections open and accepts new ones. Switched off, it continues from there."""
+        """Forwards nothing, but keeps connections open and accepts new ones. When switched off, forwards again."""
         self._do(lambda: setattr(self, "_stalled", on))
 
     def delay(self, response_s: float = 0.0, request_s: float = 0.0) -> None:
@@ -169,11 +169,11 @@ class TcpProxy(Relay[_Connection]):
         return self._do(self._cut)
 
     def cut_after(self, request_bytes: int) -> None:
-        """Resets all connections once, after this many further bytes of requests, possibly within a request."""
+        """Resets all connections once, after this many further bytes of requests. The limit may be inside a request."""
         self._do(lambda: setattr(self, "_cut_after", request_bytes))
 
     def refuse(self, on: bool = True) -> None:
-        """Resets all connections and refuses new ones. Switched off, it listens again."""
+        """Resets all connections and refuses new ones. When switched off, listens again."""
 
         def run() -> None:
             if on and self._listeners:
@@ -286,7 +286,7 @@ class TcpProxy(Relay[_Connection]):
             return
         if pipe.to_target and self._cut_after is not None:
             if len(data) >= self._cut_after:
-                # The bytes before the limit must arrive before the reset does.
+                # The bytes before the limit must arrive before the reset.
                 pipe.sink.setblocking(True)
                 pipe.sink.settimeout(CONNECT_TIMEOUT_S)
                 pipe.sink.sendall(pipe.outbox.take() + data[: self._cut_after])

@@ -29,7 +29,7 @@ _LAST_ON_ZOOKEEPER: Final = (3, 9)
 
 
 class Upgrades:
-    """Changes the release of a cluster, or its controller. Has no state of its own."""
+    """Changes the release of a cluster, or its controller. The object has no state of its own."""
 
     def __init__(
         self, release: Release, workspace: Workspace, resources: Resources, nodes: Nodes, files: NodeFiles
@@ -133,7 +133,8 @@ class Upgrades:
             self._nodes.stop(node.id, left())
         self._nodes.replace_zookeeper(controller)
         _write(controller, own)
-        # While ZooKeeper still runs. Without it, the migrating controller could wait for it forever, even at shutdown.
+        # Restart the controller while ZooKeeper still runs. Otherwise the migrating controller could wait for ZooKeeper
+        # forever, even at shutdown.
         self._nodes.restart(CONTROLLER, left())
         self._nodes.kill_together([zookeeper])
         self._nodes.start_all(left())
@@ -143,7 +144,7 @@ class Upgrades:
 
 
 def _read(node: Node) -> dict[str, str]:
-    """Reads the properties as they were written, with escapes."""
+    """Reads the properties in their written form, with escapes."""
     lines = (node.directory / "server.properties").read_text().splitlines()
     return {name: value for name, _, value in (line.partition("=") for line in lines)}
 

@@ -1,6 +1,6 @@
 """`kafkasafe spool`: inspect, export and repair a spool directory, and deliver what it holds.
 
-Each command has a module of its own. It makes a report (`kafkasafe.cli.report`), and `show` prints that.
+Each command has a module of its own. The command makes a report (`kafkasafe.cli.report`), and `show` prints the report.
 
     ls, tree          lists of lanes and directories
     verify, repair    damage
@@ -11,7 +11,7 @@ Each command has a module of its own. It makes a report (`kafkasafe.cli.report`)
     commit, abort     staged atomic batches
     prune             empty lanes and directories
     contents, delivery, atomic_batches, decisions
-                      what several of these commands use
+                      code that several of these commands share
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ app = typer.Typer(
     " set-aside, discard and prune change anything.",
 )
 
-# In the order of `kafkasafe spool --help`.
+# The order of these lines is the order in `kafkasafe spool --help`.
 app.command("commit", epilog=DECISION_CODES)(spool_commit)
 app.command("abort", epilog=DECISION_CODES)(spool_abort)
 app.command("discard", epilog=DISCARD_CODES)(spool_discard)

@@ -1,4 +1,4 @@
-"""What lanes hold, batch by batch and record by record."""
+"""The contents of lanes, batch by batch and record by record."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def unread_rows(troubles: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
 
 
 def missing_lines(missing: Sequence[str]) -> Iterator[str]:
-    """Yields a line for each file that is missing in rejected/, and what to do about them."""
+    """Yields a line for each file that is missing in rejected/, then a line with advice."""
     for text in missing:
         yield f"  MISSING {text}"
     if missing:

@@ -1,4 +1,6 @@
-"""What `kafkasafe spool commit` and `spool abort` have in common: atomic batches that another process staged."""
+"""The common code of `kafkasafe spool commit` and `spool abort`, which decide atomic batches that another process
+staged.
+"""
 
 from __future__ import annotations
 
@@ -43,13 +45,13 @@ Patience = Annotated[
 
 
 class _Outcomes:
-    """The ends of atomic batches, by their ids."""
+    """The outcomes of atomic batches, by their ids."""
 
     def __init__(self) -> None:
         self.known: dict[str, AtomicBatchCommitted | AtomicBatchDropped] = {}
 
     def note(self, event: object) -> None:
-        """Note an event of the producer."""
+        """Note the outcome that an event of the producer reports."""
         if isinstance(event, (AtomicBatchCommitted, AtomicBatchDropped)):
             self.known[event.batch_id] = event
 
@@ -125,7 +127,7 @@ def _decide(
                 break
             time.sleep(_POLL_S)
         spool.close(0)
-    # The log may no longer hold a finished batch, so `before` was read first.
+    # The log may no longer hold a finished batch. That is why `before` was read first.
     rows = []
     for row in before:
         match outcomes.known.get(row["batch_id"]):
@@ -150,14 +152,14 @@ def _decide(
 
 @dataclass(frozen=True, slots=True)
 class DecisionReport:
-    """What became of atomic batches.
+    """The outcomes of atomic batches.
 
     Attributes:
-        rows: Those that were to be decided, as `unit_rows` returns them.
+        rows: The atomic batches to decide, as `unit_rows` returns them.
         wanted: Number of undecided batches that were found.
         foreign: Names of lanes that were skipped, because a process owns them.
         unreachable: Whether no broker could be used.
-        aborts: Whether they were to be aborted. If they were to be committed, a dropped batch counts as left.
+        aborts: Whether the command aborts batches. If it commits them, a dropped batch counts as left.
     """
 
     rows: Sequence[dict[str, Any]]
@@ -178,7 +180,7 @@ class DecisionReport:
 
     @property
     def left(self) -> int:
-        """Number of batches that did not end as they were to."""
+        """Number of batches that did not get the intended outcome."""
         return self.wanted - self.committed - (self.aborted if self.aborts else 0)
 
     @property
@@ -212,7 +214,7 @@ def decide_staged(
         batch: Beginnings of the ids of the only batches to decide; None or empty decides all of them.
         options: Options of a producer, for the connection.
         limit_s: Time after which to give up, seconds.
-        choose: Returns those of the batches that are to be decided, and how.
+        choose: Selects the batches to decide, with their outcomes.
     """
     directory = directory.resolve()
     wanted, foreign = _wanted(directory, batch)

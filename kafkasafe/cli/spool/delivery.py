@@ -1,4 +1,4 @@
-"""What `kafkasafe spool drain` and `spool resend` have in common: the delivery of what a spool directory holds."""
+"""The common code of `kafkasafe spool drain` and `spool resend`: the delivery of the records in a spool directory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _REASONS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class DeliveryReport:
-    """What a drain delivered, and what the directory holds afterwards."""
+    """The result of a drain: what it delivered, and what the directory still holds."""
 
     delivered: int
     left: int
@@ -47,8 +47,7 @@ class DeliveryReport:
     lost: str = ""
     """A message about lost acknowledged records that cannot be sent again; empty if none were lost."""
     dropped: int = 0
-    """Number of records of atomic batches that were neither delivered nor kept: the group's members read the input
-    again."""
+    """Number of records in dropped atomic batches that are not in rejected/: the group reads the input again."""
     rejected_now: int = 0
     """Number of records that this drain added to rejected/."""
     ignore_rejected: bool = False
@@ -66,7 +65,7 @@ class DeliveryReport:
 
     @property
     def broken_now(self) -> bool:
-        """Like `broken`, but of rejected/ only newly added records and unreadable files count."""
+        """Like `broken`, but in rejected/ only newly added records and unreadable files count."""
         unreadable = any(found.rejected_unreadable for found in self.rejected)
         return bool(self.left or self.trouble or self.rejected_now or unreadable or self.lost)
 
@@ -126,7 +125,7 @@ def deliver(
     on_undecidable: str,
     on_corrupt: str | None = None,
 ) -> DeliveryReport:
-    """Delivers what lanes without an owner hold.
+    """Delivers the records of lanes without an owner.
 
     Args:
         lanes: The spool directory.
@@ -246,13 +245,13 @@ class _Reasons:
 
 @dataclass(frozen=True, slots=True)
 class _Left:
-    """The rest in lanes without an owner, and in some lanes that this process owns.
+    """The undelivered rest in lanes without an owner, and in some lanes that this process owns.
 
     Attributes:
         records: Number of undelivered records.
         damaged: A description of the damage; empty if there is none.
         foreign: Names of the lanes that other processes own.
-        work: Whether a producer that held these lanes would have work to do.
+        work: Whether a producer with these lanes would have work to do.
     """
 
     records: int
@@ -266,7 +265,7 @@ def _left(lanes: SpoolDirectory, mine: set[str]) -> _Left:
     records, damaged, foreign, work = 0, "", [], False
     for number in lanes.lanes():
         path = lanes.lane_path(number)
-        # A lane that this process has locked but not opened yet is its own, too.
+        # A lane that this process has locked but not opened yet counts as its own, too.
         if path.name not in mine and lanes.seems_owned(number) not in {0, os.getpid()}:
             foreign.append(path.name)
             continue

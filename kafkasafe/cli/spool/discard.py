@@ -67,7 +67,7 @@ class Discarded:
 
     Attributes:
         found: All files that were found.
-        wanted: Those that were to be deleted.
+        wanted: The files to delete.
         apply: Whether they were deleted.
     """
 

@@ -1,4 +1,4 @@
-"""`kafkasafe spool drain`: delivers what a spool directory holds."""
+"""`kafkasafe spool drain`: delivers the records in a spool directory."""
 
 from __future__ import annotations
 

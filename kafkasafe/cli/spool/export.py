@@ -53,7 +53,7 @@ _FORMS: Final[dict[str, Literal["jsonl", "parquet"]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What an export wrote.
+    """The result of an export.
 
     Attributes:
         output: The name of the file, or "-".
@@ -174,7 +174,7 @@ def _new_file(path: Path) -> Iterator[Any]:
     """Yield a new file, and delete it after an error: no partial file is ever left.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     try:
         # Only the owner may read the spool, so only the owner may read a copy of it.

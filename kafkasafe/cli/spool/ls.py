@@ -92,7 +92,7 @@ class Listing:
 
     Attributes:
         directory: The directory.
-        rows: What the JSON output has of each lane.
+        rows: The JSON output for each lane.
         lanes: The content of each of these lanes.
         troubles: The name of each unreadable lane, with the reason.
     """

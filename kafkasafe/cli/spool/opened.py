@@ -1,4 +1,4 @@
-"""A spool directory that a command has opened as a producer does, to deliver or decide what it holds."""
+"""A spool directory that a command has opened like a producer, to deliver records or decide atomic batches."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class OpenSpool:
         directory: The spool directory.
         client_id: Client id of the command.
         on_event: Gets each event, on the pump's thread.
-        decide: Instruction to end atomic batches only; None: deliver everything.
+        decide: Instruction to only end atomic batches; None: deliver everything.
 
     Raises:
-        ConfigError: An option cannot work.
+        ConfigError: An option is unusable.
         SpoolError: The spool cannot be opened.
     """
 
@@ -63,11 +63,11 @@ class OpenSpool:
             error.add_note(f"Closing the spool failed as well: {type(own).__name__}: {own}")
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Release the spool. Raises as `SafeProducer.close` does. A second call does nothing."""
+        """Release the spool. Raises the same errors as `SafeProducer.close`. A second call does nothing."""
         self._parts.shutdown.close(timeout_s)
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until the records are delivered. Raises as `SafeProducer.flush` does."""
+        """Wait until the records are delivered. Raises the same errors as `SafeProducer.flush`."""
         self._parts.delivery.flush(timeout_s)
 
     @property
@@ -102,7 +102,7 @@ class OpenSpool:
 
     @property
     def dropped_records(self) -> int:
-        """Number of records of atomic batches that were neither delivered nor kept in rejected/."""
+        """Number of records in dropped atomic batches that are not in rejected/."""
         return self._ended("dropped")
 
     def _ended(self, wanted: str) -> int:
@@ -110,11 +110,12 @@ class OpenSpool:
         return sum(count for (_, how), count in ended.items() if how == wanted)
 
     def _readings(self) -> Iterable[Reading]:
-        """Return the readings that `kafkasafe.metrics` collects."""
+        """Return the values that `kafkasafe.metrics` collects."""
         return producer_readings(self._pump, closed=self._parts.lifecycle.closed is not None)
 
     def unit(self, unit_id: bytes) -> tuple[u.Phase, bool] | None:
-        """The phase of an undecided unit (an atomic batch), and whether a unit that is left undecided holds it up.
+        """The phase of an undecided unit (an atomic batch), and whether it waits for another unit that is left
+        undecided.
 
         None if none of these lanes has the unit.
         """

@@ -104,9 +104,9 @@ class Pruned:
     """Lanes and directories that were deleted, or would be.
 
     Attributes:
-        rows: What the JSON output has of each lane and directory; those with a reason in "kept" stay.
-        troubles: A sentence for each that could not be read or deleted.
-        apply: Whether they were to be deleted.
+        rows: The JSON output for each lane and directory. Those with a reason in "kept" stay.
+        troubles: A sentence for each lane or directory that could not be read or deleted.
+        apply: Whether the command deletes them. If not, it only shows what it would delete.
     """
 
     rows: Sequence[dict[str, Any]]

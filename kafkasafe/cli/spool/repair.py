@@ -96,7 +96,7 @@ class Repair:
 
     Attributes:
         plans: For each lane its name, the plan, and the folder with copies if the plan was carried out.
-        apply: Whether plans were to be carried out.
+        apply: Whether the command carries out the plans. If not, it only shows them.
     """
 
     plans: Sequence[tuple[str, Plan, Path | None]]

@@ -69,7 +69,7 @@ def spool_resend(
         with progress("moving back", "files") as report:
             found = bring_back(lanes, topics, progress=report)
         if options is not None:
-            # Deliver even if no file was moved: an earlier resend may have died before it delivered.
+            # Deliver even if no file was moved: an earlier resend may have died before the delivery.
             done = deliver(lanes, options, limit_s, "raise")
             if topics:
                 mine = [found for found in done.rejected if any(r.topic in topics for r in found.rejected)]
@@ -84,7 +84,7 @@ class ResendReport:
     Attributes:
         found: The records that were moved, or would be.
         done: The delivery; None if this command does not deliver.
-        dry_run: Whether nothing was to be changed.
+        dry_run: Whether the command only shows what it would do.
     """
 
     found: ResendResult

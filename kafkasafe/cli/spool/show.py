@@ -43,7 +43,7 @@ def spool_show(
     if position is not None and not found.rows:
         raise typer.BadParameter(f"no batch begins at position {position}", param_hint="--position")
     if as_json:
-        # The JSON output is a list of batches.
+        # The JSON output is a list of batches, so it has no place for these lines.
         for line in unreadable_lines(found.troubles):
             print(line, file=sys.stderr)
     show(found, as_json=as_json, ensure_ascii=False)
@@ -80,7 +80,7 @@ class Batches:
     """Batches of a spool directory.
 
     Attributes:
-        rows: What the JSON output has of each batch.
+        rows: The JSON output for each batch.
         units: Atomic batches, as `unit_rows` returns them.
         damaged: Whether a part of a log is damaged.
         unreadable: A sentence for each file of rejected/ that cannot be read.

@@ -56,7 +56,7 @@ class _Sums:
 
     @property
     def broken(self) -> bool:
-        """Whether anything needs an operator. Waiting records do not."""
+        """Whether anything needs an operator. Waiting records need none."""
         return bool(self.rejected_records or self.damaged_ranges or self.troubles)
 
 
@@ -87,7 +87,7 @@ def spools_below(root: Path, troubles: list[str]) -> Iterator[Path]:
     """
 
     def failed(error: OSError) -> None:
-        if not isinstance(error, FileNotFoundError):  # removed meanwhile
+        if not isinstance(error, FileNotFoundError):  # the directory was removed meanwhile
             troubles.append(f"{error.filename} cannot be read: {error.strerror}")
 
     for path, folders, files in os.walk(root, onerror=failed):
@@ -100,7 +100,7 @@ def spools_below(root: Path, troubles: list[str]) -> Iterator[Path]:
 def _is_spool(path: Path, files: Sequence[str], folders: Sequence[str]) -> bool:
     file = path / "FORMAT"
     try:
-        # Do not wait for a pipe of that name.
+        # A pipe with this name must not make the command wait.
         if "FORMAT" not in files or (file.exists() and not file.is_file()):
             return format_lost(path, folders) is not None
         return file.read_bytes().startswith(b"kafkasafe-spool ")
@@ -135,7 +135,7 @@ def _sums(path: Path) -> tuple[_Sums, str | None]:
 
 
 def tree_below(root: Path) -> Tree:
-    """Returns what the spool directories at and below a directory hold."""
+    """Returns the contents of the spool directories at and below a directory."""
     unread: list[str] = []
     found: list[tuple[Path, str | None, _Sums]] = []
     total = _Sums()
@@ -149,7 +149,7 @@ def tree_below(root: Path) -> Tree:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """What the spool directories below a directory hold.
+    """The contents of the spool directories below a directory.
 
     Attributes:
         root: The directory.

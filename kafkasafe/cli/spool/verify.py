@@ -43,7 +43,7 @@ def spool_verify(directory: Directory, as_json: Json = False) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What a check of all bytes found: a row for each lane, and the reason for each lane that cannot be read."""
+    """The result of a check of all bytes: a row for each lane, and the reason for each lane that cannot be read."""
 
     rows: Sequence[dict[str, Any]]
     troubles: Sequence[tuple[str, str]]

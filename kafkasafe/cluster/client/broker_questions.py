@@ -1,4 +1,4 @@
-"""Requests to a certain broker, or to any, and the meaning of their answers."""
+"""Requests to a certain broker, or to any broker, and the interpretation of the answers."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class _Endpoint:
 
 
 class BrokerQuestions:
-    """Requests to a certain broker, or to any.
+    """Requests to a certain broker, or to any broker.
 
     Args:
         network: The addresses of brokers, and the time limit of requests.
-        mailbox: The way in for other threads.
-        links: The ways to the brokers.
+        mailbox: Passes jobs to the network thread.
+        links: The links to the brokers.
         router: Finds the best broker.
     """
 
@@ -55,7 +55,7 @@ class BrokerQuestions:
         self.ask(metadata_question(None, topics_listed), reply)
 
     def topic_at(self, node: int, topic: str, reply: Reply[TopicInfo]) -> None:
-        """Asks one broker what it knows of a topic; see `Cluster`."""
+        """Asks one broker for its metadata of a topic; see `Cluster`."""
 
         def parse(response: Any) -> TopicInfo:
             return topic_at(response, topic, version=response.API_VERSION)
@@ -74,12 +74,12 @@ class BrokerQuestions:
         self._mailbox.post(run, not_sent(reply))
 
     def ask(self, question: Question, reply: Reply[Any], *, node: Node | None = None) -> None:
-        """Asks a certain broker, or whichever one is there.
+        """Asks a certain broker, or the best one.
 
         Args:
-            question: What it is asked. What `parse` raises is the `Failure`.
+            question: The request, and how to parse its answer. An exception of `parse` becomes the `Failure`.
             reply: Gets the result of `parse`, or `Failure`.
-            node: (node id, host, port) of the broker, as another broker said; None: any.
+            node: (node id, host, port) of the broker, as another broker reported them; None: any broker.
         """
 
         def make() -> QuestionCall:

@@ -1,6 +1,6 @@
 """One request to one broker and its single outcome: a question, and questions that share a request.
 
-A call makes its request and replies; where and when it goes is decided elsewhere.
+A call builds its request and calls its reply. Other modules decide to which broker the request goes, and when.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ __all__ = [
 
 
 class Call:
-    """One request to one broker and its single outcome. Each class of calls owns the mark that it has one."""
+    """One request to one broker and its single outcome. Each subclass has its own flag which says whether the outcome
+    is known.
+    """
 
     __slots__ = ("_wait_s", "deadline", "targets", "timeout_s", "written_at")
 
     identifies = False
-    """Its answer says which cluster the broker belongs to."""
+    """The answer to this call says which cluster the broker belongs to."""
 
     def __init__(self, timeout_s: float, targets: Collection[TopicPartition] = ()) -> None:
         self._wait_s = timeout_s
@@ -44,14 +46,16 @@ class Call:
         self.deadline = 0.0
         self.targets = targets
         self.written_at = 0.0
-        """When its last byte was passed to the network; 0 before that."""
+        """When the request's last byte was passed to the network; 0 before that."""
 
     def begin(self, now: float) -> None:
-        """From now on it waits for a connection."""
+        """Notes that the call waits for a connection from now on."""
         self.deadline = now + self._wait_s
 
     def request(self, conn: Connection) -> Sendable | None:
-        """The request for this connection, None if nothing is left to send. Raises what prevents it."""
+        """Returns the request for this connection; None if nothing is left to send. Raises an error if the broker does
+        not support the request.
+        """
         raise NotImplementedError
 
     def succeed(self, response: Any) -> None:
@@ -65,11 +69,11 @@ class QuestionCall(Call):
     """One question.
 
     Args:
-        question: The request, and what its answer means.
-        reply: Gets that, or `Failure`.
-        timeout_s: How long it may wait for a connection, and then for the answer.
-        targets: The partitions that it is about, if it must go to their leader.
-        identifies: Its answer says which cluster the broker belongs to.
+        question: The request, and how to parse its answer.
+        reply: Gets the parsed answer, or `Failure`.
+        timeout_s: How long the call may wait for a connection, and then again for the answer.
+        targets: The partitions that the question is about, if it must go to their leader.
+        identifies: Whether the answer says which cluster the broker belongs to.
     """
 
     __slots__ = ("_done", "_maximum", "_question", "_reply", "identifies")
@@ -100,7 +104,7 @@ class QuestionCall(Call):
             return
         try:
             result = self._question.parse(response)
-        except Exception as error:  # whatever a broker sends, the caller hears of it
+        except Exception as error:  # whatever a broker sends, the caller must get a reply
             self.fail(error, sent=True)
             return
         self._done = True
@@ -130,7 +134,7 @@ class PartitionQuestion:
                     f"The response left {topic}-{partition} out"
                 )
             result = self.parse(row)
-        except Exception as error:  # whatever a broker sends, the caller hears of it
+        except Exception as error:  # whatever a broker sends, the caller must get a reply
             self.fail(error, sent=True)
             return
         safely(self.reply, result)
@@ -144,9 +148,9 @@ class OffsetsWanted:
     """ListOffsets.
 
     Attributes:
-        replica_id: Whom the broker takes the client for.
+        replica_id: The replica id of the request: -1 for a client, -2 for a debugging replica.
         isolation_level: Isolation level of the request.
-        timestamp: The special one that is asked for, 0: times.
+        timestamp: The special timestamp of the request (such as `LATEST`); 0 for look-ups by time.
     """
 
     replica_id: int
@@ -231,7 +235,7 @@ class QuestionsCall(Call):
             return
         try:
             answers = self.kind.answers(response)
-        except Exception as error:  # whatever a broker sends, the caller hears of it
+        except Exception as error:  # whatever a broker sends, the caller must get a reply
             self.fail(error, sent=True)
             return
         self._done = True
@@ -245,7 +249,7 @@ class QuestionsCall(Call):
                 question.fail(error, sent=sent)
 
     def drop(self, is_gone: Callable[[TopicPartition], bool], error: BaseException) -> bool:
-        """Questions about these partitions fail, before they were sent. Returns whether others are left."""
+        """Fails the unsent questions about these partitions. Returns whether other questions are left."""
         gone = [target for target in self.questions if is_gone(target)]
         failed = [self.questions.pop(target) for target in gone]
         self._done = not self.questions
@@ -293,7 +297,7 @@ class OffsetsCall(Call):
 
 
 class ReachCall(Call):
-    """No request at all: it only waits for the connection."""
+    """A call without a request: it only waits for the connection."""
 
     __slots__ = ("_done", "node_id", "reply")
 

@@ -1,4 +1,4 @@
-"""The connection to one broker: when it opens, the requests that wait for it or are in flight, and when it is given up.
+"""The connection to one broker: when it is opened and closed, and the requests that wait for it or are in flight.
 
 `router` decides which broker a request goes to.
 """
@@ -65,10 +65,10 @@ class BrokerLink:
         self._watch_silence = watch_silence
         self.conn: Connection | None = None
         self.ready_once = False  # whether `conn` has been usable: connected, and to the right cluster
-        self.identifying = False  # whether the request that tells which cluster it is was written
+        self.identifying = False  # whether the request for the cluster id was written
         self.waiting: collections.deque[Call] = collections.deque()
         self.gathered: dict[Wanted, list[PartitionQuestion]] = {}  # in this turn of the loop
-        self.in_flight: dict[Call, float] = {}  # in the order they were written, with the time
+        self.in_flight: dict[Call, float] = {}  # in the order of writing, with the time of each
         self.failures = 0  # connection attempts that failed since the last success
         self.not_before = 0.0
         self.suspect_until = 0.0
@@ -121,7 +121,7 @@ class BrokerLink:
             self.pump()
 
     def _collect(self) -> None:
-        """Makes requests of the gathered questions, and queues them after the waiting requests."""
+        """Turns the gathered questions into requests, and queues these after the waiting requests."""
         if not self.gathered:
             return
         gathered, self.gathered = self.gathered, {}
@@ -159,7 +159,8 @@ class BrokerLink:
                 return
             resumes_at = conn.resumes_at
             if resumes_at is not None:
-                # Throttled by the broker, or authenticating again: this is short, and no request overtakes another.
+                # The broker throttles the connection, or the connection authenticates again. The wait is short, and
+                # keeps the order of the requests.
                 self._arm(min(max(resumes_at, now + _PAUSE_POLL_S), call.deadline))
                 return
             if self._pin.pinned and not self.ready_once and (self.identifying or not call.identifies):
@@ -170,7 +171,7 @@ class BrokerLink:
             self._write(conn, call, now)
 
     def _identify(self, conn: Connection, now: float) -> None:
-        """Ask the connection which cluster it leads to, once."""
+        """Asks the broker for its cluster id, once per connection."""
         if self.identifying:
             return
 
@@ -178,11 +179,11 @@ class BrokerLink:
             if not isinstance(result, Failure) or conn is not self.conn or not conn.connected:
                 return
             if isinstance(result.error, kafka_errors.UnsupportedVersionError):
-                self._admit(conn)  # too old to have a cluster id, and to get a batch
+                self._admit(conn)  # too old for a cluster id, and for batches
             else:
                 self.hang_up(result.error)
 
-        # Without topics: this needs no permission, and does not change the known topics.
+        # A request without topics needs no permission, and does not change the known topics.
         question = metadata_question([], lambda response: response)
         timeout_s = self._network.request_timeout_s
         self._write(conn, QuestionCall(question, answered, timeout_s=timeout_s, identifies=True), now)
@@ -229,7 +230,7 @@ class BrokerLink:
             self._watch_silence()
 
     def _watch(self, due: float) -> None:
-        """Sets one timer for all requests in flight. It stays set when the request that it was set for is answered."""
+        """Sets one timer for all requests in flight. An answered request does not cancel the timer."""
         if self.watch is not None:
             if self.watch_at <= due:
                 return
@@ -294,14 +295,14 @@ class BrokerLink:
         self.not_before = self._network.now() + self._backoff.pause_s(self.failures)
 
     def drop(self, error: BaseException) -> None:
-        """Fails all waiting requests, in order: none may overtake requests that were lost with the connection."""
+        """Fails all waiting requests, in order: they must not overtake requests that were lost with the connection."""
         self._collect()
         waiting, self.waiting = self.waiting, collections.deque()
         for call in waiting:
             call.fail(error, sent=False)
 
     def drop_moved(self, leader_of: Callable[[TopicPartition], int | None]) -> None:
-        """Fails waiting requests whose partition has another leader now, and later ones of these partitions."""
+        """Fails waiting requests whose partition has another leader now, and all later requests for that partition."""
         self._collect()
         if not self.waiting:
             return
@@ -330,7 +331,7 @@ class BrokerLink:
         if not self.in_flight or self.conn is None:
             return 0.0
         call, since = next(iter(self.in_flight.items()))
-        # While it still reads the request, no answer is due.
+        # No answer is due before the broker has received the whole request.
         since = max(since, call.written_at or self.conn.last_write)
         heard: float = self.conn.last_read
         return max(0.0, now - max(since, heard))

@@ -1,4 +1,4 @@
-"""The links to brokers, and which of them have been silent too long.
+"""The links to the brokers. Notices brokers that have been silent too long.
 
 Other modules decide which requests a link sends, and when metadata are requested.
 """
@@ -31,7 +31,7 @@ class Links:
 
     Args:
         network: Makes the connections.
-        mailbox: At the end of each look into it, the gathered questions are sent.
+        mailbox: Calls `ask_gathered` whenever it has run its jobs.
         schedule: Requests metadata when a broker is lost or silent.
         pin: The cluster that connections must lead to.
         leaders: The leaders of partitions, by the latest metadata.
@@ -51,7 +51,7 @@ class Links:
             random_fraction=network.random_fraction,
         )
         self._links: dict[NodeId, BrokerLink] = {}
-        self._asking: list[BrokerLink] = []  # those with questions gathered in this turn of the loop
+        self._asking: list[BrokerLink] = []  # links with questions gathered in this turn of the loop
         self._ticking = False
         mailbox.at_end_of_look(self.ask_gathered)
 
@@ -113,7 +113,7 @@ class Links:
             link.drop_moved(self._leaders.leader_id)
 
     def drop_hung(self) -> None:
-        """Cuts silent connections whose requests have a new leader to go to."""
+        """Closes silent connections if another broker leads the partitions of their requests now."""
         now = self._network.now()
         for link in list(self._links.values()):
             if link.silent_for(now) <= SILENCE_S:
@@ -160,7 +160,9 @@ class Links:
             self._network.call_at(self._network.now() + _TICK_S, self._tick)
 
     def _tick(self) -> None:
-        """Requests metadata while a leader is silent: if it hangs, only others report that it no longer leads."""
+        """Requests metadata while a leader is silent: if it hangs, only other brokers can report that it no longer
+        leads.
+        """
         self._ticking = False
         if self._mailbox.closing:
             return

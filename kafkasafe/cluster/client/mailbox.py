@@ -21,14 +21,14 @@ class Mailbox:
         network: Is woken for new jobs.
 
     Attributes:
-        closing: Jobs fail instead of running. Belongs to the network thread.
-        ended: No thread looks into the mailbox from now on.
+        closing: Whether jobs fail instead of running. Only the network thread uses it.
+        ended: Whether no thread will run jobs any more.
     """
 
     def __init__(self, network: Network) -> None:
         self._network = network
         self._pid = os.getpid()
-        # (run on the network thread, fail instead)
+        # Pairs: a function to run on the network thread, and a function that fails the job instead.
         self._jobs: collections.deque[tuple[Callable[[], None], Callable[[BaseException], None]]] = (
             collections.deque()
         )
@@ -80,23 +80,24 @@ class Mailbox:
                 else:
                     run()
             except Exception:
-                # A bug, but it must not prevent the other jobs.
+                # This is a bug in the job, but the other jobs must still run.
                 log.exception("A request could not be passed on", event="request_failed")
         self._at_end()
 
     def close(self) -> bool:
-        """On the network thread: jobs fail from now on. Returns whether they did before."""
+        """On the network thread: makes jobs fail from now on. Returns whether the mailbox was closed already."""
         closing, self.closing = self.closing, True
         return closing
 
     def reopen(self) -> None:
         """Prepares for another network, which runs the jobs that came meanwhile."""
-        # A caller that found the flag set, or woke the crashed loop, did so earlier, so its job is seen.
+        # Some callers found the flag set, or woke the crashed loop. Their jobs are in the mailbox already, so they will
+        # run.
         self._woken = False
         self.closing = False
 
     def end(self, error: BaseException) -> None:
-        """No thread looks into the mailbox from now on: all jobs in it fail."""
+        """Fails all jobs in the mailbox. No thread will run jobs from now on."""
         self.ended = True
         self._empty(error)
 

@@ -1,6 +1,6 @@
 """The order of batches on their partitions: stops batches that would overtake others.
 
-It is state of the network thread only, and uses no link, request or clock.
+Only the network thread uses it. It uses no link, request or clock.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ class RequestOrder:
 
     def __init__(self) -> None:
         self._fences: dict[TopicPartition, int] = {}
-        # By partition, the node that has its unanswered batches, and their number. Invariant: all are at one node.
+        # For each partition, the node that has its unanswered batches, and how many. Invariant: all unanswered batches
+        # of a partition are at one node.
         self._pending: dict[TopicPartition, tuple[NodeId, int]] = {}
 
     def fence(self, target: TopicPartition) -> int:
-        """The number of failures of the partition's batches; see `ProduceRequest.fence`."""
+        """How many of the partition's batches have failed so far; see `ProduceRequest.fence`."""
         return self._fences.get(target, 0)
 
     def raise_fence(self, target: TopicPartition) -> int:
-        """Note a failed batch: batches that were submitted before their thread learned of it must not be sent."""
+        """Notes a failed batch. Batches that a thread submits before it learns of the failure must not be sent."""
         fence = self._fences.get(target, 0) + 1
         self._fences[target] = fence
         return fence
@@ -48,5 +49,5 @@ class RequestOrder:
             self._pending[target] = (node_id, count - 1)
 
     def begin_anew(self) -> None:
-        """All connections have ended, with the batches in flight on them. Fences keep their values."""
+        """Forgets the unanswered batches, because all connections have ended. Fences keep their values."""
         self._pending = {}

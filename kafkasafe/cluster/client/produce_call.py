@@ -1,4 +1,4 @@
-"""A Produce request to one broker: its batches, the result for each, and how many batches it has."""
+"""A Produce request to one broker, its batches, and the result of each. Decides which batches share a request."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ProduceShared:
         network: The addresses of brokers.
         schedule: Requests metadata when they are out of date.
         leaders: Take the leader that another broker names.
-        links: Fail requests that wait for a broker that no longer leads.
+        links: Fail waiting requests whose partition has a new leader.
 
     Attributes:
         order: The order of batches on their partitions.
@@ -69,7 +69,7 @@ class ProduceShared:
         return self._leaders.take_hint(target, hint, self._network.addresses())
 
     def answered(self, *, stale: bool, moved: bool) -> None:
-        """Notes that an answer showed out-of-date metadata, or named another leader."""
+        """Notes an answer that showed out-of-date metadata, or that named another leader."""
         if stale:
             self._schedule.want()
         if moved:
@@ -93,7 +93,7 @@ class ProduceCall(Call):
         reply: ProduceCallback[Any],
     ) -> None:
         targets = tuple((request.topic, request.partition) for request, _ in requests)
-        # The broker must have time to report slow replicas before the connection is given up.
+        # The broker needs time to report slow replicas before this client closes the connection.
         super().__init__(max(shared.request_timeout_s, timeout_ms / 1000 + 1), targets)
         self.timeout_s += max((request.patience_s for request, _ in requests), default=0.0)
         self._done = False

@@ -22,7 +22,7 @@ __all__ = ["ProduceRouter"]
 
 
 class ProduceRouter:
-    """Makes Produce requests of batches, and sends them on the links to the leaders.
+    """Combines batches into Produce requests, and sends these on the links to the leaders.
 
     Args:
         mailbox: Passes jobs to the network thread.
@@ -30,7 +30,7 @@ class ProduceRouter:
         links: The links to the brokers.
         refresher: Parks batches that wait for metadata.
         shared: The state that all Produce requests share.
-        max_request_bytes: Batches of more bytes do not share a request.
+        max_request_bytes: Upper bound for the total size of several batches in one request.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class ProduceRouter:
     ) -> None:
         """Appends batches to their partitions.
 
-        Batches of one partition reach its leader in the order of the calls, as long as all succeed. After a
-        failure, later ones may already be in flight; see `ProduceRequest.fence` for the others.
+        Batches of one partition reach its leader in the order of the calls, as long as all succeed. After a failure,
+        some later ones may already be in flight. `ProduceRequest.fence` stops those that are not.
 
         Args:
-            requests: The batches. Several for one partition go into requests of their own, pipelined.
+            requests: The batches. Several batches for one partition go into separate requests, which are pipelined.
             acks: -1 (all in-sync replicas) or 1 (the leader).
             timeout_ms: How long the broker may wait for its replicas.
             reply: Gets (token, `ProduceReply`) or (token, `Failure`), once for each request.
@@ -99,7 +99,7 @@ class ProduceRouter:
             if isinstance(leader, int):
                 elsewhere = self._shared.order.owing((request.topic, request.partition))
                 if elsewhere is not None and elsewhere != leader:
-                    # The old leader has unanswered batches: this one would overtake them.
+                    # The old leader has unanswered batches, which this batch could overtake.
                     moving = (
                         f"{request.topic}-{request.partition} has requests outstanding at node {elsewhere}"
                     )

@@ -1,4 +1,4 @@
-"""Requests to a partition's leader, and the meaning of their answers, as `kafkasafe.cluster.api` defines it."""
+"""Requests to a partition's leader, and the interpretation of the answers, as `kafkasafe.cluster.api` defines them."""
 
 from __future__ import annotations
 
@@ -31,25 +31,27 @@ from kafkasafe.record.batch import iter_headers
 
 __all__ = ["LeaderQuestions"]
 
-# Oldest version that carries RecordBatch v2 (brokers from 0.11).
+# Oldest version of Fetch that carries RecordBatch v2 (brokers from 0.11).
 _MIN_FETCH: Final = 4
 
-_MAX_OFFSETS: Final = 500  # partitions in one request
+# The largest number of partitions in one request.
+_MAX_OFFSETS: Final = 500
 
-# Of a batch: offset and length, then what `length` counts; the magic byte; the last offset's delta (v2).
+# Layout of a batch: the bytes before those that `length` counts; the positions of the magic byte and of the last offset
+# delta (v2).
 _LOG_OVERHEAD: Final = 12
 _MAGIC_AT: Final = 16
 _LAST_DELTA_AT: Final = 23
 
 
 class LeaderQuestions:
-    """Requests to leaders but for Produce.
+    """Requests to leaders, except Produce.
 
     Args:
         network: The time limit of requests.
-        mailbox: The way in for other threads.
+        mailbox: Passes jobs to the network thread.
         leaders: Leaders of partitions, by the latest metadata.
-        links: The ways to the brokers.
+        links: The links to the brokers.
         router: Finds the leader of a partition.
     """
 
@@ -63,7 +65,7 @@ class LeaderQuestions:
         self._router = router
 
     def reach(self, topic: str, partition: int, reply: Reply[Reached]) -> None:
-        """Makes a connection to the leader, if there is none, without a request; see `Cluster`."""
+        """Connects to the leader if necessary, without a request; see `Cluster`."""
 
         def submit(leader: int) -> None:
             self._links.link(leader).submit(
@@ -102,9 +104,9 @@ class LeaderQuestions:
         Args:
             topic: Topic name.
             partition: Partition number.
-            offset: Where to begin; the batch that holds it comes first.
+            offset: Where to begin; the batch that contains it comes first.
             max_bytes: About how many bytes of batches to transfer. A larger first batch is transferred whole.
-            reply: Gets `HeadersFetched` or `Failure`. A batch that is damaged on its way is a `Failure`.
+            reply: Gets `HeadersFetched` or `Failure`. A batch that was damaged in transit is a `Failure`.
         """
 
         def parse(response: Any) -> HeadersFetched:
@@ -152,15 +154,15 @@ class LeaderQuestions:
         Args:
             topic: Topic name.
             partition: Partition number.
-            offset: Where to begin; the batch that holds it comes first.
+            offset: Where to begin; the batch that contains it comes first.
             max_bytes: About how many bytes of batches to transfer. A larger first batch is transferred whole.
             reply: Gets `RecordsFetched` or `Failure`.
             isolation_level: 1 (read_committed): up to the last stable offset, with a list of aborted transactions.
             max_wait_ms: How long the broker may wait for a first byte.
-            current_leader_epoch: Under which epoch the leader is thought to lead; one that leads under another
-                answers 74 or 75 (Kafka 2.1 and later). -1: any leader may answer.
-            last_fetched_epoch: Leader epoch of the record before `offset`, -1 for none: a leader whose log differs
-                there says so (Kafka 2.7 and later).
+            current_leader_epoch: The leader epoch that the caller expects. A leader with another epoch answers 74 or 75
+                (Kafka 2.1 and later). -1: any leader may answer.
+            last_fetched_epoch: Leader epoch of the record before `offset`; -1 for none. A leader whose log differs
+                there reports the divergence (Kafka 2.7 and later).
         """
 
         def parse(response: Any) -> RecordsFetched:
@@ -315,8 +317,8 @@ class LeaderQuestions:
             partition: Partition number.
             leader_epoch: The epoch.
             reply: Gets `EpochEnd` or `Failure`.
-            current_leader_epoch: Under which epoch the leader is thought to lead; one that leads under another
-                answers 74 or 75 (Kafka 2.1 and later). -1: any leader may answer.
+            current_leader_epoch: The leader epoch that the caller expects. A leader with another epoch answers 74 or 75
+                (Kafka 2.1 and later). -1: any leader may answer.
         """
 
         def parse(answer: Any) -> EpochEnd:
@@ -359,7 +361,7 @@ def _fetch_fields(
 
 
 class _Offsets:
-    """Gathers the answers of several brokers. Leaves out partitions whose answer has no offset."""
+    """Gathers the answers of several brokers. The result leaves out partitions without an offset."""
 
     __slots__ = ("_found", "_left", "_reply")
 
@@ -369,7 +371,7 @@ class _Offsets:
         self._reply = reply
 
     def add(self, answered: Sequence[tuple[str, Sequence[OffsetRow]]]) -> None:
-        """Takes the answer of one broker, which is empty after a failure. The last one completes the reply."""
+        """Adds the answer of one broker, which is empty after a failure. The last answer completes the reply."""
         for topic, rows in answered:
             for number, code, time_ms, offset, epoch in rows:
                 if not code and 0 <= offset < MAX_OFFSET:
@@ -380,7 +382,7 @@ class _Offsets:
 
 
 def _next_offset(records: Buffer, offset: int) -> int:
-    """Where complete batches, of old formats as well, end."""
+    """The offset after the last complete batch. The batches may have old formats."""
     at = 0
     while len(records) - at > _MAGIC_AT:
         base, length = struct.unpack_from(">qi", records, at)

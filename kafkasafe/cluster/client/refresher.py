@@ -1,4 +1,4 @@
-"""Requests metadata: for which topics, from which broker, and with which effects.
+"""Requests metadata. Chooses the topics and the broker, and applies the answer.
 
 Requests that cannot be routed before the next answer are parked here, as are replies about metadata.
 """
@@ -45,13 +45,13 @@ __all__ = ["Refresher"]
 
 _LOG_EVERY_S: Final = 30.0
 
-# (route again: whether this is the last try, fail instead)
+# (a function that routes the request again, a function that fails it); see `Refresher.park`
 _Parked: TypeAlias = tuple[Callable[[bool], None], Callable[[BaseException], None]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Attempt:
-    """A metadata request in progress. It serves the `waiters` and `parked` requests that came before it began.
+    """A metadata request in progress. The request serves `waiters` and `parked` requests that came before it began.
 
     A request that is `of_new` asks only about topics that no request has named yet.
     """
@@ -70,7 +70,7 @@ class Refresher:
         mailbox: Passes jobs to the network thread.
         schedule: The times of requests.
         pin: Checks which cluster answers.
-        leaders: Take the topics of an answer.
+        leaders: Stores the topics of an answer.
         links: The links to the brokers.
         options: `retry_backoff_ms`, `allow_auto_create_topics`.
         log: Logs outages and their ends.
@@ -78,7 +78,7 @@ class Refresher:
     Attributes:
         connected: Whether the cluster answered the latest metadata request.
         last_error: Why the latest try found no usable broker; None while the cluster answers, and before the first try.
-        answered: The cluster has answered at least once.
+        answered: Whether the cluster has answered at least once.
         failed: Number of requests that failed since the last answer.
     """
 
@@ -112,7 +112,7 @@ class Refresher:
         self._parked: list[_Parked] = []
         self._waiters: list[Reply[Any]] = []
         self._new_waiters: list[Reply[Any]] = []
-        """Replies to those that asked only about new topics."""
+        """Replies of the callers that asked only about new topics."""
         self._attempt: _Attempt | None = None
         self._patience: Any = None
         """The timer for a broker that does not answer in time."""
@@ -204,7 +204,7 @@ class Refresher:
         ]
         able = [link for link in links if link.not_before <= now or link.ready]
         if not able:
-            # All are backing off: wait for the end of the first back-off.
+            # No link may connect yet: wait for the end of the first back-off.
             self._schedule.no_later(heapq.nsmallest(1, (link.not_before for link in links))[0])
             return
         link = self._links.best(able, now)
@@ -255,7 +255,7 @@ class Refresher:
                 self._log_unreachable(result.error, now)
             for reply in attempt.waiters:
                 safely(reply, result)
-            # Including later ones: these must not overtake the ones that fail now.
+            # Also fail requests that were parked during the attempt: they must not overtake the older ones.
             for _, fail in (*attempt.parked, *parked):
                 fail(result.error)
             self._schedule.want()
@@ -279,7 +279,7 @@ class Refresher:
         for route, _ in attempt.parked:
             route(True)
         for route, _ in parked:
-            route(False)  # the request may be older than the interest in their topic
+            route(False)  # the metadata request may be older than the first request for their topic
         self._links.ask_gathered()
         self._links.drop_moved()
         self._links.drop_hung()
@@ -290,7 +290,7 @@ class Refresher:
         self._plan_refresh(now, result.topics if attempt.of_new else None)
 
     def _create_missing(self, link: BrokerLink, result: MetadataRefreshed) -> None:
-        """Requests metadata that name only the topics to create: brokers create those that a request names."""
+        """Sends a request that names only the topics to create: a broker creates the topics that a request names."""
         if not self._auto_create:
             return
         missing = [
@@ -343,16 +343,16 @@ class Refresher:
         return MetadataRefreshed(cluster_id, nodes, learned)
 
     def park(self, route: Callable[[bool], None], fail: Callable[[BaseException], None]) -> None:
-        """Parks a request until the next answer about metadata, or until that fails.
+        """Parks a request until the next metadata request is answered or fails.
 
         Args:
             route: Called to route it again. Its argument says whether this is the last try.
-            fail: Called instead with the reason.
+            fail: Called instead of `route`, with the reason.
         """
         self._parked.append((route, fail))
 
     def fail_all(self, error: BaseException) -> None:
-        """The loop ends: fails all parked requests."""
+        """Fails all parked requests, because the loop ends."""
         self.connected = False
         attempt, self._attempt = self._attempt, None
         self._patience = None

@@ -1,4 +1,4 @@
-"""Chooses the broker for a request: the leader, or the best of all.
+"""Chooses the broker for a request: the leader, or the best broker.
 
 A request whose leader is unknown is parked until the next metadata.
 """
@@ -29,7 +29,7 @@ _INT64: Final = struct.Struct(">q")
 
 
 class Router:
-    """From a partition to the link to its leader.
+    """Finds the link to a partition's leader.
 
     Args:
         network: The addresses of brokers.
@@ -96,7 +96,7 @@ class Router:
             try:
                 for number in fields.values():
                     _INT64.pack(number)
-            except struct.error as error:  # fail only this question, not all that would share its request
+            except struct.error as error:  # fail only this question, not those that would share its request
                 fail(error)
                 return
             self._links.ask(

@@ -1,4 +1,6 @@
-"""The time of the next metadata request. `refresher` decides which broker it goes to, and for which topics."""
+"""The time of the next metadata request. `refresher` decides to which broker the request goes, and which topics it
+names.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ class RefreshSchedule:
 
     Args:
         network: Has the timer.
-        mailbox: Once it is closing, no request is due.
+        mailbox: While it is closing, no request becomes due.
         retry_backoff_s: How long a request about all topics waits after the previous one, unless it is urgent.
     """
 
@@ -51,8 +53,8 @@ class RefreshSchedule:
     def want_new(self) -> None:
         """Asks for a metadata request about the new topics, as soon as possible.
 
-        The request does not include the other topics. Otherwise a program that meets thousands of topics one after the
-        other would parse the metadata of all of them again for each (KIP-526).
+        The request does not include the other topics. Otherwise a program that uses thousands of new topics, one after
+        the other, would parse the metadata of all topics again for each new topic (KIP-526).
         """
         if not self._mailbox.closing and not self._under_way:
             self.no_later(self._network.now())
@@ -95,7 +97,7 @@ class RefreshSchedule:
         self._under_way = False
 
     def begin_anew(self) -> None:
-        """Begins again with another loop, without timers: the next request may be sent at once."""
+        """Prepares for another loop: forgets the timer and the request in progress."""
         self._timer = None
         self._begun_at = _LONG_AGO
         self._all_due = math.inf

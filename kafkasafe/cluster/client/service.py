@@ -1,6 +1,6 @@
 """Starts and closes the client on the network thread, and recovers it after a crash of that thread.
 
-`NetworkThread` decides when a thread begins and ends.
+`NetworkThread` decides when a thread starts and ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class ClientService:
     """See `kafkasafe.cluster.network.Service`.
 
     Args:
-        network: Ends with the client.
+        network: Is stopped when the client shuts down.
         mailbox: Jobs for the network thread.
         schedule: The times of metadata requests.
         links: The links to the brokers.

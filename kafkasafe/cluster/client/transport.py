@@ -1,4 +1,4 @@
-"""`Transport`: the `Cluster` over a `Network`, made of the objects of the modules below."""
+"""`Transport` implements `Cluster` over a `Network`. It consists of objects of the other modules of this package."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class Transport(Coordinated):
 
     `kafkapython.connect.over_sockets` makes one for brokers, and `VirtualCluster.connect` one in virtual time.
 
-    Replies are called on the network thread and must only put the result somewhere: whatever they do there, no
-    broker is spoken to meanwhile. After `close` (and in a forked child) requests fail at once, on the caller's
-    thread. A failure of the network does not raise: it is a reply, `Failure`.
+    Replies are called on the network thread and must only store the result: while a reply runs, the client communicates
+    with no broker. After `close` (and in a forked child) requests fail at once, on the caller's thread. A failure of
+    the network is not raised, but passed to the reply as a `Failure`.
 
-    Not usable in a child after `os.fork`: the thread stays with the parent.
+    The transport is not usable in a child after `os.fork`: the thread stays with the parent.
 
     Args:
         network: Connections and time.
@@ -87,7 +87,7 @@ class Transport(Coordinated):
     # -- Lifecycle -----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Starts the network thread and goes looking for a broker, for as long as it takes. Idempotent."""
+        """Starts the network thread, which tries to connect to a broker until it succeeds. Idempotent."""
         self._life.start()
 
     def close(self, timeout_s: float) -> bool:
@@ -183,7 +183,7 @@ class Transport(Coordinated):
         self._broker_questions.topic_at(node, topic, reply)
 
     def ask(self, question: Question, reply: Reply[Any], *, node: Node | None = None) -> None:
-        """Asks a certain broker, or any; see `BrokerQuestions.ask`."""
+        """Asks a certain broker, or any broker; see `BrokerQuestions.ask`."""
         self._broker_questions.ask(question, reply, node=node)
 
     def _ask_coordinator(self, node: Node | None, question: Question, reply: Reply[Any]) -> None:

@@ -1,4 +1,4 @@
-"""The file CLUSTER: to which cluster the records of a spool directory belong. No other cluster may get them."""
+"""The file CLUSTER names the cluster to which a spool directory's records belong. No other cluster may get them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ClusterFile:
         write_whole(self._path, "CLUSTER", f"{cluster_id}\n".encode(), self._files)
 
     def keep(self, cluster_id: str) -> None:
-        """Notes the id that the file must have, whatever it has now."""
+        """Notes the id that the file must contain, whatever it contains now."""
         self.known = cluster_id
 
     def bind(self, cluster_id: str, *, drained: Callable[[], bool]) -> tuple[str | None, bool]:
@@ -50,12 +50,12 @@ class ClusterFile:
             drained: Returns whether no record waits in any lane. In this case the directory may change to this cluster.
 
         Returns:
-            (id of the cluster it belonged to before, None before the first contact; whether it now belongs to this
+            (id of the former cluster, None before the first contact; whether the directory now belongs to this
             cluster).
 
         Raises:
-            SpoolCorruptError: Its file does not contain an id, and records wait.
-            SpoolError: Its file cannot be read or written.
+            SpoolCorruptError: The directory's file CLUSTER does not contain an id, and records wait.
+            SpoolError: The directory's file CLUSTER cannot be read or written.
         """
         try:
             handle = open_lockable(self._files, self._path / "FORMAT")

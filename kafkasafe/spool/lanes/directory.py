@@ -33,7 +33,9 @@ _BIRTH_TRIES: Final = 250  # 5 s
 _TAKE_TRIES: Final = 10
 _BACK_S: Final = 3.0
 _BACK_BY_NUMBER_S: Final = 20.0
-"""How long to wait for a lane that a sibling has adopted. The longer time is for a lane requested by number."""
+"""How long to wait until another producer returns a lane that it has adopted. The longer time is for a lane requested
+by number.
+"""
 _BACK_PAUSE_S: Final = 0.02
 _NO_LANE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.EISDIR})
 """Errors that mean that a path is not a lane, or that a lane has no segments."""
@@ -94,8 +96,8 @@ class SpoolDirectory:
         """Id of the cluster to which the records belong; None before the first contact.
 
         Raises:
-            SpoolCorruptError: Its file does not contain an id.
-            SpoolError: Its file cannot be read.
+            SpoolCorruptError: The directory's file CLUSTER does not contain an id.
+            SpoolError: The directory's file CLUSTER cannot be read.
         """
         try:
             return self._cluster.read()
@@ -132,9 +134,9 @@ class SpoolDirectory:
     ) -> LaneLock:
         """Takes ownership of a lane: the requested one, or a free one.
 
-        With `client`, it prefers the lowest free lane whose last owner had this client id, or drained the lane. Its
-        second choice is such a lane that another process has adopted: it asks that process to hand the lane back. Its
-        last choice is a new lane.
+        With `client`, it prefers the lowest free lane whose last owner had this client id, or drained the lane. The
+        second choice is such a lane that another process has adopted: this method asks that process to hand the lane
+        back. The last choice is a new lane.
 
         Args:
             number: Number of the requested lane.
@@ -192,7 +194,9 @@ class SpoolDirectory:
         return [number for number in self.lanes() if self._owners.client(number) in {"", client}]
 
     def _take_any(self, client: str) -> LaneLock | None:
-        """The lowest suitable free lane. A new one, unless a sibling has adopted one of this client."""
+        """The lowest suitable free lane. If there is none, a new lane, unless another process has adopted a lane of
+        this client id.
+        """
         mine = self._mine(client)
         for candidate in mine if client else range(_MAX_LANES):
             # `kafkasafe spool ls` reports an entry that is not a directory. It must not prevent a start.
@@ -288,7 +292,7 @@ class SpoolDirectory:
             close_lockable(self._files, handle)
 
     def dead_lanes(self, *, now: float = 0.0, grace_s: float = 0.0) -> list[LaneLock]:
-        """Takes ownership of lanes that have content but no owner, and returns them.
+        """Takes ownership of lanes with content but without an owner, and returns these lanes.
 
         A lane that was offered before and has not changed since is offered again only after `offer_again`.
 
@@ -355,7 +359,7 @@ class SpoolDirectory:
 
         Raises:
             LaneBusyError: The lane's lock was deleted and another process has the lane, or others own all lanes.
-            SpoolError: This is not possible now. A part may have been done.
+            SpoolError: This is impossible at the moment. Some steps may have been carried out.
         """
         try:
             self._make_again()
@@ -423,7 +427,7 @@ class SpoolDirectory:
                 if set(self._files.list(self.lane_path(number))) <= {LOCK_NAME.name}:
                     lock.replace(number, *taken)
                     return
-                give_up(self._files, *taken)  # it belongs to another owner, which has died
+                give_up(self._files, *taken)  # the lane belongs to another owner, which has died
         raise LaneBusyError(f"All {_MAX_LANES} lanes of {self.path} belong to live processes")
 
     def owner(self, number: int) -> tuple[int, str]:
@@ -451,15 +455,15 @@ class SpoolDirectory:
         return self._owners.seems_owned(number)
 
     def strays_to(self, number: int) -> Path | None:
-        """Where the process named in the lane's lock file has this lane open, if that is not here.
+        """The path at which the process named in the lane's lock file has this lane open, if it is another path.
 
-        In this case the directory was moved or replaced while its producer runs. Works as far as the system shows it:
-        it shows nothing of another user's process, or of one on another host.
+        In this case the directory was moved or replaced while its producer runs. The operating system shows nothing
+        about a process of another user or on another host.
         """
         return self._owners.strays_to(number)
 
     def content(self, number: int) -> tuple[tuple[str, int], ...]:
-        """Segments of a lane with their sizes, which change when the lane does. Without segments, its extent.
+        """Segments of a lane with their sizes, to recognise a change of the lane. Without segments, the lane's extent.
 
         Raises:
             OSError: The lane cannot be read.
@@ -523,12 +527,13 @@ class SpoolDirectory:
                     handle = open_lockable(self._files, LOCK_NAME, create=True, at=directory)
                     opened.callback(close_lockable, self._files, handle)
                 except FileNotFoundError:
-                    continue  # it has just been deleted
+                    continue  # the lane has just been deleted
                 if not self._files.lock(handle):
                     return None
                 there = self._files.identity_of(lane), self._files.identity_of(LOCK_NAME, at=directory)
                 if there == (self._files.identity(directory), self._files.identity(handle)):
                     opened.pop_all()
                     return directory, handle
-                # It has just been moved or deleted. The lock says nothing about the directory that now has the name.
+                # The directory has just been moved or deleted. The lock does not cover the directory that now has the
+                # name.
         raise OSError(errno.ESTALE, "It is moved or deleted again and again", str(lane))

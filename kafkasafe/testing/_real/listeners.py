@@ -100,7 +100,7 @@ class Listeners:
         return options
 
     def create_users(self, admin: Admin) -> None:
-        """Creates users for SCRAM; those for PLAIN are in the brokers' settings. Returns when all can log in."""
+        """Creates users for SCRAM; users for PLAIN are in the brokers' settings. Returns when all users can log in."""
         scram = [name for name in secure.mechanisms_of(self._release.number) if name.startswith("SCRAM")]
         wanted = [
             UserScramCredentialUpsertion(user, mechanism, password)
@@ -109,7 +109,7 @@ class Listeners:
         ]
         if wanted:
             with admin.client() as client:
-                # A request may change each user only once.
+                # One request may change a user only once.
                 for each in wanted:
                     if error := client.alter_user_scram_credentials([each])[each.user]:
                         raise self._workspace.error(f"the user {each.user} could not be made: {error}", [])

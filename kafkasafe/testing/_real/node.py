@@ -27,7 +27,7 @@ class Node:
     kind: Literal["broker", "controller", "combined", "zookeeper"]
     directory: Path
     command: list[str]
-    ports: tuple[int, ...]  # all ports that it listens on; the first one serves requests
+    ports: tuple[int, ...]  # all ports of the process; the first one serves requests
     process: subprocess.Popen[bytes] | None = None
     paused: bool = False
     killed_at: float = 0.0

@@ -25,7 +25,7 @@ _PLUGIN_SETTINGS = (".class", ".classes", ".class.name", ".class.names", ".class
 
 
 class NodeFiles:
-    """Writes the settings of all nodes, and adds the nodes to `Nodes`. Has no state of its own."""
+    """Writes the settings of all nodes, and adds the nodes to `Nodes`. The object has no state of its own."""
 
     def __init__(
         self, layout: Layout, release: Release, workspace: Workspace, nodes: Nodes, more: Listeners
@@ -54,7 +54,7 @@ class NodeFiles:
             "log.cleaner.dedupe.buffer.size": 8 * 1024 * 1024,
         }
         if self._nodes.zookeeper:
-            # The default equals the session timeout. On a busy machine a broker needs longer to start.
+            # The default is the session timeout. On a busy machine a broker needs longer to start.
             settings |= {
                 "zookeeper.session.timeout.ms": SESSION_TIMEOUT_MS,
                 "zookeeper.connection.timeout.ms": 120_000,
@@ -136,8 +136,9 @@ class NodeFiles:
         data = directory / "data"
         data.mkdir(parents=True)
         if boot is not None:
-            # This replaces `kafka-storage format`, which needs a JVM per node. Besides these properties it only writes
-            # the list of feature levels, and the tool itself made this one.
+            # This replaces `kafka-storage format`, which needs a JVM per node. Apart from these properties, the tool
+            # only writes the list of feature levels. That list is copied from a directory that the tool itself has
+            # formatted.
             shutil.copy(boot.checkpoint, data / boot.checkpoint.name)
             (data / "meta.properties").write_text(
                 f"version=1\ncluster.id={self._nodes.cluster_id}\nnode.id={node}\ndirectory.id={random_id()}\n"

@@ -62,7 +62,7 @@ class Nodes:
         self.cluster_id = cluster_id
 
     def replace_zookeeper(self, controller: Node) -> None:
-        """Replaces the ZooKeeper by a controller of Kafka's own. The ZooKeeper may still be running."""
+        """Replaces the ZooKeeper by a KRaft controller. The ZooKeeper may still be running."""
         self.zookeeper = False
         self._nodes[controller.id] = controller
         (self.controller_port,) = controller.ports
@@ -171,7 +171,7 @@ class Nodes:
         return found is not None and found.running and not found.paused
 
     def kill_together(self, nodes: Iterable[Node]) -> None:
-        """Sends SIGKILL to all of them, then waits for each."""
+        """Sends SIGKILL to all of these nodes, then waits for each of them."""
         victims = [node for node in nodes if node.process is not None]
         for node in victims:
             if node.process is not None:
@@ -183,7 +183,7 @@ class Nodes:
             node.killed()
 
     def start_together(self, nodes: Sequence[Node], deadline: float, *, wait: bool) -> None:
-        """Starts those that are not running, concurrently."""
+        """Starts those of the nodes that are not running, concurrently."""
         fresh = [node for node in nodes if not node.running]
         for node in fresh:
             for port in node.ports:

@@ -1,4 +1,4 @@
-"""Ports and child processes, and the release of everything at the end. Knows no cluster."""
+"""Ports and child processes, and the release of all of them at the end. Does not depend on a cluster."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ _LAUNCHER = (
 
 
 class Resources:
-    """A cluster's resources outside this process's memory. A separate object, so that a finalizer can hold it."""
+    """A cluster's resources outside this process's memory. They are in a separate object, so that a finalizer can refer
+    to it.
+    """
 
     def __init__(self) -> None:
         self.processes: set[subprocess.Popen[bytes]] = set()
@@ -85,7 +87,7 @@ def reserve_port() -> tuple[int, int]:
     locks.mkdir(mode=0o700, exist_ok=True)
     generator = (
         random.Random()
-    )  # with the global one, which may be seeded, two test processes would try the same ports
+    )  # the global generator may be seeded: then two test processes would try the same ports
     for _ in range(1000):
         port = generator.randrange(15_000, 32_000)
         lock = os.open(locks / str(port), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -118,7 +120,9 @@ def listens(port: int) -> bool:
 
 
 class _Spawner:
-    """The thread that forks all children. PR_SET_PDEATHSIG fires when the forking *thread* ends, so it never ends."""
+    """The thread that forks all children. PR_SET_PDEATHSIG fires when the forking *thread* ends, so this thread never
+    ends.
+    """
 
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[
@@ -132,7 +136,7 @@ class _Spawner:
             try:
                 answer.put(work())
             except Exception as error:
-                # Pass it to the caller, because this thread must survive every failure.
+                # Pass the error to the caller, because this thread must survive every failure.
                 answer.put(error)
 
     def spawn(self, work: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:

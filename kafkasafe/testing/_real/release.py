@@ -65,7 +65,7 @@ class Release:
         if not main_class.startswith("org.apache.kafka.tools.") or tools in self._extra:
             return self.java_command("warn")
         directory = jars.resolve(self.version, extra=(*self._extra, tools))
-        # Without the class data archive, which only works with the brokers' class path.
+        # Do not use the class data archive: it only works with the brokers' class path.
         return self.java_command("warn", jars.classpath(directory), boot=False)
 
     def java_command(self, level: str, classpath: str | None = None, *, boot: bool = True) -> list[str]:
@@ -77,7 +77,7 @@ class Release:
             f"-Dorg.slf4j.simpleLogger.defaultLogLevel={level}",
             "-Dorg.slf4j.simpleLogger.showDateTime=true",
             "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
-            # ZooKeeper 3.4 registers JMX beans for a log4j that is not the one in use.
+            # ZooKeeper 3.4 would register JMX beans for a version of log4j that is not in use.
             "-Dzookeeper.jmx.log4j.disable=true",
             "-cp",
             self._classpath if classpath is None else classpath,

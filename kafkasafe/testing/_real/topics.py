@@ -29,7 +29,7 @@ _METADATA: Final = 4
 
 
 class Topics:
-    """Creates topics, asks about partitions, and waits for their states. Has no state of its own."""
+    """Creates topics, asks about partitions, and waits for their states. The object has no state of its own."""
 
     def __init__(self, layout: Layout, workspace: Workspace, nodes: Nodes, admin: Admin) -> None:
         self._layout = layout
@@ -197,9 +197,11 @@ class Topics:
         return self._admin.run(poll, deadline, f"read the metadata of {topic}")
 
     def _until_led(self, partitions: Iterable[TopicPartition], deadline: float) -> None:
-        """Returns when the leaders know that they lead. Other brokers may report a leader before it knows itself."""
+        """Returns when the leaders know that they lead. Other brokers may report a leader before the leader itself
+        knows.
+        """
         newest = dict.fromkeys(partitions, OffsetSpec.LATEST)
-        # A broker that does not know it yet returns a retriable error, so `run` asks again.
+        # A broker that does not know yet that it leads returns a retriable error, so `run` asks again.
         self._admin.run(
             lambda admin: admin.list_partition_offsets(newest, timeout_ms=5000),
             deadline,

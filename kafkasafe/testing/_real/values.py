@@ -1,4 +1,4 @@
-"""A cluster's answers as values, and its errors. Public, as names of `kafkasafe.testing.broker`."""
+"""A cluster's answers as values, and its errors. `kafkasafe.testing.broker` makes these names public."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONTROLLER = 1000
 """Node id of the dedicated controller (before Kafka 3.3: of the ZooKeeper) in a cluster of several brokers."""
 
 DEFAULT_JAVA_OPTIONS = ("-Xms64m", "-Xmx320m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-"""Options for a fast start, without the optimising compiler. For throughput, pass options without the last one."""
+"""Options for a fast start. The last one switches the optimising compiler off: leave it out for a high throughput."""
 
 
 class ClusterError(KafkaSafeError, RuntimeError):
@@ -71,7 +71,7 @@ class LostRecords:
         partition: Partition number.
         first_offset: First lost offset.
         end_offset: End of the lost offsets (exclusive); equal to `first_offset` if nothing is lost.
-        leader: Node id of the leader afterwards.
+        leader: Node id of the leader after the disaster.
     """
 
     topic: str
@@ -82,7 +82,7 @@ class LostRecords:
 
     @property
     def offsets(self) -> range:
-        """The lost offsets. Since then, other records may have been written there."""
+        """The lost offsets. Since the loss, other records may have been written at these offsets."""
         return range(self.first_offset, self.end_offset)
 
 

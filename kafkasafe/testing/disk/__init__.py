@@ -18,15 +18,15 @@ Processes always see the newest state, as through a page cache. A crash leaves a
   Each has its old or its new state, in any combination. A rename is atomic. A rename from one directory into another is
   durable as soon as either of them was synced.
 * **A failed `sync_data`** leaves the data written since the last successful one in such a state permanently: a later
-  `sync_data` does not repair it, only writing it again does. Processes still read what they wrote. (Linux marks the
-  pages as clean. PostgreSQL had relied on the contrary until 2018; this is known as fsyncgate.) All file systems in use
-  journal names, so a `sync_directory` that succeeds after a failed one is valid.
+  `sync_data` does not repair this; only a second write of the data does. Processes still read the data that they wrote.
+  (Linux marks the pages as clean. PostgreSQL had relied on the contrary until 2018; this is known as fsyncgate.) All
+  file systems in use journal names, so a `sync_directory` that succeeds after a failed one is valid.
 
 A crash of only the process (`Fault.kill`, `DiskFiles.kill`) loses none of this. The next process sees everything, and a
 later loss of power can still lose unsynced data.
 
 Other programs can change a disk that a process uses: `Disk.remove` is `rm -rf`, `Disk.move` is `mv`, `Disk.mount` and
-`Disk.unmount` replace a directory by another volume and back. A process keeps what it has open.
+`Disk.unmount` replace a directory by another volume and back. A process keeps its open files and directories.
 """
 
 from kafkasafe.testing.disk.durability import SECTOR_BYTES

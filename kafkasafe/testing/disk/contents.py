@@ -23,5 +23,5 @@ def resize(content: bytearray, size: int) -> None:
 
 
 def failure(code: int, path: Path | None = None) -> OSError:
-    """Returns the error that a call fails with."""
+    """Returns the error with which a call fails."""
     return OSError(code, os.strerror(code), *(() if path is None else (str(path),)))

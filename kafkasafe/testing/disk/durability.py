@@ -1,4 +1,4 @@
-"""What of a disk is durable, and the states in which a loss of power may leave the rest."""
+"""The durable part of a disk, and the states in which a loss of power may leave the rest."""
 
 from __future__ import annotations
 
@@ -24,12 +24,16 @@ __all__ = ["SECTOR_BYTES", "DurableData", "DurableState"]
 
 SECTOR_BYTES: Final = 512
 _LEAST_MISSING_BYTES: Final = 4
-"""The smallest unit that a disk writes. Real units may be larger; a program that survives these survives those."""
+"""The smallest unit that a disk writes. Real units may be larger. A program that survives these small units also
+survives larger ones.
+"""
 
 
 @dataclass(slots=True)
 class _Layer:
-    """A change of a file since the durable state. Certain: itself durable, but applied to a change that is not."""
+    """A change of a file since the durable state. A *certain* change is durable itself, but depends on an earlier
+    change that is not.
+    """
 
     at: int
     change: Write | Truncate
@@ -70,7 +74,7 @@ class DurableData:
                 layer.certain, layer.doubtful = ok, not ok
         if not ok:
             return
-        # A failed sync loses pages with data, but not the size. So the size is certain now.
+        # An earlier failed sync may have lost pages with data, but not the size. So the size is certain now.
         self.layers.append(_Layer(at, Truncate(node, self.size), certain=True))
         if all(layer.certain for layer in self.layers):
             self.base = self.settle(_ALL, random.Random(0))
@@ -99,7 +103,8 @@ class DurableData:
                     for start, end in _sectors(offset, len(data)):
                         if rng.random() < choice.data:
                             torn = rng.randint(start, end) if rng.random() < choice.torn else end
-                            # To write a sector, the kernel reads memory in units larger than this.
+                            # A tear is never smaller than this: to write a sector, the kernel reads memory in larger
+                            # units.
                             torn = end if end - torn < _LEAST_MISSING_BYTES else torn
                             put(content, start, data[start - offset : torn - offset])
                     if counts:
@@ -116,7 +121,8 @@ class _Choice:
 
     Attributes:
         data: Probability for each sector.
-        sizes: 0: no new size survives; 1: the newest does; in between: any earlier one (sizes are journalled in order).
+        sizes: 0: no new size survives; 1: the newest size survives; in between: any of the sizes (sizes are journalled
+            in order).
         names: Probability for each change of a directory.
         torn: Probability that a surviving sector is torn.
         cut: Replaces the probabilities: everything before this (operation, byte) survives, and nothing after it.
@@ -199,7 +205,7 @@ class DurableState:
         self.names = left
 
     def choices(self, rng: random.Random, samples: int) -> Iterator[_Choice]:
-        """Yields what may survive: everything, nothing, and random choices."""
+        """Yields choices of the changes that survive: all, none, and random ones."""
         yield _ALL
         open_layers = [layer for data in self.files.values() for layer in data.layers if not layer.certain]
         if not open_layers and not self.names:

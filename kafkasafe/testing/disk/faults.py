@@ -14,7 +14,7 @@ class ProcessKilled(BaseException):
 
 @dataclass(slots=True)
 class Fault:
-    """A fault and its time. `Disk.fail` arms it; its counts begin there.
+    """A fault and its time. `Disk.fail` arms the fault; its counts begin at that moment.
 
     Attributes:
         call: Number of matching calls that succeed first.
@@ -22,7 +22,7 @@ class Fault:
         error: errno of the OSError to raise. 0: raise nothing, but write only a part (only for `writev`).
         times: Number of calls that fail; None: all further ones.
         partial: Part of a write that is done before it fails or ends short, 0.0 to 1.0 (a short one: ≥ 1 byte).
-        kill: The process dies at this call; no error is raised.
+        kill: Whether the process dies at this call; no OSError is raised.
         hits: How often the fault has occurred so far.
     """
 

@@ -1,4 +1,4 @@
-"""The disk of a machine, and its use by a process."""
+"""The disk of a machine, and a process's access to it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Disk:
         self._origin = DurableState({}, {ROOT: {}})
 
     def process(self) -> DiskFiles:
-        """Returns a new process that uses this disk. It has its own handles, and so its own locks."""
+        """Returns a new process that uses this disk. The process has its own handles, and so its own locks."""
         return DiskFiles(self)
 
     def fail(
@@ -103,7 +103,9 @@ class Disk:
         self._freeze()
 
     def remove(self, path: Path) -> None:
-        """`rm -rf`: removes a file, or a directory with its content. Not durable before the directories are synced."""
+        """`rm -rf`: removes a file, or a directory with its content. The removal is not durable before the directories
+        are synced.
+        """
         self._tree.remove(path)
 
     def move(self, source: Path, target: Path) -> None:
@@ -111,7 +113,8 @@ class Disk:
         self._tree.rename(source, target, None, None)
 
     def mount(self, path: Path) -> None:
-        """Mounts an empty volume on a directory, and so hides it. Processes keep what they have open in it.
+        """Mounts an empty volume on a directory, and so hides the directory. Processes keep the files that they have
+        open in it.
 
         Makes the whole disk durable, like `put`.
         """
@@ -178,7 +181,7 @@ class Disk:
 
     @classmethod
     def _of(cls, files: dict[int, bytes], directories: dict[int, Names], before: Disk) -> Disk:
-        """A disk with this content. Leaves out what has no path from a volume's root."""
+        """Makes a disk with this content. Leaves out files and directories without a path from a volume's root."""
         disk = cls(capacity_bytes=before.capacity_bytes)
         disk._tree = before._tree.restored(files, directories, disk.operations)
         disk._freeze()
@@ -201,7 +204,7 @@ class Disk:
         return _UNLIMITED if self.capacity_bytes is None else max(0, self.capacity_bytes - self.used_bytes)
 
     def _write(self, node: int, offset: int, data: bytes) -> int:
-        """Writes as much of the data as fits. Returns how much."""
+        """Writes as much of the data as fits. Returns the number of bytes."""
         file = self._tree.files[node]
         if self.capacity_bytes is not None:
             room = max(len(file.content), file.reserved) + self._room() - offset
@@ -214,7 +217,7 @@ class Disk:
 
 
 class DiskFiles:
-    """One process's use of a `Disk`: implements `kafkasafe.spool.files.Files`, whose docstrings apply here.
+    """One process's access to a `Disk`: implements `kafkasafe.spool.files.Files`, whose docstrings apply.
 
     Attributes:
         disk: The disk.
@@ -358,7 +361,7 @@ class DiskFiles:
             self.disk.operations.append(Truncate(node, size))
 
     def preallocate(self, handle: int, size: int) -> bool:
-        """See `Files`. A fault makes it False."""
+        """See `Files`. With a fault, the result is False."""
         self._writable(handle)
         fault = self._strike("preallocate")
         if fault is not None and fault.kill:

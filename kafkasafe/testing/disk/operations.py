@@ -1,4 +1,4 @@
-"""Operations that change a disk, as it records them."""
+"""The operations that change a disk, in the form in which the disk records them."""
 
 from __future__ import annotations
 

@@ -23,10 +23,10 @@ class File:
     """A file as processes see it.
 
     Attributes:
-        content: Its bytes.
-        reserved: Room that was reserved for it, bytes.
-        handles: Number of its open handles.
-        locked_by: The process and handle that hold its lock.
+        content: Bytes of the file.
+        reserved: Room that was reserved for the file, bytes.
+        handles: Number of open handles.
+        locked_by: The process and handle that hold the lock.
     """
 
     content: bytearray = field(default_factory=bytearray)
@@ -42,7 +42,7 @@ class FileTree:
         operations: Gets each operation that changes names.
 
     Attributes:
-        files: Files by node, those without a name included.
+        files: Files by node, including files without a name.
         directories: The names in each directory, by node.
     """
 
@@ -63,7 +63,7 @@ class FileTree:
     def restored(
         self, files: dict[int, bytes], directories: dict[int, Names], operations: list[Operation]
     ) -> Self:
-        """Returns a tree on the same volumes with this content, without what has no path from a volume's root."""
+        """Returns a tree on the same volumes with this content. Leaves out nodes without a path from a root."""
         tree = type(self)(operations)
         tree._mounts = dict(self._mounts)
         todo = [ROOT, *tree._mounts.values()]
@@ -202,7 +202,7 @@ class FileTree:
         """Creates an empty file."""
         names, name, directory = self.place(path, at)
         if directory not in self._parents:
-            raise failure(errno.ENOENT, path)  # it was deleted
+            raise failure(errno.ENOENT, path)  # the directory was deleted
         self._nodes += 1
         names[name] = self._nodes
         self.files[self._nodes] = File()

@@ -1,7 +1,7 @@
 """A Kafka cluster in memory.
 
-Its centre is a pure state machine without I/O, thread or clock (each call passes the time). `checks`, `producers`,
-`log` and `partition` implement one partition, `centre` all brokers and topics, `groups` and `transactions` their
+Its core is a pure state machine without I/O, thread or clock (each call passes the time). `checks`, `producers`, `log`
+and `partition` implement one partition, `centre` all brokers and topics, `groups` and `transactions` their
 coordinators. `*_requests` turn requests of Kafka's protocol into calls of these modules, and `handler` turns bytes into
 requests.
 

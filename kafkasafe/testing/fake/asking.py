@@ -28,8 +28,8 @@ class Later:
     """An answer that is not available yet.
 
     Attributes:
-        look: Gets the time in ms. Returns the answer, or None if it is still not available.
-        due_ms: When it will be available at the latest; None: no limit.
+        look: Function that gets the time in ms, and returns the answer, or None if it is still not available.
+        due_ms: When the answer will be available at the latest; None: no limit.
     """
 
     look: Callable[[int], Fields | None]
@@ -42,8 +42,8 @@ class Ask:
 
     Attributes:
         centre: The cluster.
-        groups: Its consumer groups.
-        transactions: Its transactions.
+        groups: The cluster's consumer groups.
+        transactions: The cluster's transactions.
         node: Node id of the broker that got the request.
         version: API version.
         message: The request, decoded by kafka-python.
@@ -69,4 +69,4 @@ class Ask:
 
 
 Handler: TypeAlias = Callable[[Ask], "Fields | Later | None"]
-"""Returns None if the request has no answer (acks=0)."""
+"""A request handler. It returns None if the request has no answer (acks=0)."""

@@ -1,9 +1,9 @@
 """The state of the whole cluster: brokers, topics, and the controller's actions. Pure.
 
 This module uses no I/O, threads or clock. Methods that depend on time get it as an argument, in ms since the epoch, and
-`advance` does everything that has become due. The module holds `partition` objects together; clients see these,
-`groups` and `transactions`. Methods raise `RefusedError` with the code with which a broker would answer, and ordinary
-exceptions if a test requests something impossible.
+`advance` does everything that has become due. The cluster's topics consist of `partition` objects. Clients use these
+objects, `groups` and `transactions`. Methods raise `RefusedError` with the code with which a broker would answer, and
+ordinary exceptions if a test requests something impossible.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Broker:
 
     Attributes:
         node: Node id.
-        rack: Its rack; None if it does not report one.
-        up: Whether its process is running.
+        rack: The broker's rack; None if it does not report one.
+        up: Whether the broker's process is running.
         paused: Whether its running process is suspended.
         fenced: Whether the controller considers it dead.
         fence_at: When the controller will consider it dead, in ms; None: never.
@@ -76,7 +76,7 @@ class Broker:
 
     @property
     def serves(self) -> bool:
-        """Whether it answers requests."""
+        """Whether the broker answers requests."""
         return self.up and not self.paused
 
 
@@ -105,7 +105,7 @@ class Centre:
         cluster_id: The cluster's id, as brokers report it.
         brokers: By node id.
         topics: By name.
-        denied: (operation, kind of resource, name) that clients may not use.
+        denied: The forbidden operations: (operation, kind of resource, name).
         replication_factor: Default for topics.
     """
 
@@ -159,7 +159,7 @@ class Centre:
         )
 
     def _watched(self) -> bool:
-        """Whether there is a controller that notices dead brokers."""
+        """Whether a controller is running, which notices dead brokers."""
         return not self.profile.brokers_control or any(broker.serves for broker in self.brokers.values())
 
     def _expire(self, logs: Sequence[object]) -> None:
@@ -215,7 +215,7 @@ class Centre:
         return next((node for node, broker in self.brokers.items() if not broker.fenced), -1)
 
     def kill(self, node: int) -> None:
-        """Ends the process. The controller notices it after the session timeout."""
+        """Ends the broker's process. The controller notices this after the session timeout."""
         broker = self.brokers[node]
         if broker.up:
             broker.up, broker.paused = False, False
@@ -233,7 +233,7 @@ class Centre:
         self.controlled()
 
     def pause(self, node: int) -> None:
-        """Suspends the process. The controller notices it after the session timeout."""
+        """Suspends the broker's process. The controller notices this after the session timeout."""
         broker = self.brokers[node]
         if broker.up and not broker.paused:
             broker.paused = True
@@ -252,11 +252,11 @@ class Centre:
             self.controlled()
 
     def start(self, node: int) -> None:
-        """Starts a process that has ended. It has its former data."""
+        """Starts a broker whose process has ended. It still has its data."""
         broker = self.brokers[node]
         if broker.up:
             return
-        # If the controller has not noticed the end yet, it does so when the broker registers again.
+        # If the controller has not noticed the end yet, it notices it when the broker registers again.
         broker.fence_at = None
         if self._watched():
             broker.fenced = True
@@ -270,7 +270,7 @@ class Centre:
         self.controlled()
 
     def controlled(self) -> None:
-        """Lets the controller act on the state of the brokers, and followers fetch."""
+        """Lets the controller act on the state of the brokers, and lets followers fetch."""
         for topic in self.topics.values():
             unclean = self.settings_of(topic)["unclean.leader.election.enable"] == "true"
             for partition in topic.partitions.values():
@@ -458,7 +458,9 @@ class Centre:
         self.controlled()
 
     def wipe(self, name: str, number: int) -> None:
-        """Deletes a partition's records, and everything derived from them, on all replicas. It begins at 0 again."""
+        """Deletes a partition's records, and everything derived from them, on all replicas. The partition begins at
+        offset 0 again.
+        """
         partition = self.partition(name, number)
         partition.logs = {node: ReplicaLog() for node in partition.replicas}
         if partition.leader >= 0:
@@ -508,9 +510,11 @@ class Centre:
         return answer
 
     def preferred_replica(self, node: int, partition: Partition, offset: int, rack: str) -> int | None:
-        """The follower to which a leader sends a consumer of this rack (KIP-392); None: the leader serves it itself.
+        """The follower to which a leader sends a consumer of this rack (KIP-392); None: the leader serves the consumer
+        itself.
 
-        This is an in-sync replica in the rack that has the offset, unless the leader is in the rack.
+        The follower is an in-sync replica in the rack that has the offset. If the leader is in the rack, the result is
+        None.
         """
         if not rack or node != partition.leader or self.settings["replica.selector.class"] != RACK_AWARE:
             return None

@@ -40,7 +40,7 @@ _MAX_LISTED: Final = 10  # maximum number of records that a broker names
 
 
 class NotModelledError(KafkaSafeError, NotImplementedError):
-    """A client uses a feature that the fake does not have. It gets no answer, because a guess could be wrong."""
+    """A client uses a feature that the fake does not have. It gets no answer: a guess could be wrong."""
 
 
 class RefusedError(KafkaSafeError):
@@ -102,8 +102,8 @@ def admit(
         data: The request's bytes for one partition.
         now_ms: The broker's clock.
         max_bytes: The topic's `max.message.bytes`.
-        log_append_time: The broker will replace the timestamps, so they are not checked.
-        keys_needed: The topic is compacted.
+        log_append_time: Whether the broker will replace the timestamps. If so, they are not checked.
+        keys_needed: Whether the topic is compacted, so that each record needs a key.
         ahead_ms: How far a timestamp may be ahead of the clock; None: no limit.
         behind_ms: How far a timestamp may be before the clock; None: no limit.
 
@@ -203,7 +203,7 @@ def store(
 
     Args:
         data: One admitted batch.
-        base_offset: Its offset.
+        base_offset: Offset of the batch's first record.
         leader_epoch: The current leader epoch.
         append_time_ms: The broker's time if the topic has LogAppendTime, else None.
     """

@@ -298,7 +298,7 @@ def _alter(ask: Ask, changes_of: Callable[[Any], dict[str, str | None]]) -> Fiel
     def alter(one: Any) -> None:
         if one.resource_type != _TOPIC_RESOURCE or ask.message.validate_only:
             raise NotModelledError(
-                "Settings of brokers are given to FakeCluster(config=…); validate_only is not there"
+                "Settings of brokers are given to FakeCluster(config=…); validate_only is not supported"
             )
         ask.centre.check_allowed("alter", "topic", one.resource_name)
         ask.centre.alter_topic(one.resource_name, changes_of(one))

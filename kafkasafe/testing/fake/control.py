@@ -72,7 +72,9 @@ class Control(Network):
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[None]:
-        """Context for a change of the state. Other threads cannot use it meanwhile; connections follow afterwards."""
+        """Context for a change of the state. Other threads cannot use the state meanwhile. Afterwards, connections are
+        adapted to the new state.
+        """
         yield
 
     @property
@@ -285,7 +287,9 @@ class Control(Network):
     def hold_back(
         self, node: int, topic: str | TopicPartition, partition: int = 0, *, on: bool = True
     ) -> None:
-        """Stops a follower's replication although it stays in sync, so the high watermark stops. Only in the fake."""
+        """Stops a follower's replication, but keeps it in sync, so the high watermark stops. Only the fake has this
+        method.
+        """
         found = self._partition(topic, partition)
         if node not in found.logs:
             raise UsageError(f"Broker {node} has no replica of {found!r}")
@@ -366,7 +370,7 @@ class Control(Network):
             handler.centre.forget_producers(None if topics is None else list(topics))
 
     def replace(self, cluster_id: str | None = None) -> None:
-        """Replaces the cluster by another, empty one at the same addresses. Only in the fake."""
+        """Replaces the cluster by another, empty one at the same addresses. Only the fake has this method."""
         with self._acting() as handler:
             handler.reset(cluster_id or random_id(), self.now_ms())
         self.cut()
@@ -386,8 +390,8 @@ class Control(Network):
             operation: "read", "write", "describe", "create", "delete" or "alter".
             topic: Name of the topic; "*" for all.
             group: Name of the consumer group; "*" for all.
-            transactional_id: The transactional id; "*" for all. Without any of the three, the cluster ("write":
-                producer ids).
+            transactional_id: The transactional id; "*" for all. If you pass none of the three, the resource is the
+                cluster ("write": producer ids).
             on: True: forbid. False: permit.
 
         Raises:
@@ -404,7 +408,8 @@ class Control(Network):
                 handler.centre.deny(operation, kind, name, on=on)
 
     def throttle(self, seconds: float, api: str | None = None, *, times: int | None = None) -> None:
-        """Makes brokers throttle clients: answers request a pause, and the broker reads nothing meanwhile. 0 ends it.
+        """Makes brokers throttle clients: an answer requests a pause, and the broker reads nothing meanwhile. 0 ends
+        this.
 
         Args:
             seconds: Length of the pause.

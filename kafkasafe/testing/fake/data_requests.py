@@ -25,7 +25,9 @@ INVALID_TXN_STATE: Final = 48
 TRANSACTIONAL_ID_AUTHORIZATION_FAILED: Final = 53
 
 _OF_THE_LOG: Final = frozenset({19, 32, 45, 47, 48, 87})
-"""With these codes, a broker's answer to Produce has the start of the log, unless it did not look at the log."""
+"""If a broker answers Produce with one of these codes, the answer has the log start offset, unless the broker refused
+the batch before it looked at the log.
+"""
 
 _PRODUCE_BY_ID: Final = 13
 _FETCH_ANY: Final = 11  # from this version on, followers serve consumers (KIP-392)
@@ -50,7 +52,9 @@ def _topics(ask: Ask, topics: list[Any], *, by_id: bool) -> Iterator[tuple[Any, 
 
 
 class _Produce:
-    """One Produce request. It appends its batches at once, and is answered when the in-sync replicas have them."""
+    """One Produce request. Its batches are appended at once. The request is answered when the in-sync replicas have the
+    batches.
+    """
 
     def __init__(self, ask: Ask) -> None:
         self.ask = ask
@@ -98,8 +102,8 @@ class _Produce:
     def _refused(self, name: str | None, number: int, refused: RefusedError) -> Fields:
         """The answer's row for a refused batch, with the fields that real brokers set (tests/contract).
 
-        They send messages only for errors of single records, and for a transaction without the partition. Other
-        messages are for the fake's own log.
+        Real brokers send messages only for errors of single records, and for a transaction without the partition. The
+        fake uses other messages only in its own log.
         """
         start = -1
         if name is not None and refused.code in _OF_THE_LOG and not refused.early:

@@ -31,7 +31,9 @@ _NOT_FOUND: Final = 6  # DescribeGroups: from this version on, a missing group i
 
 
 def _checked(name_of: Callable[[Any], str], empty: Fields, work: Handler) -> Handler:
-    """Makes a handler that only the group's coordinator answers, with errors at the top of the answer."""
+    """Makes a handler for requests that only the group's coordinator answers. Error codes are at the top level of the
+    answer.
+    """
 
     def handler(ask: Ask) -> Fields | Later | None:
         if getattr(ask.message, "group_instance_id", None) is not None:

@@ -47,9 +47,10 @@ class Offset:
 
     Attributes:
         offset: Offset of the next record to read.
-        leader_epoch: Leader epoch of the record before it; -1 if unknown.
+        leader_epoch: Leader epoch of the record before this offset; -1 if unknown.
         metadata: Text stored with it.
-        place: Its place in the log of offsets. Of two offsets the later one in the log counts, not the later commit.
+        place: Place in the log of offsets. The offset that is later in this log counts, even if it was committed
+            earlier.
     """
 
     offset: int
@@ -70,9 +71,9 @@ class Member:
     heard_ms: int
     assignment: bytes = b""
     joined: bool = False
-    """Whether it has joined the generation that is being prepared."""
+    """Whether the member has joined the generation that is being prepared."""
     waiting: bool = False
-    """Whether it waits for an answer. This keeps its session alive."""
+    """Whether the member waits for an answer. While it waits, its session stays alive."""
 
 
 @dataclass(slots=True)
@@ -87,12 +88,12 @@ class Group:
     leader: str = ""
     members: dict[str, Member] = field(default_factory=dict)
     promised: set[str] = field(default_factory=set)
-    """Ids that were given to members that have not joined with them yet."""
+    """Member ids that were granted, but with which no client has joined yet."""
     rebalance_by_ms: int = 0
     others_until_ms: int = 0
-    """Until when members of a new group wait for others (`group.initial.rebalance.delay.ms`); 0: they do not wait."""
+    """The time until which members of a new group wait for others (`group.initial.rebalance.delay.ms`); 0: no wait."""
     others_left_ms: int = 0
-    """By how much this may still be extended if others join."""
+    """The time in ms by which the end of this wait may still be postponed if other members join."""
     others_came: bool = False
     offsets: dict[tuple[str, int], Offset] = field(default_factory=dict)
     pending: dict[int, dict[tuple[str, int], Offset]] = field(default_factory=dict)

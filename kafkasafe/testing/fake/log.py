@@ -1,6 +1,6 @@
 """The log of one replica of a partition: batches, leader epochs, producers, transactions. Pure.
 
-This module knows nothing about other replicas; `partition` does. End offsets are exclusive.
+This module does not use other replicas; `partition` does. End offsets are exclusive.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ReplicaLog:
     """One replica's log.
 
     Attributes:
-        batches: In the order of their offsets.
+        batches: The batches, in the order of their offsets.
         epochs: (leader epoch, its first offset), ascending.
         producers: The remembered state of producers.
         aborted: Aborted transactions.
@@ -55,7 +55,7 @@ class ReplicaLog:
 
     @property
     def end_offset(self) -> int:
-        """The offset after the last record, at which the next one is appended."""
+        """The offset after the last record. The next record is appended at this offset."""
         return self._end_offset
 
     @property
@@ -121,7 +121,8 @@ class ReplicaLog:
         if self._end_offset < leader.start_offset:
             self._reset(leader.start_offset)
             self.producers = leader.producers.copy()
-            self.producers.restarted()  # the state comes from a snapshot, or from the leader's remaining batches
+            # The state of producers comes from a snapshot, or from the leader's remaining batches.
+            self.producers.restarted()
         for batch in leader.batches[self._index(leader.batches, self._end_offset) :]:
             self._take(batch)
         self.high_watermark = max(self.high_watermark, min(leader.high_watermark, self._end_offset))
@@ -160,7 +161,7 @@ class ReplicaLog:
 
     def truncate(self, offset: int) -> None:
         """Removes everything from an offset on, and the state derived from it."""
-        # Called for each append of a follower, so it must cost nothing if nothing is removed.
+        # This method is called for each append of a follower, so it must be cheap if it removes nothing.
         kept = (
             self.batches[: self._index(self.batches, offset)] if offset < self._end_offset else self.batches
         )
@@ -211,7 +212,7 @@ class ReplicaLog:
         return bisect_right(batches, offset, key=lambda batch: batch.header.last_offset + 1)
 
     def read(self, offset: int, below: int, max_bytes: int, *, at_least_one: bool) -> bytes:
-        """Returns complete batches from the one with `offset` on, if they end at or before `below`.
+        """Returns complete batches that end at or before `below`, beginning with the batch that contains `offset`.
 
         Args:
             offset: First offset.

@@ -1,8 +1,8 @@
 """One partition: its replicas, its leader, its in-sync replicas, and the leader's answers. Pure.
 
-Followers copy the leader's batches at once, unless they are down, suspended or held back. The high watermark is the end
-of what all in-sync replicas have. So a test can create every state that a slow network causes in a real cluster, and
-keep it as long as necessary.
+Followers copy the leader's batches at once, unless they are down, suspended or held back. The high watermark is the
+smallest log end of all in-sync replicas. So a test can create every state that a slow network causes in a real cluster,
+and keep this state as long as necessary.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Appended:
     """A batch in the leader's log.
 
     Attributes:
-        base_offset: Its offset; for a duplicate, the offset of the first one.
+        base_offset: Offset of the batch; for a duplicate, the offset of the first copy.
         log_append_time_ms: -1 unless the broker set the timestamps.
         log_start_offset: First offset of the log.
-        end_offset: All in-sync replicas have the batch when the high watermark reaches this offset.
-        duplicate: Whether the log had it already.
+        end_offset: When the high watermark reaches this offset, all in-sync replicas have the batch.
+        duplicate: Whether the log had the batch already.
     """
 
     base_offset: int
@@ -83,14 +83,14 @@ class Partition:
     """A partition and all its replicas.
 
     Attributes:
-        topic: Name of its topic.
-        number: Its number.
+        topic: Topic name.
+        number: Partition number.
         replicas: Node ids, the preferred leader first.
         in_sync: The in-sync replicas; never empty.
         leader: Node id; -1 while the partition has no leader.
         leader_epoch: Grows by one with each change of the leader.
         logs: The replicas' logs, by node.
-        lagging: Followers that do not replicate for now, although they stay in sync.
+        lagging: Followers that do not replicate at present, but stay in sync.
     """
 
     def __init__(self, topic: str, number: int, replicas: Sequence[int]) -> None:
@@ -155,7 +155,9 @@ class Partition:
         self.in_sync = {node for node in self.in_sync if able(node)} or self.in_sync
 
     def controlled(self, able: Callable[[int], bool], *, unclean: bool) -> None:
-        """Lets the controller act on the nodes' state: it elects, and removes dead replicas from the in-sync ones."""
+        """Lets the controller act on the nodes' state: it elects leaders, and removes dead replicas from the in-sync
+        replicas.
+        """
         self.elect(able, unclean=unclean)
         if self.leader >= 0:
             self._shrink(able)
@@ -184,7 +186,7 @@ class Partition:
 
     @staticmethod
     def _reconcile(follower: ReplicaLog, leader: ReplicaLog) -> None:
-        """Truncates a follower to what its history shares with the leader's (KIP-101, KIP-279)."""
+        """Truncates a follower's log to the part that it shares with the leader's log (KIP-101, KIP-279)."""
         while follower.epochs:
             epoch, end = leader.end_of_epoch(follower.latest_epoch)
             if end < 0:
@@ -302,11 +304,11 @@ class Partition:
             node: Node id of the broker that got the request.
             offset: First offset.
             max_bytes: Maximum size, except for a larger first batch.
-            read_committed: Up to the last stable offset, with the aborted transactions.
+            read_committed: Whether to read only up to the last stable offset, and to return the aborted transactions.
             current_leader_epoch: The epoch that the client expects; -1: unknown.
             last_fetched_epoch: Leader epoch of the record before `offset`; -1: unknown.
             at_least_one: Return a larger first batch completely.
-            any_replica: Followers serve the request as well.
+            any_replica: Whether followers serve the request as well.
 
         Raises:
             RefusedError: With the code of the answer.
@@ -343,9 +345,10 @@ class Partition:
         Args:
             node: Node id of the broker that got the request.
             timestamp: Ms since the epoch, or one of the constants.
-            version: API version. It decides the code while the high watermark has not caught up after an election.
-            replica_id: -1: a consumer. -2: a debugging one, which every replica answers.
-            read_committed: The end is the last stable offset.
+            version: API version. The version decides which code is returned while the high watermark has not caught up
+                after an election.
+            replica_id: -1: a consumer. -2: a debugging replica; every replica answers its request.
+            read_committed: Whether the end is the last stable offset.
             current_leader_epoch: The epoch that the client expects; -1: unknown.
 
         Raises:
@@ -369,7 +372,7 @@ class Partition:
             return Listed(log.start_offset, leader_epoch=log.epoch_at(log.start_offset))
         if timestamp in {LATEST_TIERED, EARLIEST_PENDING_UPLOAD}:
             return Listed(-1)
-        # In older versions this number is not a constant but an ordinary time.
+        # In older versions, this number is not a constant but an ordinary timestamp.
         largest = timestamp == MAX_TIMESTAMP and version >= _FIRST_WITH_MAX_TIMESTAMP
         found = log.latest_record() if largest else log.first_since(timestamp)
         if found is None or found[0] >= limit:

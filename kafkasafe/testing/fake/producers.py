@@ -3,7 +3,7 @@
 The rules were measured on brokers, and differ in part from the documentation:
 
 - A broker knows the last five batches of a producer. After a restart it knows one, because the snapshot has no more.
-- A batch outside of this window is a gap or a repetition. Both get the answer 45.
+- A batch outside of this window is a gap or a repetition. The broker answers 45 to both.
 - An unknown producer id may begin with any sequence.
 - A known id with a newer epoch begins at 0.
 - Expiry depends on the batches' own timestamps, not on their time of arrival.
@@ -124,7 +124,7 @@ class Producers:
             )
 
     def check_transaction(self, header: BatchHeader) -> None:
-        """Checks whether the batch is compatible with the producer's open transaction.
+        """Checks whether the batch may be appended with respect to the producer's open transaction.
 
         Raises:
             RefusedError: 48: the batch is outside of the open transaction.

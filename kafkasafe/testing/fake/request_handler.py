@@ -1,7 +1,7 @@
 """Turns requests as bytes into answers as bytes, for all brokers of a fake cluster. No I/O, no thread, no clock.
 
 A request that the fake does not model gets no answer: the error is added to `errors`, and the connection ends. If the
-client continues nevertheless, closing the cluster reveals it.
+client continues nevertheless, `close` of the cluster raises the error.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Reply:
 
     Attributes:
         frame: None if the request has no answer (acks=0).
-        throttle_ms: For how long the broker stops reading from the connection.
+        throttle_ms: How long the broker stops reading from the connection, in ms.
     """
 
     frame: bytes | None

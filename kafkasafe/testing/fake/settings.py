@@ -27,18 +27,19 @@ class Profile:
     """One version of Kafka.
 
     Attributes:
-        version: Its number.
+        version: The version's number.
         apis: API name -> (oldest, newest) version.
         settings: The brokers' settings by Kafka's names.
         features: Finalized features and their levels.
         creating_code: Error code of a topic that a metadata request creates.
-        brokers_control: One of the brokers is the controller, so the death of the last one is not noticed.
-        verifies_transactions: Accepts a transaction's batches only for partitions that were added to it.
-        caps_in_sync: From Kafka 4 on: `min.insync.replicas` counts as at most the number of replicas. While fewer
-            are in sync, the high watermark does not advance.
-        least: Minimum values of topics' settings that are larger than in `_LEAST`.
-        lacking: Topics' settings of other versions, unknown to this one.
-        unmodelled: Topics' settings that it knows and the fake does not model.
+        brokers_control: Whether one of the brokers is the controller. If so, nothing notices the death of the last
+            broker.
+        verifies_transactions: Whether brokers accept a transaction's batches only for partitions that were added to it.
+        caps_in_sync: Whether `min.insync.replicas` counts as at most the number of replicas, and the high watermark
+            does not advance while fewer replicas are in sync (from Kafka 4 on).
+        least: Minimum values of topics' settings, where they are larger than in `_LEAST`.
+        lacking: Topics' settings that other versions have and this one does not.
+        unmodelled: Topics' settings that this version has but the fake does not model.
     """
 
     version: str
@@ -177,10 +178,10 @@ _OLD: Final = Profile(
         _SETTINGS
         | {
             "log.message.timestamp.type": "CreateTime",
-            # There, one setting covers both directions (`unmodelled`).
+            # In this version, one setting covers both directions (`unmodelled`).
             "log.message.timestamp.after.max.ms": _NO_LIMIT,
             "log.message.timestamp.before.max.ms": _NO_LIMIT,
-            "producer.id.expiration.ms": "604800000",  # there: transactional.id.expiration.ms
+            "producer.id.expiration.ms": "604800000",  # in this version: transactional.id.expiration.ms
         }
     ),
     verifies_transactions=False,
@@ -305,7 +306,7 @@ def racks_of(given: Mapping[int, Mapping[str, object]]) -> dict[int, str]:
     """Returns the racks in settings of single brokers, by node.
 
     Raises:
-        ConfigError: There is another setting.
+        ConfigError: A setting other than `broker.rack` is set.
     """
     for settings in given.values():
         if others := sorted(set(settings) - {"broker.rack"}):
@@ -360,7 +361,7 @@ def _may_be(profile: Profile, name: str, value: str) -> bool:
 
 
 def effective(broker: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """All settings of a topic: its own, otherwise the brokers'."""
+    """All settings of a topic: its own settings, otherwise those of the brokers."""
     return {name: own.get(name, broker[default]) for name, default in TOPIC_SETTINGS.items()}
 
 

@@ -1,7 +1,7 @@
-"""Transactions: their open ones, with their partitions, and how they end. Pure.
+"""Transactions: the state of each transactional id, the partitions of its open transaction, and how it ends. Pure.
 
-It works like Kafka's coordinator: EndTxn is answered when the end is decided. The markers are written to the logs a
-little later. Until then, requests for the next transaction get the answer 51.
+Like Kafka's coordinator, it answers EndTxn when the end is decided. The markers are written to the logs a little later.
+Until then, requests for the next transaction get the answer 51.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ class _Transaction:
     partitions: set[tuple[str, int]] = field(default_factory=set)
     groups: set[str] = field(default_factory=set)
     previous: tuple[int, int] | None = None
-    """(producer id, epoch) that ended the latest transaction with protocol 2. EndTxn with it is a repetition."""
+    """(producer id, epoch) of the EndTxn that ended the latest transaction with protocol 2. Another EndTxn with the
+    same values is a repetition.
+    """
     kept: tuple[int, int] | None = None
     """(producer id, epoch) of the latest InitProducerId, or of an ended transaction. It identifies a repeated
     request."""
@@ -74,7 +76,9 @@ class _Transaction:
     complete_ms: int = -1
     """When the markers of a decided end are written."""
     markers: dict[tuple[str, int], tuple[Partition, int, int]] = field(default_factory=dict)
-    """Its markers: place, leader epoch, and end offset of those written. They count once they are replicated."""
+    """The markers that were written, by partition: the partition, the leader epoch, and the offset after the marker. A
+    marker counts when it is replicated.
+    """
 
     @property
     def ending(self) -> bool:
@@ -97,7 +101,7 @@ class Transactions:
         self.markers_take_ms = _MARKERS_TAKE_MS
 
     def coordinator(self, transactional_id: str) -> int:
-        """Node id of its coordinator; -1 if there is none."""
+        """Node id of the transactional id's coordinator; -1 if there is none."""
         return coordinator(self._centre, transactional_id, "transaction.state.log.num.partitions")
 
     def advance(self, now_ms: int) -> None:
@@ -173,7 +177,7 @@ class Transactions:
         try:
             header = read_header(data)
         except CorruptBatchError:
-            return  # the append reports its fault
+            return  # the append reports the fault
         if not header.is_transactional:
             return
         known = self._known.get(name)
@@ -287,7 +291,7 @@ class Transactions:
         return put
 
     def _check_log_of_offsets(self, ask: Ask, group: Group) -> None:
-        """The only check of old brokers: the log that stores the offsets has seen no newer epoch."""
+        """The only check that old brokers make: the log that stores the offsets has seen no newer epoch."""
         message = ask.message
         number = numbered(self._centre, group.name, "offsets.topic.num.partitions")
         newest = self._epochs_of_offsets.get((number, message.producer_id), -1)
@@ -310,7 +314,7 @@ class Transactions:
             raise RefusedError(INVALID_TXN_STATE)
 
     def end(self, ask: Ask) -> Fields:
-        """EndTxn. Version 5 grants a new epoch (KIP-890), and recognises a repetition by the old one."""
+        """Handles EndTxn. Version 5 grants a new epoch (KIP-890), and recognises a repetition by the old epoch."""
         message = ask.message
         second = ask.version >= _SECOND_PROTOCOL["EndTxn"]
         result = TxnState.COMMITTED if message.committed else TxnState.ABORTED
@@ -414,14 +418,15 @@ class Transactions:
             try:
                 partition = self._centre.partition(*place)
             except RefusedError:
-                continue  # its topic was deleted
+                continue  # the partition's topic was deleted
             if partition.leader < 0 or not self._centre.serves(partition.leader):
-                left.add(place)  # try again until it has a leader
+                left.add(place)  # try again until the partition has a leader
                 continue
             logs[place] = partition.log
             written = known.markers.get(place)
             if written is None or written[0] is not partition or written[1] != partition.leader_epoch:
-                # Even if another leader was elected meanwhile, which may not have it, or the topic was created again.
+                # Write the marker again if another leader was elected meanwhile, which may not have it, or if the topic
+                # was created again.
                 marker = partition.log.append_marker(
                     known.producer_id,
                     known.epoch,

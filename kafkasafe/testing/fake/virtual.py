@@ -52,12 +52,12 @@ class InTransit:
 
     Attributes:
         pipe: The connection that it was written to.
-        centre: The cluster that the connection led to.
+        centre: The cluster to which the connection led when the request was written.
         name: Kafka's name of the API.
-        version: Its version.
-        message: Its fields, as attributes.
+        version: Version of the request.
+        message: The request's fields, as attributes.
         on_answer: Called with the fields of the answer.
-        written_s: When the connection takes its last byte, seconds.
+        written_s: When the connection accepts the request's last byte, seconds.
     """
 
     pipe: Pipe
@@ -139,7 +139,9 @@ class VirtualCluster(Control):
         return [f"fake-{node}:9092" for node in self.brokers]
 
     def connect(self, options: Mapping[str, Any]) -> Cluster:
-        """Creates a client, which is not started. It uses those options of KafkaProducer that concern connections."""
+        """Creates a client that is not started yet. The client uses those options of KafkaProducer that concern
+        connections.
+        """
         return Transport(VirtualNetwork(self, options), options)
 
     def now_ms(self) -> int:
@@ -193,7 +195,9 @@ class VirtualCluster(Control):
     # -- what clients call -------------------------------------------------------------------------------------------
 
     def dial(self, node: int, on_made: Callable[[Pipe], None], on_end: Callable[[str], None]) -> None:
-        """Opens a connection. Calls `on_made` with it when it is usable, or `on_end` with the reason if it fails."""
+        """Opens a connection. Calls `on_made` with the connection when it is usable, or `on_end` with the reason if it
+        fails.
+        """
 
         def arrive() -> None:
             if not self._handler.centre.brokers[node].up or self.weather[node].refuse:
@@ -216,7 +220,7 @@ class VirtualCluster(Control):
     def ask(
         self, pipe: Pipe, name: str, version: int, message: Any, on_answer: Callable[[Fields], None]
     ) -> float:
-        """Writes a request to a connection. Calls `on_answer` when its answer arrives, if it does.
+        """Writes a request to a connection. Calls `on_answer` if its answer arrives.
 
         Returns:
             Seconds until the connection has taken all bytes of the request.
@@ -319,9 +323,9 @@ class VirtualCluster(Control):
         self.time.call_later(self.latency_s + weather.response_delay_ms / 1000, arrive)
 
     def _plan(self) -> None:
-        """Wakes the brokers when time alone changes something."""
+        """Sets a timer that wakes the brokers when the passing of time changes their state."""
         due = [self._handler.next_due_ms()]
-        # A hanging broker answers nothing that is due; its requests are checked when it continues.
+        # A hanging broker answers nothing. Its requests are checked when it continues.
         due += [
             pipe.held[0].due_ms
             for pipe in self._pipes

@@ -1,6 +1,6 @@
 """The network between a client and a `VirtualCluster`: requests and answers as plain data, in virtual time.
 
-It decides nothing: leaders, metadata, back-off, fences and waiting requests belong to the client, the product's own
+The network decides nothing. Leaders, metadata, back-off, fences and waiting requests belong to the real client
 (`kafkasafe.cluster.client`).
 """
 
@@ -31,12 +31,12 @@ _FIRST_WITH_HINTS: Final = 10
 class VirtualNetwork:
     """See `kafkasafe.cluster.network.Network`.
 
-    Its thread is the fastest there can be: what another thread asks for is done before that thread goes on. So a
-    request that was made too early goes out even if the process is killed right after.
+    It behaves as with an infinitely fast network thread: each job of another thread is done before that thread
+    continues. So a test notices a request that was sent too early, even if the process is killed right after it.
 
     Args:
         cluster: Has the brokers and the time.
-        options: Those of KafkaProducer that concern connections.
+        options: Options of KafkaProducer that concern connections.
     """
 
     def __init__(self, cluster: VirtualCluster, options: Mapping[str, Any]) -> None:
@@ -52,7 +52,7 @@ class VirtualNetwork:
         self._service: Service | None = None
         self._started = self._stopped = False
         self._busy = False
-        """The client runs: it is not entered again."""
+        """Whether a function of the client is running. If so, `wake` calls the client later."""
 
     # -- Life ----------------------------------------------------------------------------------------------------
 
@@ -84,7 +84,7 @@ class VirtualNetwork:
 
     @property
     def broker_version(self) -> tuple[int, ...] | None:
-        """See `Network`. It is not known here."""
+        """See `Network`. Unknown in virtual time."""
         return None
 
     # -- Time ----------------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ class VirtualNetwork:
         return self._time.monotonic()
 
     def random_fraction(self) -> float:
-        """See `Network`. Always the same, so that runs can be repeated."""
+        """See `Network`. The number is always the same, so that runs can be repeated."""
         return 0.5
 
     def call_at(self, when: float, call: Callable[[], None]) -> Timer:
@@ -149,7 +149,7 @@ class VirtualNetwork:
         return list(self._brokers)
 
     def bootstrap_nodes(self) -> list[NodeId]:
-        """See `Network`. All brokers, whatever the options are."""
+        """See `Network`. These are all brokers, whatever the options are."""
         return list(self._cluster.bootstrap_servers)
 
     def addresses(self) -> Collection[int]:
@@ -171,9 +171,9 @@ class VirtualConnection:
     """See `kafkasafe.cluster.network.Connection`.
 
     Args:
-        cluster: Has the broker.
+        cluster: The cluster of the broker.
         node: The broker.
-        made_until_s: When the handshake must be over.
+        made_until_s: Deadline of the handshake.
         enter: Calls a function of the client.
     """
 
@@ -292,7 +292,7 @@ class VirtualConnection:
 
 
 class _Answer(SimpleNamespace):
-    """The fields of an answer. One that is not there is None."""
+    """The fields of an answer, as attributes. A missing field is None."""
 
     def __getattr__(self, name: str) -> None:
         return None
@@ -303,7 +303,7 @@ def _broker(endpoint: Any) -> Broker:
 
 
 def _plain(value: Any, kind: type[SimpleNamespace] = SimpleNamespace) -> Any:
-    """Dicts become objects with attributes, at any depth."""
+    """Converts dicts to objects with attributes, at any depth."""
     if isinstance(value, dict):
         return kind(**{name: _plain(one, kind) for name, one in value.items()})
     if isinstance(value, list | tuple):
@@ -312,7 +312,7 @@ def _plain(value: Any, kind: type[SimpleNamespace] = SimpleNamespace) -> Any:
 
 
 def _message(request: Sendable) -> Any:
-    """The request as a broker's handler reads it."""
+    """Converts a request to the form that a broker's handler reads."""
     if isinstance(request, ProduceBatches):
         topics: dict[str, list[Any]] = {}
         for topic, partition, data in request.batches:
@@ -344,7 +344,7 @@ def _message(request: Sendable) -> Any:
 
 
 def _answer(request: Sendable, fields: Fields) -> Any:
-    """The answer as the client reads it."""
+    """Converts an answer to the form that the client reads."""
     if isinstance(request, ManyOffsets):
         return _Answer(rows=[(topic["name"], _rows(topic["partitions"])) for topic in fields["topics"]])
     answer = _plain(fields, _Answer)

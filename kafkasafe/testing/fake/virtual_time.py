@@ -51,7 +51,7 @@ class VirtualTime:
         return self._now_s
 
     def elapsed(self) -> float:
-        """Seconds, including those during which the machine was suspended."""
+        """Seconds, including the time when the machine was suspended."""
         return self._now_s + self._slept_s
 
     def wall_ms(self) -> int:
@@ -63,7 +63,7 @@ class VirtualTime:
         return bytes(15) + b"\1"
 
     def sleep(self, seconds: float) -> None:
-        """Suspends the machine: `monotonic` stands still meanwhile."""
+        """Suspends the machine for a while: `monotonic` does not advance meanwhile."""
         self._slept_s += seconds
 
     def set(self, seconds: float) -> None:
@@ -71,7 +71,7 @@ class VirtualTime:
         self._set_ms += int(seconds * 1000)
 
     def call_at(self, at_s: float, work: Callable[[], None]) -> Timer:
-        """Calls a function at a time of `monotonic`, or now if that is past."""
+        """Calls a function at a time of `monotonic`, or now if this time has passed."""
         timer = Timer(work)
         heapq.heappush(self._timers, (max(at_s, self._now_s), next(self._numbers), timer))
         return timer

@@ -17,10 +17,10 @@ class Weather:
     """The network faults of one broker.
 
     Attributes:
-        refuse: New connections are refused.
-        drop_requests: Requests are read and ignored.
-        drop_responses: Requests are carried out but not answered.
-        stall: Nothing is read.
+        refuse: Whether new connections are refused.
+        drop_requests: Whether requests are read and ignored.
+        drop_responses: Whether requests are carried out but not answered.
+        stall: Whether nothing is read.
         response_delay_ms: Delay of answers.
     """
 
@@ -43,11 +43,11 @@ class Network:
 
     @abstractmethod
     def _nodes(self, node: int | None) -> list[int]:
-        """This broker, or all brokers."""
+        """The given broker, or all brokers."""
 
     @abstractmethod
     def _acting(self) -> AbstractContextManager[object]:
-        """Context for a change, without concurrent access. The connections follow afterwards."""
+        """Context for a change, without concurrent access. Afterwards, connections are adapted to the new state."""
 
     # --- faults -----------------------------------------------------------------------------------------------------
 

@@ -126,7 +126,7 @@ class Wire:
         try:
             while not self._stop:
                 self._turn()
-        except BaseException as error:  # the next caller raises it
+        except BaseException as error:  # the next caller raises this error
             self._failure = error
         finally:
             for connection in self._connections:
@@ -163,7 +163,7 @@ class Wire:
     def _next_due_ms(self) -> int | None:
         due = [self._handler.next_due_ms()]
         for connection in self._connections:
-            if self._hangs(connection):  # it is checked again when its broker resumes
+            if self._hangs(connection):  # the connection is checked again when its broker resumes
                 continue
             if connection.held is not None:
                 due.append(connection.held.later.due_ms)
@@ -299,7 +299,7 @@ class Wire:
 
     @staticmethod
     def _write(connection: _Connection, now: int) -> bool:
-        """Writes what it can. Returns whether the connection is still usable."""
+        """Writes as much as the socket accepts. Returns whether the connection is still usable."""
         while connection.outgoing and connection.outgoing[0][0] <= now:
             due, data = connection.outgoing[0]
             try:
