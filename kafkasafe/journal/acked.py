@@ -31,21 +31,22 @@ class AckedLog:
     Attributes:
         baseline_offset: The log has no batch of this lane before this offset; -1 when unknown.
         last_acked_offset: Offset of the last acknowledged record (inclusive), -1 before the first acknowledgement.
-        clear_offset: Durable: every batch of this lane that may be at or before this offset is finished. The broker may
-            acknowledge a batch while one before it is in doubt, so this can be lower than `last_acked_offset`.
+        clear_offset: Every batch of this lane that may be at or before this offset is durably finished. The broker may
+            acknowledge a batch while an earlier batch is in doubt, so this can be lower than `last_acked_offset`.
         leader_epoch: Leader epoch of the last acknowledgement, -1 when unknown.
         topic_id: Id of the topic to which the offsets belong.
         last_acked_id: Id of the newest batch that is in the log below the high watermark.
         acked: Committed batches in the order of their commits: those that are still in the spool, and a few more.
         commits: (position, base offset) of acknowledged batches that no mark names yet.
-        forgotten_offset: Batches acknowledged before this offset, and before `acked`, are not remembered.
+        forgotten_offset: Batches before this offset are not remembered, except those in `acked`.
         released: Offsets of batches that have left the spool.
-        known_from: Batches that are not remembered, if still in the log, are before this offset; -1 when unknown.
+        known_from: If the log still has the batches that are not remembered, they are before this offset; -1 when
+            unknown.
         told_position: Position of the last batch whose id the journal wrote into separate marks, which outlive the
             batch in the spool. Later batches may have lower positions: parts of a divided batch, and copies, are
             written after their successors.
-        unwritten: How many baselines are on their way to the disk,
-        void: and how many of those, the first ones, are of a log that was forgotten since.
+        unwritten: How many baselines are being written to the disk.
+        void: How many of these, counted from the oldest, belong to a log that was forgotten since.
     """
 
     baseline_offset: int = -1
@@ -97,7 +98,7 @@ class AckedLog:
         self.unwritten += 1
 
     def begun(self) -> bool:
-        """Note that the baseline that was written first is durable. False: its log was forgotten meanwhile."""
+        """Note that the oldest unwritten baseline is durable. Returns False if its log was forgotten meanwhile."""
         self.unwritten -= 1
         if not self.void:
             return True
@@ -219,7 +220,7 @@ class AckedLog:
             self.forgotten_offset = mark.last_acked_offset + 1
 
     def read_released(self, base_offset: int, *, clear: bool) -> None:
-        """Take a mark that names a batch which has left the spool, so that its record count is unknown.
+        """Take a mark about a batch that has left the spool. The record count of this batch is unknown.
 
         Args:
             base_offset: Its offset.
@@ -247,7 +248,7 @@ class AckedLog:
         self.forgotten_offset = batch.base_offset
 
     def cut(self, last_offset: int) -> None:
-        """Drop batches after this last offset of the log that had left the spool: they are lost."""
+        """Drop batches that are after the log's last offset and have left the spool: they are lost."""
         self.released.cut(last_offset + 1)
         self.acked = deque(
             batch

@@ -1,4 +1,4 @@
-"""Outcomes of requests and questions: acknowledged, lost, refused, damaged; and the end of a pause.
+"""Handles the outcomes of requests and questions (acknowledged, lost, refused, damaged), and the ends of pauses.
 
 `verdicts` handles the judgement of batches in doubt, and `losses` the result of a survey.
 """
@@ -85,7 +85,7 @@ class Answers:
         self._suspicions.check_offset_order(partition, base_offset)
         self._suspicions.note_leader_epoch(partition, leader_epoch)
         if partition.flow is Flow.PROBING:
-            # acks=all answers only when the replicas have the batch, and so all before it.
+            # With acks=all, the broker answers only when the replicas have the batch, and so all batches before it.
             for earlier in list(partition.queue):
                 if earlier is batch:
                     break
@@ -233,7 +233,7 @@ class Answers:
             batch.check_absence(wanted=True)
         elif alone and (
             (verdict.absent and not final and not lasting)
-            # No other request contained it, and the broker did not append this one.
+            # No other request contained this batch, and the broker did not append it from this one.
             or (code == 45 and not batch.unanswered and partition.queue.follows_failure(batch))
             or (code == 59 and not batch.unanswered)
         ):
@@ -327,6 +327,8 @@ class Answers:
         batch.blame(code, message)
 
     def _will_be_due(self, batch: Batch, bad_records: tuple[tuple[int, str], ...], now_ms: int) -> bool:
-        """Whether its timestamps are too new, not too old, and the broker will accept them within the timeout."""
+        """Whether the batch's timestamps are too new (not too old), and the broker will accept them
+        within the timeout.
+        """
         ahead_ms = batch.max_timestamp - latest_timestamp((text for _, text in bad_records), now_ms)
         return ahead_ms > 0 and self._refusals.waits_for(ahead_ms)

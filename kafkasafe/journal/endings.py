@@ -90,8 +90,8 @@ class Durability:
             case Begun(destination):
                 partition = self._partitions[destination]
                 if not partition.log.begun() or partition.flow is not Flow.ASKING_BASELINE:
-                    # The baseline of the present log is asked for, or on its way; or it was asked for twice, as before
-                    # and after a move to another cluster, and the other question has an outcome already.
+                    # Either the baseline of the present log is not known or not durable yet, or the journal asked for
+                    # it twice (as before and after a move to another cluster) and has already used the other answer.
                     return
                 partition.progress.recover()
                 if partition.loss.suspicion is None:
@@ -101,7 +101,7 @@ class Durability:
                 self._packer.touch(partition)
             case Identified(destination, batches):
                 for batch, identity in batches:
-                    # Unless the journal took the id back meanwhile.
+                    # Skip ids that the journal took back meanwhile.
                     if batch.state is BatchState.SEALED and batch.identity is identity:
                         batch.on(BatchEvent.ID_DURABLE)
                 self._packer.touch(self._partitions[destination])

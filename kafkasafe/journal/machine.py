@@ -265,8 +265,8 @@ class Machine:
                 break
             old = self._clock.is_old(batch, now_ms)
             if old and (in_flight or now < partition.doubt.dead_at or batch.unanswered):
-                # After this append, the leader may drop our producer state, and would then append requests that are
-                # still in transit: those that were lost, and those that may get lost together with this one.
+                # After this append, the leader may drop our producer state. Then it would append any request still in
+                # transit, even one whose answer we stopped waiting for.
                 if not in_flight:
                     self._hold(partition, batch, now)
                 break

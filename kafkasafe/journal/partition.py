@@ -30,7 +30,9 @@ class Partition(Destination):
     window: SendWindow = field(default_factory=SendWindow)
     loss: LossCase = field(default_factory=LossCase)
     gathers: bool = True
-    """Whether small batches are merged: until a merged one is refused, or the batches to merge cannot be read."""
+    """Whether small batches are merged. Merging ends when a merged batch is refused, or batches to merge cannot be
+    read.
+    """
 
     def keep_apart(self) -> None:
         """Stop merging small batches."""

@@ -188,8 +188,9 @@ class Rejecter:
 def _ask_again(batches: Sequence[Batch]) -> None:
     """Let the cluster decide again about batches that it refused because of their destination.
 
-    1. The user may not write to a topic. After `blocked_timeout_ms` the batches are rejected, but `rejected/` is full.
-    2. They wait, refused. Then an operator grants the permission.
+    1. The user lacks the permission to write to a topic. After `blocked_timeout_ms` the batches are rejected, but
+       `rejected/` is full.
+    2. The batches keep waiting in the state REFUSED. Then an operator grants the permission.
     3. The cluster would accept the batches. But a refused batch is only copied, and `rejected/` has no room for the
        copy.
     """

@@ -1,4 +1,4 @@
-"""The marks of a group that concern the batches after them, while recovery reads the log of earlier incarnations.
+"""While recovery reads the log, holds the marks of the current group that are about the batches after them.
 
 `recovery` decides what follows from them.
 """
@@ -81,7 +81,7 @@ class Replay:
 
     @property
     def moved(self) -> m.Move | None:
-        """The move that made the next batch, if that is a copy."""
+        """The move that copied the next batch to its present position; None if the batch is not a copy."""
         return self._moves[self.index] if self.index < len(self._moves) else None
 
     @property

@@ -24,7 +24,7 @@ class Settings:
             within this incarnation; any other answer resets it.
         missing_grace_s: How long a topic may be unknown to the cluster before a notice says so: it may be new.
         heal: Send acknowledged batches that the cluster lost again, as far as the spool still has them.
-        heal_recreated: Also into a topic that was deleted and created again.
+        heal_recreated: Send lost batches again even to a topic that was deleted and created again.
         aside_batches: How many rejected batches are made durable in `rejected/` at a time, at most.
         gather_bytes: Small waiting batches are merged up to this size; 0: never.
         newest_reading: See `units.Units`.

@@ -50,7 +50,9 @@ class Snapshots:
         return marks
 
     def newest(self, before_position: int) -> list[m.Mark]:
-        """Marks that must be durable before the spool deletes up to this position: the newest acknowledged batches."""
+        """The marks of the newest acknowledged batches, which must be durable before the spool deletes up to this
+        position.
+        """
         marks: list[m.Mark] = []
         for partition in self._destinations.partitions.values():
             newest = _newest(partition)
@@ -77,8 +79,8 @@ def state_mark(partition: Destination) -> m.State:
     return m.State(
         partition.number,
         partition.log.baseline_offset,
-        # Not the last acknowledged offset: its mark may not be durable yet, or an earlier batch may be in doubt, and a
-        # scan that starts after a batch takes it for absent.
+        # The last acknowledged offset would be wrong here: its mark may not be durable yet, or an earlier batch may be
+        # in doubt. A scan that starts after that batch would take it for absent.
         partition.log.clear_offset,
         partition.log.leader_epoch,
         partition.log.topic_id,

@@ -63,7 +63,7 @@ class SpoolIndex:
         self._batches[batch.position] = batch
 
     def drop(self, batch: Batch) -> None:
-        """Drop it from the index. With its last open part, drop the divided batch too."""
+        """Drop a batch from the index. If it is the last unfinished part of a divided batch, drop that one too."""
         gone: Batch | None = batch
         while gone is not None:
             self._batches.pop(gone.position, None)

@@ -50,7 +50,7 @@ class Batch:
         writing: The disk is writing it: the batch must not change until it has its position.
         owed: Its records are on disk in another batch, which recovery would restore until this one is durable.
         former_life: Recovery read it: an earlier incarnation may have sent it.
-        unanswered: A broker may still append a request with it under its id, or have appended one without our noticing.
+        unanswered: A broker may still append a request with this batch and id, or may have appended one unnoticed.
         base_offset: In the partition, -1 while unknown.
         place: `base_offset` once it is committed; if that is unknown, a lower bound.
         code: Why it was refused, Kafka's error code.
@@ -60,7 +60,7 @@ class Batch:
         overdue: The cluster refused it for longer than the limit, for a reason that might have been temporary.
         condemned: The journal rejects it as soon as the cluster proves that it is not in the log.
         unconfirmed: The broker says that it did not append the batch; the producer state was not checked yet.
-        parent: The divided batch that it is a part of: it takes the parent's place in the order.
+        parent: The divided batch that this one is a part of. The part takes its parent's place in the order.
         rank: Sorts durable batches of a partition in the order in which their records were accepted.
         heirs: Number of its own unfinished parts.
         revived: The cluster lost it after acknowledging it: it is sent again.
@@ -165,7 +165,9 @@ class Batch:
         self.stand_for(parent)
 
     def gather(self, first: Batch, identity: BatchId) -> None:
-        """Make this the merged batch of several batches, the first of them `first`. It has their sequences."""
+        """Make this the result of merging several batches, whose first is `first`. It has the sequences
+        of all of them.
+        """
         self.identity = identity
         self.gathered = self.owed = True
         self.stand_for(first)
@@ -291,7 +293,7 @@ class Fate(enum.Enum):
     REJECTED = "rejected"
     REPLACED = "replaced"
     DROPPED = "dropped"
-    """Its unit was dropped, and it with the unit."""
+    """The batch was dropped together with its unit."""
 
 
 def batches_of(unit: u.Unit) -> list[Batch]:

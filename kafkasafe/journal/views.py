@@ -69,7 +69,9 @@ class Views:
         return list(self._index.suspected)
 
     def doubts(self) -> list[tuple[str, int, str]]:
-        """(topic, partition, reason) of the same, as human-readable text. From any thread."""
+        """(topic, partition, human-readable reason) of partitions whose log may have lost acknowledged batches. From
+        any thread.
+        """
         found = []
         for number in list(self._index.suspected):
             partition = self._partitions[number]
@@ -86,7 +88,9 @@ class Views:
         return self._index.held_position(self._pinned())
 
     def pinned(self) -> Iterable[tuple[int, int]]:
-        """(position, bytes) of batches that keep everything after them in the spool, in order; packed ones in sums."""
+        """(position, bytes) of batches that keep everything after them in the spool, in order. Packed ones are summed
+        up.
+        """
         sizes = self._index.sizes()
         for number in self._index.packed_from:
             sizes += self._all[number].queue.packed_sizes
