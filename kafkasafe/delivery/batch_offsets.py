@@ -70,8 +70,8 @@ class BatchFate:
 class GivenOffsets:
     """Offsets that a program gave a producer directly, and those of a KafkaConsumer. Detects where they continue from.
 
-    Such a consumer cannot be moved back from here. So after a batch was dropped, the next batch with offsets of one of
-    its partitions is refused once. Later batches are assumed to contain records that were read again.
+    kafkasafe cannot move such a consumer back. So after a batch was dropped, the next batch with offsets of one of its
+    partitions is refused once. Later batches are assumed to contain records that were read again.
 
     Args:
         numbers: Numbers of readings.

@@ -52,7 +52,8 @@ class CallbackThread:
         self._stopping = False
         self._over = False
         self._ident = 0
-        # Each has one writer: the pump under its lock, and this thread. Other threads may read slightly old values.
+        # Each counter has one writer: the pump (under its lock) or this thread. Other threads may read slightly old
+        # values.
         self._handed = 0
         self._taken = 0
         self._current: Any = iter(())
@@ -138,7 +139,7 @@ class CallbackThread:
         """Ends the thread after all jobs have run. If this takes longer than the wait, the thread still finishes them.
 
         Args:
-            timeout_s: Default: as long as callbacks finish, plus 10 s.
+            timeout_s: None: as long as callbacks keep finishing, plus 10 s.
 
         Returns:
             Number of callbacks that have not run yet.
@@ -170,7 +171,7 @@ class CallbackThread:
         return self._ident == threading.get_ident()
 
     def _run_here(self) -> None:
-        """Runs the queued jobs on the caller's thread, if the interpreter has ended its thread."""
+        """Runs the queued jobs on the caller's thread, if no callback thread could be started."""
         with contextlib.suppress(queue.Empty):
             while True:
                 job = self._queue.get_nowait()
@@ -178,7 +179,9 @@ class CallbackThread:
                     job()
 
     def _mark(self) -> threading.Lock:
-        """A lock that is released when all earlier jobs have run. One call into C, which Ctrl-C cannot split."""
+        """A lock that is released when all earlier jobs have run. Its release is one call into C, which Ctrl-C cannot
+        split.
+        """
         passed = threading.Lock()
         passed.acquire()
         self._queue.put(passed.release)

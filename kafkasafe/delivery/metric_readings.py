@@ -1,6 +1,6 @@
 """The readings of producers and consumers, from which `kafkasafe.metrics` makes Prometheus's metrics.
 
-They are apart from that module so that programs without Prometheus need not import prometheus-client.
+They are in a separate module so that programs without Prometheus need not import prometheus-client.
 """
 
 from __future__ import annotations

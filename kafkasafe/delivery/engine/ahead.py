@@ -1,4 +1,4 @@
-"""How far callers run ahead of the cluster: `limits/run_ahead.py`, fed with their parcels.
+"""Measures how far callers run ahead of the cluster, by passing their parcels to `limits/run_ahead.py`.
 
 Only the pump's thread changes the counts, because a Ctrl-C in a caller could interrupt an addition and leave a wrong
 sum. A caller only registers its parcels. Batches that earlier runs of the program left in the spool are not counted.

@@ -16,8 +16,9 @@ from kafkasafe.spool.inspection import inspect
 __all__ = ["Binding"]
 
 _ASTRAY_S: Final = 2.0
-"""How long only another cluster must answer until the engine believes that it replaced ours. Until then, a single
-address may lead to a wrong cluster, and the transport tries other brokers."""
+"""If only another cluster answers for this long, the engine concludes that it replaced ours. Before, a single address
+may lead to a wrong cluster, and the transport tries other brokers.
+"""
 
 
 class Binding:

@@ -1,4 +1,4 @@
-"""How far a lane's log is being copied forward, and when that is considered again."""
+"""How far a lane's log is being copied forward, and when the engine checks again whether to copy."""
 
 from __future__ import annotations
 

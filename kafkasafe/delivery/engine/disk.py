@@ -29,7 +29,9 @@ _MEMORY_BYTES: Final = MEMORY_BYTES // 2
 """Bytes of durable, unfinished batches that stay in memory; the engine reads others back before it sends them. More if
 `run_ahead_bytes` is above its default."""
 _MANY_TO_DIVIDE_BYTES: Final = 256 * 1024
-"""More bytes than wait until the first answer about a topic: they wait for the end of an outage."""
+"""If more bytes than this wait for their partitions, they wait for the end of an outage, not for a topic's first
+metadata.
+"""
 SPILL_EVERY_S: Final = 0.05
 
 
@@ -235,7 +237,7 @@ class DiskWriter:
         return size
 
     def count_to_divide(self, lane: Lane) -> None:
-        """Count the bytes that wait for their partitions again: they changed other than by a write."""
+        """Recount the bytes that wait for their partitions, after something other than a write changed them."""
         if lane.divisions.waiting_bytes or lane.journal.views.has_unchosen:
             lane.divisions.count_waiting(lane.journal.views.unchosen_bytes)
             lane.spool.keep_room(lane.divisions.waiting_bytes)
@@ -462,7 +464,7 @@ def _is_written(parcel: Parcel) -> bool:
     """Return whether the spool has the bytes of this parcel.
 
     1. Small batches of a partition are durable. They are joined into one, whose records are therefore durable.
-    2. Before the joined batch is written, another group is, and the memory for batches is exceeded.
+    2. Before the joined batch is written, another group is written, and the memory for batches is exceeded.
     3. The bytes of the joined batch are in memory only, so they must not be dropped.
     """
     return parcel.durable and parcel.batch is not None and parcel.batch.durable
@@ -515,7 +517,7 @@ def _groups(
 def _apart(persist: j.Persist, *, smaller: bool = False) -> list[j.Persist]:
     """Split a group that could not be written as a whole: its decisions first, then its batches.
 
-    With `smaller`, a group of batches alone is split in halves: together they may never fit on the disk.
+    With `smaller`, a group without decisions is split into halves, because the whole may never fit on the disk.
     """
     if persist.units:
         if persist.atomic:

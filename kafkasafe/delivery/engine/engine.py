@@ -76,7 +76,7 @@ from kafkasafe.spool.lanes import LaneLock
 __all__ = ["Engine"]
 
 _LOOK_AGAIN_S: Final = 0.1
-"""How often the spool is checked while it is not in its place and a caller waits for that."""
+"""How often the engine checks a spool that is not in its place, while a caller waits until it is."""
 
 
 class Engine:
@@ -283,7 +283,7 @@ class Engine:
     def _follow(self, predecessor: Predecessor) -> None:
         self._order.follow(self._context.own, predecessor)
         if predecessor.over and predecessor.owes:
-            # Wait for its lane as for the lanes that were left when this producer began.
+            # Wait for the dropped producer's lane as for the lanes that were left when this producer began.
             self._lanes.expect((predecessor.lane,))
             if self.ledger.waiters:
                 self._lanes.adopt_now()

@@ -44,7 +44,7 @@ class Gathering:
         self._intake = intake
 
     def gather_all(self, lane: Lane, runs: Iterable[Sequence[j.Batch]]) -> bool:
-        """Join batches. Returns whether any were joined. That needs disk space for both copies."""
+        """Join batches. Returns whether any were joined. Joining needs disk space for both copies."""
         if not self._has_room(lane):
             return False
         gathered = [self._gather(lane, run) for run in runs]
@@ -98,7 +98,9 @@ class Gathering:
         return True
 
     def _decoded(self, lane: Lane, parents: Sequence[Parcel], run: Sequence[j.Batch]) -> list[codec.Columns]:
-        """Decode as many batches as fit, uncompressed, into one of usual size: consumers decompress whole batches."""
+        """Decode as many batches as fit, uncompressed, into one batch of usual size: consumers decompress whole
+        batches.
+        """
         columns: list[codec.Columns] = []
         room = self._context.config.batch_bytes
         for parcel, batch in zip(parents, run, strict=True):

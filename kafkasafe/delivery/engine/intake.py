@@ -27,17 +27,17 @@ __all__ = ["Intake"]
 
 
 _MOST_JOINED: Final = 5
-"""Maximum number of `delivery="transactional"` batches in a unit: brokers remember as many batches of a producer."""
+"""Maximum number of `delivery="transactional"` batches in a unit: brokers remember this many batches of a producer."""
 _MOST_JOINED_BYTES: Final = 4 * 1024 * 1024
 _MARKS_BYTES: Final = 1024 * 1024
-"""Bytes that marks and the reserve take meanwhile, about."""
+"""About how many bytes marks and the reserve take during the divisions."""
 _PART_BYTES: Final = 256
 """Maximum bytes that the spool writes beside each part of a divided batch: entries of control batches."""
 
 
 @dataclass(slots=True, eq=False)
 class _Growing:
-    """The unit that was taken last, while it is not on its way to the disk.
+    """The unit that was taken last, until it is being written to the disk.
 
     Attributes:
         lane: Its lane.
@@ -193,7 +193,7 @@ class Intake:
         2. The engine divides them in portions, as long as there is space for a portion (`Spool.has_room`).
         3. When all batches of a segment are divided, the engine deletes it (`Engine.drive`). That makes space for the
            next portion.
-        4. If the disk has no space for the next portion, divisions wait, and nothing else does.
+        4. If the disk has no space for the next portion, only divisions wait.
         """
         if not divides and not lane.undivided:
             return False

@@ -85,7 +85,7 @@ class LaneKeeper:
         self._reading: set[Path] = set()
         self._failures: dict[int, int] = {}
         self._again: dict[int, float] = {}
-        """By number of a lane that could not be adopted, when the engine tries again."""
+        """For each lane that could not be adopted (by its number): when the engine tries again."""
         self._lock = threading.Lock()
         self._over = False
         self._results: dict[Path, _Read | SpoolError] = {}
@@ -149,7 +149,8 @@ class LaneKeeper:
         if config.decide is not None:
             journal.halt(halted=True)
             journal.units.decide(config.decide.commit, config.decide.abort)
-        # Create parcels that stay first: mixed with many that are packed at once, they would fragment the memory.
+        # First create the parcels that stay in memory. Mixed with many parcels that are packed at once, they would
+        # fragment it.
         waiting = [*journal.views.batches(far=False), *journal.views.batches(far=True)]
         for topic, partition, batch in waiting:
             parcel = Parcel(
@@ -429,7 +430,8 @@ class LaneKeeper:
             for key in [key for key in self._ledger.undecided if key[0] is lane]:
                 del self._ledger.undecided[key]
         self._release(lane)
-        # If that producer dies before it writes anything, the lane looks as before.
+        # If that producer dies before it writes anything, the lane looks as it did before. So it is offered for
+        # adoption again.
         self._context.directory.offer_again(lane.lock.number)
         self._log.info(
             "%s: returned to its restarted owner with %d undelivered batches",

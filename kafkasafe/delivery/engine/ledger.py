@@ -220,7 +220,7 @@ class Ledger:
             least, packed = self.open.least, self._first_packed
             if moves == self._moves and not moves % 2:
                 return (least is None or least > number) and packed > number
-            time.sleep(0)  # some are on their way between the two
+            time.sleep(0)  # some parcels are being moved between the two
 
     def settled(self, number: int) -> bool:
         """Whether parcels up to this number have their fate, and nothing else is open that `flush` waits for.
@@ -253,7 +253,7 @@ class Ledger:
         return "disk", f"{self.backlog:,} bytes wait to be written, the disk does not keep up"
 
     def revive(self, parcel: Parcel) -> None:
-        """Give a new number to a parcel that has no fate again."""
+        """Give a new number to a parcel whose batch is sent again, so that its fate is open again."""
         with self.lock:
             self._revived_number = next(self.numbers)
             parcel.renumber(self._revived_number)
@@ -309,7 +309,9 @@ class Ledger:
         return len(self.open) + self._packed
 
     def unfinished_records(self, number: int) -> int:
-        """About how many records without a fate parcels up to this number have. If one packed parcel counts, all do."""
+        """About how many records without a fate are in parcels up to this number. If one packed parcel counts, all of
+        them do.
+        """
         packed = self._packed_records if self._first_packed <= number else 0
         return packed + sum(parcel.count for parcel in list(self.open.values()) if parcel.number <= number)
 

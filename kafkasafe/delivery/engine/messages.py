@@ -124,7 +124,7 @@ class PinnedClusterReached:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A batch in flight. `leader_epoch`: as of sending. Without a ticket, it was not sent."""
+    """A batch in flight. `leader_epoch` is that of the time of sending. Without a ticket, the batch was not sent."""
 
     lane: Lane
     batch: j.Batch

@@ -46,7 +46,9 @@ class LaneOrder:
         """Lanes of other processes that held-back batches depend on."""
         self._met: set[m.Debt] = set()
         self._outdated: set[Path] = set()
-        """Lanes whose read that is under way may be older than a debt met since: its result is dropped."""
+        """Lanes that were being read when this object learned of a new debt of theirs. The read may be too old, so its
+        result is dropped.
+        """
         self._reading = False
         self._read_at = 0.0
         self._timer = False

@@ -96,7 +96,7 @@ class Parcel:
     # -- accepted and durable ------------------------------------------------------------------------------------------
 
     def accept(self, number: int, now: float) -> None:
-        """Note that a caller handed it over. It keeps a number that it has."""
+        """Note that a caller handed over the parcel. A parcel that has a number already keeps it."""
         self.number = self.number or number
         self.sealed_at = now
 
@@ -150,7 +150,7 @@ class Parcel:
     # -- its batch -----------------------------------------------------------------------------------------------------
 
     def assign(self, batch: j.Batch) -> None:
-        """Set the batch that it is in the journal."""
+        """Set the batch that represents the parcel in the journal."""
         self.batch = batch
 
     def pack(self, keeper: dict[int, Parcel]) -> None:
@@ -167,7 +167,7 @@ class Parcel:
         for child, _ in children:
             child.follow(self)
         self.children = children
-        # In this order: a caller sets the watcher, then looks for children.
+        # This order is needed because a caller sets the watcher first, and then looks for children.
         for child, _ in children:
             child.inherit_watcher(self)
 
@@ -215,7 +215,7 @@ class Parcel:
     def watch(self, watcher: Callable[[Parcel], None]) -> None:
         """Set the watcher, from any thread."""
         self.watcher = watcher
-        # In this order: the pump sets the keeper, then looks for the watcher.
+        # This order is needed because the pump sets the keeper first, and then looks for the watcher.
         keeper = self.keeper
         if keeper is not None:
             keeper[self.number] = self
@@ -225,7 +225,7 @@ Choose = Callable[[str, int, Sequence[bytes | None], Sequence[bytes | None]], In
 
 
 def given_partitions(columns: codec.Columns, runs: Sequence[tuple[int, int, int]] | None) -> dict[int, int]:
-    """By record, the partition that was given with it, in a batch whose partitions are to be chosen.
+    """For a batch whose partitions are still to be chosen, the partitions that the caller gave, by record.
 
     Args:
         columns: The batch. Headers that an earlier version added are removed from it.

@@ -1,4 +1,6 @@
-"""Keeps batches that are given up, before their end is decided: in `rejected/`, or damaged ones in `quarantine/`."""
+"""Saves batches that are given up before it is decided that they end: in `rejected/`, or damaged ones
+in `quarantine/`.
+"""
 
 from __future__ import annotations
 

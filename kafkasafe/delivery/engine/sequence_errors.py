@@ -42,7 +42,7 @@ class SequenceErrors:
     def answered(
         self, address: Address, name: str, *, log_start_offset: int = -1, last_acked: int = -1
     ) -> None:
-        """Note the outcome of a Produce request. An outcome other than a sequence error drops a pending one.
+        """Note the outcome of a Produce request. An outcome other than a sequence error drops a pending sequence error.
 
         Args:
             address: Topic and partition.

@@ -259,7 +259,7 @@ class Transactor:
 
     @staticmethod
     def _outcome(action: u.DescribeTxn, answer: x.TransactionDescribed) -> bool | None:
-        """The outcome; None if unknown, as before Kafka 3.0: then fence and marker decide."""
+        """The outcome; None if the broker cannot tell (before Kafka 3.0): then fencing and the marker decide."""
         grant = action.transaction.grant
         if answer.error_code:
             return None
