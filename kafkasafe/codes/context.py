@@ -1,4 +1,4 @@
-"""What the facts about a failed request change in the verdict on its error code."""
+"""Adapts the verdict on an error code to the known facts about the failed request."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def in_context(code: int, cell: Cell, api: str | None, context: ErrorContext) ->
 
 
 def _out_of_order(context: ErrorContext) -> Cell | None:
-    """45: on a resend it comes for batches that are in the log as well (brokers remember five, one after a restart)."""
+    """On a resend, 45 also comes for batches that are in the log: brokers remember five, and one after a restart."""
     if context.in_log is False:
         return Cell(
             ErrorAction.FATAL,
@@ -93,10 +93,10 @@ def _out_of_order(context: ErrorContext) -> Cell | None:
 
 
 def _unknown_producer(context: ErrorContext) -> Cell | None:
-    """59, KAFKA-5793: has retention removed the producer's records, or were they lost? (brokers before 2.5)
+    """Error 59 (KAFKA-5793, brokers before 2.5): has retention removed the producer's records, or were they lost?
 
-    The rule is that of Kafka 2.3.1's `TransactionManager.canRetry`. With nothing ever acknowledged nothing that was
-    acknowledged can be lost: whatever this producer sent is still its own to send.
+    The rule is that of Kafka 2.3.1's `TransactionManager.canRetry`. If nothing was ever acknowledged, no acknowledged
+    record can be lost: the producer sends all its records again.
     """
     start, acked = context.log_start_offset, context.last_acked_offset
     if start is None:
@@ -131,7 +131,7 @@ def _unknown_producer(context: ErrorContext) -> Cell | None:
 
 
 def _out_of_range(context: ErrorContext) -> Cell | None:
-    """1 in Fetch: deleted by retention, truncated, or (tiered) a segment that remote storage does not find yet."""
+    """Error 1 in Fetch: retention, a truncation, or (tiered) a segment that remote storage does not find yet."""
     start, position = context.log_start_offset, context.position
     if start is not None and position is not None and 0 <= start <= _MAX_OFFSET and position >= 0:
         if position < start:

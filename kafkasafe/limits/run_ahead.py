@@ -130,6 +130,6 @@ class RunAhead:
             del self._waiting[address]
 
     def _lower(self, by_bytes: int) -> None:
-        """Lower the ceiling: never below the limit, and never more than the limit above the outstanding bytes."""
+        """Lower the ceiling, but not below the limit. It exceeds the outstanding bytes by at most the limit."""
         ceiling = min(self._ceiling_bytes - by_bytes, self._outstanding_bytes + self._limit_bytes)
         self._ceiling_bytes = max(self._limit_bytes, ceiling)

@@ -1,4 +1,4 @@
-"""Control batches ⇄ groups: the group record and the marks after it."""
+"""Converts groups (the group record and the marks after it) to control batches and back."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ _CLOSED: Final = 4
 
 
 def encode_group(group: Group, marks: Sequence[Mark], timestamp: int) -> bytearray:
-    """The control batch that begins a group, with its address (position, destination 0) in it.
+    """The control batch that begins a group. It contains its own address (position, destination 0).
 
-    It takes 1 + len(marks) positions: the manifest's first batch is at `group.position` + 1 + len(marks).
+    The control batch takes 1 + len(marks) positions, so the manifest's first batch is at `group.position` + 1 +
+    len(marks).
 
     Args:
         group: The group record.
@@ -126,7 +127,7 @@ def _write_group(group: Group) -> bytes:
 
 
 def _read_group(body: Body) -> Group:
-    # Whatever else a newer version changed, it begins with its number.
+    # A group record of every version begins with its version number.
     (version,) = _VERSION.unpack(body.peek(_VERSION.size))
     if version > FORMAT_VERSION:
         raise UnknownFormatError(

@@ -89,7 +89,7 @@ class MarkRow(Generic[M]):
         mark: Its class.
         parts: The parts of its body, in the order of the attributes.
         readers: The readers that use it; the others pass over it.
-        valid: Whether a mark of a group has a meaning.
+        valid: Returns whether the values of a mark have a meaning in its group.
         means: What the document says after the body.
 
     Attributes:

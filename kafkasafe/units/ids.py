@@ -15,9 +15,9 @@ __all__ = ["EPOCH_REFUSED", "FENCED", "LAST_EPOCH", "TransactionalIds"]
 FENCED: Final = frozenset({47, 90})
 """Error codes that refuse the epoch: the coordinator granted a newer one, or raised it after a timeout."""
 EPOCH_REFUSED: Final = 90
-"""The one of them that a refused unit reports."""
+"""The error code of these two that a refused unit reports."""
 LAST_EPOCH: Final = 0x7FFF - 1
-"""The coordinator never grants the next epoch, but a new producer id."""
+"""After this epoch, the coordinator grants a new producer id, never the next epoch."""
 
 
 class TransactionalIds:

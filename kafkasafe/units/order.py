@@ -48,7 +48,7 @@ class Lines:
             self._bare.remove(entry)
 
     def move(self, unit: Unit, before: Iterable[int]) -> None:
-        """Update the lines of a unit whose batch was divided: it keeps its place on each destination."""
+        """Update the lines of a unit whose batch was divided: the unit keeps its place on each destination."""
         entry = unit.transaction or unit
         former, now = set(before), unit.destinations
         for destination in former.difference(now):
@@ -136,7 +136,7 @@ class Lines:
     # -- the logs --------------------------------------------------------------------------------------------------
 
     def in_order(self, transaction: Transaction) -> bool:
-        """Whether it comes after all earlier units in the logs."""
+        """Whether the transaction comes after all earlier units in the logs."""
         places = transaction.places
         for batch in transaction.batches:
             place = places.get(batch.handle, -1)

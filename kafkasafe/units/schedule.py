@@ -23,7 +23,7 @@ class Schedule:
     """Begins units when they may be begun, and continues with those in progress.
 
     Args:
-        front: Whether only batches of units precede this one in the queue of its partition.
+        front: Returns whether only batches of units precede this batch in the queue of its partition.
         units: The unfinished units.
         lines: Their order.
         readings: The state of their consumers' readings.
@@ -70,7 +70,7 @@ class Schedule:
             self._go_on()
 
     def held_up(self, unit: Unit) -> bool:
-        """Whether the unit waits for one that `Units.decide` left out, or shares a transaction with one.
+        """Whether the unit waits for a unit that `Units.decide` left out, or shares a transaction with such a unit.
 
         Any thread may call it.
         """
@@ -166,7 +166,7 @@ class Schedule:
                     tid.send_end()
                     self._out.ask(EndTxn(tid, tid.turn, transaction))
                 elif tid.fresh:
-                    # An earlier incarnation staged it, and may have sent EndTxn: ask for the outcome.
+                    # An earlier incarnation staged the transaction, and may have sent EndTxn: ask for the outcome.
                     self._transitions.ask_outcome(transaction)
                 else:
                     self._transitions.abort_and_requeue(
@@ -228,5 +228,7 @@ def _begun(unit: Unit, tid: TransactionalId, grant: Grant) -> m.Begun:
 
 
 def adds_itself(transaction: Transaction) -> bool:
-    """Whether Produce adds its partition (KIP-890). With several partitions, such requests would disturb each other."""
+    """Whether Produce itself adds the partition (KIP-890). With several partitions, such requests would disturb each
+    other.
+    """
     return transaction.grant.protocol >= 2 and len(transaction.destinations) == 1

@@ -47,7 +47,7 @@ class Unit(UnitContent):
         resting: It waits for the end of a pause.
         code: Kafka's error code for which it was refused.
         reason: Why it was refused, human-readable.
-        dropped: It is refused without being kept: its consumers read the same records again.
+        dropped: The unit is refused and its records are not kept: its consumers read the same records again.
         ended: Its fate is decided.
         transaction: Its transaction; None: it waits in its lines, or was refused.
         group_lines: The group partitions whose offsets it moves.
@@ -95,7 +95,7 @@ class Unit(UnitContent):
         self.durable, self.position = True, position
 
     def read(self, position: int, accepted_at: int) -> None:
-        """Note that an earlier incarnation wrote it."""
+        """Note that an earlier incarnation wrote the unit."""
         self.readings = dict.fromkeys(self.group_lines, Reading(OLDEST))
         self.durable, self.position, self.accepted_at = True, position, accepted_at
 
@@ -140,7 +140,7 @@ class Unit(UnitContent):
         self.epochs.clear()
 
     def enter(self, transaction: Transaction) -> None:
-        """Note its transaction, which stands for it in the lines."""
+        """Note the unit's transaction, which stands for the unit in the lines."""
         self.transaction = transaction
 
     def leave(self) -> None:
@@ -200,7 +200,7 @@ class Unit(UnitContent):
         self.places.clear()
 
     def read_void(self) -> None:
-        """Note that its transaction will not be committed: it is prepared again."""
+        """Note that the unit's transaction will not be committed: the unit is prepared again."""
         self.phase = Phase.WAITING
 
     # -- tries and fate --------------------------------------------------------------------------------------------
@@ -235,11 +235,11 @@ class Unit(UnitContent):
         self.reason = reason
 
     def drop(self, *, dropped: bool = True) -> None:
-        """Do not keep its records if it is refused: its consumers read the same records again."""
+        """If the unit is refused, do not keep its records: its consumers read the same records again."""
         self.dropped = dropped
 
     def pass_transaction(self) -> None:
-        """Commit it without a transaction, as it has nothing to deliver."""
+        """Commit the unit without a transaction, because it has nothing to deliver."""
         self.phase = Phase.COMMITTED
 
     def read_over(self) -> None:
@@ -258,13 +258,13 @@ class Unit(UnitContent):
 
     @property
     def void(self) -> bool:
-        """Whether it ended before it was written, so that it must not be written."""
+        """Whether the unit ended before it was written, so that it must not be written any more."""
         return self.ended and not self.durable
 
 
 @dataclass(slots=True, eq=False)
 class Transaction(UnitContent):
-    """One try to commit units together. It stands for them in their lines.
+    """One try to commit units together. In the lines, the transaction stands for its units.
 
     Attributes:
         units: In order. The id of the first one is the marker.
@@ -348,7 +348,7 @@ class Transaction(UnitContent):
         self.move(Phase.BEGUN)
 
     def restore(self) -> None:
-        """Restore it as an earlier incarnation staged it."""
+        """Restore a transaction as an earlier incarnation staged it."""
         for each in self.units:
             each.enter(self)
         self.issued = True
@@ -385,7 +385,7 @@ class Transaction(UnitContent):
         return index
 
     def note(self, index: int) -> bool:
-        """Note the written offsets of a group. Returns whether those of another one follow."""
+        """Note the written offsets of a group. Returns whether another group's offsets follow."""
         self.notes_left -= 1
         more = index + 1 < len(self.offsets)
         if more:
@@ -398,7 +398,7 @@ class Transaction(UnitContent):
         return not self.notes_left and self.placed >= len(self.batches)
 
     def explain(self, reason: str) -> None:
-        """Note why a request failed, unless several units share it: it is unknown which one caused the failure."""
+        """Note why a request failed, unless several units share the transaction: then the failing unit is unknown."""
         if not self.is_shared:
             self.units[0].explain(reason)
 
@@ -407,7 +407,7 @@ class Transaction(UnitContent):
         self.end_refused = True
 
     def forget_refused_end(self) -> None:
-        """Note that the log does not show whether it was committed before EndTxn was refused."""
+        """Note that the log does not show whether the transaction was committed before EndTxn was refused."""
         self.end_refused = False
 
     def leave_id(self) -> TransactionalId | None:
@@ -443,8 +443,9 @@ class TransactionalId:
         opened: The coordinator has a transaction open under the latest grant, because it acknowledged a request of it.
             EndTxn was not sent.
         unsure: An InitProducerId of this turn had no answer, and may have been carried out.
-        alone: Earlier in this turn, no other producer had taken the id over.
-        aborting: Destinations of the transaction that is being aborted. It may be open until that is answered.
+        alone: An answer in this turn showed that no other producer had taken the id over.
+        aborting: Destinations of the transaction that is being aborted. It may be open until the request to abort is
+            answered.
         attempts: By request of this turn, how often it has failed.
     """
 
@@ -470,7 +471,7 @@ class TransactionalId:
 
     @property
     def is_free(self) -> bool:
-        """Whether a transaction may be begun under it, now or with the next grant."""
+        """Whether a transaction may be begun under this id, now or with the next grant."""
         return self.transaction is None and not self.fencing
 
     # -- the grant -------------------------------------------------------------------------------------------------
