@@ -62,7 +62,7 @@ def in_context(code: int, cell: Cell, api: str | None, context: ErrorContext) ->
         return Cell(
             ErrorAction.RETRY,
             f"Retry this partition alone, at the same leader, with back-off, and keep the position: {NOT_READY}.",
-            note="Kafka: refresh. Of a tiered partition 9 speaks of remote storage, not of leadership.",
+            note="Kafka: refresh. For a tiered partition, error 9 is about remote storage, not about the leader.",
         )
     return None
 
@@ -81,8 +81,8 @@ def _out_of_order(context: ErrorContext) -> Cell | None:
     if context.resend:
         return Cell(
             ErrorAction.ASK_BROKER,
-            "Ask DescribeProducers (or read the log) before sending again: the batch is mostly committed already; if"
-            " it is not there, records before it are missing.",
+            "Ask DescribeProducers (or read the log) before sending again: the batch is usually committed already;"
+            " if it is not there, records before it are missing.",
         )
     return Cell(
         ErrorAction.ASK_BROKER,
@@ -119,7 +119,7 @@ def _unknown_producer(context: ErrorContext) -> Cell | None:
         return Cell(
             ErrorAction.RESET_SEQUENCE,
             f"Send it again under a new epoch from sequence 0: retention removed everything up to offset {acked}, the"
-            f" last acknowledged, for the log starts at {start}; nothing was lost.",
+            f" last acknowledged, because the log starts at {start}; nothing was lost.",
             note="Kafka: not retriable, by class; its producer retries in this case (2.3.1, canRetry).",
         )
     return Cell(
@@ -146,7 +146,7 @@ def _out_of_range(context: ErrorContext) -> Cell | None:
                 ErrorAction.RETRY,
                 f"Keep the position {position} and retry with back-off: the log starts at {start}, so remote storage"
                 " has the record but does not find it yet (KIP-1007); do not reset.",
-                note="Kafka: not retriable. Before the log's end of a tiered topic it is temporary (KIP-1007).",
+                note="Kafka: not retriable. In a tiered topic, the error is temporary before the log's end (KIP-1007).",
             )
     if context.tiered:
         return Cell(

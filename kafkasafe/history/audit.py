@@ -174,7 +174,7 @@ def judge(found: Iterable[SequenceRun], log_start: int = 0) -> dict[int, Produce
     """Judge the runs of a partition, by producer id.
 
     Args:
-        found: Of all parts of the log, in any order.
+        found: The runs of all parts of the log, in any order.
         log_start: First offset of the log: retention removed the records before it.
     """
     producers: dict[int, Producer] = {}

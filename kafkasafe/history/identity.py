@@ -71,7 +71,7 @@ class IdentityVerdict(enum.Enum):
     """The conclusion about all batches in doubt together."""
 
     DECIDED = "decided"
-    """The first `present` of them are in the leader's log, the others are not."""
+    """The first `present` batches are in the leader's log, the others are not."""
     GAP = "gap"
     """As DECIDED, and the leader misses a batch before the first absent one: the absent ones need a new id."""
     READ_LOG = "read_log"
@@ -163,7 +163,7 @@ class Scan:
     Attributes:
         doubt: The batches to find.
         next_offset: Where the next page starts.
-        end_offset: The leader's log end when the scan began: it must get this far (exclusive).
+        end_offset: The leader's log end when the scan began (exclusive): the scan must read up to here.
         found: Base offset of each batch found, by index.
         trimmed_to: Log start offset, if it had advanced past the scan; else -1.
         hidden_before: Offset (exclusive) before which a part of the range was trimmed or compacted (a gap between

@@ -403,8 +403,8 @@ ROWS: Final[tuple[MarkRow[Any], ...]] = (
         Text("file", "file"),
         readers=Reader.JOURNAL,
         valid=_valid_resent,
-        means="The records of that file in the lane's `rejected/` continue in the log: in an atomic group in its data"
-        " batches, in another group where they were before",
+        means="The log has the records of that file in the lane's `rejected/`: in the data batches of this group if it"
+        " is atomic, otherwise in earlier batches",
     ),
     MarkRow(
         0x4B0F,
@@ -458,8 +458,8 @@ ROWS: Final[tuple[MarkRow[Any], ...]] = (
         ),
         readers=Reader.JOURNAL,
         valid=_valid_after,
-        means="Everything at this position or later in this lane comes, per topic-partition, after the batches in those"
-        " lanes that stood before those positions and were unfinished (see Order across runs)",
+        means="For each topic-partition, batches of this lane at this position or later are delivered after the"
+        " unfinished batches of those lanes before those positions (see Order across runs)",
     ),
     MarkRow(
         0x4B14,

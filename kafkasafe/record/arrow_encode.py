@@ -1,4 +1,4 @@
-"""Arrow columns → RecordBatch v2, without a Python object for any record.
+"""Encodes Arrow columns as a RecordBatch v2, without a Python object for any record.
 
 numpy encodes the varints before the keys and values for all records at once, and a single Arrow join concatenates
 everything: the data buffer of the joined array *is* the records section of the batch.
@@ -148,7 +148,7 @@ def _header_fields(headers: Any) -> tuple[Any, _Numbers] | None:
     if keys.null_count:
         raise ValueError("A header without a key")
     joined = _join(_row_bytes(_varints(_lengths(keys))), keys, _row_bytes(_varints(_lengths(values))), values)
-    # A record's headers lie side by side: the same bytes, cut at the records' ends.
+    # The headers of a record lie side by side, so the same bytes only have to be cut at the ends of records.
     offsets = np.frombuffer(joined.buffers()[1], np.int32)[joined.offset : joined.offset + len(joined) + 1]
     ends = offsets[np.cumsum(counts)].astype(np.int64)
     return _binary(np.frombuffer(joined.buffers()[2], np.uint8), ends), counts
@@ -226,7 +226,7 @@ def partitions_of(keys: Any, n: int) -> _Numbers:
 
 @functools.cache
 def _table(before: bytes) -> Any:
-    """`before` and the varint of -1, 0, 1 ...: looking one up costs less than making it."""
+    """A table of `before` with the varint of -1, 0, 1 ...: looking up an entry costs less than making it."""
     return _behind(before, np.arange(-1, _TABLE_SIZE - 1))
 
 
@@ -271,7 +271,7 @@ def records(rows: Rows, offsets: _Numbers, *, timestamp_delta: int = 0) -> tuple
     sizes += 1 if rows.tails is None else _lengths(rows.tails)
     tails = _NO_HEADERS if rows.tails is None else rows.tails
     joined = _join(_column(sizes), *middle, _column(value_lengths), rows.values, tails)
-    # Fresh from the kernel: it begins at 0, and its data is nothing but the records.
+    # Arrow has just made this array, so it begins at 0, and its data contains only the records.
     ends = np.frombuffer(joined.buffers()[1], np.int32)[1 : len(rows) + 1].astype(np.int64)
     return memoryview(joined.buffers()[2])[: int(ends[-1])], ends
 
@@ -286,7 +286,7 @@ def encode_columns(
     compression: Compression = Compression.NONE,
     compression_level: int | None = None,
 ) -> bytearray:
-    """One whole batch, as `batch.encode` makes it of Python objects: no identity, CRC right.
+    """One whole batch with a valid CRC and without a batch id, as `batch.encode` makes it from Python objects.
 
     Args:
         keys: Strings or bytes, one per value; None when no record has a key.

@@ -1,4 +1,4 @@
-"""The comparison of logs without epochs, by the CRCs of the batches that were read."""
+"""Compares logs without epochs, by the CRCs of the batches that were read."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ class BatchWalk:
         if self._bad < len(self._marks):
             mark = self._marks[self._bad]
             at = mark.base_offset
-            # Exact only if the batch before was compared. The leader may also have the first of several records.
+            # Exact only if the batch before was compared, and the leader cannot have the first records of this batch.
             adjoining = at == 0 or (self._good >= 0 and self._marks[self._good].last_offset + 1 == at)
             exact = adjoining and not self._skipped and (self._log_end <= at or mark.last_offset == at)
             last = self._position - 1

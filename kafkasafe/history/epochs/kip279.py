@@ -263,9 +263,9 @@ def _follow_clean_only(ours: Lineage, index: int, reply: Reply, fallback: int) -
 def _first_width(ours: Lineage, high_watermark: int | None) -> int:
     """How many epochs the first sequence has; KIP-279 leaves this to tuning.
 
-    The epochs between high watermark and log end that follow each other without a gap. A gap means that leaders in
-    between wrote nothing that we have, so the elections were not clean. Without a high watermark: at most two, which
-    suffices for clean elections.
+    The sequence has the epochs between high watermark and log end that follow each other without a gap. A gap means
+    that leaders in between wrote nothing that we have, so the elections were not clean. Without a high watermark: at
+    most two, which suffices for clean elections.
     """
     entries, width = ours.entries, 1
     while width < len(entries):

@@ -333,19 +333,19 @@ def decode_topic_id(text: str) -> bytes | None:
 _PREFIX: Final = "ks1."
 _PREFIX_WITH_ID: Final = "ks2."
 """The topic id comes before the numbers. Versions of kafkasafe that only know `ks1.` take such a text for metadata of
-the application: they go by the committed leader epoch alone."""
+the application: they use only the committed leader epoch."""
 _ID_BYTES: Final = 16
 _CRC_BYTES: Final = 4
 
 
 def _checksum(prefix: str, body: bytes | bytearray) -> bytes:
-    # `ks1.` came before there was another one, so its checksum leaves it out.
+    # At first `ks1.` was the only prefix, so its checksum does not cover the prefix.
     start = b"" if prefix == _PREFIX else prefix.encode("ascii")
     return zlib.crc32(start + body).to_bytes(_CRC_BYTES, "big")
 
 
 def _unsealed(text: str) -> tuple[bytes | None, bytes]:
-    """The topic id, if it has one, and the numbers."""
+    """The topic id, if the text has one, and the numbers."""
     prefix = text[: len(_PREFIX)]
     if prefix not in {_PREFIX, _PREFIX_WITH_ID}:
         raise LineageError(
