@@ -19,9 +19,9 @@ log (`recovery`). A batch of a unit (an atomic batch) begins in the state JOINED
 
 Order and the window. A partition's batches are sent in the order in which they were sealed. At most `window` (five)
 sent batches lack a durable commit mark. The first batch under a producer id and epoch goes alone until it is
-acknowledged. So does the first batch after a pause in which the broker may have dropped our producer state: a broker
-without state accepts *any* base sequence, so a second batch could overtake a failed first one. After any failure the
-partition *settles*: the journal sends nothing new until every request in flight has an outcome. If all of them are
+acknowledged. The first batch after a pause in which the broker may have dropped our producer state also goes alone: a
+broker without state accepts *any* base sequence, so a second batch could overtake a failed first one. After any failure
+the partition *settles*: the journal sends nothing new until every request in flight has an outcome. If all of them are
 proven absent from the log, they are sent again in order. Otherwise the journal asks the cluster first.
 
 The journal uses no clock, no randomness and no I/O: `now` (float seconds, any epoch) and all answers of the cluster are
@@ -45,7 +45,7 @@ Objects that own state:
     outbox      decided actions, until `ready` takes them   broker_clock  the brokers' time
     snapshots   marks that a new segment repeats            turns       when a batch of a unit is the next one
 
-Objects that decide. Each gets the objects that it uses as arguments of its constructor, and knows none that use it:
+Objects that decide. The constructor of each gets the objects that it uses; it does not know the objects that use it:
 
     packing     batches that are far from their turn    suspicions  signs that acknowledged batches are lost
     refusals    destinations that are not accepted      topics      destinations, learned and forgotten

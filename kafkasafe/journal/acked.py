@@ -21,7 +21,7 @@ ANYWHERE: Final = 2**63 - 1
 """After every offset."""
 
 _REMEMBERED: Final = 64
-"""How many acknowledged batches of a partition are remembered at least."""
+"""At least this many acknowledged batches of a partition are remembered."""
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class AckedLog:
             batch in the spool. Later batches may have lower positions: parts of a divided batch, and copies, are
             written after their successors.
         unwritten: How many baselines are being written to the disk.
-        void: How many of these, counted from the oldest, belong to a log that was forgotten since.
+        void: How many of these baselines, the oldest ones, belong to a log that was forgotten since.
     """
 
     baseline_offset: int = -1
@@ -98,7 +98,9 @@ class AckedLog:
         self.unwritten += 1
 
     def begun(self) -> bool:
-        """Note that the oldest unwritten baseline is durable. Returns False if its log was forgotten meanwhile."""
+        """Note that the oldest unwritten baseline is durable. Returns False if the baseline's log was forgotten
+        meanwhile.
+        """
         self.unwritten -= 1
         if not self.void:
             return True
@@ -151,12 +153,14 @@ class AckedLog:
         return commits
 
     def clear(self, base_offset: int, count: int) -> None:
-        """Note that the first unfinished batch is finished at this offset; -1: the offset is unknown."""
+        """Note that the first unfinished batch is now finished, and is in the log at this offset (-1: at an unknown
+        one).
+        """
         if base_offset >= 0:
             self.clear_offset = base_offset + count - 1
 
     def remember(self, batch: Batch, released_before: int) -> None:
-        """Remember a committed batch, whose `place` is set."""
+        """Remember a committed batch. Its `place` must be set."""
         self.acked.append(batch)
         self.trim(released_before)
 
@@ -192,7 +196,7 @@ class AckedLog:
         return [lost[position] for position in positions if position in lost]
 
     def end_at(self, end_offset: int) -> None:
-        """Note where the log ends, after the lost batches were taken out."""
+        """Note where the log ends. The lost batches must be taken out first."""
         last = max((batch.place + batch.count - 1 for batch in self.acked), default=-1)
         self.last_acked_offset = self.clear_offset = min(last, end_offset - 1)
         if all(batch.identity != self.last_acked_id for batch in self.acked):

@@ -161,7 +161,7 @@ class Answers:
             self._packer.touch(partition)
             return
         if batch.unanswered or partition.flow is Flow.PROBING:
-            # A broker may have appended it before it was damaged: the journal asks the cluster.
+            # A broker may have appended the batch before the damage: the journal asks the cluster.
             batch.on(BatchEvent.UNCERTAIN)
         else:
             self._refuse(batch, DAMAGED, message)
@@ -199,8 +199,8 @@ class Answers:
         final = verdict.action is AnswerAction.REJECT_BATCH and scope is Scope.NONE
         if batch.gathered and (final or scope is Scope.BATCH):
             partition.keep_apart()
-        # An answer is about its own request only. It proves nothing while the broker may still append an older request
-        # whose answer was lost, or while a probe runs because the leader has the batch.
+        # An answer is about its own request only. The answer proves nothing while the broker may still append an older
+        # request whose answer was lost, or while a probe runs because the leader has the batch.
         alone = now >= partition.doubt.dead_at and partition.flow is not Flow.PROBING
         if code in {47, 90}:
             partition.doubt.fence()
@@ -300,7 +300,7 @@ class Answers:
 
         Args:
             destination: Destination number.
-            view: The leader's state of the batch's producer id; None if it has none, or cannot return it.
+            view: The leader's state of the batch's producer id; None if the leader has none, or cannot return it.
         """
         partition = self._partitions[destination]
         if not partition.progress.is_confirming:

@@ -41,8 +41,8 @@ class BacklogRow:
         count: Records.
         size_bytes: Total size.
         identity: (producer id, epoch, base sequence), None while it has none.
-        sealed_at: When it was accepted, seconds, for the shell.
-        former_life: Recovery read it: an earlier incarnation wrote it.
+        sealed_at: Time at which the batch was accepted, seconds, for the shell.
+        former_life: Recovery read the batch: an earlier incarnation wrote it.
     """
 
     number: int
@@ -164,7 +164,7 @@ class _Packed:
 
 
 def _squeezed(rows: bytearray) -> bytes:
-    """Compress rows. They resemble each other, so they are transposed first: equal bytes then stand side by side."""
+    """Compress rows. Rows resemble each other, so they are transposed first: equal bytes then stand side by side."""
     return zlib.compress(b"".join(rows[place :: _ROW.size] for place in range(_ROW.size)), _FASTEST)
 
 

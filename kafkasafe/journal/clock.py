@@ -18,7 +18,7 @@ class Clock:
     """The current time, comparable with that of another incarnation.
 
     Attributes:
-        wall_ms: Ms since the epoch. It may be set, also back.
+        wall_ms: Ms since the epoch. The clock may be set, even backwards.
         boot_id: 16 bytes, of this run of the machine; zeros when unknown.
         boot_ms: Ms since this run of the machine began, without the time for which the machine slept.
     """

@@ -89,7 +89,9 @@ class Doubt:
             self.rescan_from = from_offset
 
     def read_again(self, from_offset: int) -> None:
-        """Note that the log ends before an acknowledged batch. It is read again from this offset, or a lower one."""
+        """Note that the log ends before an acknowledged batch. The log is read again from this offset,
+        or a lower one.
+        """
         self.rescan_from = from_offset if self.rescan_from < 0 else min(self.rescan_from, from_offset)
 
     def forget_cut(self) -> None:

@@ -68,7 +68,7 @@ class Durability:
                 batch.on(BatchEvent.DURABLE)
             self._packer.touch(self._all[batch.destination])
             if batch.state is BatchState.ACKED and batch.unit is None:
-                # The broker acknowledged it while the disk was writing it.
+                # The broker acknowledged the batch while the disk was writing it.
                 self.finish(self._all[batch.destination], batch)
         for group in persist.units:
             self._units.written(
@@ -122,10 +122,10 @@ class Durability:
                 self._out.ready.sends.extend(self._quiescence.taken_back())
 
     def finish(self, partition: Destination, batch: Batch) -> None:
-        """Commit an acknowledged batch. It is finished when its commit mark is durable."""
+        """Commit an acknowledged batch. The batch is finished when its commit mark is durable."""
         partition.log.pass_id(batch.identity)
         if batch.writing:
-            return  # `persisted` continues: the mark needs its position
+            return  # `persisted` continues: the mark needs the batch's position
         if batch.position < 0:
             self._leave(batch)
             return

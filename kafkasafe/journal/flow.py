@@ -40,7 +40,7 @@ class Flow(enum.Enum):
     REJECTING = "rejecting"
     """The journal waits for `set_aside()`: rejected batches must first be durable in `rejected/`."""
 
-    __hash__ = object.__hash__  # Enum's is Python, and runs at each event
+    __hash__ = object.__hash__  # Enum's own method is Python code, which would run at each event
 
 
 class FlowEvent(enum.Enum):

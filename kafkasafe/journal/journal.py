@@ -126,7 +126,7 @@ class Journal:
         self._parts.losses.released(before_position)
 
     def to_move(self, before_position: int, most_bytes: int) -> list[Batch]:
-        """Unfinished batches at the front of the spool, to be copied: at least one, unless one cannot be copied now."""
+        """Unfinished batches at the front of the spool to copy now, up to the first batch that cannot be copied now."""
         return self._parts.forward.to_move(before_position, most_bytes)
 
     def to_rescue(self, first_position: int, end_position: int) -> list[Batch] | None:
@@ -258,7 +258,7 @@ class Journal:
         return self._parts.rejecter.set_aside(aside, kept, reason)
 
     def disown(self, mark: m.Resent) -> None:
-        """Void a file of `rejected/` that could not be deleted: this lane has its batches, or their records."""
+        """Void a file in `rejected/` that could not be deleted: this lane's log has its batches, or their records."""
         self._parts.rejecter.disown(mark)
 
     def retired(self, mark: m.Resent) -> None:
@@ -282,7 +282,7 @@ class Journal:
         self._parts.suspicions.checked(check)
 
     def check_failed(self, check: EpochCheck, *, code: int) -> None:
-        """Note that a check had no answer; it is repeated."""
+        """Note that a check had no answer. The journal repeats the check."""
         self._parts.suspicions.check_failed(check, code=code)
 
     def recreated(self, destination: int, evidence: str) -> None:

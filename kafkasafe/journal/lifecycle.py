@@ -35,7 +35,7 @@ class BatchState(enum.Enum):
     UNDECIDABLE = "undecidable"
     """The user decides."""
 
-    __hash__ = object.__hash__  # Enum's is Python, and runs at each event
+    __hash__ = object.__hash__  # Enum's own method is Python code, which would run at each event
 
 
 class BatchEvent(enum.Enum):

@@ -70,7 +70,7 @@ class LossCase:
         self.suspicion = replace(known, overlaps=known.overlaps or overlaps)
 
     def find(self, base_offset: int, last_acked_offset: int) -> None:
-        """Note where a batch was found. It may overlap the offsets of batches that were acknowledged earlier."""
+        """Note where a batch was found. The batch may overlap the offsets of batches that were acknowledged earlier."""
         if self.suspicion is not None and base_offset <= last_acked_offset:
             self.suspicion = replace(self.suspicion, overlaps=True)
 

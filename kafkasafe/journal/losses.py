@@ -200,7 +200,9 @@ class Losses:
         self._report(partition, extent, lost, moved, cause, end_offset, heal=heal, recreated=recreated)
 
     def _waits_for_late(self, partition: Partition, lost: Sequence[Batch]) -> bool:
-        """Pause while a broker may still append an older request with a lost batch than the one it acknowledged."""
+        """Pause while a broker may still append an earlier request with a lost batch, one before the acknowledged
+        request.
+        """
         late = max((self._quiet_at(partition, batch) for batch in lost), default=0.0)
         pause_s = late - partition.doubt.asked_at
         if pause_s <= 0:
@@ -345,7 +347,7 @@ class _Extent:
     def from_epoch_end(
         self, epoch_end_offset: int, baseline_offset: int, forgotten_offset: int, *, recreated: bool
     ) -> _Extent:
-        """The extent if the log lost all records after the end of that leader epoch, remembered or not."""
+        """The extent if the log lost all records from `epoch_end_offset` on, whether they are remembered or not."""
         until = min(self.first, forgotten_offset)
         begin = max(epoch_end_offset, baseline_offset)
         if recreated and until > max(0, baseline_offset):
@@ -369,7 +371,7 @@ def _is_remembered(
         return True
     if suspicion.leader_epoch < 0 or recreated or suspicion.overlaps:
         return False
-    # All records up to there are ours, or the log has all our batches that are not remembered at their offsets.
+    # Either all records up to there are ours, or the log has each batch that we do not remember at its offset.
     return last < loss.ours_until or (loss.released_there and is_end)
 
 

@@ -223,7 +223,7 @@ class Machine:
                 and batch.identity is not None
                 and id_fields(batch.identity)[:2] in asked
             ):
-                # The broker may have appended a late request meanwhile, or one with a later batch.
+                # The broker may have appended a late request meanwhile, or a request with a later batch.
                 batch.on(BatchEvent.MAY_BE_THERE)
         doubt = partition.queue.doubt
         partition.progress.on(FlowEvent.IN_DOUBT)

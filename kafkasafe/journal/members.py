@@ -117,7 +117,9 @@ class UnitBatches:
                 self._out.ready.divides.append(Divide(batch, refused=True))
 
     def place(self, partition: Partition, unit: u.Unit, batch: Batch) -> None:
-        """Note that a unit's batch is committed. As for other batches, a survey may find later that it is lost."""
+        """Note that a unit's batch is committed. As with other batches, a survey may later find that the log has lost
+        it.
+        """
         base_offset = unit.places.get(batch.handle, -1)
         batch.locate(base_offset)
         grant = unit.grant
@@ -127,7 +129,7 @@ class UnitBatches:
         partition.log.begin_before(base_offset)
         self._suspicions.check_offset_order(partition, base_offset)
         # The epoch is unknown if an earlier incarnation staged the unit. The epoch of the last acknowledgement would be
-        # wrong.
+        # wrong here.
         self._suspicions.note_leader_epoch(partition, unit.epochs.get(batch.handle, -1))
         partition.log.acknowledge(base_offset, batch.count)
         topic = self._destinations.topics.get(partition.topic)

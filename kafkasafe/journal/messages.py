@@ -87,8 +87,8 @@ class Divide:
 
     @property
     def is_due(self) -> bool:
-        """Whether the batch still has to be divided. Since this request, it may have been sent again, or rejected as a
-        whole.
+        """Whether the batch still has to be divided. Since the request to divide it, the batch may have been sent
+        again, or rejected as a whole.
         """
         return self.batch.state in {
             BatchState.REFUSED if self.refused else BatchState.SEALED,

@@ -8,8 +8,8 @@ __all__ = ["Missing"]
 
 
 class Missing:
-    """Partitions that may not exist, and those that provably do not. `kafkasafe.cluster.absence` decides what proves
-    it.
+    """Partitions that may not exist, and those that provably do not. `kafkasafe.cluster.absence` decides what counts as
+    a proof.
 
     Written by the journal. Read from its thread.
     """

@@ -1,4 +1,4 @@
-"""Records in the log when all requests of this lane are dead, so that the next incarnation need not wait for them.
+"""Writes into the log when all requests of this lane are dead, so that the next incarnation need not wait for them.
 
 1. An incarnation ends in order. Its last group says until when its requests may still be appended (`marks.Quiet`).
 2. The next incarnation reads the mark, and asks about batches in doubt as soon as that time is over.
@@ -48,7 +48,7 @@ class Quiescence:
         """The mark for the last group of an owner that has stopped sending.
 
         Args:
-            dead_at: By partition, when its own requests are dead.
+            dead_at: For each partition, when this incarnation's requests are dead.
             now: Seconds.
             clock: The current time, in a form that another incarnation can compare.
         """

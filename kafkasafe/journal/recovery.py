@@ -249,9 +249,10 @@ class Recovery:
                 self._durability.remember(known, done)
                 self._revivals.finish(done)
             elif done is None and repeats:
-                pass  # STATE, which follows, says how far it goes; later ones may be acknowledged as well
+                pass  # the STATE mark that follows says up to where batches are acknowledged, possibly beyond this one
             elif done is None and base_offset >= 0 and at not in ended:
-                # Released: the batch and all before it, except moved ones, were finished. Its record count is unknown.
+                # The batch was released, so it and all earlier batches (except moved ones) were finished. Its record
+                # count is unknown.
                 clear = not known.queue or known.queue[0].rank > (at,)
                 known.log.read_released(base_offset, clear=clear)
             elif at in ended and base_offset >= 0:
@@ -430,7 +431,8 @@ class Recovery:
             for batch in doubt:
                 batch.on(BatchEvent.MAY_BE_THERE)
             if doubt and partition.queue[0].identity is None:
-                # Lost batches were queued again before this one. To be sent after them, it needs another id.
+                # Lost batches were queued again before this one. Because this batch is sent after them, it needs
+                # another id.
                 partition.ids.expire()
             if doubt:
                 # The broker may still append the last requests of an earlier incarnation.
@@ -528,7 +530,9 @@ class Recovery:
 
     @staticmethod
     def _drop_lost(partition: Partition, following: Sequence[m.Mark]) -> None:
-        """Drop lost batches that left the spool. REVIVED names lost batches by position; STATE ends before these."""
+        """Drop lost batches that have left the spool. REVIVED does not name them, but STATE says that the log ends
+        before them.
+        """
         for state in following:
             if isinstance(state, m.State):
                 partition.log.cut(state.last_acked_offset)
@@ -537,13 +541,13 @@ class Recovery:
         partition = self._destinations.declared_partition(mark.destination)
         self._reach(partition, max((entry.position for entry in mark.entries), default=-1))
         if mark.void_from == 0:
-            # The mark voids the ids of all waiting batches. Batches queued before they are sent get none.
+            # The mark voids the ids of all waiting batches. A batch that is queued again before them gets no id here.
             partition.queue.forget_identities()
         elif mark.void_from > 0:
             self._reach(partition, ANYWHERE)
         if mark.void_from >= 0:
             named = {entry.position for entry in mark.entries}
-            # Earlier requests were either found in the log, or their batches are not in it.
+            # The batches of earlier requests were either found in the log, or proven to be absent from it.
             partition.doubt.forget_cut()
             for batch in partition.queue.all():
                 if batch.state is BatchState.JOINED:

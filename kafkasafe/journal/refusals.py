@@ -115,6 +115,6 @@ class Refusals:
         """End the refusal: another answer came, or no batch waits any more."""
         over = partition.refusal.clear()
         if partition.number not in self._index.suspected:
-            self._missing.take_back(partition.number)  # otherwise the answer was one to a survey
+            self._missing.take_back(partition.number)  # otherwise a survey got that answer, which stays valid
         if over is not None:
             self._out.ready.notices.append(Relented(partition.number, over, accepted))

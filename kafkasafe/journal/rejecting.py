@@ -58,7 +58,7 @@ class Rejecter:
         self._aside_batches = aside_batches
 
     def disown(self, mark: m.Resent) -> None:
-        """Void a file of `rejected/` that could not be deleted: this lane has its batches, or their records."""
+        """Void a file in `rejected/` that could not be deleted: this lane's log has its batches, or their records."""
         if not self._index.is_disowned(mark):
             self._index.disown(mark, self._index.end)
             self._out.ready.persist.marks.append(mark)
@@ -152,7 +152,7 @@ class Rejecter:
         self._packer.touch(unassigned)
 
     def reject_all(self, partition: Destination, code: int, reason: str) -> None:
-        """Reject all batches of a destination to which the cluster accepts nothing."""
+        """Reject all batches of a destination for which the cluster accepts no batches."""
         if code in MISSING_CODES:
             reason = self._missing.reason(partition.number) or reason
         ended = {BatchState.SEALED, BatchState.PREPARED, BatchState.REFUSED, BatchState.IN_DOUBT}
@@ -174,7 +174,7 @@ class Rejecter:
         self.next_aside(partition.number)
 
     def _reject(self, batch: Batch) -> None:
-        """Reject a batch. It is finished when its mark is durable."""
+        """Reject a batch. The batch is finished when its mark is durable."""
         batch.on(BatchEvent.KEPT)
         self._out.ready.notices.append(Refusal(batch))
         partition = self._all[batch.destination]

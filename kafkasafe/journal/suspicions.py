@@ -67,7 +67,7 @@ class Suspicions:
         self.keep_suspected(partition)
 
     def check_failed(self, check: EpochCheck, *, code: int) -> None:
-        """Note that a check had no answer; it is repeated.
+        """Note that a check had no answer. The journal repeats the check.
 
         Args:
             check: The check.

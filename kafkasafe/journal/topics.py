@@ -134,7 +134,9 @@ class Topics:
         return bool(known)
 
     def _begin_anew(self, partition: Destination) -> None:
-        """Reset the partition to one without sent batches. The mark does the same for later incarnations."""
+        """Reset the partition to the state of one without sent batches. The mark does the same for
+        later incarnations.
+        """
         self.forget_acknowledged(partition)
         partition.progress.on(FlowEvent.FORGOTTEN)
         self._out.ready.persist.marks.append(state_mark(partition))

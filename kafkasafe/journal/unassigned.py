@@ -1,6 +1,7 @@
 """The state of one topic whose partitions are not known yet: its batches wait there to be divided. Only data.
 
-The cluster never had a batch of such a topic. So none is in flight, in doubt or suspected, and none has an id.
+The cluster never had a batch of such a topic. So no batch here is in flight, in doubt or suspected, and no batch has an
+id.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class UnassignedTopic(Destination):
 
     @property
     def may_divide(self) -> bool:
-        """Whether its batches may be divided once the partitions are known. They may not while one is rejected or
-        undecidable.
+        """Whether its batches may be divided once the partitions are known. They may not be divided while a batch is
+        being rejected or is undecidable.
         """
         return self.flow is Flow.NEW
 

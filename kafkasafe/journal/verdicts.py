@@ -210,7 +210,7 @@ def _is_passed(partition: Partition, newest: Batch) -> bool:
 def _is_gap(partition: Partition, first: Batch, judgement: Judgement, *, stable: bool) -> bool:
     """Whether the leader misses the batches before this one, and nothing that this lane knows explains it."""
     gap = judgement.verdict is IdentityVerdict.GAP
-    # Old brokers cannot report their state. There, a gap shows if they refuse the sequence and the log does not have
-    # it.
+    # Old brokers cannot report their state. With them, there is a gap if they refuse the sequence and the log does not
+    # have the batch.
     gap = gap or (stable and partition.doubt.sequence_refused and not judgement.of_state)
     return gap and not partition.queue.explains_gap(first)
