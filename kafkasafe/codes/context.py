@@ -18,14 +18,14 @@ class ErrorContext:
 
     Attributes:
         last_acked_offset: Last offset of the partition that was acknowledged to this producer; None (or, as some
-            clients write it, a negative number): nothing ever was.
+            clients write it, a negative number): nothing was ever acknowledged.
         log_start_offset: First offset of the partition's log, as the answer gave it; −1: the broker's protocol cannot
             say.
         resend: This batch had been sent before; False: this was the first time.
         tiered: The topic keeps older segments in remote storage.
         position: The offset that was to be read (Fetch).
         in_log: The broker's answer to a query (DescribeProducers, or a scan of the log). True: the log has the batch.
-            False: it has neither the batch nor its predecessors.
+            False: the log has neither the batch nor its predecessors.
     """
 
     last_acked_offset: int | None = None
@@ -68,7 +68,7 @@ def in_context(code: int, cell: Cell, api: str | None, context: ErrorContext) ->
 
 
 def _out_of_order(context: ErrorContext) -> Cell | None:
-    """On a resend, 45 also comes for batches that are in the log: brokers remember five, and one after a restart."""
+    """On a resend, error 45 also comes for batches in the log: brokers remember five, and after a restart only one."""
     if context.in_log is False:
         return Cell(
             ErrorAction.FATAL,

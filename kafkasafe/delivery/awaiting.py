@@ -1,8 +1,8 @@
 """Lets coroutines wait for the threads of a producer. Each event loop is woken once for all events that occur together.
 
-A thread that notifies (`WaitingCallers.notify_all`) sets the wake flag of each loop on which coroutines wait. It skips
-a wake flag that is notifying already. So a burst of a thousand batches costs one `call_soon_threadsafe`. The loop then
-checks the waiting coroutines in slices, so that no iteration takes longer than a few hundred checks.
+A thread that notifies (`WaitingCallers.notify_all`) sets the wake flag of each loop on which coroutines wait. The
+thread skips a wake flag that is notifying already. So a burst of a thousand batches costs one `call_soon_threadsafe`.
+The loop then checks the waiting coroutines in slices, so that no iteration takes longer than a few hundred checks.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Fates:
 
 
 class _Group:
-    """Coroutines that wait for the same subject. They are checked only after it has changed."""
+    """Coroutines that wait for the same subject. The coroutines are checked only after the subject has changed."""
 
     __slots__ = ("again", "all", "entries", "left", "subject")
 

@@ -24,7 +24,8 @@ class BatchFate:
     """The outcome of an atomic batch with offsets that a consumer, or a program, gave. Callable from any thread.
 
     Args:
-        decided: Empty while the batch is open. Then it has one entry: the batch's unit, or None if it was dropped.
+        decided: Empty while the batch is open. Afterwards it has one entry: the batch's unit, or None if the batch was
+            dropped.
     """
 
     __slots__ = ("_decided", "_head", "_late", "_replaced")

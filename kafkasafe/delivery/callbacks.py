@@ -26,7 +26,7 @@ log = EventLog("producer")
 _DUE_LIMIT: Final = 100_000
 """From this many due callbacks on, `send` waits for some of them to finish."""
 _DUE_MOST: Final = 1_000_000
-"""From this many on, `send` waits even if no callback finishes."""
+"""From this many due callbacks on, `send` waits even if no callback finishes."""
 _STUCK_S: Final = 1.0
 """A callback that takes longer may be waiting for the thread that sends."""
 _CLOSE_STUCK_S: Final = 10.0
@@ -66,7 +66,9 @@ class CallbackThread:
         self.start()
 
     def start(self) -> None:
-        """Starts the thread if it is not running. Call it before the interpreter ends, which lets no thread start."""
+        """Starts the thread if it is not running. Call it before the interpreter ends, because then no thread can
+        start.
+        """
         if self._started:
             return
         # If Ctrl-C interrupts this, the next call starts another thread, and one of the two ends at once.
@@ -87,7 +89,7 @@ class CallbackThread:
         Args:
             functions: The application's functions. If one raises, this is logged, and the others run nevertheless.
             arguments: Their arguments, in the same order.
-            due: Number of due callbacks that this represents.
+            due: Number of due callbacks that this call represents.
         """
         self._current = functions_left = iter(functions)
         self._taken += due

@@ -66,11 +66,12 @@ class Clocks:
         self._next_of.pop(address, None)
 
     def listed(self, address: _Address, timestamp: int, now: float, now_ms: int) -> bool:
-        """Take the answer. It replaces the partition's previous answer. The latest timestamp of all partitions counts.
+        """Take the answer. The answer replaces the partition's previous one. The latest timestamp of all partitions
+        counts.
 
         Args:
             address: The partition.
-            timestamp: Its largest, in ms since the epoch; -1 if it has no record.
+            timestamp: The partition's largest timestamp, in ms since the epoch; -1 if the partition has no record.
             now: Monotonic seconds.
             now_ms: Our clock.
 

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["AT_CLOSE", "consumer_readings", "producer_readings"]
 
 AT_CLOSE: Final[list[Callable[[], None]]] = []
-"""Called when a producer closes. `kafkasafe.metrics` adds its `flush` when it is imported; a closing producer must not
-import it, because it may close while the interpreter exits."""
+"""Functions that a producer calls when it closes. `kafkasafe.metrics` adds its `flush` here when that module is
+imported. A closing producer must not import the module, because a producer may close while the interpreter exits.
+"""
 
 
 def consumer_readings(

@@ -72,10 +72,11 @@ _UNMOVED: Final = frozenset({OffsetsFate.FORGOTTEN, OffsetsFate.REJECTED})
 
 
 class Numbers:
-    """Numbers of the readings of a process, ascending.
+    """Draws ascending numbers for the readings of a process.
 
     Args:
-        first: The first one, at least 1. No other process whose batches may be in the same spool begins with it.
+        first: The first one, at least 1. No other process whose batches may be in the same spool may begin with the
+            same number.
     """
 
     def __init__(self, first: int) -> None:
@@ -90,7 +91,9 @@ class Numbers:
 
 
 class ProducerLane(Protocol):
-    """The lane of a producer. Two are equal if they are one lane of a spool, with the same or different producers."""
+    """The lane of a producer. Two objects are equal if they stand for the same lane of a spool, even with different
+    producers.
+    """
 
     @property
     def in_memory(self) -> bool:
@@ -105,7 +108,8 @@ class Carrier:
 
     Attributes:
         lane: The lane of the batch's producer. Another producer has another object.
-        member: The consumer as a member of its group; None: it is none (`assign`), so its group cannot refuse offsets.
+        member: The consumer as a member of its group; None: the consumer is no member (`assign`), so its group cannot
+            refuse offsets.
     """
 
     lane: ProducerLane
@@ -147,7 +151,7 @@ class ReadingRun:
         reached: The group's offset, as far as this reading moved it; None: not known.
         sent: The last accepted offset; None: no offset was accepted, and the reading's start is not known.
         first: The position where the reading began, if the group's offset does not give it; None: not known.
-        broken: A batch of it was dropped, or left undecided.
+        broken: A batch of the reading was dropped, or left undecided.
     """
 
     def __init__(self, number: int, start: int | None) -> None:

@@ -67,7 +67,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """Sequences that are in the log again, `first` to `last` (inclusive), and the offset where they come again."""
+    """Sequences that the log repeats, `first` to `last` (inclusive), and the offset of the repetition."""
 
     epoch: int
     first: int

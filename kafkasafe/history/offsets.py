@@ -260,10 +260,10 @@ class _Known:
 
     Attributes:
         end: Highest end offset; -1 before the first answer.
-        end_epoch: Leader epoch with which it was answered.
+        end_epoch: Leader epoch of the answer that gave `end`.
         newest_epoch: Highest leader epoch of any answer; at or above `end_epoch`.
         start: Highest earliest offset; -1 before the first answer.
-        start_epoch: Leader epoch of the record there, -1 when not known.
+        start_epoch: Leader epoch of the record at `start`, -1 when not known.
         start_before: `start` of the deleted topic, until the new topic's start is observed; else -1.
         lower_ends: Held answers about the end.
         lower_starts: Held answers about the start.
@@ -327,7 +327,7 @@ class _Known:
         return previous
 
     def lower_start(self, proof: Proof | None) -> int:
-        """Note that the start is the held lower one. Return the former one."""
+        """Note that the held lower start is the right one. Return the former one."""
         previous, offset = self.start, self.lower_starts.answered
         if proof is not None:
             self._cut(proof.end_offset)
@@ -555,7 +555,7 @@ class EndOffsets:
             key: The partition.
             offset: The offset in the answer.
             now: The time in seconds, by a monotonic clock.
-            leader_epoch: The answer's: that of the first record. -1 when it has none.
+            leader_epoch: Leader epoch of the answer: that of the first record. -1 when it has none.
             topic_id: Id of the topic that was asked, None when not known.
 
         Returns:
@@ -628,8 +628,8 @@ class EndOffsets:
     def accept_start(self, key: Key) -> Regressed | None:
         """Accept the held lower start; the caller's decision in an unproven case.
 
-        Unlike an end, a start that is too low does no harm: the leader has the records from there on. Holding it
-        although the log is another one hides records.
+        Unlike an end, a start that is too low does no harm: the leader has the records from there on. But to hold a
+        start although the log is another one hides records.
 
         Returns:
             None when no answer is held.

@@ -31,9 +31,9 @@ class AheadOffset(int):
     """The offset of a fetch that was sent before the position had reached it.
 
     Attributes:
-        checked: The leadership under which the position was found valid when the fetch was sent. If it is another
-            object when the response is used, the position was checked again in between, and the response may be that
-            of a former leader.
+        checked: The leadership object under which the position was valid when the fetch was sent. If the position has
+            another one when the response is used, it was checked again in between, and the response may come from a
+            former leader.
     """
 
     checked: Any
@@ -60,7 +60,7 @@ class ResponseEnd:
 
 
 class FetchAhead(Generic[_Place]):
-    """Where the responses that wait for the application end. One thread uses it."""
+    """The ends of the responses that wait for the application. One thread uses it."""
 
     def __init__(self) -> None:
         self._ends: dict[_Place, ResponseEnd] = {}

@@ -50,7 +50,7 @@ class FetchSize:
         """A request of this size was answered.
 
         Args:
-            size: Bytes of the partition that has most in the response.
+            size: Bytes of the partition with the most bytes in the response.
             took_s: Time from the request to the response.
         """
         if size * 2 < self.bytes:

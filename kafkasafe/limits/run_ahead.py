@@ -12,7 +12,7 @@ The limit only serves speed, so a sender must not wait for an outage. Therefore 
 
 After an outage a partition may answer again with 1 GB outstanding. If a sender had to wait until 14 MB are left, it
 would wait for almost the whole delivery. So the limit is raised to the outstanding bytes, and falls by half of each
-delivery. A sender that is slower than half the delivery does not wait. A faster one is slowed down to that rate.
+delivery. A sender that is slower than half the delivery does not wait. A faster sender is slowed down to that rate.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ class State:
 
     @property
     def knows_nothing(self) -> bool:
-        """Neither an offset, nor a leader epoch, nor a topic id."""
+        """Whether the mark has neither an offset, nor a leader epoch, nor a topic id."""
         return self == State(self.destination, -1, -1, -1, NO_TOPIC_ID)
 
 
@@ -292,7 +292,7 @@ class Revived:
 class Resent:
     """The lane's log holds the records of a file in `rejected/`.
 
-    The data batches of this group hold them, if the group is atomic; otherwise earlier batches do.
+    If the group is atomic, its data batches hold these records; otherwise earlier batches do.
 
     Attributes:
         lane: Name of the lane's directory.
@@ -333,7 +333,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Debt:
-    """How far ended incarnations wrote another lane of the directory.
+    """Up to which position ended incarnations wrote another lane of the directory.
 
     Attributes:
         lane: Its number.

@@ -1,6 +1,7 @@
 """Layouts of control records: which fields follow one another, and how docs/spool-format.md names them.
 
-A `Layout` is made of *parts*. It writes an object, reads it back, and describes the bytes. Integers are big-endian.
+A `Layout` is made of *parts*. A layout writes an object, reads it back, and describes the bytes. Integers are
+big-endian.
 """
 
 from __future__ import annotations

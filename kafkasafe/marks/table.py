@@ -67,7 +67,7 @@ M = TypeVar("M")
 
 
 class Reader(enum.Flag):
-    """What reads the marks of a whole log. mypy requires each to have a case for every mark."""
+    """The readers of all marks of a log. mypy checks that each reader has a case for every mark."""
 
     JOURNAL = enum.auto()
     """`journal/recovery.py`: what earlier incarnations knew."""
@@ -88,7 +88,7 @@ class MarkRow(Generic[M]):
         number: The type of its control record.
         mark: Its class.
         parts: The parts of its body, in the order of the attributes.
-        readers: The readers that use it; the others pass over it.
+        readers: The readers that use the mark; the others skip it.
         valid: Returns whether the values of a mark have a meaning in its group.
         means: What the document says after the body.
 
@@ -535,6 +535,8 @@ ROWS: Final[tuple[MarkRow[Any], ...]] = (
         means="One entry for each partition of the UNIT mark's offsets, in their order. Only in atomic groups",
     ),
 )
-"""All marks, in the order of their numbers. A number is never used for another mark: spools hold it."""
+"""All marks, in the order of their numbers. A number is never reused for another mark, because existing spools contain
+it.
+"""
 
 ROW_OF: Final[Mapping[type[Mark], MarkRow[Any]]] = {row.mark: row for row in ROWS}

@@ -4,9 +4,9 @@ A response holds many batches, most of them small, and numpy has a fixed cost of
 through the batches one by one only for their headers (which of them are delivered, CRCs, decompression, where records
 begin), and then reads the fields of all their records together.
 
-Keys and values are collected as follows. Their starts and ends, alternating, are the offsets of one Arrow array over
-the unchanged records; every second item of it holds the bytes between two fields. `take` copies the other items. As
-views (Arrow's `binary_view`), the bytes stay in place, and the column holds only their positions.
+Keys and values are collected as follows. The alternating starts and ends of the fields are the offsets of one Arrow
+array over the unchanged records. Every second item of that array holds the bytes between two fields. `take` copies the
+other items. As views (Arrow's `binary_view`), the bytes stay in place, and the column holds only their positions.
 
 The decoder delivers the same batches as Kafka's consumer: never control batches; with `read_committed`, no batch of a
 producer whose transaction the broker lists as aborted, from the transaction's first offset to its abort marker.
@@ -164,8 +164,8 @@ class Decoder:
 
     Args:
         buffer: The records of one partition in a Fetch response: whole batches, the last one may be truncated. The
-            decoder does not change it, and no longer needs it once all is read: without views, the batches from `read`
-            have their own memory.
+            decoder does not change the buffer, and no longer needs it once all is read: without views, the batches from
+            `read` have their own memory.
         from_offset: Records before it are left out (the first batch may begin before the requested offset).
         aborted: (producer id, first offset) of the aborted transactions that the response lists.
         read_committed: Leave out the records of aborted transactions.
@@ -231,7 +231,7 @@ class Decoder:
         """Return the next records.
 
         Args:
-            max_records: Upper bound of their number; default: limited by `max_bytes` alone.
+            max_records: Largest number of records; default: limited by `max_bytes` alone.
             max_bytes: Decompress no further batch once this many bytes of records are decoded.
 
         Returns:
@@ -599,7 +599,7 @@ def _views(source: Buffer, starts: _Numbers, lengths: _Numbers) -> Any:
 
 
 def _overlapping(source: Buffer, kind: np.dtype[Any]) -> npt.NDArray[Any]:
-    """An array with an item that begins at each byte of the source."""
+    """An array in which an item begins at each byte of the source."""
     return np.ndarray((len(source) - kind.itemsize + 1,), kind, source, strides=(1,))
 
 

@@ -73,7 +73,7 @@ def _lengths(column: Any) -> _Numbers:
 
 
 def _varints(numbers: _Numbers) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
-    """Zigzag varints, one row each, and which of a row's bytes count."""
+    """The numbers as zigzag varints, one in each row, and a mask of the bytes that each varint uses."""
     rest = ((numbers << 1) ^ (numbers >> 63)).view(np.uint64)
     width = max(1, -(-int(rest.max(initial=0)).bit_length() // 7))
     shifts = (7 * np.arange(width)).astype(np.uint64)
@@ -106,7 +106,7 @@ def _binary(data: npt.NDArray[np.uint8], ends: _Numbers) -> Any:
 
 
 def _row_bytes(*parts: tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]) -> Any:
-    """The used bytes of each row, parts side by side."""
+    """An Arrow array with the used bytes of each row, the parts side by side."""
     digits = parts[0][0] if len(parts) == 1 else np.concatenate([part[0] for part in parts], axis=1)
     used = parts[0][1] if len(parts) == 1 else np.concatenate([part[1] for part in parts], axis=1)
     return _binary(digits[used], np.cumsum(used.sum(axis=1)))
@@ -156,7 +156,7 @@ def _header_fields(headers: Any) -> tuple[Any, _Numbers] | None:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Records as columns of bytes, all of the same length.
+    """Records as columns of bytes. All columns have the same length.
 
     Attributes:
         keys: None: no record has a key.
@@ -170,7 +170,7 @@ class Rows:
 
     @classmethod
     def of(cls, keys: Any | None, values: Any, headers: Any | None = None) -> Rows:
-        """From columns as `encode_columns` takes them, and with its errors."""
+        """Make rows from columns as `encode_columns` takes them. Raises the same errors."""
         values = as_binary(values)
         keys = None if keys is None else as_binary(keys)
         for what, column in (("keys", keys), ("headers", headers)):
@@ -250,7 +250,7 @@ def records(rows: Rows, offsets: _Numbers, *, timestamp_delta: int = 0) -> tuple
 
     Args:
         rows: At least one.
-        offsets: The offset delta of each: its place in the batch that it is for.
+        offsets: The offset delta of each record: its index in its batch.
         timestamp_delta: Timestamp of all records, relative to their batch's base timestamp, ms.
 
     Returns:

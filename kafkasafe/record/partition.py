@@ -74,7 +74,7 @@ def partitions_for_buffer(
 
     Args:
         data: The keys.
-        offsets: Key *i* lies from `offsets[i]` to `offsets[i + 1]`; one more than there are keys.
+        offsets: Key *i* lies from `offsets[i]` to `offsets[i + 1]`; there is one more offset than keys.
         n: Number of partitions of the topic, ≥ 1.
     """
     begin = int(offsets[0])

@@ -22,7 +22,7 @@ _Numbers: TypeAlias = npt.NDArray[np.int64]
 _Header: TypeAlias = tuple[str, bytes | None]
 Row: TypeAlias = tuple[Any, ...]
 
-_MANY: Final = 64  # from here on numpy's fixed cost is the smaller one
+_MANY: Final = 64  # from here on numpy is cheaper, despite its fixed cost
 _SAFE: Final = 1 << 61  # numbers below it can be added without an overflow
 _LAST_SHIFT: Final = 56  # of a varint of nine bytes; Kafka writes shorter ones
 _FRONT: Final = 64  # bytes that hold a record's numbers up to its key, however long they are

@@ -59,7 +59,7 @@ class TransactionalIds:
         return name in self._pool
 
     def granted(self, name: str) -> Grant | None:
-        """The grant of this id; None while this producer does not hold it."""
+        """The grant of this id; None while this producer does not hold the id."""
         tid = self._known.get(name)
         return None if tid is None else tid.grant
 

@@ -104,7 +104,7 @@ class Units:
 
     @property
     def earlier(self) -> Mapping[str, tuple[Unit, m.Ended]]:
-        """By transactional id that a user gave, the unit that earlier incarnations ended last."""
+        """For each transactional id that a user gave, the last unit that earlier incarnations ended."""
         return self._replay.earlier
 
     def get(self, unit_id: bytes) -> Unit | None:
@@ -116,7 +116,7 @@ class Units:
         return self._ids.is_own(transactional_id)
 
     def granted(self, transactional_id: str) -> Grant | None:
-        """The grant of this id; None while this producer does not hold it."""
+        """The grant of this id; None while this producer does not hold the id."""
         return self._ids.granted(transactional_id)
 
     def is_open(self, destination: int) -> bool:
@@ -139,11 +139,11 @@ class Units:
         offsets: tuple[m.GroupOffsets, ...],
         readings: Mapping[GroupPartition, Reading] = MappingProxyType({}),
     ) -> Unit:
-        """Add a new unit, after all earlier ones. `closed` is called when its batches are sealed.
+        """Add a new unit, after all earlier ones. The caller calls `closed` when the unit's batches are sealed.
 
         Args:
             unit_id: 16 bytes.
-            transactional_id: The user's; empty: the unit gets one of the lane's own.
+            transactional_id: The user's transactional id; empty: the unit gets one of the lane's own.
             offsets: The offsets of consumer groups.
             readings: The readings of consumers that these offsets belong to.
         """
@@ -174,7 +174,7 @@ class Units:
         self._out.change()
 
     def look(self) -> None:
-        """Note that a batch that preceded one of a unit was delivered or given up."""
+        """Note that a batch before a unit's batch was delivered or given up."""
         self._out.change(changed=bool(self._units))
 
     def moved(self) -> None:
@@ -197,7 +197,7 @@ class Units:
         return self._schedule.abort_on_partition(destination, reason)
 
     def give_up(self, unit: Unit, code: int, reason: str) -> bool:
-        """Give a unit up. Returns False if that is too late, because it is committed."""
+        """Give a unit up. Returns False if it is too late, because the unit is committed."""
         return self._transitions.give_up(unit, code, reason)
 
     # -- answers ---------------------------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ class Units:
         return True
 
     def unanswered(self, action: InitProducerId, *, ended: bool) -> None:
-        """Note that EndTxn (`ended`) or InitProducerId had no answer, so it may have been carried out."""
+        """Note that EndTxn (`ended`) or InitProducerId had no answer, so the request may have been carried out."""
         if not _valid(action):
             return
         if not ended:
@@ -370,7 +370,9 @@ class Units:
 
     @property
     def staging(self) -> Sequence[Transaction]:
-        """Transactions whose STAGED marks `take_marks` returned. Call `staged` for each once they are durable."""
+        """Transactions whose STAGED marks `take_marks` returned. Call `staged` for each transaction once its marks are
+        durable.
+        """
         return self._out.staging
 
     @property

@@ -43,9 +43,9 @@ class UnitReplay:
         self._staged_under: dict[Unit, TransactionalId] = {}
         """By staged unit, its transactional id."""
         self._former: dict[int, int] = {}
-        """By number of a reading in earlier incarnations, its number in this one."""
+        """For each number that a reading had in earlier incarnations, its number in this one."""
         self.earlier: dict[str, tuple[Unit, m.Ended]] = {}
-        """By transactional id that a user gave, the unit that earlier incarnations ended last."""
+        """For each transactional id that a user gave, the last unit that earlier incarnations ended."""
 
     def recover(self, mark: m.Unit, position: int, accepted_at: int) -> Unit:
         """Take a UNIT mark; the unit's batches follow."""

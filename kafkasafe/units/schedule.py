@@ -91,11 +91,11 @@ class Schedule:
 
         The topic may have been recreated, without the batches of a prepared transaction. The coordinator would commit
         that transaction in spite of this, because it knows topics by name. So a transaction that can be aborted is
-        aborted, and prepared again afterwards. One that may be committed is brought to its end first, and then its
-        batches are compared as well.
+        aborted, and prepared again afterwards. A transaction that may be committed is brought to its end first, and
+        then its batches are compared as well.
 
         Returns:
-            Whether no transaction with the partition is left. If not, call it again after each answer.
+            Whether no transaction with the partition is left. If one is left, call this method again after each answer.
         """
         vacant = not self._ids.is_open(destination)
         for transaction in self._ids.under_way:
@@ -182,7 +182,7 @@ class Schedule:
         return self._only is None or self._only.issuperset(each.unit_id for each in units)
 
     def _write_offsets(self, transaction: Transaction, tid: TransactionalId) -> None:
-        """Write the offsets of the next group, when no earlier unit is going to move it.
+        """Write the offsets of the next group, if no earlier unit will still move that group.
 
         1. Two units of a consumer are prepared at once. The answer to the first one's TxnOffsetCommit is lost.
         2. The second unit writes its offset.
@@ -214,7 +214,7 @@ class Schedule:
             self._out.ask(CommitOffsets(tid, tid.turn, transaction, -1))
 
     def stage_if_whole(self, transaction: Transaction) -> None:
-        """Write the STAGED marks of its units if the transaction is completely appended."""
+        """Write the STAGED marks of the transaction's units if it is completely appended."""
         tid, grant = transaction.tid, transaction.grant
         if tid is None or not transaction.is_whole:
             return

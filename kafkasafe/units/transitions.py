@@ -245,7 +245,7 @@ class Transitions:
         2. The second producer commits the first unit, and is closed.
         3. The third producer does not know how far the first unit moved the group, and would commit the second unit.
 
-        So the ENDED marks of both are written in one group.
+        So the ENDED marks of both units are written in one group.
         """
         moved, self._moved = self._moved, {}
         late: dict[int, Unit] = {}
@@ -277,7 +277,7 @@ class Transitions:
         self._out.change()
 
     def give_up(self, unit: Unit, code: int, reason: str) -> bool:
-        """Give a unit up. Returns False if that is too late, because it is committed."""
+        """Give a unit up. Returns False if it is too late, because the unit is committed."""
         unit.blame(code, reason)
         transaction = unit.transaction
         if transaction is None:

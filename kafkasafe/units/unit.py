@@ -33,11 +33,11 @@ class Unit(UnitContent):
         transactional_id: The user's; empty: it gets one of the lane's own.
         offsets: The offsets of consumer groups.
         readings: By group partition, the reading that the offset belongs to.
-        recorded: The readings as in its READ mark; empty if it has none.
+        recorded: The readings as in the unit's READ mark; empty without such a mark.
         batches: In order. The parts of a divided batch take its place.
         durable: It is on disk.
-        position: Spool position of the group that has it, or of an earlier one.
-        accepted_at: Spool position of the group that had it first.
+        position: Spool position of the group that has the unit, or of an earlier group.
+        accepted_at: Spool position of the group that had the unit first.
         phase: See `TRANSITIONS`.
         grant: The grant of its last try.
         sequences: By handle, the base sequence of the batch in its last try.
@@ -45,11 +45,11 @@ class Unit(UnitContent):
         epochs: By handle, the leader epoch under which it was appended; -1 if unknown.
         tries: How often it was requeued.
         resting: It waits for the end of a pause.
-        code: Kafka's error code for which it was refused.
+        code: Kafka's error code for which the unit was refused.
         reason: Why it was refused, human-readable.
         dropped: The unit is refused and its records are not kept: its consumers read the same records again.
         ended: Its fate is decided.
-        transaction: Its transaction; None: it waits in its lines, or was refused.
+        transaction: Its transaction; None: the unit waits in its lines, or was refused.
         group_lines: The group partitions whose offsets it moves.
     """
 
@@ -86,7 +86,7 @@ class Unit(UnitContent):
     # -- the spool --------------------------------------------------------------------------------------------------
 
     def note_readings(self) -> None:
-        """Note the readings of its offsets for its READ mark."""
+        """Note the readings of the unit's offsets, for its READ mark."""
         mine = map(self.reading, self.group_lines)
         self.recorded = tuple((each.number, each.start) for each in mine)
 
@@ -107,7 +107,7 @@ class Unit(UnitContent):
         self.readings.update(readings)
 
     def renumber(self, number: int) -> None:
-        """Set its place among the recovered units."""
+        """Set the unit's place among the recovered units."""
         self.number = number
 
     # -- batches ---------------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ class Unit(UnitContent):
         self.batches.append(batch)
 
     def add_part(self, parent: Member, part: Member) -> None:
-        """Insert a part of a batch that is being divided before the batch itself."""
+        """Insert a part right before the batch that is being divided."""
         self.batches.insert(self.batches.index(parent), part)
 
     def remove(self, batch: Member) -> None:
@@ -163,12 +163,12 @@ class Unit(UnitContent):
         self.epochs[handle] = leader_epoch
 
     def read_epoch(self, handle: int, leader_epoch: int) -> None:
-        """Note the leader epoch of a batch from its group in the spool, unless it is known."""
+        """Note the leader epoch of a batch from its group in the spool, unless the epoch is known already."""
         self.epochs.setdefault(handle, leader_epoch)
 
     @property
     def placed(self) -> tuple[m.Placed, ...]:
-        """The places of its batches, for its STAGED mark."""
+        """The places of the unit's batches, for its STAGED mark."""
         return tuple(
             m.Placed(
                 batch.destination,
@@ -183,7 +183,7 @@ class Unit(UnitContent):
     def read_staged(self, grant: Grant, places: Sequence[m.Placed]) -> None:
         """Take a STAGED mark of an earlier incarnation."""
         handles = {batch.position: batch.handle for batch in self.batches}
-        # In their order in the mark: the first one determines where the marker is.
+        # Sort batches as in the mark: the first batch determines where the marker is.
         order = {place.position: index for index, place in enumerate(places)}
         self.batches.sort(key=lambda batch: order.get(batch.position, len(order)))
         for place in places:
@@ -310,7 +310,7 @@ class Transaction(UnitContent):
 
     @property
     def number(self) -> int:
-        """The number of its first unit, which determines its turn."""
+        """The number of the first unit, which determines the transaction's turn."""
         return self.units[0].number
 
     @property
@@ -556,12 +556,12 @@ class TransactionalId:
             self.sequences.clear()
 
     def abort(self, destinations: Iterable[int]) -> None:
-        """Note that its transaction is being aborted."""
+        """Note that the id's transaction is being aborted."""
         self.transaction = None
         self.aborting = self.aborting.union(destinations)
 
     def leave(self) -> None:
-        """Note that its transaction is over or aborted."""
+        """Note that the id's transaction is over or aborted."""
         self.transaction = None
 
     def release(self) -> None:

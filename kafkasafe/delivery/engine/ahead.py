@@ -18,7 +18,7 @@ __all__ = ["Ahead"]
 class Ahead:
     """Counts the bytes of parcels from `submit` until their fate is known.
 
-    Call the methods with the ledger's lock held. Any thread may read `is_far` and `has_eased` without it.
+    Call the methods with the ledger's lock held. Any thread may read `is_far` and `has_eased` without the lock.
 
     Args:
         limit_bytes: The option `run_ahead_bytes`. None: no caller ever waits.

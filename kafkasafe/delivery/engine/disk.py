@@ -26,8 +26,9 @@ from kafkasafe.record import batch as codec
 __all__ = ["DiskWriter"]
 
 _MEMORY_BYTES: Final = MEMORY_BYTES // 2
-"""Bytes of durable, unfinished batches that stay in memory; the engine reads others back before it sends them. More if
-`run_ahead_bytes` is above its default."""
+"""Bytes of durable, unfinished batches that stay in memory; the engine reads others back before it sends them. The
+limit is higher if `run_ahead_bytes` is above its default.
+"""
 _MANY_TO_DIVIDE_BYTES: Final = 256 * 1024
 """If more bytes than this wait for their partitions, they wait for the end of an outage, not for a topic's first
 metadata.
@@ -63,7 +64,9 @@ class DiskWriter:
             self.write_out(lane)
 
     def write_out(self, lane: Lane) -> bool:
-        """Write all pending groups, decisions first: on a full disk they free space. False: a write failed."""
+        """Write all pending groups. Decisions come first, because they free space on a full disk. False: a write
+        failed.
+        """
         looked = False
         backlog = lane.write_backlog
         while backlog and not lane.lock.lost:
@@ -228,7 +231,7 @@ class DiskWriter:
         """Reserve space for dividing batches that have no partitions yet, before they are written.
 
         Returns:
-            Bytes that wait for their division, these batches included; 0 if none of these does.
+            Bytes that wait for their division, these batches included; 0 if none of these batches waits.
         """
         size = sum(batch.size_bytes for batch in batches if lane.journal.views.chooses(batch.destination))
         if size:
@@ -340,7 +343,8 @@ class DiskWriter:
             freed = lane.spool.release(position, self._config.retain_acked_bytes, self.retain_since_ms())
             lane.journal.released(lane.spool.first_position)
             if excess > freed:
-                # Pending batches need the space more than delivered ones, so these are deleted even during an outage.
+                # Pending batches need the space more than delivered ones, so delivered ones are deleted even during an
+                # outage.
                 freed += self._give_way(lane, position, excess - freed)
         except SpoolError as error:
             self._log.limited(
@@ -366,7 +370,7 @@ class DiskWriter:
     def tell_newest(self, lane: Lane, position: int) -> None:
         """Write the journal's newest marks before segments up to this position are deleted.
 
-        Skipped while writes fail: they may need the space that the deletion frees.
+        The marks are skipped while writes fail, because writes may need the space that the deletion frees.
         """
         starts = [first for _, first, _ in lane.spool.segments[1:] if first <= position]
         if starts and not lane.write_backlog.attempt:

@@ -318,7 +318,7 @@ class Engine:
         self.left_doubted = [
             lane.journal.views.address(number) for lane in lanes for number in lane.journal.views.doubted
         ]
-        # The network closes first: lanes record when the last request was sent, and this must be true.
+        # Close the network first: lanes record when the last request was sent, so no request may follow.
         self._context.cluster.close(2.0)
         for lane in lanes:
             with contextlib.suppress(Exception):

@@ -26,8 +26,8 @@ _GATHER_BYTES: Final = 64 * 1024
 def gather_bytes(config: ProducerConfig) -> int:
     """Maximum size of a joined batch; 0 if batches are not joined.
 
-    They are not joined if futures time out by themselves (`delivery_timeout_ms`), because each batch has its own time;
-    nor if batches are sent before they are on disk.
+    Batches are not joined if futures time out by themselves (`delivery_timeout_ms`), because each batch has its own
+    time. Neither are they joined if they are sent before they are on disk.
     """
     if config.spool != "always" or config.delivery_timeout_s is not None:
         return 0

@@ -125,7 +125,7 @@ class Intake:
             if topic is None or topic.partition_count < 1:
                 self._context.refresh_topics([parcel.topic])
             elif not lane.journal.views.waiting(parcel.topic):
-                # It was sealed just before the topic became known. Divide it at once to keep the order.
+                # The parcel was sealed just before the topic became known. Divide it at once to keep the order.
                 return self._divide_in_memory(parcel, topic.partition_count)
         return [parcel]
 
@@ -214,7 +214,7 @@ class Intake:
                 missing = self._divide(lane, divide)
                 if missing:
                     stuck += todo[index:]
-                    # The batches divided before it are written first, which may make space.
+                    # The batches that were divided before this one are written first, which may make space.
                     if not lane.divisions.unwritten_bytes:
                         self._wait_for_room(lane, stuck, missing)
                     break

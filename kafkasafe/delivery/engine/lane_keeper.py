@@ -207,7 +207,7 @@ class LaneKeeper:
         return lane
 
     def _open_rejected(self, lane: Lane) -> None:
-        """Open the lane's `rejected/`. Errors in it are only logged, so that the lane opens nevertheless."""
+        """Open the lane's `rejected/`. Errors in `rejected/` are only logged, so that the lane opens nevertheless."""
         self._retire(lane)
         try:
             troubles = lane.rejected.open(waits_of(lane.journal), lane.journal.views.resent)

@@ -221,7 +221,7 @@ class Chore(enum.Enum):
     SPILL = "spill"
     EXPIRE = "expire"
     LOOK_AGAIN = "look_again"
-    """No work by itself: each turn checks the lanes that wait for their disk."""
+    """This chore does nothing by itself: each turn checks the lanes that wait for their disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +292,9 @@ UnitAnswer: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class UnitAnswered:
-    """The answer to a request of a unit's transaction. `step`: which request, if the action takes several."""
+    """The answer to a request of a unit's transaction. `step` says which request it was, if the action
+    takes several.
+    """
 
     lane: Lane
     action: u.Request

@@ -32,7 +32,8 @@ class RefusedNames:
         """Note a request that got an error, or no answer.
 
         Returns:
-            True if the error is about the place of a user's offset, and has lasted for `blocked_timeout_s`.
+            True if the error is about the topic or partition of a user's offset, and has lasted for
+            `blocked_timeout_s`.
         """
         name, group = _name(lane, action)
         found = lane.names.get(name)

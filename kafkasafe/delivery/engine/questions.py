@@ -47,7 +47,7 @@ def _read_pages(context: EngineContext, leader: Leader, log: Scan | Survey, *, p
         context: See there.
         leader: Has the log.
         log: The log to read.
-        polls: How often a page is read again in which replicas have confirmed nothing new; 0: never.
+        polls: How often a page is read again if replicas have confirmed nothing new in it; 0: never.
 
     Returns:
         Whether the log was read to its end. False only if `polls` is 0.
@@ -231,7 +231,7 @@ class OutcomeInquiry:
             result: t.EpochEnd | t.Failure = yield self._leader.offset_for_leader_epoch(epoch, "epoch")
             if not unsupported(result):
                 end_offset = good(result).end_offset
-                # If the log reaches back that far but does not know the epoch, it is another log.
+                # A log that reaches back that far, but does not know the epoch, is another log.
                 cut_at = end_offset if end_offset >= 0 else log_start
                 whole = end_offset >= ask.from_offset
         ended: t.OffsetListed | t.Failure = yield self._leader.log_end_offset("end")
@@ -313,7 +313,8 @@ class LossInquiry:
         if topic_id != self._id_now():
             # The batches found may be in the log of the earlier topic.
             raise NoAnswerError("the topic was created again meanwhile")
-        # Topics have ids since Kafka 2.8. Before, only a batch that is still there proves that the log is the same.
+        # Topics have ids since Kafka 2.8. In older versions, only a batch that is still there proves that the log is
+        # the same.
         comparable = any(topic_id) and any(journal.views.topic_id(ask.destination))
         journal.surveyed(
             ask.destination,

@@ -1,6 +1,4 @@
-"""Saves batches that are given up before it is decided that they end: in `rejected/`, or damaged ones
-in `quarantine/`.
-"""
+"""Saves copies of given-up batches before their end is decided: in `rejected/`, or in `quarantine/` if damaged."""
 
 from __future__ import annotations
 

@@ -236,7 +236,9 @@ class Transactor:
 
     @staticmethod
     def _marker_place(lane: Lane, transaction: u.Transaction) -> tuple[str, int] | None:
-        """A partition that exists, because the coordinator accepts offsets of no other. None if nothing is left."""
+        """A partition that exists: the coordinator accepts offsets only of existing partitions. None if
+        none is left.
+        """
         if transaction.batches:
             return lane.journal.views.address(transaction.batches[0].destination)
         first = next((at for each in transaction.offsets for at in each.positions), None)

@@ -50,7 +50,7 @@ class BatchMemory:
         return tuple(self._marks)
 
     def observe(self, mark: BatchMark) -> None:
-        """Note a batch that was read. Drops remembered batches that it overlaps or precedes."""
+        """Note a batch that was read. Drops remembered batches that this one overlaps or precedes."""
         self.truncate(mark.base_offset)
         self._marks.append(mark)
 

@@ -160,9 +160,9 @@ def compare(
         strategy: The protocol.
         ours: The follower's history; all epochs defined.
         theirs: The leader's.
-        high_watermark: The follower's. The follower truncates to it when the leader knows none of its epochs, and the
-            first sequence of Alternative 2 reaches back to it. None: not known; the follower then truncates everything
-            that the leader does not know. `CLEAN_ONLY` needs it.
+        high_watermark: The follower's. The follower truncates to this offset when the leader knows none of its epochs,
+            and the first sequence of Alternative 2 reaches back to it. None: not known; the follower then truncates
+            everything that the leader does not know. `CLEAN_ONLY` needs it.
         lengths: How many epochs Alternative 2 sends in each round, increasing. After the last of them, each round sends
             twice as many as the one before. Empty: `_first_width` gives the first length.
 
@@ -211,8 +211,8 @@ def compare(
     return Comparison(strategy, cut, requests, responses, tuple(steps))
 
 
-# KIP-279's "32 bits more" of the response are its epoch. Alternative 2 "adds 64 bits" with one pair and 160 with
-# two: pairs without a length, in place of the epoch.
+# KIP-279's "32 bits more" of the response are its epoch. Alternative 2 "adds 64 bits" with one pair and 160 with two,
+# so its pairs replace the epoch, and have no length field.
 _RESPONSE_BYTES: Final = {
     Strategy.KIP279: ERROR_BYTES + PARTITION_BYTES + EPOCH_BYTES + OFFSET_BYTES,
     Strategy.ALTERNATIVE1: ERROR_BYTES + PARTITION_BYTES + OFFSET_BYTES,

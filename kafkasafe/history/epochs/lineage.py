@@ -171,7 +171,7 @@ class Lineage:
         if epoch != UNDEFINED and epoch < newest:
             return False
         if epoch == newest and epoch != UNDEFINED:
-            # Epochs never decrease: records without an epoch, between two of this epoch, have it too.
+            # Epochs never decrease: records without an epoch, between two of this epoch, have this epoch too.
             del self._epochs[-1], self._starts[-1]
         else:
             self._epochs.append(epoch)
@@ -193,7 +193,7 @@ class Lineage:
             if epoch > oldest != UNDEFINED:
                 return False
             if epoch == oldest != following:
-                # Epochs never decrease: records without an epoch, between two of this epoch, have it too.
+                # Epochs never decrease: records without an epoch, between two of this epoch, have this epoch too.
                 del self._epochs[0], self._starts[0]
                 following = epoch
             if epoch != following:
@@ -215,8 +215,8 @@ class Lineage:
         """Drop the history from `offset` on: the position moved back, or the log was truncated there.
 
         This also drops an epoch that begins at the end of the log and so holds no record, even when `offset` is at or
-        after the end. A leader that was elected and wrote nothing leaves such an entry. A later walk would ask about it
-        although the next leader may never have seen that epoch.
+        after the end. A leader that was elected and wrote nothing leaves such an entry. A later walk would ask about
+        that epoch, although the next leader may never have seen it.
         """
         self._end = min(self._end, offset)
         keep = bisect_left(self._starts, self._end)
@@ -306,7 +306,7 @@ class Lineage:
         """Read what `encode` wrote.
 
         Raises:
-            LineageError: It is something else, was damaged, or is of a newer version.
+            LineageError: The text is something else, was damaged, or is of a newer version.
         """
         _, body = _unsealed(text)
         numbers = _numbers(body)
@@ -325,7 +325,7 @@ def decode_topic_id(text: str) -> bytes | None:
     """The topic id in what `Lineage.encode` wrote, 16 bytes; None where it has none.
 
     Raises:
-        LineageError: It is something else, was damaged, or is of a newer version.
+        LineageError: The text is something else, was damaged, or is of a newer version.
     """
     return _unsealed(text)[0]
 

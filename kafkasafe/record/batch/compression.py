@@ -19,7 +19,7 @@ _MIN_READ_BYTES: Final = 64 * 1024
 _XERIAL_HEADER: Final = b"\x82SNAPPY\0\0\0\0\1\0\0\0\1"
 _XERIAL_MAGIC_BYTES: Final = 8
 _XERIAL_BLOCK_BYTES: Final = 32 * 1024
-_SNAPPY_MAX_RATIO: Final = 32  # the densest element expands 3 bytes to 64, a lower ratio
+_SNAPPY_MAX_RATIO: Final = 32  # an upper bound: the densest element expands 3 bytes to 64
 
 _LZ4_MAGIC: Final = b"\x04\x22\x4d\x18"
 # The header: version 01 with independent blocks (Kafka's reader refuses linked ones), the block size, and the header's

@@ -253,7 +253,7 @@ def _as_bytes(item: object, what: str, index: int) -> bytes | bytearray | None:
     )
 
 
-# Where the offset delta's varint grows by a byte, and with it the record.
+# From each of these offset deltas on, the varint and so the record is one byte longer.
 _OFFSET_STEPS: Final = (0, 1 << 6, 1 << 13, 1 << 20, 1 << 27, 1 << 34)
 
 
@@ -269,7 +269,7 @@ def _head(fields: int, fixed: int, end: bytes) -> bytes:
 
 
 def _head_of_value(value_length: int, fixed: int) -> bytes:
-    """`_head` by the length of the value, where nothing else varies."""
+    """As `_head`, for records in which only the length of the value varies."""
     return _head(_FIELD_BYTES[value_length], fixed, _EMPTY_HEADERS)
 
 
@@ -316,7 +316,7 @@ def _table(cached: _lru_cache_wrapper[list[bytes]], count: int, *key: int | byte
 def _pieces(
     keys: _Column | None, values: _Column, deltas: list[int] | None, tails: list[bytes] | None
 ) -> list[Buffer]:
-    """The records section in pieces: column by column, each look-up a C loop over all records.
+    """The records section in pieces. They are made column by column, each with C loops over all records.
 
     Args:
         keys: None when all are null.
