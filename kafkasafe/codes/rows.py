@@ -854,8 +854,8 @@ BY_API: Final[Mapping[tuple[str, int], Cell]] = MappingProxyType(
         ),
         ("list_offsets", 5): Cell(
             _REFRESH,
-            "Refresh metadata and retry, never take an older answer: an election, or (brokers that know only"
-            " ListOffsets up to v4) a high watermark that has not caught up after one (KIP-207).",
+            "Refresh metadata and retry, never use an older answer: an election is in progress, or (brokers that"
+            " know only ListOffsets up to v4) the high watermark has not caught up after one (KIP-207).",
         ),
         ("list_offsets", 7): Cell(_RETRY, "Retry with back-off: a look-up in remote storage was too slow."),
         ("list_offsets", 9): Cell(

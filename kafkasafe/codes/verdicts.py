@@ -206,7 +206,8 @@ def latest_timestamp(messages: Iterable[str], now_ms: int) -> int:
     """The latest timestamp that a broker accepts now, after it answered with error 32, ms since the epoch.
 
     Args:
-        messages: The broker's messages about the records. From 3.6 on they name the accepted range, by its own clock.
+        messages: The broker's messages about the records. From Kafka 3.6 on, they name the accepted range, by the
+            broker's clock.
         now_ms: Our own clock, which is used if the broker names no range.
     """
     for message in messages:

@@ -84,7 +84,7 @@ class GivenOffsets:
         self._first = numbers.draw()
 
     def moves(self, given: m.GroupOffsets) -> bool:
-        """Whether an offset differs from that of the previous batch, or is the first one."""
+        """Whether an offset differs from the offset of the previous batch, or is the first one."""
         runs = (self._readings.get((given.group, at.topic, at.partition)) for at in given.positions)
         return any(
             run is None or run.handed != at.offset for run, at in zip(runs, given.positions, strict=True)

@@ -206,7 +206,7 @@ class CallbackThread:
                     job()
             except BaseException:
                 log.exception("The callback thread failed", event="callback_failed")
-            del job  # otherwise its objects would stay alive until the next job
+            del job  # otherwise the job's objects would stay alive until the next job
         self._over = True
 
 

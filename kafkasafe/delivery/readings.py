@@ -9,7 +9,7 @@ after a rebalance, the group's offset is compared with the offsets that the read
 (`Readings.goes_on`).
 
 A batch may outlive its reading: its program closed the producer, and another process may deliver it at any time. The
-batches of one lane are compared with one another (`units.ReadingOrder`), those of different lanes are not. So before
+batches of one lane are compared with one another (`units.ReadingOrder`), but not with batches of other lanes. So before
 another lane commits a batch, the undecided batches of a closed producer must be made impossible (`Earlier`).
 """
 
@@ -147,7 +147,7 @@ class ReadingRun:
     """One reading of a partition, and the batches with its offsets, in the order in which they were made.
 
     Attributes:
-        reading: The number and start that batches record for it.
+        reading: The number and start that batches record for this reading.
         reached: The group's offset, as far as this reading moved it; None: not known.
         sent: The last accepted offset; None: no offset was accepted, and the reading's start is not known.
         first: The position where the reading began, if the group's offset does not give it; None: not known.
@@ -165,7 +165,7 @@ class ReadingRun:
         """Batches whose producer the program closed before the outcome."""
 
     def place(self, first: int) -> None:
-        """Set the position where it begins, which differs from the group's offset."""
+        """Set the position where the reading begins, which differs from the group's offset."""
         self.first = first
 
     def claim(self, claim: OffsetClaim) -> None:

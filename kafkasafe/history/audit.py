@@ -113,7 +113,7 @@ class Producer:
     Attributes:
         producer_id: -1: all producers without idempotence together.
         epochs: Oldest first.
-        trimmed: Retention removed its first records: the log begins within its sequences.
+        trimmed: Retention removed the producer's first records: the log begins within its sequences.
     """
 
     producer_id: int

@@ -80,7 +80,7 @@ class AckedLog:
         return self.clear_offset + 1 if self.clear_offset >= 0 else self.baseline_offset
 
     def forget(self) -> None:
-        """Drop everything: from here on, the log is that of another cluster or another topic."""
+        """Drop everything: from here on, the log belongs to another cluster or another topic."""
         self.baseline_offset = self.last_acked_offset = self.clear_offset = -1
         self.leader_epoch = -1
         self.topic_id = m.NO_TOPIC_ID

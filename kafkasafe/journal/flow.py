@@ -123,7 +123,7 @@ class FlowEvent(enum.Enum):
     DIVIDED = "divided"
     """A batch was divided."""
     FORGOTTEN = "forgotten"
-    """From here on, the log is that of another cluster or another topic."""
+    """From here on, the log belongs to another cluster or another topic."""
 
     __hash__ = object.__hash__
 

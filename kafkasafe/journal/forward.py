@@ -61,7 +61,7 @@ class CopyForward:
 
         Args:
             before_position: Only batches before this position.
-            most_bytes: Upper bound of their size; a single batch may exceed it.
+            most_bytes: Upper bound of the batches' size; a single batch may exceed it.
         """
         if self._out.is_writing:
             return []  # marks that are about to be written may name the batches' positions

@@ -39,7 +39,7 @@ class Partition(Destination):
         self.gathers = False
 
     def forget_acknowledged(self) -> None:
-        """Forget acknowledged batches: from here on, the log is that of another cluster or another topic.
+        """Forget acknowledged batches: from here on, the log belongs to another cluster or another topic.
 
         Waiting batches and their ids stay: an id is never reused.
         """

@@ -249,7 +249,7 @@ class Recovery:
                 self._durability.remember(known, done)
                 self._revivals.finish(done)
             elif done is None and repeats:
-                pass  # the STATE mark that follows says up to where batches are acknowledged, possibly beyond this one
+                pass  # the STATE mark that follows says which batches are acknowledged, possibly more than this one
             elif done is None and base_offset >= 0 and at not in ended:
                 # The batch was released, so it and all earlier batches (except moved ones) were finished. Its record
                 # count is unknown.
@@ -340,7 +340,7 @@ class Recovery:
     def _packable_next(self, partition: Destination) -> Iterator[Batch]:
         """The `packable` batches up to the first that has an id although a batch before it has none.
 
-        A mark that voids ids voids those of all packed batches, while later batches may have new ones.
+        A mark that voids ids voids the ids of all packed batches, while later batches may have new ids.
         """
         queue = partition.queue
         without = queue.packed > 0 and not queue.packed_identified

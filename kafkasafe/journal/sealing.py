@@ -99,7 +99,7 @@ class Sealer:
 
     def enqueue(self, batch: Batch) -> Batch:
         partition = self._all[batch.destination]
-        # Sequences ascend in queue order: no batch after one without an id may have an id.
+        # Sequences must ascend in queue order, so a batch gets no id while an earlier batch has none.
         if (
             self._ids.is_granted
             and isinstance(partition, Partition)

@@ -104,8 +104,8 @@ def _newest(partition: Destination) -> Batch | None:
 def _newest_marks(partition: Destination) -> list[m.Mark]:
     """The marks before STATE: the id of the newest acknowledged batch, which outlives the batch in the spool.
 
-    The recorded leader epoch may be older than that of the leader that acknowledged the batch. If the recorded epoch
-    ends before the batch, only the batch itself proves that the log still has it.
+    The recorded leader epoch may be older than the epoch of the leader that acknowledged the batch. If the recorded
+    epoch ends before the batch, only the batch itself proves that the log still has it.
     """
     newest = _newest(partition)
     if newest is None or newest.identity is None:

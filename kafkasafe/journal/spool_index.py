@@ -128,7 +128,7 @@ class SpoolIndex:
         self._resent.pop(mark, None)
 
     def pin(self, destination: int, batches: Iterable[Batch]) -> None:
-        """Keep those of these batches that the spool still has: they may have to be sent again."""
+        """Keep these batches, as far as the spool still has them: they may have to be sent again."""
         if destination in self.suspected:
             return
         self.suspected[destination] = min(

@@ -99,8 +99,8 @@ class Verdicts:
                 return
             self._note_gap(partition, absent[0], judgement)
         if absent and absent[0].condemned and absent[0].code == TOO_SLOW and now < partition.doubt.dead_at:
-            # The batch's parts will get new ids. So the journal searches for it again once no request with it can be
-            # appended.
+            # The batch's parts will get new ids. So the journal searches for the batch again once no request with it
+            # can be appended.
             pause_s = partition.doubt.dead_at - now
             self._out.pause(partition, FlowEvent.LATE_REQUEST, absent[0].message, at_least_s=pause_s)
             return
@@ -116,8 +116,8 @@ class Verdicts:
     def _prove(self, partition: Partition, newest: Batch, now: float) -> None:
         """Send the newest present batch again: above the high watermark, a leader change can still undo an append."""
         if now - partition.doubt.asked_at > self._request_timeout_s:
-            # The process was suspended past the answer's validity: the leader may have dropped our producer state, and
-            # would then append the probe.
+            # The answer is too old, because the process was suspended. If the leader has dropped our producer state
+            # meanwhile, it would append the probe as a new batch.
             partition.progress.on(FlowEvent.STALE)
             self._packer.touch(partition)
             return

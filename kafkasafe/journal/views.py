@@ -298,7 +298,7 @@ class Views:
 
     @property
     def afters(self) -> Sequence[m.After]:
-        """The debts to deliver before batches of this lane, without those known to be delivered."""
+        """The debts (batches of other lanes) that batches of this lane wait for, except those known to be delivered."""
         return self._precedence.afters
 
     def owes(self, before: int) -> frozenset[Address]:

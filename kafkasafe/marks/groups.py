@@ -62,8 +62,8 @@ def bytes_of_each(message: str, given: Sequence[tuple[int, int, int]] | None) ->
     """Upper bound of the bytes that a rejected batch takes in the control batch of the group that keeps it.
 
     Args:
-        message: Message of its `Rejected`.
-        given: Runs of its `Given`, None where it has none.
+        message: The message of the batch's REJECTED mark.
+        given: The runs of the batch's GIVEN mark; None if the batch has no such mark.
     """
     marks: list[Mark] = [Rejected(0, 0, message)]
     if given is not None:

@@ -3,7 +3,7 @@
 The package does no I/O. The shell reports what happened, takes the actions of `advance()` and carries them out. It
 reports an action that failed with `failed`, and gets it again after a pause, as a `RetryLater`.
 
-The order is the proof (docs/staged-protocol.md has the crash table):
+The order of the steps is what keeps the promise (docs/staged-protocol.md says what a crash after each step leaves):
 
     prepared               the unit is one atomic group of the spool, durable, before anything of it is sent
     begun                  the unit has a transactional id; partitions are added if the brokers require that

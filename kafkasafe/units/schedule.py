@@ -214,7 +214,7 @@ class Schedule:
             self._out.ask(CommitOffsets(tid, tid.turn, transaction, -1))
 
     def stage_if_whole(self, transaction: Transaction) -> None:
-        """Write the STAGED marks of the transaction's units if it is completely appended."""
+        """If the transaction is completely appended, write the STAGED marks of its units."""
         tid, grant = transaction.tid, transaction.grant
         if tid is None or not transaction.is_whole:
             return

@@ -105,7 +105,7 @@ class Transitions:
         """Requeue the transactions that follow a requeued entry, in order.
 
         These transactions could not be committed now, but would occupy transactional ids that this entry or unrelated
-        units need. An entry that follows one of them on another partition is requeued as well.
+        units need. An entry that follows one of these transactions on another partition is requeued as well.
         """
         lines = set(entry.lines)
         for other in self._ids.under_way:

@@ -222,7 +222,7 @@ class DiskWriter:
         if promised:
             self._promise([*self._withheld.pop(lane, []), *parcels])
         else:
-            # Parts of a batch that was durable before are durable already.
+            # Parts of a batch that was durable before count as durable already.
             self._promise([parcel for parcel in parcels if parcel.durable])
             self._withheld.setdefault(lane, []).extend(parcel for parcel in parcels if not parcel.durable)
 
@@ -495,8 +495,8 @@ def _groups(
 ) -> list[tuple[list[m.Mark], list[tuple[int, bytearray]], bool]]:
     """(marks, batches, atomic) of each group.
 
-    If some records of a batch have a given partition, a mark says which, and the batch is the first of its group: the
-    spool splits a group that is too large, and writes the marks with the first batch. A unit is always one group.
+    If callers gave the partitions of some records, a mark names these partitions, and the batch begins a group: the
+    spool splits a group that is too large, and writes its marks with the first batch. A unit is always one group.
     """
     groups: list[tuple[list[m.Mark], list[tuple[int, bytearray]], bool]] = []
     if persist.marks:

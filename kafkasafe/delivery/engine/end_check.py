@@ -61,7 +61,7 @@ class EndCheck:
             self._failed(failed.code)
             return
         if self._elected:
-            # A log that begins after all acknowledged records proves as much as one that has them.
+            # To the check above, a log that begins after all acknowledged records looks like one that still has them.
             result: OffsetListed | Failure = yield self._leader.list_offset(EARLIEST, "begins")
             try:
                 self._compare_begin(good(result).offset)
@@ -97,7 +97,7 @@ class EndCheck:
         if end_offset >= 0:
             self._suspect(end_offset, f"leader epoch {check.leader_epoch} ends at {end_offset}, {self._last}")
             return False
-        # The log lacks the epoch. If it starts after the last acknowledged offset, retention deleted the records.
+        # The log lacks the epoch. If the log starts after the last acknowledged offset, retention deleted the records.
         started: OffsetListed | Failure = yield self._leader.list_offset(EARLIEST, "started")
         log_start = good(started).offset
         if not 0 <= log_start <= check.last_acked_offset:

@@ -91,10 +91,10 @@ class LaneKeeper:
         self._results: dict[Path, _Read | SpoolError] = {}
 
     def open_lane(self, lock: LaneLock, *, own: bool) -> Lane:
-        """Read a lane back: its spool, its journal, and a parcel for each unfinished batch.
+        """Read a lane back: its log, its journal, and a parcel for each unfinished batch.
 
         Raises:
-            SpoolError: It cannot be opened; the lock is released.
+            SpoolError: The lane cannot be opened; the lock is released.
         """
         return self._opened(self._read(lock, own=own))
 
@@ -102,7 +102,7 @@ class LaneKeeper:
         """Read a lane back, which may take long. From any thread: no other thread uses the lane yet.
 
         Raises:
-            SpoolError: It cannot be opened; the lock is released.
+            SpoolError: The lane cannot be opened; the lock is released.
         """
         config = self._config
         settings = j.Settings(

@@ -362,7 +362,7 @@ class Ledger:
         return parcel
 
     def unpacked(self, destination: int, parcel: Parcel, next_number: int) -> None:
-        """Open a parcel again. `next_number`: that of the next packed parcel of its partition, -1 for none."""
+        """Open a parcel again. `next_number` is the number of the next packed parcel of its partition, -1 for none."""
         with self.lock, self._moving():
             self.open[parcel.number] = parcel
             self._packed -= 1

@@ -91,7 +91,7 @@ class Parcel:
     ahead: bool = False
     """Whether `Ledger.ahead` counts it."""
     loose: bool = False
-    """Whether its bytes may still be in a socket's queue. Then only a copy may be changed."""
+    """Whether the parcel's bytes may still be in a socket's queue. Then only a copy may be changed."""
 
     # -- accepted and durable ------------------------------------------------------------------------------------------
 
@@ -131,7 +131,9 @@ class Parcel:
         self.loose = False
 
     def writable(self) -> bytearray | None:
-        """Its bytes, which may be changed: a copy if a socket may have them. None while they are only in the spool."""
+        """The parcel's bytes, for changes: a copy if a socket may have the bytes. None while they are only in the
+        spool.
+        """
         data = self.data
         if data is not None and self.loose:
             data = self.data = bytearray(data)

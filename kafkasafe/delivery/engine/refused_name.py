@@ -22,7 +22,7 @@ class RefusedName:
         last_at: Time of the latest such answer.
         counted_from: Since this time, the cluster has given this answer and no other, and has never been silent for
             long.
-        transactional_id: The units of this id wait; empty: those of the lane's own ids.
+        transactional_id: The units of this id wait; empty: the units of the lane's own ids wait.
         group: Only the units with offsets of this group wait; empty: all units of the transactional id.
         reported: Whether the refusal was reported.
     """

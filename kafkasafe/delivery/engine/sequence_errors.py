@@ -47,7 +47,7 @@ class SequenceErrors:
         Args:
             address: Topic and partition.
             name: Name of the outcome.
-            log_start_offset: As the broker reported it, -1 if it did not.
+            log_start_offset: The log start as the broker reported it, -1 if it did not.
             last_acked: Offset of the partition's last acknowledged record, -1 if there is none.
         """
         if name not in _NAMES:

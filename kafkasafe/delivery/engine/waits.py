@@ -63,8 +63,8 @@ class Wakeable(Protocol):
 
 
 class WaitingCallers:
-    """The waiting callers, each with its own wake flag. Unlike those of a Condition, they hold no lock while they
-    check.
+    """The waiting callers, each with its own wake flag. Unlike callers that wait on a Condition, they hold no lock
+    while they check.
 
     A signal handler may interrupt any Python code of the main thread. If it interrupted the waiter of a Condition, its
     own thread would hold the lock, and the pump could not get the lock before the handler returns.

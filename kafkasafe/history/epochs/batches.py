@@ -69,7 +69,7 @@ def first_difference(
         ours: The batches that were read, in offset order.
         theirs: The headers of all of the leader's batches in the range, in offset order.
         theirs_start: First offset of the range: the log start, or where the reading began.
-        theirs_end: Offset after the last one in the range; the log end, if the reading reached it.
+        theirs_end: Offset after the last offset of the range; the log end, if the reading reached it.
 
     Returns:
         Same, up to the last batch compared. Diverged at the first batch that the leader does not have with the same
@@ -119,8 +119,8 @@ class BatchWalk:
         Args:
             marks: The batches that were read, in offset order.
             position: Next offset to read; the outcome covers only records before it.
-            log_start_offset: The leader's; batches before it are not compared.
-            log_end_offset: The leader's; batches that reach past it are missing.
+            log_start_offset: The leader's log start; batches before it are not compared.
+            log_end_offset: The leader's log end; batches that reach past it are missing.
         """
         self._marks = [m for m in marks if m.base_offset >= log_start_offset and m.base_offset < position]
         self._position, self._log_end = position, log_end_offset

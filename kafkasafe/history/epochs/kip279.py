@@ -68,8 +68,8 @@ class Leader:
     def kip101(self, epoch: int) -> Reply:
         """As before KIP-279: the start of the next newer epoch, without naming the epoch that ends there.
 
-        For the newest epoch, the leader's log end. `UNDEFINED` for an epoch newer or older than all of the leader's
-        (Kafka 1.1, LeaderEpochFileCache.endOffsetFor).
+        The answer is the leader's log end for the newest epoch, and `UNDEFINED` for an epoch newer or older than all of
+        the leader's (Kafka 1.1, LeaderEpochFileCache.endOffsetFor).
         """
         entries = self._log.entries
         index = self._log.floor(epoch)

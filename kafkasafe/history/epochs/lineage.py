@@ -142,7 +142,7 @@ class Lineage:
         """Note a batch (or record) that was read.
 
         Args:
-            epoch: Its partition leader epoch, `UNDEFINED` when it has none.
+            epoch: The batch's partition leader epoch, `UNDEFINED` when it has none.
             offset: Its first offset. Gaps are allowed: compaction, or a seek forward.
             next_offset: Offset after its last record; `offset + 1` when not given.
 
