@@ -364,7 +364,7 @@ class Pump:
         This applies to the batches of the last raised error; if none was raised, to all undecidable batches. A batch
         that has become undecidable since then needs another decision.
         """
-        # Remove them at once, so that the caller's next `send` does not raise the error again.
+        # Take the batches at once, so that the caller's next `send` does not raise the error again.
         decided = self.ledger.take_shown()
         self._post(Decided(decided, resend=resend))
 

@@ -70,7 +70,7 @@ class Released:
     """Offsets of acknowledged batches that have left the spool but still have marks in it.
 
     Attributes:
-        complete_from: From this offset on, every such batch is known. Beyond every offset while none is known.
+        complete_from: From this offset on, every such batch is known. While none is known, this is beyond every offset.
     """
 
     __slots__ = ("_offsets", "complete_from")

@@ -143,7 +143,7 @@ class Topics:
         self._packer.touch(partition)
 
     def forget_acknowledged(self, partition: Destination) -> None:
-        """Forget acknowledged batches, with all dependent state: when the topic is recreated, and in recovery."""
+        """Forget acknowledged batches and all dependent state. Used when the topic is recreated, and in recovery."""
         if isinstance(partition, Partition):
             partition.forget_acknowledged()
             self._revivals.forget(partition.number)

@@ -360,7 +360,7 @@ class Engine:
                 self._packing.unpack(lane, ready.unpacked)
             for notice in ready.notices:
                 self.endings.notice(lane, notice)
-            # Publish after the notices report a loss, and before callers see that a batch is done.
+            # Publish doubts after the notices have reported a loss, and before callers see that a batch is done.
             self._losses.publish_doubted(lane)
             # A spill may include batches that this turn resolves or divides: write it before their bytes are dropped.
             spilled = (

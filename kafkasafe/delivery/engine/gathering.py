@@ -68,7 +68,8 @@ class Gathering:
         except SpoolError:
             columns = []
         if len(columns) < j.GATHER_LEAST:
-            # Either a batch cannot be read, which the sender finds too; or these batches are large when uncompressed.
+            # Either a batch cannot be read, and the sender will notice that too, or these batches are too large when
+            # uncompressed.
             lane.journal.keep_apart(run[0].destination)
             return False
         run, parents = run[: len(columns)], parents[: len(columns)]
