@@ -1,4 +1,4 @@
-"""What the facts about a failed request change in the verdict on its error code."""
+"""Adapts the verdict on an error code to the known facts about the failed request."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class ErrorContext:
 
     Attributes:
         last_acked_offset: Last offset of the partition that was acknowledged to this producer; None (or, as some
-            clients write it, a negative number): nothing ever was.
+            clients write it, a negative number): nothing was ever acknowledged.
         log_start_offset: First offset of the partition's log, as the answer gave it; −1: the broker's protocol cannot
             say.
         resend: This batch had been sent before; False: this was the first time.
         tiered: The topic keeps older segments in remote storage.
         position: The offset that was to be read (Fetch).
         in_log: The broker's answer to a query (DescribeProducers, or a scan of the log). True: the log has the batch.
-            False: it has neither the batch nor its predecessors.
+            False: the log has neither the batch nor its predecessors.
     """
 
     last_acked_offset: int | None = None
@@ -62,13 +62,13 @@ def in_context(code: int, cell: Cell, api: str | None, context: ErrorContext) ->
         return Cell(
             ErrorAction.RETRY,
             f"Retry this partition alone, at the same leader, with back-off, and keep the position: {NOT_READY}.",
-            note="Kafka: refresh. Of a tiered partition 9 speaks of remote storage, not of leadership.",
+            note="Kafka: refresh. For a tiered partition, error 9 is about remote storage, not about the leader.",
         )
     return None
 
 
 def _out_of_order(context: ErrorContext) -> Cell | None:
-    """45: on a resend it comes for batches that are in the log as well (brokers remember five, one after a restart)."""
+    """On a resend, error 45 also comes for batches in the log: brokers remember five, and after a restart only one."""
     if context.in_log is False:
         return Cell(
             ErrorAction.FATAL,
@@ -81,8 +81,8 @@ def _out_of_order(context: ErrorContext) -> Cell | None:
     if context.resend:
         return Cell(
             ErrorAction.ASK_BROKER,
-            "Ask DescribeProducers (or read the log) before sending again: the batch is mostly committed already; if"
-            " it is not there, records before it are missing.",
+            "Ask DescribeProducers (or read the log) before sending again: the batch is usually committed already;"
+            " if it is not there, records before it are missing.",
         )
     return Cell(
         ErrorAction.ASK_BROKER,
@@ -93,10 +93,10 @@ def _out_of_order(context: ErrorContext) -> Cell | None:
 
 
 def _unknown_producer(context: ErrorContext) -> Cell | None:
-    """59, KAFKA-5793: has retention removed the producer's records, or were they lost? (brokers before 2.5)
+    """Error 59 (KAFKA-5793, brokers before 2.5): has retention removed the producer's records, or were they lost?
 
-    The rule is that of Kafka 2.3.1's `TransactionManager.canRetry`. With nothing ever acknowledged nothing that was
-    acknowledged can be lost: whatever this producer sent is still its own to send.
+    The rule is that of Kafka 2.3.1's `TransactionManager.canRetry`. If nothing was ever acknowledged, no acknowledged
+    record can be lost: the producer sends all its records again.
     """
     start, acked = context.log_start_offset, context.last_acked_offset
     if start is None:
@@ -119,7 +119,7 @@ def _unknown_producer(context: ErrorContext) -> Cell | None:
         return Cell(
             ErrorAction.RESET_SEQUENCE,
             f"Send it again under a new epoch from sequence 0: retention removed everything up to offset {acked}, the"
-            f" last acknowledged, for the log starts at {start}; nothing was lost.",
+            f" last acknowledged, because the log starts at {start}; nothing was lost.",
             note="Kafka: not retriable, by class; its producer retries in this case (2.3.1, canRetry).",
         )
     return Cell(
@@ -131,7 +131,7 @@ def _unknown_producer(context: ErrorContext) -> Cell | None:
 
 
 def _out_of_range(context: ErrorContext) -> Cell | None:
-    """1 in Fetch: deleted by retention, truncated, or (tiered) a segment that remote storage does not find yet."""
+    """Error 1 in Fetch: retention, a truncation, or (tiered) a segment that remote storage does not find yet."""
     start, position = context.log_start_offset, context.position
     if start is not None and position is not None and 0 <= start <= _MAX_OFFSET and position >= 0:
         if position < start:
@@ -146,7 +146,7 @@ def _out_of_range(context: ErrorContext) -> Cell | None:
                 ErrorAction.RETRY,
                 f"Keep the position {position} and retry with back-off: the log starts at {start}, so remote storage"
                 " has the record but does not find it yet (KIP-1007); do not reset.",
-                note="Kafka: not retriable. Before the log's end of a tiered topic it is temporary (KIP-1007).",
+                note="Kafka: not retriable. In a tiered topic, the error is temporary before the log's end (KIP-1007).",
             )
     if context.tiered:
         return Cell(

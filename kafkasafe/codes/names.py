@@ -34,7 +34,7 @@ _FORMER_NAMES: Final = {
 }
 
 
-# The classes of org.apache.kafka.common.errors that are not called as their code is.
+# The classes of org.apache.kafka.common.errors whose names differ from those of their codes.
 _JAVA_NAMES: Final = {
     "UnknownServerException": -1,
     "CorruptRecordException": 2,
@@ -85,7 +85,8 @@ _CODES: Final[Mapping[str, int]] = MappingProxyType(
 def code_of_name(name: str) -> int | None:
     """The code whose present or former Kafka name, or Java exception class, is `name`; None if no code matches.
 
-    Case and punctuation do not matter. A class may have its package before it, and in logs the class it is nested in.
+    Case and punctuation do not matter. The package may precede a class, and in logs also the class in which it is
+    nested.
     """
     name = class_name(name)
     found = _CODES.get(_squeezed(name))

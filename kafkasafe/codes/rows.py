@@ -417,8 +417,8 @@ _ROWS: Final = (
         _REFRESH,
         "Look up the controller and retry there.",
         note=(
-            "Kafka: retriable without refresh; its admin client looks up the controller in code beside"
-            " the class. Without that a retry asks the same broker for ever."
+            "Kafka: retriable without refresh; its admin client has separate code that looks up the"
+            " controller. Without a look-up, a retry asks the same broker for ever."
         ),
     ),
     _row(
@@ -449,7 +449,7 @@ _ROWS: Final = (
         "OUT_OF_ORDER_SEQUENCE_NUMBER",
         _ASK,
         "Ask DescribeProducers (or read the log): the batch is committed already, or a gap is before"
-        " it; what stays a gap is data loss.",
+        " it; a gap that stays is data loss.",
         at_risk=True,
         produce=_produce(
             AnswerAction.ASK_BROKER, "already committed, or a gap: only the broker's state tells"
@@ -521,7 +521,7 @@ _ROWS: Final = (
         59,
         "UNKNOWN_PRODUCER_ID",
         _ASK,
-        "Compare the log start offset with the last acknowledged one: beyond it, retention removed"
+        "Compare the log start offset with the last acknowledged one: if it is higher, retention removed"
         " the producer and a new sequence is safe; else acknowledged data is lost.",
         at_risk=True,
         produce=_produce(AnswerAction.ASK_BROKER, "the broker forgot this producer (brokers before 2.5)"),
@@ -804,8 +804,8 @@ _ROWS: Final = (
         _REFRESH,
         "Start again from bootstrap.servers (KIP-1102), then retry.",
         note=(
-            "Kafka: not retriable, by class; its clients handle the code before that is asked: they"
-            " bootstrap again and go on."
+            "Kafka: not retriable, by class; its clients handle the code before they look at the"
+            " class: they bootstrap again and go on."
         ),
     ),
     _row(130, "STREAMS_INVALID_TOPOLOGY", _FATAL, "Correct the Streams topology that was sent."),
@@ -854,8 +854,8 @@ BY_API: Final[Mapping[tuple[str, int], Cell]] = MappingProxyType(
         ),
         ("list_offsets", 5): Cell(
             _REFRESH,
-            "Refresh metadata and retry, never take an older answer: an election, or (brokers that know only"
-            " ListOffsets up to v4) a high watermark that has not caught up after one (KIP-207).",
+            "Refresh metadata and retry, never use an older answer: an election is in progress, or (brokers that"
+            " know only ListOffsets up to v4) the high watermark has not caught up after one (KIP-207).",
         ),
         ("list_offsets", 7): Cell(_RETRY, "Retry with back-off: a look-up in remote storage was too slow."),
         ("list_offsets", 9): Cell(

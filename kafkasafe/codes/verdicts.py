@@ -108,11 +108,11 @@ _SAME_BYTES: Final = "; it may have been appended, so send the same bytes under 
 
 
 def classify_code(code: int, api: str | None = None, context: ErrorContext = NO_CONTEXT) -> Verdict:
-    """The verdict on an error code. Total: no number makes it fail.
+    """The verdict on an error code. Accepts every number.
 
     Args:
         code: Kafka's error code.
-        api: One of `names.APIS`; None: whatever was asked.
+        api: One of `names.APIS`; None: any request kind.
         context: What else is known.
     """
     row = TABLE.get(code)
@@ -125,19 +125,19 @@ def classify_code(code: int, api: str | None = None, context: ErrorContext = NO_
         elif api is not None:
             cell = BY_API.get((api, code), cell)
     cell = in_context(code, cell, api, context) or cell
-    # A note speaks of the difference between a row and Kafka's class; where the action is another, of nothing.
+    # A row's note explains how the row differs from Kafka's class. With another action, it does not apply.
     note = cell.note or (row.note if row is not None and cell.action is row.action else "")
     return Verdict(code, name, api, cell.action, cell.at_risk, cell.fix, note)
 
 
 def _in_produce(cell: Cell, produce: Produce) -> Cell:
-    """The row as an answer to Produce: what the journal does, in the words of a verdict."""
+    """The cell for an answer to Produce: what the journal does, expressed as a verdict."""
     match produce.action:
         case AnswerAction.ACK:
             return cell
         case AnswerAction.RETRY:
             fix = cell.fix
-            # KAFKA_STORAGE_ERROR and its kin: the leader may have failed before or after the append.
+            # After KAFKA_STORAGE_ERROR and similar errors, the leader may have failed before or after the append.
             if not produce.absent and "same sequence" not in fix:
                 fix = fix.removesuffix(".") + _SAME_BYTES + "."
             action = ErrorAction.RETRY_AFTER_REFRESH if produce.refresh else ErrorAction.RETRY
@@ -203,10 +203,11 @@ _RANGE: Final = re.compile(r"should be within \[(-?\d+), (-?\d+)\]")
 
 
 def latest_timestamp(messages: Iterable[str], now_ms: int) -> int:
-    """The latest timestamp that a broker that answered 32 takes now, ms since the epoch.
+    """The latest timestamp that a broker accepts now, after it answered with error 32, ms since the epoch.
 
     Args:
-        messages: The broker's messages about the records. From 3.6 on they name the accepted range, by its own clock.
+        messages: The broker's messages about the records. From Kafka 3.6 on, they name the accepted range, by the
+            broker's clock.
         now_ms: Our own clock, which is used if the broker names no range.
     """
     for message in messages:
@@ -220,8 +221,7 @@ def classify_produce(code: int) -> ProduceVerdict:
     """The verdict on a Produce answer, for the journal.
 
     Args:
-        code: Kafka's error code; one that brokers do not answer to Produce is retried, and nothing is concluded from
-            it.
+        code: Kafka's error code. Codes that brokers do not answer to Produce are retried, and prove nothing.
     """
     row = _PRODUCE.get(code)
     if row is None:

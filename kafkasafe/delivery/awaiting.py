@@ -1,8 +1,8 @@
-"""Lets coroutines wait for the threads of a producer. Each loop is woken once for all events that occur at a time.
+"""Lets coroutines wait for the threads of a producer. Each event loop is woken once for all events that occur together.
 
-A thread that notifies (`WaitingCallers.notify_all`) sets the wake flag of each loop on which coroutines wait. It skips
-a wake flag that is notifying already. So a burst of a thousand batches costs one `call_soon_threadsafe`. The loop then
-checks the waiting coroutines in slices, so that no iteration takes longer than a few hundred checks.
+A thread that notifies (`WaitingCallers.notify_all`) sets the wake flag of each loop on which coroutines wait. The
+thread skips a wake flag that is notifying already. So a burst of a thousand batches costs one `call_soon_threadsafe`.
+The loop then checks the waiting coroutines in slices, so that no iteration takes longer than a few hundred checks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CheckResult(enum.Enum):
     """The result of checking a `Subject`."""
 
     NONE = enum.auto()
-    """No coroutine can continue that could not before."""
+    """No coroutine can continue because of the change."""
     SOME = enum.auto()
     """Some coroutines may continue. Each must be checked."""
     ALL = enum.auto()
@@ -137,7 +137,7 @@ class Fates:
 
 
 class _Group:
-    """Coroutines that wait for the same subject. They are checked only after it has changed."""
+    """Coroutines that wait for the same subject. The coroutines are checked only after the subject has changed."""
 
     __slots__ = ("again", "all", "entries", "left", "subject")
 
@@ -146,7 +146,7 @@ class _Group:
         self.entries: dict[asyncio.Future[bool], Any] = {}
         self.left: list[tuple[asyncio.Future[bool], Any]] = []
         self.all = False
-        """The remaining ones can continue without a check of their own."""
+        """Whether the coroutines in `left` can all continue, without a check for each."""
         self.again = False
 
     def look(self, most: int) -> int:
@@ -212,7 +212,7 @@ class LoopWaits:
             return True
         try:
             return any(group.subject.stirred() for group in self._groups.values())
-        except RuntimeError:  # the loop is changing them at this moment
+        except RuntimeError:  # the loop is changing its groups at this moment
             return True
 
     async def wait(
@@ -238,14 +238,15 @@ class LoopWaits:
         subject: Callable[[], Subject],
         timeout_s: float | None = None,
     ) -> Generator[Any, None, bool]:
-        """Waits until `is_ready(entry)` of a subject. False if the time ends first. To be awaited, or yielded from.
+        """Waits until a subject's `is_ready(entry)`. Returns False if the time ends first. Use with `await` or `yield
+        from`.
 
         Threads may undo the condition meanwhile, so the caller must check it again.
 
         Args:
             about: Key of the subject. Coroutines with the same key are checked together.
             entry: What this coroutine waits for.
-            subject: Makes the subject; called for the first of them.
+            subject: Makes the subject. Called for the first coroutine that waits for it.
             timeout_s: None: no limit.
         """
         waiter: asyncio.Future[bool] = self._loop.create_future()
@@ -257,7 +258,7 @@ class LoopWaits:
         group.entries[waiter] = entry
         timer = None
         try:
-            # Without an earlier waiter for it, no wake-up for it may have been sent.
+            # If no coroutine waited for the subject before, its last change may not have woken this loop.
             if known is None and group.subject.is_ready(entry):
                 return True
             if timeout_s is not None:

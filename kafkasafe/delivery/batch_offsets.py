@@ -24,7 +24,8 @@ class BatchFate:
     """The outcome of an atomic batch with offsets that a consumer, or a program, gave. Callable from any thread.
 
     Args:
-        decided: Empty while the batch is open. Then it has one entry: the batch's unit, or None if it was dropped.
+        decided: Empty while the batch is open. Afterwards it has one entry: the batch's unit, or None if the batch was
+            dropped.
     """
 
     __slots__ = ("_decided", "_head", "_late", "_replaced")
@@ -70,8 +71,8 @@ class BatchFate:
 class GivenOffsets:
     """Offsets that a program gave a producer directly, and those of a KafkaConsumer. Detects where they continue from.
 
-    Such a consumer cannot be moved back from here. So after a batch was dropped, the next batch with offsets of one of
-    its partitions is refused once. Later batches are assumed to contain records that were read again.
+    kafkasafe cannot move such a consumer back. So after a batch was dropped, the next batch with offsets of one of its
+    partitions is refused once. Later batches are assumed to contain records that were read again.
 
     Args:
         numbers: Numbers of readings.
@@ -83,7 +84,7 @@ class GivenOffsets:
         self._first = numbers.draw()
 
     def moves(self, given: m.GroupOffsets) -> bool:
-        """Whether an offset differs from that of the previous batch, or is the first one."""
+        """Whether an offset differs from the offset of the previous batch, or is the first one."""
         runs = (self._readings.get((given.group, at.topic, at.partition)) for at in given.positions)
         return any(
             run is None or run.handed != at.offset for run, at in zip(runs, given.positions, strict=True)

@@ -26,7 +26,7 @@ log = EventLog("producer")
 _DUE_LIMIT: Final = 100_000
 """From this many due callbacks on, `send` waits for some of them to finish."""
 _DUE_MOST: Final = 1_000_000
-"""From this many on, `send` waits even if no callback finishes."""
+"""From this many due callbacks on, `send` waits even if no callback finishes."""
 _STUCK_S: Final = 1.0
 """A callback that takes longer may be waiting for the thread that sends."""
 _CLOSE_STUCK_S: Final = 10.0
@@ -52,7 +52,8 @@ class CallbackThread:
         self._stopping = False
         self._over = False
         self._ident = 0
-        # Each has one writer: the pump under its lock, and this thread. Other threads may read slightly old values.
+        # Each counter has one writer: the pump (under its lock) or this thread. Other threads may read slightly old
+        # values.
         self._handed = 0
         self._taken = 0
         self._current: Any = iter(())
@@ -65,7 +66,9 @@ class CallbackThread:
         self.start()
 
     def start(self) -> None:
-        """Starts the thread if it is not running. Call it before the interpreter ends, which lets no thread start."""
+        """Starts the thread if it is not running. Call it before the interpreter ends, because then no thread can
+        start.
+        """
         if self._started:
             return
         # If Ctrl-C interrupts this, the next call starts another thread, and one of the two ends at once.
@@ -86,7 +89,7 @@ class CallbackThread:
         Args:
             functions: The application's functions. If one raises, this is logged, and the others run nevertheless.
             arguments: Their arguments, in the same order.
-            due: Number of due callbacks that this represents.
+            due: Number of due callbacks that this call represents.
         """
         self._current = functions_left = iter(functions)
         self._taken += due
@@ -138,7 +141,7 @@ class CallbackThread:
         """Ends the thread after all jobs have run. If this takes longer than the wait, the thread still finishes them.
 
         Args:
-            timeout_s: Default: as long as callbacks finish, plus 10 s.
+            timeout_s: None: as long as callbacks keep finishing, plus 10 s.
 
         Returns:
             Number of callbacks that have not run yet.
@@ -170,7 +173,7 @@ class CallbackThread:
         return self._ident == threading.get_ident()
 
     def _run_here(self) -> None:
-        """Runs the queued jobs on the caller's thread, if the interpreter has ended its thread."""
+        """Runs the queued jobs on the caller's thread, if no callback thread could be started."""
         with contextlib.suppress(queue.Empty):
             while True:
                 job = self._queue.get_nowait()
@@ -178,7 +181,9 @@ class CallbackThread:
                     job()
 
     def _mark(self) -> threading.Lock:
-        """A lock that is released when all earlier jobs have run. One call into C, which Ctrl-C cannot split."""
+        """A lock that is released when all earlier jobs have run. Its release is one call into C, which Ctrl-C cannot
+        split.
+        """
         passed = threading.Lock()
         passed.acquire()
         self._queue.put(passed.release)
@@ -201,7 +206,7 @@ class CallbackThread:
                     job()
             except BaseException:
                 log.exception("The callback thread failed", event="callback_failed")
-            del job  # otherwise its objects would stay alive until the next job
+            del job  # otherwise the job's objects would stay alive until the next job
         self._over = True
 
 

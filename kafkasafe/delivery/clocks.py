@@ -22,7 +22,7 @@ _NO_TIME_MS: Final = 4_102_444_800_000
 
 
 class Clocks:
-    """Decides when to ask for other producers' timestamps, and what follows; see the module.
+    """Decides when to ask for other producers' timestamps, and what follows from the answers; see the module.
 
     It asks at most once an hour about the same partition, and at most once a minute about any. It does not ask in a
     producer's first minute, nor within an hour after a broker stamped a record itself.
@@ -62,15 +62,16 @@ class Clocks:
         return True
 
     def unanswered(self, address: _Address) -> None:
-        """Note that no answer came: the partition may be asked about again as soon as any may."""
+        """Note that no answer came: `asks` may soon choose this partition again."""
         self._next_of.pop(address, None)
 
     def listed(self, address: _Address, timestamp: int, now: float, now_ms: int) -> bool:
-        """Take the answer. Only the newest one of each partition counts, and the latest timestamp of all of these.
+        """Take the answer. The answer replaces the partition's previous one. The latest timestamp of all partitions
+        counts.
 
         Args:
             address: The partition.
-            timestamp: Its largest, in ms since the epoch; -1 if it has no record.
+            timestamp: The partition's largest timestamp, in ms since the epoch; -1 if the partition has no record.
             now: Monotonic seconds.
             now_ms: Our clock.
 

@@ -31,12 +31,13 @@ def copy_before(
 ) -> int:
     """The position up to which to copy waiting batches to the log's end; -1: copy nothing.
 
-    The less room is left, the more is copied. While more than half of the limit is used, copy for the shortest front of
-    the log in which at most half of the bytes wait; while more than three quarters are used, at most three quarters.
+    The less room is left, the more is copied. While more than half of the limit is used, the result frees the shortest
+    front of the log in which waiting batches are at most half of the bytes. While more than three quarters are used,
+    they may be up to three quarters of the bytes.
 
     Args:
         closed: The log's first segments, without the last one: each can be deleted once no batch in it waits.
-        waiting: (position, bytes) of the batches that keep them, in order.
+        waiting: (position, bytes) of the waiting batches, in order.
         used_bytes: Size of the log.
         limit_bytes: Its limit.
     """

@@ -1,6 +1,6 @@
 """The readings of producers and consumers, from which `kafkasafe.metrics` makes Prometheus's metrics.
 
-They are apart from that module so that programs without Prometheus need not import prometheus-client.
+They are in a separate module so that programs without Prometheus need not import prometheus-client.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["AT_CLOSE", "consumer_readings", "producer_readings"]
 
 AT_CLOSE: Final[list[Callable[[], None]]] = []
-"""Called when a producer closes. `kafkasafe.metrics` adds its `flush` when it is imported; a closing producer must not
-import it, because it may close while the interpreter exits."""
+"""Functions that a producer calls when it closes. `kafkasafe.metrics` adds its `flush` here when that module is
+imported. A closing producer must not import the module, because a producer may close while the interpreter exits.
+"""
 
 
 def consumer_readings(

@@ -7,7 +7,7 @@ from typing import Final
 __all__ = ["Outage"]
 
 _SHORT_S: Final = 10.0
-"""Elections and restarts of brokers take less time, and their end is not worth a message."""
+"""Elections and restarts of brokers take less time than this, and their end is not worth a message."""
 
 
 class Outage:

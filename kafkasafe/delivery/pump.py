@@ -63,7 +63,7 @@ class PumpState:
     Attributes:
         gauges: By name.
         last_acked_offsets: By (topic, partition).
-        refused: Destinations that the cluster refuses, confirmed.
+        refused: Destinations that the cluster refuses, confirmed by a second answer.
         units: Number of atomic batches without an outcome, by step.
     """
 
@@ -208,9 +208,9 @@ class Pump:
         """Waits until `ready()` returns True. Returns False if the time ends first.
 
         The caller's thread evaluates `ready` without `lock`. So it may only read values that change atomically. On
-        return, the pump has finished all changes that it makes, with `lock` held, together with the awaited one. With
-        `choosy`, the pump evaluates `ready` before it wakes the caller. This requires that every change that `ready`
-        depends on notifies afterwards.
+        return, the pump has also finished the other changes that it makes under `lock` together with the awaited one.
+        With `choosy`, the pump evaluates `ready` before it wakes the caller. This requires that every change that
+        `ready` depends on notifies afterwards.
         """
         if timeout is not None:
             timeout = min(timeout, threading.TIMEOUT_MAX)
@@ -250,7 +250,9 @@ class Pump:
         return number
 
     def has_looked(self, number: int) -> bool:
-        """Return whether that check found everything in place, or restored it. True also after the end of the pump."""
+        """Return whether the check with this number found everything in place, or restored it. True also after the end
+        of the pump.
+        """
         return self.engine.looked >= number or not self._thread.is_alive()
 
     @property
@@ -362,7 +364,7 @@ class Pump:
         This applies to the batches of the last raised error; if none was raised, to all undecidable batches. A batch
         that has become undecidable since then needs another decision.
         """
-        # Remove them at once, so that the caller's next `send` does not raise the error again.
+        # Take the batches at once, so that the caller's next `send` does not raise the error again.
         decided = self.ledger.take_shown()
         self._post(Decided(decided, resend=resend))
 
@@ -402,7 +404,7 @@ class Pump:
         self._post(_Retire(began, patience))
 
     def come_after(self, other: Pump) -> None:
-        """Delivers what a dropped producer has accepted before what this one sends from now on.
+        """Delivers a dropped producer's accepted records before the records that this producer sends from now on.
 
         Takes no lock, because the garbage collector may call it.
 

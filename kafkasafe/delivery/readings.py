@@ -9,8 +9,8 @@ after a rebalance, the group's offset is compared with the offsets that the read
 (`Readings.goes_on`).
 
 A batch may outlive its reading: its program closed the producer, and another process may deliver it at any time. The
-batches of one lane are compared with one another (`units.ReadingOrder`), those of different lanes are not. So until it
-is decided, a batch of another lane has to be made impossible (`Earlier`).
+batches of one lane are compared with one another (`units.ReadingOrder`), but not with batches of other lanes. So before
+another lane commits a batch, the undecided batches of a closed producer must be made impossible (`Earlier`).
 """
 
 from __future__ import annotations
@@ -52,28 +52,31 @@ class OffsetsFate(enum.Enum):
     OPEN = "open"
     """The program has not committed it yet."""
     FORGOTTEN = "forgotten"
-    """The program dropped it before it was committed."""
+    """The program dropped the batch before committing it."""
     WAITING = "waiting"
-    """The producer accepted it, and its outcome is open."""
+    """The producer accepted the batch, and the outcome is open."""
     COMMITTED = "committed"
     REJECTED = "rejected"
-    """The producer gave it up and kept its records. It did not move the group, and its consumer continues."""
+    """The producer gave up the batch and kept its records. The group's offset did not move, and the
+    consumer continues.
+    """
     DROPPED = "dropped"
-    """The producer gave it up without keeping its records: the consumer has to read them again."""
+    """The producer gave up the batch without keeping its records: the consumer has to read them again."""
     LEFT = "left"
-    """The program closed its producer before its outcome: another producer may deliver it."""
+    """The program closed the batch's producer before the outcome: another producer may deliver the batch."""
 
 
 _UNDECIDED: Final = frozenset({OffsetsFate.OPEN, OffsetsFate.WAITING, OffsetsFate.LEFT})
 _UNMOVED: Final = frozenset({OffsetsFate.FORGOTTEN, OffsetsFate.REJECTED})
-"""It did not move the group, and its reading continues."""
+"""Fates of batches that did not move the group: their reading continues."""
 
 
 class Numbers:
-    """Numbers of the readings of a process, ascending.
+    """Draws ascending numbers for the readings of a process.
 
     Args:
-        first: The first one, at least 1. No other process whose batches may be in the same spool begins with it.
+        first: The first one, at least 1. No other process whose batches may be in the same spool may begin with the
+            same number.
     """
 
     def __init__(self, first: int) -> None:
@@ -88,7 +91,9 @@ class Numbers:
 
 
 class ProducerLane(Protocol):
-    """The lane of a producer. Two are equal if they are one lane of a spool, with the same or different producers."""
+    """The lane of a producer. Two objects are equal if they stand for the same lane of a spool, even with different
+    producers.
+    """
 
     @property
     def in_memory(self) -> bool:
@@ -103,7 +108,8 @@ class Carrier:
 
     Attributes:
         lane: The lane of the batch's producer. Another producer has another object.
-        member: The consumer as a member of its group; None: it is none (`assign`), so its group cannot refuse offsets.
+        member: The consumer as a member of its group; None: the consumer is no member (`assign`), so its group cannot
+            refuse offsets.
     """
 
     lane: ProducerLane
@@ -141,11 +147,11 @@ class ReadingRun:
     """One reading of a partition, and the batches with its offsets, in the order in which they were made.
 
     Attributes:
-        reading: The number and start that batches record for it.
+        reading: The number and start that batches record for this reading.
         reached: The group's offset, as far as this reading moved it; None: not known.
         sent: The last accepted offset; None: no offset was accepted, and the reading's start is not known.
-        first: The position where it began, if the group's offset does not give it; None: not known.
-        broken: A batch of it was dropped, or left undecided.
+        first: The position where the reading began, if the group's offset does not give it; None: not known.
+        broken: A batch of the reading was dropped, or left undecided.
     """
 
     def __init__(self, number: int, start: int | None) -> None:
@@ -159,7 +165,7 @@ class ReadingRun:
         """Batches whose producer the program closed before the outcome."""
 
     def place(self, first: int) -> None:
-        """Set the position where it begins, which differs from the group's offset."""
+        """Set the position where the reading begins, which differs from the group's offset."""
         self.first = first
 
     def claim(self, claim: OffsetClaim) -> None:
@@ -167,7 +173,7 @@ class ReadingRun:
         self._claims.append(claim)
 
     def look(self) -> None:
-        """Evaluate the fates of the batches, in order, up to the first without a final one."""
+        """Evaluate the fates of the batches, in order, up to the first batch whose fate is open."""
         while self._claims:
             claim = self._claims[0]
             match claim.fate():
@@ -198,11 +204,13 @@ class ReadingRun:
 
     @property
     def undecided(self) -> list[OffsetClaim]:
-        """The batches that may still move the group, now or when another producer delivers what its own one left."""
+        """The batches that may still move the group: their own producer, or another one after its end, may deliver
+        them.
+        """
         return [*self._left, *(claim for claim in self._claims if claim.fate() in _UNDECIDED)]
 
     def elsewhere(self, mine: Carrier) -> list[OffsetClaim]:
-        """Return the undecided batches of other producers than this carrier's."""
+        """Return the undecided batches of producers other than this carrier's."""
         return [
             claim
             for claim in self._claims
@@ -213,7 +221,8 @@ class ReadingRun:
 
     @property
     def is_unused(self) -> bool:
-        """Whether the group's offset gave its position, and no batch of it has moved the group or may still do so.
+        """Whether the reading began at the group's offset, and none of its batches has moved the group or may still do
+        so.
 
         Rejected batches do not move it. So if all were rejected, a batch of an earlier reading may still come first.
         """
@@ -325,8 +334,8 @@ class Readings(Generic[_Partition]):
     def goes_on(self, partition: _Partition, group_offset: int) -> bool:
         """Whether the reading continues: no batch of it was dropped, and nothing else has moved the group.
 
-        Otherwise another one begins at the group's offset, even if the consumer is already there: other members have
-        processed the records that it handed out and that are in no batch.
+        Otherwise another reading begins at the group's offset, even if the consumer is already there: other members
+        have processed the records that the consumer handed out and that are in no batch.
 
         Args:
             partition: The partition. No batch of it waits.
@@ -352,10 +361,11 @@ class Earlier(Generic[_Partition]):
         self._tidy(partition)
 
     def elsewhere(self, partition: _Partition, mine: Carrier) -> list[OffsetClaim]:
-        """Return those that another lane than this carrier's may still commit.
+        """Return the batches that a lane other than this carrier's may still commit.
 
-        Batches of the carrier's own lane are compared there, and the group refuses those of a former member. What was
-        left in memory is lost: whatever its last requests have begun, the group's offset is not stable before its end.
+        Batches of the carrier's own lane are left out because that lane compares them itself, and batches of a former
+        member because the group refuses them. Batches that were left in memory are lost. If their last requests began a
+        transaction, the group's offset is not stable before that transaction ends.
 
         Args:
             partition: The partition.
@@ -379,7 +389,9 @@ class Earlier(Generic[_Partition]):
         ]
 
     def _tidy(self, partition: _Partition, now: Member | None = None) -> None:
-        """Of several batches with one carrier that were left, keep the first. Keep none that cannot be committed."""
+        """Of several left batches with the same carrier, keep the first. Drop batches that cannot be committed any
+        more.
+        """
         found: list[OffsetClaim] = []
         left: set[Carrier] = set()
         for claim in self._claims.pop(partition, ()):

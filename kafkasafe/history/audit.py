@@ -67,7 +67,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """Sequences that are in the log again, `first` to `last` (inclusive), and the offset where they come again."""
+    """Sequences that the log repeats, `first` to `last` (inclusive), and the offset of the repetition."""
 
     epoch: int
     first: int
@@ -113,7 +113,7 @@ class Producer:
     Attributes:
         producer_id: -1: all producers without idempotence together.
         epochs: Oldest first.
-        trimmed: Retention removed its first records: the log begins within its sequences.
+        trimmed: Retention removed the producer's first records: the log begins within its sequences.
     """
 
     producer_id: int
@@ -174,7 +174,7 @@ def judge(found: Iterable[SequenceRun], log_start: int = 0) -> dict[int, Produce
     """Judge the runs of a partition, by producer id.
 
     Args:
-        found: Of all parts of the log, in any order.
+        found: The runs of all parts of the log, in any order.
         log_start: First offset of the log: retention removed the records before it.
     """
     producers: dict[int, Producer] = {}

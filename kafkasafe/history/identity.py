@@ -1,9 +1,9 @@
 """Decides from the cluster's answers whether a batch is in the log.
 
 There are two sources: the leader's producer state (DescribeProducers, KIP-664: the last sequence that it has of a
-producer id) and the log itself (batch headers from our last acknowledged offset up to the high watermark). The state
-is cheap, so the caller asks for it first. It expires, so a missing entry proves nothing, and the caller then reads the
-log. If the log was trimmed or compacted past the offset where the batch could be, the answer is UNDECIDABLE.
+producer id) and the log itself (batch headers from our last acknowledged offset up to the high watermark). The state is
+cheap, so the caller asks for it first. The state expires, so a missing entry proves nothing, and the caller then reads
+the log. If the log was trimmed or compacted past the offset where the batch could be, the answer is UNDECIDABLE.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class IdentityVerdict(enum.Enum):
     """The conclusion about all batches in doubt together."""
 
     DECIDED = "decided"
-    """The first `present` of them are in the leader's log, the others are not."""
+    """The first `present` batches are in the leader's log, the others are not."""
     GAP = "gap"
     """As DECIDED, and the leader misses a batch before the first absent one: the absent ones need a new id."""
     READ_LOG = "read_log"
@@ -163,7 +163,7 @@ class Scan:
     Attributes:
         doubt: The batches to find.
         next_offset: Where the next page starts.
-        end_offset: The leader's log end when the scan began: it must get this far (exclusive).
+        end_offset: The leader's log end when the scan began (exclusive): the scan must read up to here.
         found: Base offset of each batch found, by index.
         trimmed_to: Log start offset, if it had advanced past the scan; else -1.
         hidden_before: Offset (exclusive) before which a part of the range was trimmed or compacted (a gap between
@@ -244,7 +244,7 @@ def judge_by_both(scan: Scan, view: ProducerView | None, *, acked_before: bool, 
 
     The state may prove batches that the log no longer shows. An id belongs to one incarnation, and the leader derives
     the state from its log. So every sequence in the state was appended. Only a missing entry proves nothing. The scan
-    reached the log's end as it was after the state was read, so all batches in the state are below the high watermark.
+    reached a log end that was read after the state, so all batches in the state are below the high watermark.
 
     Args:
         scan: A finished scan.

@@ -1,8 +1,9 @@
 """Decides which acknowledged batches the log has lost, from the batch headers that the log holds now.
 
-An acknowledged batch can vanish: an unclean election, a wiped disk, a recreated topic. Brokers do not report this
-(KAFKA-7190 and its kin end in plain successes at lower offsets). So the journal raises suspicions from other signs
-(`Cause`), and a survey compares the batch headers of the log with the acknowledged batches.
+An acknowledged batch can vanish after an unclean election, or with a wiped disk or a recreated topic. Brokers do not
+report this: in KAFKA-7190 and similar cases, they just acknowledge later batches at lower offsets. So the journal
+raises suspicions from other signs (`Cause`), and a survey compares the batch headers of the log with the acknowledged
+batches.
 
 A batch is **lost** when it is not in the log and another batch covers its offset, or its offset is at or after the
 log's end. If the journal never learned its exact offset, the survey must have seen the log from the lowest possible
@@ -24,7 +25,7 @@ from kafkasafe.history.identity import BatchId, add_sequence, sequence_distance
 __all__ = ["AckedBatch", "Cause", "Loss", "Released", "Survey"]
 
 _RELEASED: Final = 1 << 15
-"""How many offsets of released batches are kept at least."""
+"""At least this many offsets of released batches are kept."""
 
 _BEYOND: Final = 2**63 - 1
 """After every offset."""
@@ -69,7 +70,7 @@ class Released:
     """Offsets of acknowledged batches that have left the spool but still have marks in it.
 
     Attributes:
-        complete_from: From this offset on, every such batch is known. Beyond every offset while none is known.
+        complete_from: From this offset on, every such batch is known. While none is known, this is beyond every offset.
     """
 
     __slots__ = ("_offsets", "complete_from")
@@ -89,7 +90,7 @@ class Released:
         if not offsets:
             self.complete_from = forgotten_offset if forgotten_offset >= 0 else _BEYOND
         while offsets and offsets[-1] >= base_offset:
-            offsets.pop()  # the log was truncated since then, which an earlier survey examined
+            offsets.pop()  # the log was truncated after these batches; a survey has examined that
         offsets.append(base_offset)
         if len(offsets) > 2 * _RELEASED:
             del offsets[:_RELEASED]

@@ -15,7 +15,7 @@ __all__ = ["Remembered", "decode", "encode"]
 _KIND: Final = "lineage"
 _VERSION: Final = 1
 MAX_MARKS: Final = 128
-"""Batches remembered per partition, of those without leader epochs."""
+"""How many batches are remembered for a partition without leader epochs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,15 +82,17 @@ class HeldReason(enum.Enum):
     """Why an answer is held, or why the broker gave none."""
 
     OFFSET_NOT_AVAILABLE = "offset_not_available"
-    """78: the new leader is catching up. Ask it again; new metadata would not help."""
+    """Error 78: the new leader is catching up. Ask it again; new metadata would not help."""
     LEADER_NOT_AVAILABLE = "leader_not_available"
-    """5: the same, from a broker (or to a client) that predates KIP-207; or an election is in progress."""
+    """Error 5: the same, if the broker or the client predates KIP-207; or an election is in progress."""
     LOWER = "lower"
-    """Lower than before; whether the log lost records is still unknown. A request for `Held.ask_epoch` decides it."""
+    """The answer is lower than before, and it is unknown whether the log lost records. A request for `Held.ask_epoch`
+    decides it.
+    """
     CATCHING_UP = "catching_up"
-    """Lower than before, although the leader has the records."""
+    """The answer is lower than before, although the leader has the records."""
     NOT_DELETED = "not_deleted"
-    """A start lower than before: this leader has not yet deleted records that its predecessor had deleted."""
+    """The start is lower than before: this leader has not yet deleted records that its predecessor had deleted."""
     FORMER_LEADER = "former_leader"
     """A leader with an older epoch gave the answer, which is therefore outdated."""
     FORMER_TOPIC = "former_topic"
@@ -258,10 +260,10 @@ class _Known:
 
     Attributes:
         end: Highest end offset; -1 before the first answer.
-        end_epoch: Leader epoch with which it was answered.
+        end_epoch: Leader epoch of the answer that gave `end`.
         newest_epoch: Highest leader epoch of any answer; at or above `end_epoch`.
         start: Highest earliest offset; -1 before the first answer.
-        start_epoch: Leader epoch of the record there, -1 when not known.
+        start_epoch: Leader epoch of the record at `start`, -1 when not known.
         start_before: `start` of the deleted topic, until the new topic's start is observed; else -1.
         lower_ends: Held answers about the end.
         lower_starts: Held answers about the start.
@@ -297,7 +299,7 @@ class _Known:
         self.lower_ends.release()
 
     def begin_end(self, offset: int, leader_epoch: int) -> int:
-        """Note the first end offset of a recreated topic. Return that of the deleted one."""
+        """Note the first end offset of a recreated topic. Return the end offset of the deleted topic."""
         previous, self.recreated = self.end_before, None
         self.end, self.end_epoch, self.newest_epoch = offset, leader_epoch, leader_epoch
         return previous
@@ -314,7 +316,9 @@ class _Known:
     # --- the start ---
 
     def raise_start(self, offset: int, leader_epoch: int) -> int:
-        """Note a start that is not lower than the one before. Return that of the deleted topic, else -1."""
+        """Note a start that is not lower than the one before. Return the start of the deleted topic if it is still
+        needed, or -1.
+        """
         previous, self.start_before = self.start_before, -1
         if offset > self.start or leader_epoch >= 0:
             self.start_epoch = leader_epoch
@@ -323,7 +327,7 @@ class _Known:
         return previous
 
     def lower_start(self, proof: Proof | None) -> int:
-        """Note that the start is the held lower one. Return the former one."""
+        """Note that the held lower start is the right one. Return the former one."""
         previous, offset = self.start, self.lower_starts.answered
         if proof is not None:
             self._cut(proof.end_offset)
@@ -429,7 +433,7 @@ class EndOffsets:
                 return Regressed(offset, previous, RegressedReason.RECREATED, proof)
             return Value(offset, leader_epoch, recreated=True)
         if UNDEFINED < leader_epoch < known.newest_epoch:
-            # Even a higher answer: that leader is deposed, and an unclean election may have truncated its records.
+            # Hold even a higher answer: that leader is deposed, and an unclean election may have truncated its records.
             return Held(_or_none(known.end), offset, HeldReason.FORMER_LEADER, refresh_metadata=True)
         known.see_epoch(leader_epoch)
         if offset >= known.end:
@@ -551,7 +555,7 @@ class EndOffsets:
             key: The partition.
             offset: The offset in the answer.
             now: The time in seconds, by a monotonic clock.
-            leader_epoch: The answer's: that of the first record. -1 when it has none.
+            leader_epoch: Leader epoch of the answer: that of the first record. -1 when it has none.
             topic_id: Id of the topic that was asked, None when not known.
 
         Returns:
@@ -624,8 +628,8 @@ class EndOffsets:
     def accept_start(self, key: Key) -> Regressed | None:
         """Accept the held lower start; the caller's decision in an unproven case.
 
-        Unlike an end, a start that is too low does no harm: the leader has the records from there on. Holding it
-        although the log is another one hides records.
+        Unlike an end, a start that is too low does no harm: the leader has the records from there on. But to hold a
+        start although the log is another one hides records.
 
         Returns:
             None when no answer is held.

@@ -12,19 +12,20 @@ resolve*.
        questions to the cluster; `waits` are partitions that want `retry()` after a pause; `resolved` are batches
        whose fate is final and durable.
 
-The table `STATE` gives the state of a batch after an event (`Batch.on`), and `FLOW` the activity of a partition
-(`Progress.on`), or `UNASSIGNED_FLOW` that of a topic whose partitions are not known. An event that the table does not
-have is a bug, and raises. A batch of an earlier incarnation gets its state from the log (`recovery`), and one that
-joins a unit is JOINED from the beginning.
+Three tables say what follows an event: `STATE` gives the next state of a batch (`Batch.on`), `FLOW` the next activity
+of a partition (`Progress.on`), and `UNASSIGNED_FLOW` that of a topic whose partitions are not known. An event that the
+table does not allow is a bug, and raises IllegalMoveError. A batch of an earlier incarnation gets its state from the
+log (`recovery`). A batch of a unit (an atomic batch) begins in the state JOINED.
 
-Order and the window. A partition's batches are sent in the order in which they were sealed, at most `window` (five)
-without a durable commit mark. The first batch under an id goes alone until it is acknowledged, and so does the
-first after a pause in which the broker may have dropped our producer state: a broker without state accepts *any* base
-sequence, so a second batch could overtake a failed first one. After any failure the partition *settles*: the journal
-sends nothing new until every request in flight has an outcome; then either all of them are proven absent and go again,
-in order, or the journal asks the cluster first.
+Order and the window. A partition's batches are sent in the order in which they were sealed. At most `window` (five)
+sent batches lack a durable commit mark. The first batch under a producer id and epoch goes alone until it is
+acknowledged. The first batch after a pause in which the broker may have dropped our producer state also goes alone: a
+broker without state accepts *any* base sequence, so a second batch could overtake a failed first one. After any failure
+the partition *settles*: the journal sends nothing new until every request in flight has an outcome. If all of them are
+proven absent from the log, they are sent again in order. Otherwise the journal asks the cluster first.
 
-No clock, no randomness, no I/O: `now` (float seconds, any epoch) and all answers of the cluster are arguments.
+The journal uses no clock, no randomness and no I/O: `now` (float seconds, any epoch) and all answers of the cluster are
+arguments.
 
 Rooms
 -----
@@ -44,7 +45,7 @@ Objects that own state:
     outbox      decided actions, until `ready` takes them   broker_clock  the brokers' time
     snapshots   marks that a new segment repeats            turns       when a batch of a unit is the next one
 
-Objects that decide. Each gets the objects that it uses as arguments of its constructor, and knows none that use it:
+Objects that decide. The constructor of each gets the objects that it uses; it does not know the objects that use it:
 
     packing     batches that are far from their turn    suspicions  signs that acknowledged batches are lost
     refusals    destinations that are not accepted      topics      destinations, learned and forgotten

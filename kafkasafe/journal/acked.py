@@ -21,7 +21,7 @@ ANYWHERE: Final = 2**63 - 1
 """After every offset."""
 
 _REMEMBERED: Final = 64
-"""How many acknowledged batches of a partition are remembered at least."""
+"""At least this many acknowledged batches of a partition are remembered."""
 
 
 @dataclass(slots=True)
@@ -31,21 +31,22 @@ class AckedLog:
     Attributes:
         baseline_offset: The log has no batch of this lane before this offset; -1 when unknown.
         last_acked_offset: Offset of the last acknowledged record (inclusive), -1 before the first acknowledgement.
-        clear_offset: Durable: every batch of this lane that may be at or before this offset is finished. The broker may
-            acknowledge a batch while one before it is in doubt, so this can be lower than `last_acked_offset`.
+        clear_offset: Every batch of this lane that may be at or before this offset is durably finished. The broker may
+            acknowledge a batch while an earlier batch is in doubt, so this can be lower than `last_acked_offset`.
         leader_epoch: Leader epoch of the last acknowledgement, -1 when unknown.
         topic_id: Id of the topic to which the offsets belong.
         last_acked_id: Id of the newest batch that is in the log below the high watermark.
         acked: Committed batches in the order of their commits: those that are still in the spool, and a few more.
         commits: (position, base offset) of acknowledged batches that no mark names yet.
-        forgotten_offset: Batches acknowledged before this offset, and before `acked`, are not remembered.
+        forgotten_offset: Batches before this offset are not remembered, except those in `acked`.
         released: Offsets of batches that have left the spool.
-        known_from: Batches that are not remembered, if still in the log, are before this offset; -1 when unknown.
+        known_from: If the log still has the batches that are not remembered, they are before this offset; -1 when
+            unknown.
         told_position: Position of the last batch whose id the journal wrote into separate marks, which outlive the
             batch in the spool. Later batches may have lower positions: parts of a divided batch, and copies, are
             written after their successors.
-        unwritten: How many baselines are on their way to the disk,
-        void: and how many of those, the first ones, are of a log that was forgotten since.
+        unwritten: How many baselines are being written to the disk.
+        void: How many of these baselines, the oldest ones, belong to a log that was forgotten since.
     """
 
     baseline_offset: int = -1
@@ -79,7 +80,7 @@ class AckedLog:
         return self.clear_offset + 1 if self.clear_offset >= 0 else self.baseline_offset
 
     def forget(self) -> None:
-        """Drop everything: from here on, the log is that of another cluster or another topic."""
+        """Drop everything: from here on, the log belongs to another cluster or another topic."""
         self.baseline_offset = self.last_acked_offset = self.clear_offset = -1
         self.leader_epoch = -1
         self.topic_id = m.NO_TOPIC_ID
@@ -97,7 +98,9 @@ class AckedLog:
         self.unwritten += 1
 
     def begun(self) -> bool:
-        """Note that the baseline that was written first is durable. False: its log was forgotten meanwhile."""
+        """Note that the oldest unwritten baseline is durable. Returns False if the baseline's log was forgotten
+        meanwhile.
+        """
         self.unwritten -= 1
         if not self.void:
             return True
@@ -150,12 +153,14 @@ class AckedLog:
         return commits
 
     def clear(self, base_offset: int, count: int) -> None:
-        """Note that the first unfinished batch is finished at this offset; -1: the offset is unknown."""
+        """Note that the first unfinished batch is now finished, and is in the log at this offset (-1: at an unknown
+        one).
+        """
         if base_offset >= 0:
             self.clear_offset = base_offset + count - 1
 
     def remember(self, batch: Batch, released_before: int) -> None:
-        """Remember a committed batch, whose `place` is set."""
+        """Remember a committed batch. Its `place` must be set."""
         self.acked.append(batch)
         self.trim(released_before)
 
@@ -191,7 +196,7 @@ class AckedLog:
         return [lost[position] for position in positions if position in lost]
 
     def end_at(self, end_offset: int) -> None:
-        """Note where the log ends, after the lost batches were taken out."""
+        """Note where the log ends. The lost batches must be taken out first."""
         last = max((batch.place + batch.count - 1 for batch in self.acked), default=-1)
         self.last_acked_offset = self.clear_offset = min(last, end_offset - 1)
         if all(batch.identity != self.last_acked_id for batch in self.acked):
@@ -219,7 +224,7 @@ class AckedLog:
             self.forgotten_offset = mark.last_acked_offset + 1
 
     def read_released(self, base_offset: int, *, clear: bool) -> None:
-        """Take a mark that names a batch which has left the spool, so that its record count is unknown.
+        """Take a mark about a batch that has left the spool. The record count of this batch is unknown.
 
         Args:
             base_offset: Its offset.
@@ -247,7 +252,7 @@ class AckedLog:
         self.forgotten_offset = batch.base_offset
 
     def cut(self, last_offset: int) -> None:
-        """Drop batches after this last offset of the log that had left the spool: they are lost."""
+        """Drop batches that are after the log's last offset and have left the spool: they are lost."""
         self.released.cut(last_offset + 1)
         self.acked = deque(
             batch

@@ -1,4 +1,4 @@
-"""Outcomes of requests and questions: acknowledged, lost, refused, damaged; and the end of a pause.
+"""Handles the outcomes of requests and questions (acknowledged, lost, refused, damaged), and the ends of pauses.
 
 `verdicts` handles the judgement of batches in doubt, and `losses` the result of a survey.
 """
@@ -85,7 +85,7 @@ class Answers:
         self._suspicions.check_offset_order(partition, base_offset)
         self._suspicions.note_leader_epoch(partition, leader_epoch)
         if partition.flow is Flow.PROBING:
-            # acks=all answers only when the replicas have the batch, and so all before it.
+            # With acks=all, the broker answers only when the replicas have the batch, and so all batches before it.
             for earlier in list(partition.queue):
                 if earlier is batch:
                     break
@@ -161,7 +161,7 @@ class Answers:
             self._packer.touch(partition)
             return
         if batch.unanswered or partition.flow is Flow.PROBING:
-            # A broker may have appended it before it was damaged: the journal asks the cluster.
+            # A broker may have appended the batch before the damage: the journal asks the cluster.
             batch.on(BatchEvent.UNCERTAIN)
         else:
             self._refuse(batch, DAMAGED, message)
@@ -199,8 +199,8 @@ class Answers:
         final = verdict.action is AnswerAction.REJECT_BATCH and scope is Scope.NONE
         if batch.gathered and (final or scope is Scope.BATCH):
             partition.keep_apart()
-        # An answer is about its own request only. It proves nothing while the broker may still append an older request
-        # whose answer was lost, or while a probe runs because the leader has the batch.
+        # An answer is about its own request only. The answer proves nothing while the broker may still append an older
+        # request whose answer was lost, or while a probe runs because the leader has the batch.
         alone = now >= partition.doubt.dead_at and partition.flow is not Flow.PROBING
         if code in {47, 90}:
             partition.doubt.fence()
@@ -233,7 +233,7 @@ class Answers:
             batch.check_absence(wanted=True)
         elif alone and (
             (verdict.absent and not final and not lasting)
-            # No other request contained it, and the broker did not append this one.
+            # No other request contained this batch, and the broker did not append it from this one.
             or (code == 45 and not batch.unanswered and partition.queue.follows_failure(batch))
             or (code == 59 and not batch.unanswered)
         ):
@@ -300,7 +300,7 @@ class Answers:
 
         Args:
             destination: Destination number.
-            view: The leader's state of the batch's producer id; None if it has none, or cannot return it.
+            view: The leader's state of the batch's producer id; None if the leader has none, or cannot return it.
         """
         partition = self._partitions[destination]
         if not partition.progress.is_confirming:
@@ -327,6 +327,8 @@ class Answers:
         batch.blame(code, message)
 
     def _will_be_due(self, batch: Batch, bad_records: tuple[tuple[int, str], ...], now_ms: int) -> bool:
-        """Whether its timestamps are too new, not too old, and the broker will accept them within the timeout."""
+        """Whether the batch's timestamps are too new (not too old), and the broker will accept them
+        within the timeout.
+        """
         ahead_ms = batch.max_timestamp - latest_timestamp((text for _, text in bad_records), now_ms)
         return ahead_ms > 0 and self._refusals.waits_for(ahead_ms)

@@ -41,8 +41,8 @@ class BacklogRow:
         count: Records.
         size_bytes: Total size.
         identity: (producer id, epoch, base sequence), None while it has none.
-        sealed_at: When it was accepted, seconds, for the shell.
-        former_life: Recovery read it: an earlier incarnation wrote it.
+        sealed_at: Time at which the batch was accepted, seconds, for the shell.
+        former_life: Recovery read the batch: an earlier incarnation wrote it.
     """
 
     number: int
@@ -73,15 +73,15 @@ class _Packed:
     )
 
     def __init__(self) -> None:
-        # The block that is read, from `_at` on; those after it, squeezed; the one that grows.
+        # `_front` is the block being read, from `_at` on; `_blocks` are the compressed blocks after it; `_fresh` grows.
         self._front = b""
         self._at = 0
         self._blocks: deque[bytes] = deque()
         self._fresh = bytearray()
-        # Of each block: position of its first row, bytes of all batches in it.
+        # For each block: the position of its first row, and the bytes of all batches in it.
         self._sizes: deque[list[int]] = deque()
         self._void = False
-        # (producer id, epoch): few change it, and rows have the place in here, -1 for no id.
+        # (producer id, epoch) pairs: there are few, so a row stores an index into this list, or -1 for no id.
         self._ids: list[tuple[int, int]] = []
         self.count = 0
         self.records = 0
@@ -164,7 +164,7 @@ class _Packed:
 
 
 def _squeezed(rows: bytearray) -> bytes:
-    """Rows of a partition resemble each other: with the same bytes of all of them side by side little is left."""
+    """Compress rows. Rows resemble each other, so they are transposed first: equal bytes then stand side by side."""
     return zlib.compress(b"".join(rows[place :: _ROW.size] for place in range(_ROW.size)), _FASTEST)
 
 
@@ -227,7 +227,9 @@ class Backlog(Generic[B]):
 
     @property
     def packed_sizes(self) -> Iterable[tuple[int, int]]:
-        """(position of the first, bytes of all) of runs of packed batches, which together cover all of them."""
+        """(position of the first batch, bytes of all batches) for each run of packed batches. The runs cover all of
+        them.
+        """
         return () if self._packed is None else self._packed.sizes()
 
     @property
@@ -256,7 +258,7 @@ class Backlog(Generic[B]):
         return self._head[-1] if self._head else None
 
     def all(self) -> Iterable[B]:
-        """The head and the third part, without the packed batches between them."""
+        """The batches of the head and those after the packed ones, but not the packed batches."""
         return chain(self._head, self._fresh)
 
     def backwards(self) -> Iterator[B]:
@@ -353,7 +355,7 @@ class Ordered(dict[int, V]):
         if key not in self:
             heapq.heappush(self._heap, key)
         super().__setitem__(key, value)
-        # A signal handler may have interrupted this and waited until another thread removed all keys.
+        # A signal handler may have interrupted this method, and waited until another thread removed all keys.
         self.least = next(iter(self._heap), None)
 
     def pop(self, key: int, default: V | None = None) -> V | None:  # type: ignore[override]  # never raises

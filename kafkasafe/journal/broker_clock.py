@@ -8,7 +8,8 @@ __all__ = ["BrokerClock"]
 
 
 class BrokerClock:
-    """Brokers expire producer state by their own clock. If ours is late, our batches are older for them than for us.
+    """Brokers expire producer state by their own clock. If our clock is behind, our batches look older to brokers than
+    to us.
 
     Attributes:
         state_age_s: How long after a batch's own timestamp a broker surely keeps the producer state.
@@ -22,7 +23,9 @@ class BrokerClock:
         self._at_least_ms = 0
 
     def show(self, broker_ms: int, now_ms: int) -> bool:
-        """Note a broker's timestamp. Whether our clock is so late that brokers may drop our state at any moment."""
+        """Note a broker's timestamp. Returns whether our clock is so far behind that brokers may drop our state at any
+        moment.
+        """
         self._behind_ms = max(0, broker_ms - now_ms)
         self._at_least_ms = 0
         return self._behind_ms > self.state_age_s * 1000
@@ -36,7 +39,9 @@ class BrokerClock:
         return max(now_ms + self._behind_ms, self._at_least_ms)
 
     def age_s(self, batch: Batch, now_ms: int) -> float:
-        """The age of a batch for brokers, which use the timestamp of the last batch, not the time of its append."""
+        """The age of a batch as brokers see it: they count from the timestamp of the last batch, not
+        from its append.
+        """
         return max(0.0, (self.now_ms(now_ms) - batch.max_timestamp) / 1000)
 
     def is_old(self, batch: Batch, now_ms: int) -> bool:

@@ -1,4 +1,4 @@
-"""The time, comparable between two incarnations of a lane, and how long requests of the earlier one stay alive."""
+"""Times that two incarnations of a lane can compare, and how long requests of the earlier one stay alive."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Clock:
     """The current time, comparable with that of another incarnation.
 
     Attributes:
-        wall_ms: Ms since the epoch. It may be set, also back.
+        wall_ms: Ms since the epoch. The clock may be set, even backwards.
         boot_id: 16 bytes, of this run of the machine; zeros when unknown.
-        boot_ms: Ms since that began, without the time it slept.
+        boot_ms: Ms since this run of the machine began, without the time for which the machine slept.
     """
 
     wall_ms: int
@@ -32,8 +32,8 @@ def alive_s(quiet: m.Quiet | None, clock: Clock | None, request_timeout_s: float
     """Upper bound of the time for which brokers may still append requests of earlier incarnations.
 
     Args:
-        quiet: The mark of the last incarnation's end, None if it wrote none, or sent something after that.
-        clock: Now; None: the time since then is unknown.
+        quiet: The mark that the last incarnation wrote at its end; None if it wrote none, or sent something afterwards.
+        clock: The current time; None: the time since the mark is unknown.
         request_timeout_s: After this time, no broker can append a request without an answer any more.
     """
     if quiet is None or clock is None:

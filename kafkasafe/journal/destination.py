@@ -28,8 +28,9 @@ class Destination:
     progress: Progress = field(default_factory=Progress)
     queue: PartitionQueue = field(default_factory=PartitionQueue)
     log: AckedLog = field(default_factory=AckedLog)
-    """For an unassigned topic, this has only the topic's id, and the marks of batches that the user took as
-    delivered."""
+    """For an unassigned topic, `log` has only the topic's id, and the marks of batches that the user
+    took as delivered.
+    """
     refusal: RefusalTimer = field(default_factory=RefusalTimer)
     rejection: Rejection = field(default_factory=Rejection)
     unsure_before: int = -1

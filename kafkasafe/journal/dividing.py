@@ -1,4 +1,4 @@
-"""Divides one batch into several, which take its place: all of them or none, in a separate group.
+"""Divides one batch into several that take its place. They are written in a separate group, all of them or none.
 
 `machine`, `rejecting` and `members` decide when a batch has to be divided.
 """
@@ -50,7 +50,8 @@ class Divider:
 
         Args:
             batch: The divided batch.
-            children: (destination, count, size_bytes, max_timestamp, doomed) of each, in order, ≥ 1.
+            children: (destination, count, size_bytes, max_timestamp, doomed) of each child, in order; at least one
+                child.
 
         Returns:
             The children as batches, in order.
@@ -77,7 +78,7 @@ class Divider:
                     child.come_from(batch.written_at)
                 if batch.unit is not None:
                     if destination == batch.destination:
-                        # As above: the batch is too large, and its parts take its place.
+                        # As for a refused batch: the batch is too large, and its parts take its place.
                         child.join(batch.unit)
                         child.stand_for(batch)
                         partition.queue.insert(place + index, child)
@@ -95,7 +96,7 @@ class Divider:
             persist.keep_whole()
             persist.marks.append(m.Replaced(batch.position, first, len(made)))
             if batch.unit is not None:
-                # The spool may delete the segment with the first UNIT mark before these batches.
+                # The spool may delete the segment with the unit's first UNIT mark while it still has these batches.
                 persist.marks.extend(unit_marks(batch.unit, first, len(made)))
         batch.on(BatchEvent.DIVIDED)
         partition.queue.remove(batch)

@@ -20,8 +20,8 @@ class Doubt:
         dead_at: From then on (seconds), no broker can append a request of ours whose answer was lost.
         asked_at: When the pending question was asked (seconds); the answer reflects the log at that time or later.
         asked_from: The pending question is answered by reading the log from this offset on.
-        rescan_from: If the log was seen to end before an acknowledged batch: a batch in doubt may be anywhere from this
-            offset on. -1: it was not.
+        rescan_from: Set when the log was seen to end before an acknowledged batch: a batch in doubt may be at this
+            offset or later. Otherwise -1.
     """
 
     fenced: bool = False
@@ -59,11 +59,11 @@ class Doubt:
         return self.rescan_from if 0 <= self.rescan_from < offset else offset
 
     def may_arrive_until(self, dead_at: float) -> None:
-        """Note a request without an answer: the broker may append it until then."""
+        """Note a request without an answer: the broker may append it until `dead_at`."""
         self.dead_at = dead_at
 
     def sleep(self, seconds: float, before: float) -> None:
-        """Extend `dead_at` by the time for which the machine slept, if requests were alive before that."""
+        """Extend `dead_at` by the time for which the machine slept, if requests were still alive at `before`."""
         if self.dead_at > before:
             self.dead_at += seconds
 
@@ -72,7 +72,7 @@ class Doubt:
         self.fenced = True
 
     def unfence(self) -> None:
-        """Reset `fenced`: the batches that were in doubt then are judged."""
+        """Reset `fenced`: the batches that were in doubt have a verdict now."""
         self.fenced = False
 
     def refuse_sequence(self) -> None:
@@ -89,7 +89,9 @@ class Doubt:
             self.rescan_from = from_offset
 
     def read_again(self, from_offset: int) -> None:
-        """Note that the log ends before an acknowledged batch. It is read again from this offset, or a lower one."""
+        """Note that the log ends before an acknowledged batch. The log is read again from this offset,
+        or a lower one.
+        """
         self.rescan_from = from_offset if self.rescan_from < 0 else min(self.rescan_from, from_offset)
 
     def forget_cut(self) -> None:

@@ -68,7 +68,7 @@ class Durability:
                 batch.on(BatchEvent.DURABLE)
             self._packer.touch(self._all[batch.destination])
             if batch.state is BatchState.ACKED and batch.unit is None:
-                # The broker acknowledged it while the disk was writing it.
+                # The broker acknowledged the batch while the disk was writing it.
                 self.finish(self._all[batch.destination], batch)
         for group in persist.units:
             self._units.written(
@@ -90,8 +90,8 @@ class Durability:
             case Begun(destination):
                 partition = self._partitions[destination]
                 if not partition.log.begun() or partition.flow is not Flow.ASKING_BASELINE:
-                    # The baseline of the present log is asked for, or on its way; or it was asked for twice, as before
-                    # and after a move to another cluster, and the other question has an outcome already.
+                    # Either the baseline of the present log is not known or not durable yet, or the journal asked for
+                    # it twice (as before and after a move to another cluster) and has already used the other answer.
                     return
                 partition.progress.recover()
                 if partition.loss.suspicion is None:
@@ -101,7 +101,7 @@ class Durability:
                 self._packer.touch(partition)
             case Identified(destination, batches):
                 for batch, identity in batches:
-                    # Unless the journal took the id back meanwhile.
+                    # Skip ids that the journal took back meanwhile.
                     if batch.state is BatchState.SEALED and batch.identity is identity:
                         batch.on(BatchEvent.ID_DURABLE)
                 self._packer.touch(self._partitions[destination])
@@ -122,10 +122,10 @@ class Durability:
                 self._out.ready.sends.extend(self._quiescence.taken_back())
 
     def finish(self, partition: Destination, batch: Batch) -> None:
-        """Commit an acknowledged batch. It is finished when its commit mark is durable."""
+        """Commit an acknowledged batch. The batch is finished when its commit mark is durable."""
         partition.log.pass_id(batch.identity)
         if batch.writing:
-            return  # `persisted` continues: the mark needs its position
+            return  # `persisted` continues: the mark needs the batch's position
         if batch.position < 0:
             self._leave(batch)
             return

@@ -17,7 +17,7 @@ class Flow(enum.Enum):
     NEW = "new"
     """The lane never sent to the partition: the journal asks for the end offset first."""
     ASKING_BASELINE = "asking for the baseline"
-    """For `baseline()`, and until the end offset is durable."""
+    """The journal waits for `baseline()`, and then until the end offset is durable."""
     FLOWING = "flowing"
     PROBING = "probing"
     """The journal sends the newest batch that the leader has once more, to learn that replicas have it."""
@@ -26,21 +26,21 @@ class Flow(enum.Enum):
     DECIDING = "deciding"
     """As SETTLING, without a pause: the journal decides as soon as no request is in flight."""
     WAITING = "waiting"
-    """For `retry()`."""
+    """The partition pauses until `retry()`."""
     CONFIRMING = "confirming"
-    """For `confirmed()`: the journal compares a refusal with the broker's producer state, and settles then."""
+    """The journal waits for `confirmed()`, to compare a refusal with the broker's producer state. Then it settles."""
     RECONFIRMING = "confirming again"
-    """As CONFIRMING, without a pause afterwards: there was one before, or the refused batch was divided."""
+    """As CONFIRMING, but no pause follows: the partition paused before, or the refused batch was divided."""
     ASKING = "asking"
-    """For `judged()`: batches are in doubt."""
+    """Batches are in doubt: the journal waits for `judged()`."""
     SURVEYING = "surveying"
-    """For `surveyed()`: the log may have lost acknowledged batches."""
+    """The log may have lost acknowledged batches: the journal waits for `surveyed()`."""
     UNDECIDABLE = "undecidable"
     """Blocked by an undecidable batch, until `decide()`."""
     REJECTING = "rejecting"
-    """For `set_aside()`: rejected batches must first be durable in `rejected/`."""
+    """The journal waits for `set_aside()`: rejected batches must first be durable in `rejected/`."""
 
-    __hash__ = object.__hash__  # Enum's is Python, and runs at each event
+    __hash__ = object.__hash__  # Enum's own method is Python code, which would run at each event
 
 
 class FlowEvent(enum.Enum):
@@ -57,7 +57,9 @@ class FlowEvent(enum.Enum):
     BASELINE_DURABLE = "baseline durable"
     """The log's end offset before the first batch is durable."""
     BASELINE_DURABLE_SUSPECTED = "baseline durable but suspected"
-    """The same, and the log may have lost acknowledged batches: those of units, which do not wait for it."""
+    """As BASELINE_DURABLE, but the log may have lost batches of units: units are sent without waiting
+    for the baseline.
+    """
     FAILED = "failed"
     """A request ended without an acknowledgement."""
     PROBED = "probed"
@@ -65,9 +67,11 @@ class FlowEvent(enum.Enum):
     SUSPECTED = "suspected"
     """The log may have lost acknowledged batches."""
     OLD_HEAD = "old head"
-    """The next batch is old, so its append may make the leader drop our producer state: it is searched for first."""
+    """The next batch is old, so the leader may drop our producer state after its append: the journal searches for it
+    first.
+    """
     LATE_REQUEST = "late request"
-    """A broker may still append a request whose answer was lost: the journal waits until none can."""
+    """A broker may still append a request whose answer was lost: the journal waits until that is impossible."""
     PAUSE_DUE = "pause due"
     """Every request in flight has an outcome, one of them failed, and no pause followed yet."""
     PAUSE_OVER = "pause over"
@@ -109,15 +113,17 @@ class FlowEvent(enum.Enum):
     DAMAGED = "damaged"
     """The bytes of a batch that is not in flight are damaged on disk: it can only be rejected."""
     KEPT = "kept"
-    """Copies of all rejected batches are durable in `rejected/`. Of an unassigned topic: or are tried again later."""
+    """Copies of all rejected batches are durable in `rejected/`. For an unassigned topic, the rest may
+    be copied later.
+    """
     NOT_KEPT = "not kept"
     """A copy could not be written."""
     NOTHING_TO_KEEP = "nothing to keep"
-    """The topic was created before the next portion."""
+    """The topic was created before the next portion was copied."""
     DIVIDED = "divided"
     """A batch was divided."""
     FORGOTTEN = "forgotten"
-    """From here on, the log is that of another cluster or another topic."""
+    """From here on, the log belongs to another cluster or another topic."""
 
     __hash__ = object.__hash__
 
@@ -256,4 +262,4 @@ UNASSIGNED_FLOW: Final[dict[Flow, dict[FlowEvent, Flow]]] = {
         FlowEvent.NOTHING_TO_KEEP: Flow.NEW,
     },
 }
-"""The same of a topic whose partitions are not known yet. It is NEW while its batches wait."""
+"""The same table for a topic whose partitions are not known yet. Such a topic is NEW while its batches wait."""

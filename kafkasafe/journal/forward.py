@@ -57,14 +57,14 @@ class CopyForward:
         self._revivals = revivals
 
     def to_move(self, before_position: int, most_bytes: int) -> list[Batch]:
-        """Unfinished batches at the front of the spool, to be copied: at least one, unless one cannot be copied now.
+        """Unfinished batches at the front of the spool to copy now, up to the first batch that cannot be copied now.
 
         Args:
             before_position: Only batches before this position.
-            most_bytes: Upper bound of their size; a single batch may exceed it.
+            most_bytes: Upper bound of the batches' size; a single batch may exceed it.
         """
         if self._out.is_writing:
-            return []  # the marks about to be written may name their positions
+            return []  # marks that are about to be written may name the batches' positions
         found: dict[int, Batch] = {}
         size = 0
         # Unpack the packed batches there, a limited number at a time.

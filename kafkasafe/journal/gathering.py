@@ -22,7 +22,7 @@ from kafkasafe.journal.states import Batch, BatchState, Fate, id_fields
 __all__ = ["GATHER_LEAST", "Gatherer"]
 
 GATHER_LEAST: Final = 8
-"""The least number of batches that wait after those in flight for which a merge is worth a group in the spool."""
+"""A merge is worth a group in the spool if at least this many batches wait after those in flight."""
 _GATHER_MOST: Final = 256
 _GATHERED_SHARE: Final = 8
 """A batch larger than this fraction (1/8) of the merged size limit is not merged."""
@@ -55,14 +55,14 @@ class Gatherer:
     def gathered(self, batches: Sequence[Batch], size_bytes: int) -> Batch:
         """Merge waiting batches (see `Ready.gathers`) into one, with their records, sequences and place.
 
-        None of them was ever sent, and none will be: the journal sends the new one once its group is durable.
+        The journal never sent any of them, and never will: it sends the merged batch once its group is durable.
 
         Args:
             batches: The batches, in order.
-            size_bytes: Size of the new one.
+            size_bytes: Size of the merged batch.
 
         Returns:
-            The new one.
+            The merged batch.
         """
         first = batches[0]
         if first.identity is None:
@@ -73,7 +73,8 @@ class Gatherer:
         made = self._sealer.make(
             first.destination, count, size_bytes, max(batch.max_timestamp for batch in batches)
         )
-        # As with the parts of a refused batch, recovery derives its place from the first batch's position.
+        # As with the parts of a refused batch, recovery derives the place of the merged batch from the first batch's
+        # position.
         made.gather(first, BatchId(*id_fields(first.identity), count))
         partition.queue.insert(partition.queue.index(first), made)
         place = len(persist.batches)
@@ -115,7 +116,9 @@ class Gatherer:
             self._out.ready.gathers[partition.number] = run
 
     def _may_gather(self, partition: Partition, batch: Batch, now_ms: int) -> bool:
-        """It waits on disk under its id, was never sent, and is nothing but a batch."""
+        """Whether the batch waits on disk with an id, was never sent, and is not linked to a unit or to
+        other batches.
+        """
         return (
             batch.state is BatchState.PREPARED
             and batch.durable
@@ -135,7 +138,7 @@ class Gatherer:
 
 
 def _goes_on(batch: Batch, following: Batch) -> bool:
-    """Whether the sequences of the one go on where those of the other end."""
+    """Whether the sequences of `following` begin where those of `batch` end."""
     a, b = batch.identity, following.identity
     return (
         a is not None

@@ -31,7 +31,7 @@ class Ended:
     Attributes:
         batch: The batch.
         fate: How it ended.
-        kept: It stays in the spool: the parts of a refused batch take its place in the order.
+        kept: The batch stays in the spool: it was refused, and its parts take its place in the order.
     """
 
     batch: Batch
@@ -65,7 +65,7 @@ class Identified:
 
 @dataclass(frozen=True, slots=True)
 class UnitStaged:
-    """All units of a transaction are appended, and that is durable."""
+    """The mark that all units of a transaction are appended is durable."""
 
     transaction: u.Transaction
 
@@ -80,7 +80,7 @@ class UnitEnded:
 
 @dataclass(frozen=True, slots=True)
 class SilenceBroken:
-    """The spool no longer records that the owner sends nothing."""
+    """The spool no longer contains a valid mark that this lane's owner has stopped sending."""
 
 
 Consequence = Ended | Begun | Identified | SilenceBroken | UnitStaged | UnitEnded
@@ -92,7 +92,7 @@ def unit_marks(unit: u.Unit, first: int, batches: int) -> list[m.Mark]:
     Args:
         unit: The unit.
         first: Index of the first of these batches in the group's manifest.
-        batches: How many there are.
+        batches: How many of these batches there are.
     """
     marks: list[m.Mark] = [m.Unit(unit.unit_id, first, batches, unit.transactional_id, unit.offsets)]
     if unit.recorded:
@@ -144,7 +144,7 @@ class Persist:
         runs: list[tuple[UnitGroup | None, list[Batch]]] = []
         batches, at = self.batches, 0
         for group in self.units:
-            # A division is written unchanged, before all later batches.
+            # A divided batch's parts are written as they are, before all later batches.
             begin = at
             while at < len(batches) and (self.atomic or batches[at].handle < group.handle):
                 at += 1
@@ -169,13 +169,13 @@ class Persist:
         places: dict[int, int] = {}
         for index, mark in enumerate(self.marks):
             if isinstance(mark, m.Replaced):
-                # A merged batch is named by several marks.
+                # Several marks name the same merged batch.
                 place = places.setdefault(mark.first_child, len(parts))
                 if place == len(parts):
                     parts += self.batches[mark.first_child : mark.first_child + mark.children]
                 self.marks[index] = m.Replaced(mark.position, place, mark.children)
             elif isinstance(mark, m.Unit):
-                # It follows the REPLACED mark of the same batches.
+                # This mark follows the REPLACED mark of the same batches.
                 self.marks[index] = replace(mark, first=len(parts) - mark.batches)
         apart = {batch.handle for batch in parts}
         rest.batches.extend(batch for batch in self.batches if batch.handle not in apart)
@@ -184,7 +184,7 @@ class Persist:
         self.batches[:] = parts
 
     def keep_rest(self, rest: Sequence[Persist]) -> None:
-        """Keep only these parts of it: the others are durable."""
+        """Keep only these parts of the group: the others are durable."""
         self.marks = [mark for part in rest for mark in part.marks]
         self.after = [each for part in rest for each in part.after]
         self.batches = [batch for part in rest for batch in part.batches]

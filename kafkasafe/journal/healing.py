@@ -16,12 +16,13 @@ class Healing:
     """Batches that are sent again after a loss, until the last of them is finished.
 
     Attributes:
-        keep_from: Spool position of the first of them. The spool releases nothing from there on before the last one is
-            finished: the cluster may lose healed batches again, and the next incarnation has to know all of them.
+        keep_from: Spool position of the first of them. The spool keeps everything from this position on until the last
+            of these batches is finished: the cluster may lose healed batches again, and the next incarnation has to
+            know all of them.
         left: How many are not finished.
         records: How many records are in the log again.
-        first_offset: Where the first of them is, -1 when not known.
-        last_offset: Where the last of them is (inclusive), -1 when not known.
+        first_offset: Offset of the first of these records in the log, -1 when not known.
+        last_offset: Offset of the last of these records in the log (inclusive), -1 when not known.
     """
 
     keep_from: int
@@ -86,7 +87,7 @@ class Revivals:
         self._healing.setdefault(destination, Healing(keep_from)).add(len(batches), keep_from)
 
     def divide(self, parent: Batch, parts: Sequence[Batch]) -> None:
-        """Note that a batch was divided. If it was to be sent again, its parts are sent again instead."""
+        """Note that a batch was divided. If the batch was to be sent again, its parts are sent again instead."""
         healing = self._healing.get(parent.destination)
         if parent.revived and healing is not None:
             healing.divide(len(parts))
@@ -94,7 +95,9 @@ class Revivals:
                 part.revive_part()
 
     def finish(self, batch: Batch) -> Healed | None:
-        """Note that a batch is finished. Returns the notice if it was the last one to be sent again after a loss."""
+        """Note that a batch is finished. Returns the notice if this was the last batch to be sent again
+        after a loss.
+        """
         healing = self._healing.get(batch.destination)
         if not batch.revived or healing is None:
             return None

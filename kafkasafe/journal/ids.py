@@ -93,7 +93,7 @@ class Identities:
     def reidentify(self, partition: Partition) -> None:
         """Take back the ids of all waiting batches: each batch is proven absent, or was never sent.
 
-        The next ids begin at sequence 0 of the next epoch, which fences this epoch (47) at the broker.
+        The next ids begin at sequence 0 of the next epoch. With that epoch, the broker fences this one (error 47).
         """
         partition.ids.renew(self._ids)
         kept = []

@@ -21,7 +21,7 @@ __all__ = ["Journal"]
 
 
 class Journal:
-    """See the package. The docstring of the object that gets an argument says what the argument means."""
+    """See `kafkasafe.journal`. Each method passes its arguments to an object, whose docstring explains them."""
 
     def __init__(self, settings: Settings | None = None) -> None:
         self._parts = parts = JournalParts(Settings() if settings is None else settings)
@@ -42,7 +42,9 @@ class Journal:
         return self._parts.rounds.take(now, now_ms)
 
     def broker_clock(self, broker_ms: int, now_ms: int) -> bool:
-        """Note a broker's timestamp, in ms. Whether our clock is so late that the journal sends each batch alone."""
+        """Note a broker's timestamp, in ms. Returns whether our clock is so far behind that the journal sends each
+        batch alone.
+        """
         return self._parts.clock.show(broker_ms, now_ms)
 
     def clock_at_least(self, at_least_ms: int) -> None:
@@ -56,15 +58,17 @@ class Journal:
         return self._parts.topics.destination(topic, partition)
 
     def learn_topic(self, name: str, topic_id: bytes, partition_count: int) -> bool:
-        """Remember a topic; batches that wait for its partitions are divided. True when it is news."""
+        """Remember a topic, and divide batches that wait for its partitions. Returns whether anything was new."""
         return self._parts.topics.learn_topic(name, topic_id, partition_count)
 
     def bind(self, cluster_id: str, *, assumed: str | None) -> bool:
-        """Note the cluster that answers. Forgets a former cluster's offsets and ids, if no batch waits for it."""
+        """Note the cluster that answers. Forgets a former cluster's offsets and ids, unless batches wait for that
+        cluster.
+        """
         return self._parts.topics.bind(cluster_id, assumed=assumed)
 
     def forget(self, topic: str) -> bool:
-        """Forget the offsets of a deleted topic for which no batch waits. True if there were any."""
+        """Forget the offsets of a deleted topic, unless batches wait for it. Returns whether any were forgotten."""
         return self._parts.topics.forget(topic)
 
     def granted(self, producer_id: int, producer_epoch: int) -> None:
@@ -122,7 +126,7 @@ class Journal:
         self._parts.losses.released(before_position)
 
     def to_move(self, before_position: int, most_bytes: int) -> list[Batch]:
-        """Unfinished batches at the front of the spool, to be copied: at least one, unless one cannot be copied now."""
+        """Unfinished batches at the front of the spool to copy now, up to the first batch that cannot be copied now."""
         return self._parts.forward.to_move(before_position, most_bytes)
 
     def to_rescue(self, first_position: int, end_position: int) -> list[Batch] | None:
@@ -254,7 +258,7 @@ class Journal:
         return self._parts.rejecter.set_aside(aside, kept, reason)
 
     def disown(self, mark: m.Resent) -> None:
-        """Void a file of `rejected/` that could not be deleted: this lane has its batches, or their records."""
+        """Void a file in `rejected/` that could not be deleted: this lane's log has its batches, or their records."""
         self._parts.rejecter.disown(mark)
 
     def retired(self, mark: m.Resent) -> None:
@@ -278,7 +282,7 @@ class Journal:
         self._parts.suspicions.checked(check)
 
     def check_failed(self, check: EpochCheck, *, code: int) -> None:
-        """Note that a check had no answer; it is repeated."""
+        """Note that a check had no answer. The journal repeats the check."""
         self._parts.suspicions.check_failed(check, code=code)
 
     def recreated(self, destination: int, evidence: str) -> None:
@@ -314,15 +318,19 @@ class Journal:
     # -- other lanes and incarnations ----------------------------------------------------------------------------------
 
     def begin_after(self, position: int, debts: Sequence[m.Debt]) -> None:
-        """Deliver batches that are written from this position on only after these debts."""
+        """Hold back batches that are written from this position on, until these debts (batches of other lanes) are
+        delivered.
+        """
         self._parts.incarnations.begin_after(position, debts)
 
     def hold_back(self, held: Mapping[Address | None, int]) -> None:
-        """Send nothing of these addresses that was written at these positions or later: see `order.holds`."""
+        """For each of these addresses, hold back batches that were written at its position or later:
+        see `order.holds`.
+        """
         self._parts.incarnations.hold_back(held)
 
     def halt(self, *, halted: bool) -> None:
-        """Send nothing at all: another producer takes the lane over as soon as nothing is in flight."""
+        """Stop sending, or resume: another producer takes over a halted lane as soon as nothing is in flight."""
         self._parts.incarnations.halt(halted=halted)
 
     def slept(self, seconds: float, now: float) -> None:
@@ -330,7 +338,7 @@ class Journal:
         self._parts.incarnations.slept(seconds, now)
 
     def quiet(self, now: float, clock: Clock) -> m.Quiet | None:
-        """The mark for the last group of an owner that sends nothing more: when all its requests are dead."""
+        """The mark with which a producer that has stopped sending announces when all its requests are dead."""
         return self._parts.incarnations.quiet(now, clock, unfinished=self.views.unfinished)
 
     def paid(self, debt: m.Debt) -> None:
@@ -342,5 +350,7 @@ class Journal:
         return self._parts.snapshots.all()
 
     def tell_newest(self, before_position: int) -> list[m.Mark]:
-        """Marks that must be durable before the spool deletes up to this position: the newest acknowledged batches."""
+        """The marks of the newest acknowledged batches, which must be durable before the spool deletes up to this
+        position.
+        """
         return self._parts.snapshots.newest(before_position)

@@ -21,7 +21,9 @@ __all__ = ["Incarnations"]
 
 
 class Incarnations:
-    """Holds batches back for those of other lanes, and announces when all requests of this lane are dead."""
+    """Holds batches back until those of other lanes are delivered, and announces when all requests of this lane are
+    dead.
+    """
 
     def __init__(
         self,
@@ -44,19 +46,23 @@ class Incarnations:
         self._request_timeout_s = request_timeout_s
 
     def begin_after(self, position: int, debts: Sequence[m.Debt]) -> None:
-        """Deliver batches that are written from this position on only after these debts.
+        """Hold back batches that are written from this position on, until these debts (batches of other lanes) are
+        delivered.
 
-        An incarnation begins with this call. The caller repeats it when another producer of the directory is dropped.
+        An incarnation begins with this call. The caller repeats the call when another producer of the directory is
+        dropped.
         """
         self._out.ready.persist.marks.append(self._precedence.begin_after(position, debts))
 
     def hold_back(self, held: Mapping[Address | None, int]) -> None:
-        """Send nothing of these addresses that was written at these positions or later: see `order.holds`."""
+        """For each of these addresses, hold back batches that were written at its position or later:
+        see `order.holds`.
+        """
         if self._precedence.hold_back(held):
             self._touch_waiting()
 
     def halt(self, *, halted: bool) -> None:
-        """Send nothing at all: another producer takes the lane over as soon as nothing is in flight."""
+        """Stop sending, or resume: another producer takes over a halted lane as soon as nothing is in flight."""
         if self._precedence.halt(halted=halted):
             self._touch_waiting()
 
@@ -68,7 +74,7 @@ class Incarnations:
     def slept(self, seconds: float, now: float) -> None:
         """Note for how long the machine slept; `now` includes that time.
 
-        Producer state at the brokers aged meanwhile. The sockets slept as well, and send their buffers only now.
+        Meanwhile, our producer state aged at the brokers. The sockets slept as well, and send their buffers only now.
         """
         before = now - seconds
         self._quiescence.sleep(seconds, before)
@@ -76,10 +82,10 @@ class Incarnations:
             partition.doubt.sleep(seconds, before)
 
     def quiet(self, now: float, clock: Clock, *, unfinished: int) -> m.Quiet | None:
-        """The mark for the last group of an owner that has stopped sending: when all its requests are dead.
+        """The mark with which a producer that has stopped sending announces when all its requests are dead.
 
-        None if no batch is unfinished or suspected to be lost, so that the next incarnation asks nothing, or if the log
-        already has the mark.
+        None if the log already has the mark. Also None if no batch is unfinished or suspected to be lost: then the next
+        incarnation has nothing to ask.
         """
         if self._quiescence.is_announced or not (unfinished or self._index.suspected):
             return None

@@ -21,9 +21,9 @@ class Suspicion:
     Attributes:
         cause: The sign that raised it.
         evidence: Human-readable.
-        last_acked_offset: The last acknowledged offset before that (inclusive).
-        from_offset: If the log lost records, then at least those from this offset on; -1 when unknown.
-        leader_epoch: Epoch of the leader that acknowledged them, -1 when unknown.
+        last_acked_offset: The last offset that was acknowledged before the suspicion (inclusive).
+        from_offset: If the log lost records, it lost at least those from this offset on; -1 when unknown.
+        leader_epoch: Leader epoch of the last acknowledgement before the suspicion, -1 when unknown.
         overlaps: A batch was acknowledged, or found, at or before the offset of an earlier acknowledged batch.
     """
 
@@ -43,8 +43,9 @@ class LossCase:
         suspicion: The first suspicion; later ones extend it. None: the log is not suspected.
         asked: The check in progress. Checks are made one at a time, one per change of leader.
         due: The checks after it, in this order. A survey makes all of them unnecessary.
-        explained: A gap is expected: batches were damaged, rejected, skipped or lost. A hole is not reported then.
-        hole: Reported if the log turns out to have every acknowledged batch.
+        explained: A gap in the log is expected: batches were damaged, rejected, skipped or lost. Then the journal
+            reports no hole.
+        hole: The hole to report if the log turns out to have every acknowledged batch.
     """
 
     suspicion: Suspicion | None = None
@@ -69,7 +70,7 @@ class LossCase:
         self.suspicion = replace(known, overlaps=known.overlaps or overlaps)
 
     def find(self, base_offset: int, last_acked_offset: int) -> None:
-        """Note where a batch was found, possibly at or before the offset of an earlier acknowledged batch."""
+        """Note where a batch was found. The batch may overlap the offsets of batches that were acknowledged earlier."""
         if self.suspicion is not None and base_offset <= last_acked_offset:
             self.suspicion = replace(self.suspicion, overlaps=True)
 
@@ -106,7 +107,7 @@ class LossCase:
         self.asked = None
 
     def keep_newest_check(self) -> None:
-        """Keep only the newest check: earlier incarnations had answers to the ones before."""
+        """Keep only the newest check: earlier incarnations got answers to the older ones."""
         del self.due[:-1]
 
     # -- known gaps ----------------------------------------------------------------------------------------------------
@@ -121,6 +122,6 @@ class LossCase:
         self.hole = hole
 
     def take_hole(self) -> Hole | None:
-        """Take the hole, to report it: the log has lost nothing."""
+        """Take the hole, to report it: the survey found that the log has lost nothing."""
         hole, self.hole = self.hole, None
         return hole

@@ -88,7 +88,7 @@ class Losses:
 
     def start_survey(self, partition: Partition, now: float) -> None:
         if any(batch.state is BatchState.ACKED for batch in partition.queue):
-            return  # the survey begins once its mark is durable
+            return  # the survey begins once the acknowledged batch's mark is durable
         suspicion = partition.loss.suspicion
         evidence = "" if suspicion is None else suspicion.evidence
         if not self._units.vacate(partition.number, f"what was acknowledged before may be gone: {evidence}"):
@@ -188,8 +188,8 @@ class Losses:
             if hole is not None:
                 self._out.ready.notices.append(hole)
             log.confirm_until(end_offset)
-            # Written even if no batch moved: otherwise the next incarnation would find the same cause for a suspicion
-            # in the marks, and possibly no batch in the spool that refutes it.
+            # This mark is written even if no batch moved. Otherwise the next incarnation would find the same sign of a
+            # loss in the marks, and the spool may no longer have the batch that refutes it.
             self._out.ready.persist.marks.append(m.Revived(destination, end_offset, (), (), moved))
             self._out.ready.persist.marks.extend(self._snapshots.states(partition))
             return
@@ -200,7 +200,9 @@ class Losses:
         self._report(partition, extent, lost, moved, cause, end_offset, heal=heal, recreated=recreated)
 
     def _waits_for_late(self, partition: Partition, lost: Sequence[Batch]) -> bool:
-        """Pause while a broker may still append a request with a lost batch that is older than the acknowledged one."""
+        """Pause while a broker may still append an old request with a lost batch, sent before the one that it
+        acknowledged.
+        """
         late = max((self._quiet_at(partition, batch) for batch in lost), default=0.0)
         pause_s = late - partition.doubt.asked_at
         if pause_s <= 0:
@@ -345,7 +347,7 @@ class _Extent:
     def from_epoch_end(
         self, epoch_end_offset: int, baseline_offset: int, forgotten_offset: int, *, recreated: bool
     ) -> _Extent:
-        """The extent if the log lost all records after the end of that leader epoch, remembered or not."""
+        """The extent if the log lost all records from `epoch_end_offset` on, whether they are remembered or not."""
         until = min(self.first, forgotten_offset)
         begin = max(epoch_end_offset, baseline_offset)
         if recreated and until > max(0, baseline_offset):
@@ -359,7 +361,9 @@ class _Extent:
 def _is_remembered(
     suspicion: Suspicion, loss: Loss, acked: Sequence[Batch], forgotten_offset: int, *, recreated: bool
 ) -> bool:
-    """Whether the batch that ends at the last acknowledged offset is remembered, or known to be in the log."""
+    """Whether the journal remembers the batch that ends at the last acknowledged offset, or knows that
+    the log has it.
+    """
     last = suspicion.last_acked_offset
     is_end = any(batch.place + batch.count - 1 == last for batch in acked)
     # Another batch that ends at this offset may have replaced a batch that is not remembered.
@@ -367,7 +371,7 @@ def _is_remembered(
         return True
     if suspicion.leader_epoch < 0 or recreated or suspicion.overlaps:
         return False
-    # All records there are ours, or all our batches that are not remembered are at their offsets.
+    # Either all records up to there are ours, or the log has each batch that we do not remember at its offset.
     return last < loss.ours_until or (loss.released_there and is_end)
 
 

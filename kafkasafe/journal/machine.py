@@ -223,7 +223,7 @@ class Machine:
                 and batch.identity is not None
                 and id_fields(batch.identity)[:2] in asked
             ):
-                # The broker may have appended a late request meanwhile, or one with a later batch.
+                # The broker may have appended a late request meanwhile, or a request with a later batch.
                 batch.on(BatchEvent.MAY_BE_THERE)
         doubt = partition.queue.doubt
         partition.progress.on(FlowEvent.IN_DOUBT)
@@ -265,8 +265,8 @@ class Machine:
                 break
             old = self._clock.is_old(batch, now_ms)
             if old and (in_flight or now < partition.doubt.dead_at or batch.unanswered):
-                # After this append, the leader may drop our producer state, and would then append requests that are
-                # still in transit: those that were lost, and those that may get lost together with this one.
+                # After this append, the leader may drop our producer state. Then it would append any request still in
+                # transit, even one whose answer we stopped waiting for.
                 if not in_flight:
                     self._hold(partition, batch, now)
                 break

@@ -88,7 +88,9 @@ class UnitBatches:
         ]
 
     def _places(self, unit: u.Unit) -> list[m.Mark]:
-        """The marks after ENDED with the offsets of its batches, in case those and STAGED have left the spool."""
+        """The marks after ENDED with the offsets of the unit's batches. Those batches and STAGED may have left the
+        spool.
+        """
         entries: dict[int, list[tuple[int, int]]] = {}
         for batch in batches_of(unit):
             if batch.base_offset >= 0:
@@ -99,7 +101,9 @@ class UnitBatches:
         ]
 
     def _divide_members(self, unit: u.Unit, refused: u.Member) -> None:
-        """Divide the batch that the cluster found too large, and those of its topic that are about as large."""
+        """Divide the batch that the cluster found too large, and the unit's batches for that topic that are about as
+        large.
+        """
         members = {batch.handle: batch for batch in batches_of(unit)}
         topic = self._all[refused.destination].topic
         too_large = members[refused.handle].size_bytes
@@ -113,7 +117,9 @@ class UnitBatches:
                 self._out.ready.divides.append(Divide(batch, refused=True))
 
     def place(self, partition: Partition, unit: u.Unit, batch: Batch) -> None:
-        """Note that a unit's batch is committed. As for other batches, a survey may find later that it is lost."""
+        """Note that a unit's batch is committed. As with other batches, a survey may later find that the log has lost
+        it.
+        """
         base_offset = unit.places.get(batch.handle, -1)
         batch.locate(base_offset)
         grant = unit.grant
@@ -122,7 +128,8 @@ class UnitBatches:
             batch.identify(BatchId(grant.producer_id, grant.epoch, sequence, batch.count))
         partition.log.begin_before(base_offset)
         self._suspicions.check_offset_order(partition, base_offset)
-        # Unknown if an earlier incarnation staged it: the epoch of the last acknowledgement would be wrong.
+        # The epoch is unknown if an earlier incarnation staged the unit. The epoch of the last acknowledgement would be
+        # wrong here.
         self._suspicions.note_leader_epoch(partition, unit.epochs.get(batch.handle, -1))
         partition.log.acknowledge(base_offset, batch.count)
         topic = self._destinations.topics.get(partition.topic)

@@ -57,7 +57,7 @@ class Wait:
 
     Attributes:
         destination: Destination number.
-        attempt: How many failures in a row, ≥ 1.
+        attempt: How many failures there were in a row, at least 1.
         refresh_metadata: The leader may have moved.
         at_least_s: Shortest pause in seconds.
         reason: Human-readable text.
@@ -87,7 +87,9 @@ class Divide:
 
     @property
     def is_due(self) -> bool:
-        """Whether the batch still has to be divided. Meanwhile it may be sent again, or rejected as a whole."""
+        """Whether the batch still has to be divided. Since the request to divide it, the batch may have been sent
+        again, or rejected as a whole.
+        """
         return self.batch.state in {
             BatchState.REFUSED if self.refused else BatchState.SEALED,
             BatchState.JOINED,
@@ -136,7 +138,7 @@ class SurveyAsk:
             again here.
         baseline_offset: The log has no batch of this lane before this offset; -1 when unknown.
         ours: Producer ids that only batches of this lane have.
-        released: Offsets of batches that are not in `acked`.
+        released: Offsets of batches that have left the spool and are not in `acked`.
     """
 
     destination: int
@@ -154,7 +156,7 @@ class Aside:
 
     Attributes:
         destination: Destination number.
-        batches: In the order of the queue; each is in the spool. Not more than one fsync makes durable.
+        batches: In the order of the queue; each is in the spool. One fsync can make copies of all of them durable.
     """
 
     destination: int

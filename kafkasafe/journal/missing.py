@@ -8,8 +8,8 @@ __all__ = ["Missing"]
 
 
 class Missing:
-    """Partitions that may not exist, and those that provably do not. `kafkasafe.cluster.absence` decides what proves
-    it.
+    """Partitions that may not exist, and those that provably do not. `kafkasafe.cluster.absence` decides what counts as
+    a proof.
 
     Written by the journal. Read from its thread.
     """
@@ -29,7 +29,7 @@ class Missing:
         self._said.pop(destination, None)
 
     def prove(self, destination: int, reason: str) -> None:
-        """Note a proof that the destination does not exist; it holds until `exists`."""
+        """Note a proof that the destination does not exist; it holds until `exists` is called."""
         self._proven[destination] = reason
 
     def exists(self, destination: int) -> None:

@@ -55,9 +55,9 @@ class Healed:
 
     Attributes:
         destination: Destination number.
-        records: How many, including those of earlier incarnations.
-        first_offset: Where the first of them is now, -1 when not known.
-        last_offset: Where the last of them is now (inclusive), -1 when not known.
+        records: How many records, including those of earlier incarnations.
+        first_offset: Offset of the first of these records now, -1 when not known.
+        last_offset: Offset of the last of these records now (inclusive), -1 when not known.
     """
 
     destination: int
@@ -125,7 +125,8 @@ class Denial:
         scope: What the journal gives up if the refusal lasts too long.
         handle: Handle of the refused batch, -1 if the cluster refuses the whole destination.
         since: When the refusal began, in seconds.
-        counted_from: Since when it has lasted without interruption, in seconds; -1 after a request without an answer.
+        counted_from: Since when the refusal has lasted without interruption, in seconds; -1 after a request without an
+            answer.
         last_at: When the last answer came, in seconds.
         answers: How many such answers came.
         reported: The refusal was reported by a notice.

@@ -24,7 +24,7 @@ Address: TypeAlias = tuple[str, int]
 """Topic and partition; partition -1 while it is not chosen."""
 
 NEVER: Final = 1 << 62
-"""After every position. As a limit, it holds back no batch."""
+"""A position after every other position. As a limit, it holds back no batch."""
 _UNCHOSEN: Final = -1
 
 
@@ -141,7 +141,7 @@ def holds(
         owed: The addresses with unfinished batches of each debt; None while they are not known.
 
     Returns:
-        For each address, the position from which on nothing is sent; under None, the same for every address.
+        For each address, the position from which on nothing is sent. The key None applies to every address.
     """
     held: dict[Address | None, int] = {}
     for after in afters:

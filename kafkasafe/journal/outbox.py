@@ -36,7 +36,7 @@ class Outbox:
 
     @property
     def is_writing(self) -> bool:
-        """Whether marks or batches are about to be written, which may name positions in the spool."""
+        """Whether marks or batches are about to be written. They may name positions in the spool."""
         return bool(self.ready.persist or self.committing)
 
     def take(self, *, wants_producer_id: bool) -> Ready:

@@ -58,7 +58,8 @@ class Packer:
         blind = self._replay.is_blind
         queue = partition.queue
         for batch in queue.candidates(UNPACKED):
-            # An id must be durable; without one, no mark that gives an id may be pending.
+            # If the batch has an id, the id must be durable. If it has none, no mark that gives it an id may be
+            # pending.
             named = batch.state is BatchState.PREPARED and not partition.ids.stale
             if not (
                 batch.durable
@@ -77,7 +78,7 @@ class Packer:
     def pack(self, destination: int, shells: Sequence[tuple[int, float]]) -> None:
         """Reduce the first batches of `packable` to the data that is needed to send them later.
 
-        They return in `Ready.unpacked`, as other objects.
+        Later, they come back in `Ready.unpacked` as new objects.
 
         Args:
             destination: Its number.

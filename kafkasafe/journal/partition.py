@@ -30,14 +30,16 @@ class Partition(Destination):
     window: SendWindow = field(default_factory=SendWindow)
     loss: LossCase = field(default_factory=LossCase)
     gathers: bool = True
-    """Whether small batches are merged: until a merged one is refused, or the batches to merge cannot be read."""
+    """Whether small batches are merged. Merging ends when a merged batch is refused, or batches to merge cannot be
+    read.
+    """
 
     def keep_apart(self) -> None:
         """Stop merging small batches."""
         self.gathers = False
 
     def forget_acknowledged(self) -> None:
-        """Forget acknowledged batches: from here on, the log is that of another cluster or another topic.
+        """Forget acknowledged batches: from here on, the log belongs to another cluster or another topic.
 
         Waiting batches and their ids stay: an id is never reused.
         """

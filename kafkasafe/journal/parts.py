@@ -1,4 +1,4 @@
-"""All objects of one journal, each made from those that it uses: so the dependencies are a tree."""
+"""Makes all objects of one journal, each from the objects that it uses, so no dependencies are circular."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Order across lanes and incarnations: the debts to deliver first, and the batches of this lane that wait for them.
+"""Order across lanes and incarnations: the debts (batches of other lanes to deliver first), and the batches that wait.
 
 `kafkasafe.journal.order` finds the unfinished batches of other lanes, and the batches to hold back.
 """
@@ -46,7 +46,7 @@ class Precedence:
         return after
 
     def read(self, after: m.After) -> None:
-        """Take a mark. It replaces an earlier mark of its position, which may name debts that are paid meanwhile."""
+        """Take a mark. It replaces an earlier mark for the same position, whose debts may be paid by now."""
         self._afters = [each for each in self._afters if each.position != after.position]
         self._afters.append(after)
 
@@ -58,14 +58,14 @@ class Precedence:
     # -- held batches --------------------------------------------------------------------------------------------------
 
     def hold_back(self, held: Mapping[Address | None, int]) -> bool:
-        """Send nothing of these addresses that was written at these positions or later. Whether that changed."""
+        """Hold back batches of these addresses from these positions on. Returns whether this changed anything."""
         if held == self._holds:
             return False
         self._holds = held
         return True
 
     def halt(self, *, halted: bool) -> bool:
-        """Send nothing at all. Whether that changed."""
+        """Stop sending, or resume. Returns whether this changed anything."""
         if self._halted is halted:
             return False
         self._halted = halted

@@ -59,7 +59,9 @@ class PartitionQueue(Backlog[Batch]):
         return self._has_before(batch, frozenset({BatchState.PREPARED, BatchState.REFUSED}))
 
     def explains_gap(self, batch: Batch) -> bool:
-        """Whether the sequences that the leader lacks may belong to an earlier batch, refused or still to be sent."""
+        """Whether the sequences that the leader lacks may belong to an earlier batch that is refused or still to be
+        sent.
+        """
         return self._has_before(
             batch, frozenset({BatchState.SEALED, BatchState.PREPARED, BatchState.REFUSED})
         )

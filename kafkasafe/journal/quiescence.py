@@ -1,4 +1,4 @@
-"""Records in the log when all requests of this lane are dead, so that the next incarnation need not wait for them.
+"""Writes into the log when all requests of this lane are dead, so that the next incarnation need not wait for them.
 
 1. An incarnation ends in order. Its last group says until when its requests may still be appended (`marks.Quiet`).
 2. The next incarnation reads the mark, and asks about batches in doubt as soon as that time is over.
@@ -20,10 +20,10 @@ __all__ = ["Quiescence"]
 
 
 class Quiescence:
-    """Whether the log has that mark, and until when requests of earlier incarnations may be alive.
+    """Whether the log has a QUIET mark, and until when requests of earlier incarnations may be alive.
 
     Attributes:
-        is_announced: The log has the mark, which has to be taken back before anything is sent.
+        is_announced: The log has the mark. The journal has to take it back before it sends anything.
         dead_at: From then on (seconds) no request of an earlier incarnation can be appended.
     """
 
@@ -32,7 +32,7 @@ class Quiescence:
     def __init__(self) -> None:
         self.is_announced = False
         self.dead_at = 0.0
-        # To be sent when the mark is taken back; None before that began.
+        # Batches to send once the mark is taken back; None before the journal begins to take it back.
         self._held: list[Batch] | None = None
 
     def begin(self, dead_at: float, *, announced: bool) -> None:
@@ -40,7 +40,7 @@ class Quiescence:
         self.dead_at, self.is_announced = dead_at, announced
 
     def sleep(self, seconds: float, before: float) -> None:
-        """Extend `dead_at` by the time for which the machine slept, if requests were alive before that."""
+        """Extend `dead_at` by the time for which the machine slept, if requests were still alive at `before`."""
         if self.dead_at > before:
             self.dead_at += seconds
 
@@ -48,9 +48,9 @@ class Quiescence:
         """The mark for the last group of an owner that has stopped sending.
 
         Args:
-            dead_at: By partition, when its own requests are dead.
+            dead_at: For each partition, when this incarnation's requests are dead.
             now: Seconds.
-            clock: The same, for another incarnation.
+            clock: The current time, in a form that another incarnation can compare.
         """
         left_ms = int(max(0.0, max((self.dead_at, *dead_at)) - now) * 1000) + 1
         return m.Quiet(clock.wall_ms + left_ms, clock.wall_ms, clock.boot_id, clock.boot_ms)

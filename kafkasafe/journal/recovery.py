@@ -105,7 +105,7 @@ class Recovery:
         if moved is not None and moved.position not in self._index:
             waiting = self._all[destination]
             there = waiting.queue.has_packed(moved.position)
-            # Unpack the batches up to its place in the queue.
+            # Unpack the batches up to this batch's place in the queue.
             self._reach(waiting, moved.position if there else next(iter(moved.rank), moved.position))
         known = None if moved is None else self._index.at(moved.position)
         if moved is not None and known is not None and known.destination == destination:
@@ -134,7 +134,7 @@ class Recovery:
         batch.come_from(self._replay.origin)
         parent = self._replay.parent
         if moved is not None:
-            # The segment with its first copy was deleted. Its rank puts it before batches accepted later.
+            # The segment with the batch's original was deleted. The rank puts the copy before batches accepted later.
             queue.insert(sum(other.rank < moved.rank for other in queue), batch)
         elif parent is not None and parent.destination == destination:
             # Divided because it was too large: its records keep their place.
@@ -220,7 +220,7 @@ class Recovery:
                 case m.Cluster():
                     self._home.move(mark, forgets=any(_is_reset(each) for each in recovered[:index]))
                 case m.Undecidable() | m.Resolved():
-                    pass  # the journal asks the cluster again, which may know more now, and then the user
+                    pass  # the journal asks the cluster again, which may know more now, and then asks the user
 
     def _recover_committed(self, mark: m.Committed, ended: Mapping[int, Batch], *, repeats: bool) -> None:
         """Finish acknowledged batches.
@@ -249,9 +249,10 @@ class Recovery:
                 self._durability.remember(known, done)
                 self._revivals.finish(done)
             elif done is None and repeats:
-                pass  # STATE, which follows, says how far it goes; later ones may be acknowledged as well
+                pass  # the STATE mark that follows says which batches are acknowledged, possibly more than this one
             elif done is None and base_offset >= 0 and at not in ended:
-                # Released: the batch and all before it, except moved ones, were finished. Its record count is unknown.
+                # The batch was released, so it and all earlier batches (except moved ones) were finished. Its record
+                # count is unknown.
                 clear = not known.queue or known.queue[0].rank > (at,)
                 known.log.read_released(base_offset, clear=clear)
             elif at in ended and base_offset >= 0:
@@ -280,11 +281,12 @@ class Recovery:
             self._revivals.finish(done)
 
     def _recover_unit(self, mark: m.Unit, position: int) -> None:
-        """Take a UNIT mark, unless it repeats that of a divided unit."""
+        """Take a UNIT mark, unless it repeats the mark of a unit whose batches were divided."""
         first = mark.first
         if self._replay.divides_unit(first):
             return
-        # A divided unit whose first UNIT mark was in a deleted segment keeps that mark's turn.
+        # If a divided unit's first UNIT mark was in a deleted segment, the unit still keeps the turn that this mark
+        # gave it.
         accepted_at = self._replay.origin_from(first, position)
         read = self._units.get(mark.unit_id) or self._units.recover(mark, position, accepted_at)
         self._replay.read_unit(read, range(first, first + mark.batches))
@@ -310,7 +312,9 @@ class Recovery:
                 self._reach(partition, ANYWHERE)
 
     def recover_torn(self, destination: int) -> None:
-        """Note a batch that a crash tore, before intact ones of its group. No caller was promised its durability."""
+        """Note a batch that a crash tore while later batches of its group are intact. No caller was promised its
+        durability.
+        """
         self._replay.go_on()
         _explain_gap(self._destinations.declared(destination))
 
@@ -336,7 +340,7 @@ class Recovery:
     def _packable_next(self, partition: Destination) -> Iterator[Batch]:
         """The `packable` batches up to the first that has an id although a batch before it has none.
 
-        A mark that voids ids voids those of all packed batches, while later batches may have new ones.
+        A mark that voids ids voids the ids of all packed batches, while later batches may have new ids.
         """
         queue = partition.queue
         without = queue.packed > 0 and not queue.packed_identified
@@ -370,7 +374,9 @@ class Recovery:
                 return
 
     def _reach_sent(self, partition: Destination) -> None:
-        """Unpack the first batches with an id: they may have been sent, even if batches without an id precede them."""
+        """Unpack the first batches that have an id: they may have been sent, even if batches without an id precede
+        them.
+        """
         queue = partition.queue
         sent = sum(batch.identity is not None for batch in queue)
         while queue.packed_with_id and sent < self._near:
@@ -418,14 +424,15 @@ class Recovery:
                 self._topics.note_topic(partition)
                 self._packer.touch(partition)
                 continue
-            # The journal only sends the first batches of a queue, and batches inserted before them since have no id.
-            # Where marks are lost, any batch with an id may have been among the first.
+            # The journal sends only the first batches of a queue. Batches that were inserted before them later have no
+            # id. If marks are lost, any batch with an id may have been among the first ones.
             near = None if self._replay.is_blind else self._near
             doubt = list(islice((batch for batch in partition.queue if batch.identity is not None), near))
             for batch in doubt:
                 batch.on(BatchEvent.MAY_BE_THERE)
             if doubt and partition.queue[0].identity is None:
-                # Lost batches were queued again before it: sent after them, it needs another id.
+                # Lost batches were queued again before this one. Because this batch is sent after them, it needs
+                # another id.
                 partition.ids.expire()
             if doubt:
                 # The broker may still append the last requests of an earlier incarnation.
@@ -470,7 +477,7 @@ class Recovery:
             self._index.drop(batch)
             if mark.outcome is m.UnitOutcome.COMMITTED:
                 unit.read_epoch(batch.handle, epochs.get(batch.position, -1))
-                if isinstance(partition, Partition):  # else damage hides that it was divided
+                if isinstance(partition, Partition):  # otherwise damage hides that the batch was divided
                     self._unit_batches.place(partition, unit, batch)
                 self._durability.dequeue(partition, batch)
                 batch.read_fate(BatchState.COMMITTED)
@@ -523,7 +530,9 @@ class Recovery:
 
     @staticmethod
     def _drop_lost(partition: Partition, following: Sequence[m.Mark]) -> None:
-        """Drop lost batches that left the spool. REVIVED names lost batches by position; STATE ends before these."""
+        """Drop lost batches that have left the spool. REVIVED does not name them, but STATE says that the log ends
+        before them.
+        """
         for state in following:
             if isinstance(state, m.State):
                 partition.log.cut(state.last_acked_offset)
@@ -532,13 +541,13 @@ class Recovery:
         partition = self._destinations.declared_partition(mark.destination)
         self._reach(partition, max((entry.position for entry in mark.entries), default=-1))
         if mark.void_from == 0:
-            # The mark voids the ids of all waiting batches. Batches queued before they are sent get none.
+            # The mark voids the ids of all waiting batches. A batch that is queued again before them gets no id here.
             partition.queue.forget_identities()
         elif mark.void_from > 0:
             self._reach(partition, ANYWHERE)
         if mark.void_from >= 0:
             named = {entry.position for entry in mark.entries}
-            # Earlier requests were either found in the log, or their batches are not in it.
+            # The batches of earlier requests were either found in the log, or proven to be absent from it.
             partition.doubt.forget_cut()
             for batch in partition.queue.all():
                 if batch.state is BatchState.JOINED:

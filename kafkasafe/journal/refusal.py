@@ -1,4 +1,4 @@
-"""One refusal that may be temporary: since when it has lasted without another answer in between.
+"""Tracks one refusal that may be temporary: since when it has lasted without another answer in between.
 
 `answers` and `rejecting` decide what happens when it lasts too long.
 """
@@ -14,7 +14,7 @@ from kafkasafe.journal.notices import Denial
 __all__ = ["CONFIRMED_S", "SILENCE_S", "RefusalTimer"]
 
 SILENCE_S: Final = 300.0
-"""Two refusals further apart than this do not count as one: any other answer may have been lost in between."""
+"""Two refusals with a longer silence between them do not count as one: another answer may have been lost in between."""
 
 CONFIRMED_S: Final = 1.0
 """A refusal that lasts for this long is not a stray answer."""
@@ -31,7 +31,9 @@ class RefusalTimer:
     denial: Denial | None = None
 
     def is_about_other(self, handle: int) -> bool:
-        """Whether the current refusal is not about the batch with this handle (-1: the whole destination)."""
+        """Whether the current refusal is about something else than the batch with this handle (-1: the whole
+        destination).
+        """
         return self.denial is not None and self.denial.handle != handle
 
     def refused(
@@ -54,7 +56,9 @@ class RefusalTimer:
         return denial
 
     def no_answer(self) -> None:
-        """Restart the duration: a broker that has just started briefly knows neither topics nor permissions."""
+        """Count the refusal's duration from its next answer: a broker that has just started knows no topics or
+        permissions.
+        """
         if self.denial is None:
             return
         if self.denial.reported:

@@ -1,4 +1,4 @@
-"""Refusals that may be temporary: how long one lasts without another answer in between, and the notices about it.
+"""Tracks refusals that may be temporary: how long each lasts without another answer in between, and its notices.
 
 `answers` and `rejecting` decide what happens when one lasts too long.
 """
@@ -95,7 +95,7 @@ class Refusals:
     def absent(self, destination: int, reason: str) -> None:
         """Note a proof that a partition does not exist: the next answer rejects the batches that wait for it.
 
-        This holds until `present`. A destination that pauses tries again at once.
+        The proof holds until `present` is called. A paused destination tries again at once.
 
         Args:
             destination: Destination number.
@@ -115,6 +115,6 @@ class Refusals:
         """End the refusal: another answer came, or no batch waits any more."""
         over = partition.refusal.clear()
         if partition.number not in self._index.suspected:
-            self._missing.take_back(partition.number)  # else a survey had that answer
+            self._missing.take_back(partition.number)  # otherwise a survey got that answer, which stays valid
         if over is not None:
             self._out.ready.notices.append(Relented(partition.number, over, accepted))

@@ -58,7 +58,7 @@ class Rejecter:
         self._aside_batches = aside_batches
 
     def disown(self, mark: m.Resent) -> None:
-        """Void a file of `rejected/` that could not be deleted: this lane has its batches, or their records."""
+        """Void a file in `rejected/` that could not be deleted: this lane's log has its batches, or their records."""
         if not self._index.is_disowned(mark):
             self._index.disown(mark, self._index.end)
             self._out.ready.persist.marks.append(mark)
@@ -152,7 +152,7 @@ class Rejecter:
         self._packer.touch(unassigned)
 
     def reject_all(self, partition: Destination, code: int, reason: str) -> None:
-        """Reject all batches of a destination to which the cluster accepts nothing."""
+        """Reject all batches of a destination for which the cluster accepts no batches."""
         if code in MISSING_CODES:
             reason = self._missing.reason(partition.number) or reason
         ended = {BatchState.SEALED, BatchState.PREPARED, BatchState.REFUSED, BatchState.IN_DOUBT}
@@ -174,7 +174,7 @@ class Rejecter:
         self.next_aside(partition.number)
 
     def _reject(self, batch: Batch) -> None:
-        """Reject a batch. It is finished when its mark is durable."""
+        """Reject a batch. The batch is finished when its mark is durable."""
         batch.on(BatchEvent.KEPT)
         self._out.ready.notices.append(Refusal(batch))
         partition = self._all[batch.destination]
@@ -188,8 +188,9 @@ class Rejecter:
 def _ask_again(batches: Sequence[Batch]) -> None:
     """Let the cluster decide again about batches that it refused because of their destination.
 
-    1. The user may not write to a topic. After `blocked_timeout_ms` the batches are rejected, but `rejected/` is full.
-    2. They wait, refused. Then an operator grants the permission.
+    1. The user lacks the permission to write to a topic. After `blocked_timeout_ms` the batches are rejected, but
+       `rejected/` is full.
+    2. The batches keep waiting in the state REFUSED. Then an operator grants the permission.
     3. The cluster would accept the batches. But a refused batch is only copied, and `rejected/` has no room for the
        copy.
     """

@@ -1,4 +1,4 @@
-"""The marks of a group that concern the batches after them, while recovery reads the log of earlier incarnations.
+"""Holds the marks of a group that are about the batches after them, while recovery reads the log.
 
 `recovery` decides what follows from them.
 """
@@ -57,7 +57,7 @@ class Replay:
         self._units.append((unit, members))
 
     def choose(self, index: int, runs: tuple[tuple[int, int, int], ...]) -> None:
-        """Note the runs of a batch's records whose partition the caller gave."""
+        """Note for which runs of a batch's records the caller gave the partition."""
         self._given[index] = runs
 
     def move(self, moves: tuple[m.Move, ...]) -> None:
@@ -65,7 +65,7 @@ class Replay:
         self._moves = moves
 
     def announce(self, quiet: m.Quiet) -> None:
-        """Note a mark with which an incarnation announces when its requests are dead, or revokes that."""
+        """Note a QUIET mark: an incarnation announces when its requests are dead, or revokes an announcement."""
         self.quiet = quiet if quiet.until_ms >= 0 else None
 
     def lose(self, position: int) -> None:
@@ -81,7 +81,7 @@ class Replay:
 
     @property
     def moved(self) -> m.Move | None:
-        """The move that made the next batch, if that is a copy."""
+        """The move that copied the next batch to its present position; None if the batch is not a copy."""
         return self._moves[self.index] if self.index < len(self._moves) else None
 
     @property
@@ -96,12 +96,12 @@ class Replay:
 
     @property
     def origin(self) -> int:
-        """Position where the records of the next batch were first written; -1: nowhere else."""
+        """Position where the records of the next batch were first written; -1: at its own position."""
         return next((at for at, children in self._origins if self.index in children), -1)
 
     @property
     def given(self) -> tuple[tuple[int, int, int], ...] | None:
-        """The runs of the next batch's records whose partition the caller gave."""
+        """For which runs of the next batch's records the caller gave the partition."""
         return self._given.get(self.index)
 
     def go_on(self) -> None:
@@ -112,7 +112,7 @@ class Replay:
 
     @property
     def parents(self) -> Sequence[Batch]:
-        """The batches that those of the group replace."""
+        """The batches that the batches of the group replace."""
         return [parent for parent, _ in self._parents]
 
     def end_group(self) -> None:

@@ -58,7 +58,7 @@ class Sealer:
             size_bytes: Total size.
             max_timestamp: Newest, ms since the epoch.
             given: See `Batch`.
-            unit: Made by `units.seal`: the batch is a part of it. It ends with `close_unit`.
+            unit: The unit (made by `units.seal`) that the batch belongs to. The caller completes it with `close_unit`.
 
         Returns:
             The batch. The shell stamps its `identity`, if it has one by then, into the bytes when it writes them.
@@ -99,7 +99,7 @@ class Sealer:
 
     def enqueue(self, batch: Batch) -> Batch:
         partition = self._all[batch.destination]
-        # Sequences ascend in queue order: no batch after one without an id may have an id.
+        # Sequences must ascend in queue order, so a batch gets no id while an earlier batch has none.
         if (
             self._ids.is_granted
             and isinstance(partition, Partition)
@@ -117,7 +117,7 @@ class Sealer:
         # Recovery uses the order on disk, so earlier batches that are only in memory are written first.
         queue = self._all[batch.destination].queue
         if not self._durable_first:
-            # Batches before an earlier unit were written with that unit.
+            # Batches that precede an earlier unit were written together with that unit.
             plain = takewhile(lambda other: other.unit is None, queue.backwards())
             last = next((other for other in plain if not self._rests_on_disk(other)), None)
             self.spill([] if last is None else [last])
@@ -129,7 +129,7 @@ class Sealer:
         self._out.ready.persist.batches.append(batch)
 
     def rests(self, batch: Batch) -> bool:
-        """Whether it is on disk, or only in memory where that is allowed, and the disk is not writing it."""
+        """Whether the disk is not writing the batch, and the batch is on disk or may be only in memory."""
         return batch.durable or not (self._durable_first or batch.writing)
 
     @staticmethod

@@ -20,12 +20,12 @@ class Settings:
         state_age_s: How long after a batch's own timestamp a broker surely keeps the producer state.
         request_timeout_s: After this time, no broker can append a request without an answer any more.
         blocked_timeout_s: How long a destination may be missing, forbidden or invalid, timestamps be too far ahead, or
-            the broker fail on one batch, before the journal rejects the affected batches; None: for ever. Counted
-            within this incarnation; any other answer resets it.
+            the broker fail on one batch, before the journal rejects the affected batches; None: for ever. The time
+            counts within this incarnation, and any other answer resets it.
         missing_grace_s: How long a topic may be unknown to the cluster before a notice says so: it may be new.
         heal: Send acknowledged batches that the cluster lost again, as far as the spool still has them.
-        heal_recreated: Also into a topic that was deleted and created again.
-        aside_batches: How many rejected batches are made durable in `rejected/` at a time, at most.
+        heal_recreated: Send lost batches again even to a topic that was deleted and created again.
+        aside_batches: At most this many rejected batches are made durable in `rejected/` at a time.
         gather_bytes: Small waiting batches are merged up to this size; 0: never.
         newest_reading: See `units.Units`.
     """

@@ -50,7 +50,9 @@ class Snapshots:
         return marks
 
     def newest(self, before_position: int) -> list[m.Mark]:
-        """Marks that must be durable before the spool deletes up to this position: the newest acknowledged batches."""
+        """The marks of the newest acknowledged batches, which must be durable before the spool deletes up to this
+        position.
+        """
         marks: list[m.Mark] = []
         for partition in self._destinations.partitions.values():
             newest = _newest(partition)
@@ -77,8 +79,8 @@ def state_mark(partition: Destination) -> m.State:
     return m.State(
         partition.number,
         partition.log.baseline_offset,
-        # Not the last acknowledged offset: its mark may not be durable yet, or an earlier batch may be in doubt, and a
-        # scan that starts after a batch takes it for absent.
+        # The last acknowledged offset would be wrong here: its mark may not be durable yet, or an earlier batch may be
+        # in doubt. A scan that starts after that batch would take it for absent.
         partition.log.clear_offset,
         partition.log.leader_epoch,
         partition.log.topic_id,
@@ -102,8 +104,8 @@ def _newest(partition: Destination) -> Batch | None:
 def _newest_marks(partition: Destination) -> list[m.Mark]:
     """The marks before STATE: the id of the newest acknowledged batch, which outlives the batch in the spool.
 
-    The recorded leader epoch may be older than that of the leader that acknowledged the batch. If the recorded epoch
-    ends before the batch, only the batch itself proves that the log still has it.
+    The recorded leader epoch may be older than the epoch of the leader that acknowledged the batch. If the recorded
+    epoch ends before the batch, only the batch itself proves that the log still has it.
     """
     newest = _newest(partition)
     if newest is None or newest.identity is None:

@@ -63,7 +63,7 @@ class SpoolIndex:
         self._batches[batch.position] = batch
 
     def drop(self, batch: Batch) -> None:
-        """Drop it from the index. With its last open part, drop the divided batch too."""
+        """Drop a batch from the index. If it is the last unfinished part of a divided batch, drop that one too."""
         gone: Batch | None = batch
         while gone is not None:
             self._batches.pop(gone.position, None)
@@ -128,7 +128,7 @@ class SpoolIndex:
         self._resent.pop(mark, None)
 
     def pin(self, destination: int, batches: Iterable[Batch]) -> None:
-        """Keep those of these batches that the spool still has: they may have to be sent again."""
+        """Keep these batches, as far as the spool still has them: they may have to be sent again."""
         if destination in self.suspected:
             return
         self.suspected[destination] = min(

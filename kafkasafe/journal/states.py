@@ -45,31 +45,32 @@ class Batch:
         position: In the spool; -1 while it is not there.
         identity: Its id, None while it has none.
         state: See `lifecycle.STATE`.
-        tries: How often it was sent in this incarnation.
+        tries: How often the batch was sent in this incarnation.
         durable: The batch and the mark with its id are on disk.
-        writing: The disk is writing it: the batch must not change until it has its position.
-        owed: Its records are on disk in another batch, which recovery would restore until this one is durable.
-        former_life: Recovery read it: an earlier incarnation may have sent it.
-        unanswered: A broker may still append a request with it under its id, or have appended one without our noticing.
+        writing: The disk is writing the batch, which must not change until it has its position.
+        owed: The records are also on disk in another batch. Until this batch is durable, recovery would restore that
+            other one.
+        former_life: Recovery read the batch: an earlier incarnation may have sent it.
+        unanswered: A broker may still append a request with this batch and id, or may have appended one unnoticed.
         base_offset: In the partition, -1 while unknown.
-        place: `base_offset` once it is committed; if that is unknown, a lower bound.
+        place: `base_offset` once the batch is committed, or a lower bound if that offset is unknown.
         code: Why it was refused, Kafka's error code.
         message: The same as human-readable text.
         bad_records: (index, message) of the records that the broker named.
-        doomed: The broker named every record in it as bad: the journal rejects it in its turn, without another try.
-        overdue: The cluster refused it for longer than the limit, for a reason that might have been temporary.
-        condemned: The journal rejects it as soon as the cluster proves that it is not in the log.
+        doomed: The broker named every record as bad: the journal rejects the batch in its turn, without another try.
+        overdue: The cluster refused the batch for longer than the limit, for a reason that might have been temporary.
+        condemned: The journal rejects the batch as soon as the cluster proves that it is not in the log.
         unconfirmed: The broker says that it did not append the batch; the producer state was not checked yet.
-        parent: The divided batch that it is a part of: it takes the parent's place in the order.
+        parent: The divided batch that this one is a part of. The part takes its parent's place in the order.
         rank: Sorts durable batches of a partition in the order in which their records were accepted.
         heirs: Number of its own unfinished parts.
-        revived: The cluster lost it after acknowledging it: it is sent again.
+        revived: The cluster acknowledged and then lost the batch, so it is sent again.
         origin: Position where its records were first written, before their partitions were chosen; -1 if nowhere else.
-        unit: The unit to which it belongs: delivered together, or not at all.
-        given: For a batch whose partitions are not chosen yet: the runs of records whose partition the caller gave (see
-            `marks.Given`). None if it needs no mark, or the mark is durable.
-        timeouts: How often in a row a request with it timed out.
-        gathered: It was merged from several waiting batches.
+        unit: The unit to which the batch belongs. A unit is delivered as a whole or not at all.
+        given: For a batch whose partitions are not chosen yet: for which runs of records the caller gave the partition
+            (see `marks.Given`). None if the batch needs no mark, or the mark is durable.
+        timeouts: How often in a row a request with the batch timed out.
+        gathered: The batch was merged from several waiting batches.
     """
 
     handle: int
@@ -119,27 +120,29 @@ class Batch:
         self.writing = True
 
     def written(self, position: int) -> None:
-        """Note that it is durable at this position."""
+        """Note that the batch is durable at this position."""
         self.settle_at(position)
         self.durable = True
         self.writing = False
 
     def settle_at(self, position: int) -> None:
-        """Set its position in the spool, and derive its rank from that, or from its parent's rank."""
+        """Set the batch's position in the spool, and derive its rank from that, or from its parent's rank."""
         self.position = position
         self.rank = (position,) if self.parent is None else (*self.parent.rank, position)
 
     def copied(self, position: int) -> None:
-        """Note that a copy at this position replaces it. Its rank, and so its place in the order, stays the same."""
+        """Note that a copy at this position replaces the batch. Its rank, and so its place in the order, stays the
+        same.
+        """
         self.parent = None
         self.position = position
 
     def read_place(self, rank: tuple[int, ...], origin: int) -> None:
-        """Take its rank, and the position where its records were first written, from a mark."""
+        """Take from a mark the batch's rank, and the position where its records were first written."""
         self.rank, self.origin = rank, origin
 
     def come_from(self, position: int) -> None:
-        """Set the position where its records were written before their partitions were chosen; -1: nowhere else."""
+        """Set the position where the records were written before their partitions were chosen; -1: they were not."""
         self.origin = position
 
     # -- units, parents and parts --------------------------------------------------------------------------------------
@@ -149,29 +152,31 @@ class Batch:
         self.unit, self.state = unit, BatchState.JOINED
 
     def choose(self, given: tuple[tuple[int, int, int], ...] | None) -> None:
-        """Set the runs of records whose partition the caller gave."""
+        """Set for which runs of records the caller gave the partition."""
         self.given = given
 
     def stand_for(self, parent: Batch) -> None:
-        """Make it a part of `parent`, and let it take the parent's place."""
+        """Make the batch a part of `parent`, which takes the parent's place."""
         self.parent = parent
         parent.add_heir()
 
     def inherit(self, parent: Batch, *, doomed: bool) -> None:
-        """Make it a part of this refused batch. Recovery derives its place from the parent's position alone."""
+        """Make it a part of this refused batch. Recovery derives the part's place from the parent's position alone."""
         self.doomed = doomed
         self.blame(parent.code, parent.message)
         self.overdue = parent.overdue
         self.stand_for(parent)
 
     def gather(self, first: Batch, identity: BatchId) -> None:
-        """Make this the merged batch of several batches, the first of them `first`. It has their sequences."""
+        """Make this the result of merging several batches, whose first is `first`. It has the sequences
+        of all of them.
+        """
         self.identity = identity
         self.gathered = self.owed = True
         self.stand_for(first)
 
     def owe(self, *, owed: bool) -> None:
-        """Set whether its records are also on disk in another batch."""
+        """Set whether the batch's records are also on disk in another batch."""
         self.owed = owed
 
     def add_heir(self) -> None:
@@ -190,7 +195,7 @@ class Batch:
         self.identity = identity
 
     def take_back_id(self) -> None:
-        """Remove its id: no broker can append a request with it under that id."""
+        """Remove the batch's id: no broker can append a request under that id any more."""
         self.identity = None
         self.unanswered = False
 
@@ -200,11 +205,13 @@ class Batch:
         self.tries += 1
 
     def send_in_unit(self) -> None:
-        """Note that a request with it begins, in the transaction of its unit."""
+        """Note that a request with the batch begins, in the transaction of its unit."""
         self.tries += 1
 
     def may_arrive(self, *, possible: bool) -> None:
-        """Set whether a broker may still append a request with it under its id, or have appended one unnoticed."""
+        """Set whether a broker may still append a request with this batch and id, or may have appended
+        one unnoticed.
+        """
         self.unanswered = possible
 
     def time_out(self) -> None:
@@ -220,11 +227,11 @@ class Batch:
         self.place = offset
 
     def relocate(self, base_offset: int) -> None:
-        """Set its offset, which differs from that of its acknowledgement."""
+        """Set the batch's offset, which differs from the offset in the acknowledgement."""
         self.base_offset = self.place = base_offset
 
     def revive(self) -> None:
-        """Prepare it to be sent again as a new batch: the cluster lost it."""
+        """Prepare the batch to be sent again as a new one: the cluster lost it."""
         self.on(BatchEvent.LOST)
         self.take_back_id()
         self.base_offset = -1
@@ -233,13 +240,13 @@ class Batch:
         self.revived = True
 
     def revive_part(self) -> None:
-        """Note that it is a part of a batch that is sent again after a loss."""
+        """Note that this is a part of a batch that is sent again after a loss."""
         self.revived = True
 
     # -- refusals ------------------------------------------------------------------------------------------------------
 
     def blame(self, code: int, message: str) -> None:
-        """Set why the cluster refused it, or why the journal will reject it."""
+        """Set why the cluster refused the batch, or why the journal will reject it."""
         self.code, self.message = code, message
 
     def blame_records(self, bad_records: tuple[tuple[int, str], ...]) -> None:
@@ -247,20 +254,20 @@ class Batch:
         self.bad_records = bad_records
 
     def refuse_for_long(self, *, overdue: bool) -> None:
-        """Set whether the cluster refused it for longer than the limit."""
+        """Set whether the cluster refused the batch for longer than the limit."""
         self.overdue = overdue
 
     def check_absence(self, *, wanted: bool) -> None:
-        """Set whether its absence has yet to be compared with the leader's producer state."""
+        """Set whether the batch's absence has yet to be compared with the leader's producer state."""
         self.unconfirmed = wanted
 
     def condemn(self, code: int, message: str) -> None:
-        """Mark it for rejection as soon as the cluster proves that it is not in the log."""
+        """Reject the batch as soon as the cluster proves that it is not in the log."""
         self.condemned = True
         self.blame(code, message)
 
     def pardon(self) -> None:
-        """Revoke `condemn`: it is known by now whether the log has the batch."""
+        """Revoke `condemn`: the journal knows by now whether the log has the batch."""
         self.condemned = False
 
     # -- its state -----------------------------------------------------------------------------------------------------
@@ -291,7 +298,7 @@ class Fate(enum.Enum):
     REJECTED = "rejected"
     REPLACED = "replaced"
     DROPPED = "dropped"
-    """Its unit was dropped, and it with the unit."""
+    """The batch was dropped together with its unit."""
 
 
 def batches_of(unit: u.Unit) -> list[Batch]:

@@ -1,4 +1,4 @@
-"""Raises suspicions that the log has lost acknowledged batches. Meanwhile, the journal sends no new batch there.
+"""Raises suspicions that a log has lost acknowledged batches. The journal sends no new batch to a suspected partition.
 
 `losses` surveys the log and sends lost batches again.
 """
@@ -48,7 +48,7 @@ class Suspicions:
             destination: Destination number.
             cause: The sign that raised the suspicion.
             evidence: Human-readable text.
-            from_offset: If the log lost records, then those from this offset on; -1 when unknown.
+            from_offset: If the log lost records, it lost those from this offset on; -1 when unknown.
             check: The failed check that raised the suspicion, if it is not about the last acknowledgement.
         """
         partition = self._partitions[destination]
@@ -67,7 +67,7 @@ class Suspicions:
         self.keep_suspected(partition)
 
     def check_failed(self, check: EpochCheck, *, code: int) -> None:
-        """Note that a check had no answer; it is repeated.
+        """Note that a check had no answer. The journal repeats the check.
 
         Args:
             check: The check.

@@ -58,7 +58,7 @@ class Topics:
         return number
 
     def learn_topic(self, name: str, topic_id: bytes, partition_count: int) -> bool:
-        """Remember a topic; batches that wait for its partitions are divided. True when it is news."""
+        """Remember a topic, and divide batches that wait for its partitions. Returns whether anything was new."""
         topic = m.Topic(name, topic_id, partition_count)
         unassigned = self._destinations.unassigned.get(name)
         if unassigned is not None:
@@ -77,7 +77,8 @@ class Topics:
         return True
 
     def bind(self, cluster_id: str, *, assumed: str | None) -> bool:
-        """Note the cluster that answers. Forgets a former cluster's offsets and ids, if no batch waits for it.
+        """Note the cluster that answers. Forgets a former cluster's offsets and ids, unless batches wait for that
+        cluster.
 
         Args:
             cluster_id: Its id.
@@ -116,7 +117,7 @@ class Topics:
             self._begin_anew(partition)
 
     def forget(self, topic: str) -> bool:
-        """Forget the offsets of a deleted topic for which no batch waits. True if there were any.
+        """Forget the offsets of a deleted topic, unless batches wait for it. Returns whether any were forgotten.
 
         The sequence of ids continues: if the topic exists after all, no id is reused.
         """
@@ -133,14 +134,16 @@ class Topics:
         return bool(known)
 
     def _begin_anew(self, partition: Destination) -> None:
-        """Reset the partition to one without sent batches. The mark does the same for later incarnations."""
+        """Reset the partition to the state of one without sent batches. The mark does the same for
+        later incarnations.
+        """
         self.forget_acknowledged(partition)
         partition.progress.on(FlowEvent.FORGOTTEN)
         self._out.ready.persist.marks.append(state_mark(partition))
         self._packer.touch(partition)
 
     def forget_acknowledged(self, partition: Destination) -> None:
-        """Forget acknowledged batches, with all dependent state: when the topic is recreated, and in recovery."""
+        """Forget acknowledged batches and all dependent state. Used when the topic is recreated, and in recovery."""
         if isinstance(partition, Partition):
             partition.forget_acknowledged()
             self._revivals.forget(partition.number)

@@ -1,6 +1,7 @@
 """The state of one topic whose partitions are not known yet: its batches wait there to be divided. Only data.
 
-The cluster never had a batch of it, so nothing here is in flight, in doubt or suspected, and no batch has an id.
+The cluster never had a batch of such a topic. So no batch here is in flight, in doubt or suspected, and no batch has an
+id.
 """
 
 from __future__ import annotations
@@ -30,11 +31,15 @@ class UnassignedTopic(Destination):
 
     @property
     def may_divide(self) -> bool:
-        """Whether its batches may be divided once the partitions are known: neither rejected nor undecidable ones."""
+        """Whether its batches may be divided once the partitions are known. They may not be divided while a batch is
+        being rejected or is undecidable.
+        """
         return self.flow is Flow.NEW
 
     def divisible(self) -> Iterator[Batch]:
-        """The batches to divide next, in order. The caller stops at one that is not on disk: nothing overtakes it."""
+        """The batches to divide next, in order. The caller stops at a batch that is not on disk, so that none overtakes
+        it.
+        """
         size = 0
         for batch in self.queue:
             if size >= _DIVIDE_BYTES or batch.state not in _DIVISIBLE:

@@ -62,7 +62,7 @@ class Verdicts:
         Args:
             destination: Destination number.
             judgement: About the batches of the Ask, in its order.
-            stable: The present ones were read below the high watermark: no probe is needed.
+            stable: The batches that are present were read below the high watermark, so no probe is needed.
             shrunk_to: The log's end, if that is before an acknowledged batch; else -1.
             read_from: The offset from which the log was read, if `shrunk_to` is given.
             leader_epoch: Epoch of the leader whose log was read, -1 when unknown.
@@ -93,13 +93,14 @@ class Verdicts:
             return
         if absent and _is_gap(partition, absent[0], judgement, stable=stable):
             if partition.doubt.is_early:
-                # No new id while a request under the old one may still be appended.
+                # The batch gets no new id while a broker may still append a request under the old one.
                 pause_s = max(0.0, partition.doubt.dead_at - now)
                 self._out.pause(partition, FlowEvent.LATE_REQUEST, judgement.evidence, at_least_s=pause_s)
                 return
             self._note_gap(partition, absent[0], judgement)
         if absent and absent[0].condemned and absent[0].code == TOO_SLOW and now < partition.doubt.dead_at:
-            # Its parts get new ids: it is looked for once more when no request with it can still be appended.
+            # The batch's parts will get new ids. So the journal searches for the batch again once no request with it
+            # can be appended.
             pause_s = partition.doubt.dead_at - now
             self._out.pause(partition, FlowEvent.LATE_REQUEST, absent[0].message, at_least_s=pause_s)
             return
@@ -115,8 +116,8 @@ class Verdicts:
     def _prove(self, partition: Partition, newest: Batch, now: float) -> None:
         """Send the newest present batch again: above the high watermark, a leader change can still undo an append."""
         if now - partition.doubt.asked_at > self._request_timeout_s:
-            # The process was suspended past the answer's validity: the leader may have dropped our producer state, and
-            # would then append the probe.
+            # The answer is too old, because the process was suspended. If the leader has dropped our producer state
+            # meanwhile, it would append the probe as a new batch.
             partition.progress.on(FlowEvent.STALE)
             self._packer.touch(partition)
             return
@@ -142,7 +143,7 @@ class Verdicts:
         self._stop_at(partition, first, FlowEvent.UNKNOWABLE, evidence)
 
     def _note_gap(self, partition: Partition, first: Batch, judgement: Judgement) -> None:
-        """Suspect that the log lost the batches before this one. It gets a new id."""
+        """Suspect that the log lost the batches before this one, which gets a new id."""
         partition.ids.expire()
         if (
             judgement.missing
@@ -151,14 +152,14 @@ class Verdicts:
             and not self._replay.is_blind
         ):
             partition.loss.miss(Hole(partition.number, judgement.missing, judgement.evidence))
-        # A leader that cannot be asked for its state says no more than that: retention, or a loss (KAFKA-5793).
+        # The cause is retention or a loss (KAFKA-5793). A leader that does not report its state does not say which.
         evidence = f"{judgement.evidence}; the next batch is {first.identity}"
         self._suspicions.raise_suspicion(partition, Cause.SEQUENCE, evidence)
 
     def decide(self, batch: Batch, *, resend: bool) -> None:
         """The user's decision about an undecidable batch: send it under a new id, or take it as delivered.
 
-        With `resend` it may be in the log twice.
+        With `resend`, the batch may be in the log twice.
         """
         destination = self._all[batch.destination]
         if batch.position >= 0:
@@ -209,6 +210,7 @@ def _is_passed(partition: Partition, newest: Batch) -> bool:
 def _is_gap(partition: Partition, first: Batch, judgement: Judgement, *, stable: bool) -> bool:
     """Whether the leader misses the batches before this one, and nothing that this lane knows explains it."""
     gap = judgement.verdict is IdentityVerdict.GAP
-    # Brokers that cannot report their state: they refuse the sequence, and the log does not have it.
+    # Old brokers cannot report their state. With them, there is a gap if they refuse the sequence and the log does not
+    # have the batch.
     gap = gap or (stable and partition.doubt.sequence_refused and not judgement.of_state)
     return gap and not partition.queue.explains_gap(first)

@@ -69,7 +69,9 @@ class Views:
         return list(self._index.suspected)
 
     def doubts(self) -> list[tuple[str, int, str]]:
-        """(topic, partition, reason) of the same, as human-readable text. From any thread."""
+        """(topic, partition, human-readable reason) of partitions whose log may have lost acknowledged batches. From
+        any thread.
+        """
         found = []
         for number in list(self._index.suspected):
             partition = self._partitions[number]
@@ -86,7 +88,9 @@ class Views:
         return self._index.held_position(self._pinned())
 
     def pinned(self) -> Iterable[tuple[int, int]]:
-        """(position, bytes) of batches that keep everything after them in the spool, in order; packed ones in sums."""
+        """(position, bytes) of batches that keep everything after them in the spool, in order. Packed ones are summed
+        up.
+        """
         sizes = self._index.sizes()
         for number in self._index.packed_from:
             sizes += self._all[number].queue.packed_sizes
@@ -294,7 +298,7 @@ class Views:
 
     @property
     def afters(self) -> Sequence[m.After]:
-        """The debts to deliver before batches of this lane, without those known to be delivered."""
+        """The debts (batches of other lanes) that batches of this lane wait for, except those known to be delivered."""
         return self._precedence.afters
 
     def owes(self, before: int) -> frozenset[Address]:

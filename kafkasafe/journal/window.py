@@ -1,4 +1,4 @@
-"""How many batches of a partition may be in flight at once: several only if the leader surely has our state."""
+"""Decides how many batches of a partition may be in flight at once: several only if the leader surely has our state."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class SendWindow:
     So the first batch under an id goes alone, and so does the first one after a pause.
 
     Attributes:
-        confirmed: The (producer id, epoch) for which the leader has state, and
-        until: until when (seconds) it surely has it.
-        answered: The leader has just acknowledged a batch: batches that still wait do so for their turn.
+        confirmed: The (producer id, epoch) for which the leader has state.
+        until: The time (seconds) until which the leader surely keeps this state.
+        answered: The leader has just acknowledged a batch, so batches that still wait only wait for their turn.
     """
 
     confirmed: tuple[int, int] = (-1, -1)
@@ -34,7 +34,7 @@ class SendWindow:
         return self.confirmed == (identity.producer_id, identity.producer_epoch) and now < self.until
 
     def open(self, identity: BatchId, until: float) -> None:
-        """Note an acknowledgement: until then, the leader has state of the batch's producer id and epoch."""
+        """Note an acknowledgement: the leader has state of the batch's producer id and epoch until the time `until`."""
         self.confirmed, self.until = (identity.producer_id, identity.producer_epoch), until
 
     def close(self) -> None:

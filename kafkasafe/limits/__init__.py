@@ -1,1 +1,1 @@
-"""How much and how long: bounds for memory, disk, requests in flight and waiting. Pure."""
+"""Bounds for memory, disk, bytes in flight and waiting. Pure."""

@@ -31,7 +31,7 @@ class Capacity:
 
     @property
     def spool_left(self) -> int:
-        """Bytes until the spool is as large as it may become; below 0 where it is larger already."""
+        """Bytes until the spool reaches its size limit; negative if it is larger already."""
         return self.limit_bytes - self.used_bytes - self.backlog_bytes
 
     @property
@@ -41,13 +41,13 @@ class Capacity:
 
     @property
     def room_bytes(self) -> int:
-        """Bytes that can be accepted before a limit is reached; the disk has to keep up meanwhile."""
+        """Bytes that can be accepted before a limit is reached, provided that the disk keeps up."""
         return int(max(0, min(self.spool_left, self.volume_left)))
 
     def keeps_up(self, needed: int) -> bool:
         """Whether the disk is fast enough for `needed` bytes more.
 
-        Where nothing waits for the disk, anything may be in memory that its file takes: an atomic batch is already.
+        If no bytes wait for the disk, any size is accepted: an atomic batch of that size is in memory already.
         """
         return not self.backlog_bytes or self.backlog_bytes + needed <= self.backlog_limit_bytes
 

@@ -1,4 +1,4 @@
-"""Where the next fetch of a partition can begin before the records of the last one were returned. Pure.
+"""Decides where to fetch ahead: before the application has received all records of the last response. Pure.
 
 kafka-python fetches from a partition only after the application has received all records of the last response. So it
 decodes and waits in turns. A fetch ahead starts at the offset where the waiting response ends. Its answer
@@ -7,7 +7,7 @@ arrives while the application still receives the earlier records:
 1. A consumer at offset 100 receives a response with the records 100 to 199. The log goes on after them.
 2. `poll` returns the records 100 to 149. At the same time, the consumer fetches from offset 200 on.
 3. `poll` returns the records 150 to 199. The position is 200 now, and the response from there waits already.
-4. If the application seeks to 120 instead, the position never meets the response at 200, and it is discarded.
+4. If the application seeks to 120 instead, the position does not reach the waiting response, which is discarded.
 
 Rule: fetch ahead only where the last response shows that the log goes on. A fetch at the end of the log would wait at
 the broker, and the other partitions of this broker would wait with it.
@@ -22,18 +22,18 @@ from typing import Any, Final, Generic, Self, TypeVar
 __all__ = ["AHEAD_BYTES", "AheadOffset", "FetchAhead", "ResponseEnd"]
 
 AHEAD_BYTES: Final = 16 * 1024 * 1024
-"""The largest sum of the responses that are fetched ahead, as they are asked for."""
+"""Largest total size of the responses that are fetched ahead, by the requested sizes."""
 
 _Place = TypeVar("_Place", bound=Hashable)
 
 
 class AheadOffset(int):
-    """The offset of a fetch that began before the position was there.
+    """The offset of a fetch that was sent before the position had reached it.
 
     Attributes:
-        checked: The leadership under which the position was found valid when the fetch was sent. If it is another
-            object when the response is used, the position was checked again in between, and the response may be that
-            of a former leader.
+        checked: The leadership object under which the position was valid when the fetch was sent. If the position has
+            another one when the response is used, it was checked again in between, and the response may come from a
+            former leader.
     """
 
     checked: Any
@@ -60,7 +60,7 @@ class ResponseEnd:
 
 
 class FetchAhead(Generic[_Place]):
-    """Where the responses that wait for the application end. One thread uses it."""
+    """The ends of the responses that wait for the application. One thread uses it."""
 
     def __init__(self) -> None:
         self._ends: dict[_Place, ResponseEnd] = {}
@@ -85,14 +85,14 @@ class FetchAhead(Generic[_Place]):
 
         Args:
             positions: The positions of the partitions for which exactly one response waits.
-            fetch_bytes: Size that is asked for, of each partition.
+            fetch_bytes: Requested size per partition.
             count: Number of partitions that are fetched ahead already.
         """
         chosen: dict[_Place, ResponseEnd] = {}
         left = AHEAD_BYTES - count * fetch_bytes
         for place, position in positions:
             end = self._ends.get(place)
-            # Elsewhere the application has sought, and the response that waits is discarded.
+            # At another position, the application has sought, and the waiting response will be discarded.
             if end is not None and end.fetch_offset <= position < end.end_offset and left >= fetch_bytes:
                 chosen[place] = end
                 left -= fetch_bytes

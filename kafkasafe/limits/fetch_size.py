@@ -7,8 +7,8 @@ worth nothing:
 2. The response of 48 MB would take 40 s. After 30 s, the request times out.
 3. The consumer connects again and asks for the same 48 MB. It never gets a record.
 
-Rule: begin small, and double the size only after a full response that came so soon that twice of it would still come
-early. So no request is much larger than one that was answered.
+Rule: begin small, and double the size only after a full response that came so soon that one of twice the size would
+still come early. So no request is much larger than one that was answered.
 
 Records that are returned one by one stay in memory longer than batches, so their sizes have a lower limit:
 
@@ -35,7 +35,7 @@ _ALL_RECORDS_BYTES: Final = 32 * 1024 * 1024
 _SOON_S: Final = 1.0
 """Followers must answer within `ANSWER_S` (3 s): twice this time is still early."""
 _SOON_SHARE: Final = 8
-"""For short timeouts: "soon" is this part of the timeout."""
+"""For short timeouts, "soon" means within the timeout divided by this."""
 
 
 def records_limit(partitions: int) -> int:
@@ -77,7 +77,7 @@ class FetchSize:
         """A request of this size was answered.
 
         Args:
-            size: Bytes of the partition that has most in the response.
+            size: Bytes of the partition with the most bytes in the response.
             sent_at: When the request was sent, seconds on the clock of `now`.
             now: When the response came.
         """

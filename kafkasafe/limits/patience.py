@@ -26,8 +26,8 @@ def seconds_of(timeout_ms: float) -> float:
 def timeout_of(timeout: Any) -> float:
     """Convert a caller's time-out in seconds, other than None, to a float.
 
-    Types that convert to float, such as numpy's numbers, are accepted, as by KafkaProducer. nan is not: it is neither
-    before nor after any time, so a wait with it ends at once, or never.
+    Types that convert to float, such as numpy's numbers, are accepted, as by KafkaProducer. nan is not accepted: it is
+    neither before nor after any time, so a wait with it ends at once, or never.
 
     Raises:
         TypeError: It is not a number.

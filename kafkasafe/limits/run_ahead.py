@@ -12,7 +12,7 @@ The limit only serves speed, so a sender must not wait for an outage. Therefore 
 
 After an outage a partition may answer again with 1 GB outstanding. If a sender had to wait until 14 MB are left, it
 would wait for almost the whole delivery. So the limit is raised to the outstanding bytes, and falls by half of each
-delivery. A sender that is slower than half the delivery does not wait. A faster one is slowed down to that rate.
+delivery. A sender that is slower than half the delivery does not wait. A faster sender is slowed down to that rate.
 """
 
 from __future__ import annotations
@@ -130,6 +130,6 @@ class RunAhead:
             del self._waiting[address]
 
     def _lower(self, by_bytes: int) -> None:
-        """Lower the ceiling: never below the limit, and never more than the limit above the outstanding bytes."""
+        """Lower the ceiling, but not below the limit. It exceeds the outstanding bytes by at most the limit."""
         ceiling = min(self._ceiling_bytes - by_bytes, self._outstanding_bytes + self._limit_bytes)
         self._ceiling_bytes = max(self._limit_bytes, ceiling)

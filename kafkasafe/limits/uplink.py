@@ -26,8 +26,9 @@ _SHARE: Final = 0.25
 """The bytes in flight may take this fraction of the request timeout."""
 _SAMPLES: Final = 16
 _SAMPLES_S: Final = 10.0
-"""The rate of a link is that of the fastest sample within so many answers and seconds: most samples come from a link
-that was idle for a part of the time."""
+"""The rate of a link is that of the fastest sample within the last `_SAMPLES` answers and this many seconds: during
+most samples, the link was idle for a part of the time.
+"""
 _FEW_BYTES: Final = 256 * 1024
 """This many bytes may be in flight in any case, until a request times out: a slow broker need not have a slow link."""
 _SLOWER: Final = 2.0
@@ -97,7 +98,8 @@ class UplinkBudget:
     def patience_s(self, size_bytes: int, timeouts: int) -> float:
         """How much longer than the request timeout the answer to a batch may take.
 
-        The batch may wait in buffers, after earlier bytes in flight, long after its last byte was written.
+        After its last byte was written to the socket, the batch may wait in buffers for a long time, behind earlier
+        bytes.
 
         Args:
             size_bytes: Size of the batch.

@@ -1,10 +1,10 @@
-"""The spool's marks ⇄ control batches, exactly as `docs/spool-format.md` says.
+"""Converts the spool's marks to control batches and back, exactly as `docs/spool-format.md` says.
 
 A group of the spool begins with one control batch: a GROUP record, which lists the data batches that follow,
 and then the marks, in the order in which they were decided. All state of a spool is derived from them, so a
 mark is checked when it is written and when it is read: a value without meaning is an error, never a guess.
 
-Modules. Each knows those below it only:
+Modules. Each uses only those below it:
 
     groups.py   control batches: the group record and its marks
     table.py    one row for each mark: its number, layout, validity and readers

@@ -1,4 +1,4 @@
-"""Control batches ⇄ groups: the group record and the marks after it."""
+"""Converts groups (the group record and the marks after it) to control batches and back."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ _CLOSED: Final = 4
 
 
 def encode_group(group: Group, marks: Sequence[Mark], timestamp: int) -> bytearray:
-    """The control batch that begins a group, with its address (position, destination 0) in it.
+    """The control batch that begins a group. It contains its own address (position, destination 0).
 
-    It takes 1 + len(marks) positions: the manifest's first batch is at `group.position` + 1 + len(marks).
+    The control batch takes 1 + len(marks) positions, so the manifest's first batch is at `group.position` + 1 +
+    len(marks).
 
     Args:
         group: The group record.
@@ -61,8 +62,8 @@ def bytes_of_each(message: str, given: Sequence[tuple[int, int, int]] | None) ->
     """Upper bound of the bytes that a rejected batch takes in the control batch of the group that keeps it.
 
     Args:
-        message: Message of its `Rejected`.
-        given: Runs of its `Given`, None where it has none.
+        message: The message of the batch's REJECTED mark.
+        given: The runs of the batch's GIVEN mark; None if the batch has no such mark.
     """
     marks: list[Mark] = [Rejected(0, 0, message)]
     if given is not None:
@@ -126,7 +127,7 @@ def _write_group(group: Group) -> bytes:
 
 
 def _read_group(body: Body) -> Group:
-    # Whatever else a newer version changed, it begins with its number.
+    # A group record of every version begins with its version number.
     (version,) = _VERSION.unpack(body.peek(_VERSION.size))
     if version > FORMAT_VERSION:
         raise UnknownFormatError(

@@ -156,7 +156,7 @@ class State:
 
     @property
     def knows_nothing(self) -> bool:
-        """Neither an offset, nor a leader epoch, nor a topic id."""
+        """Whether the mark has neither an offset, nor a leader epoch, nor a topic id."""
         return self == State(self.destination, -1, -1, -1, NO_TOPIC_ID)
 
 
@@ -259,7 +259,7 @@ class Quiet:
         until_ms: By the wall clock, ms since the epoch; -1: not known, because the owner sends requests from here on.
         written_ms: When this was written, by the same clock.
         boot_id: 16 bytes, of the run of the machine in which it was written; zeros when unknown.
-        boot_ms: When it was written, ms since that run began, without the time it slept.
+        boot_ms: When it was written, ms since that run began, without the time for which the machine slept.
     """
 
     until_ms: int
@@ -292,7 +292,7 @@ class Revived:
 class Resent:
     """The lane's log holds the records of a file in `rejected/`.
 
-    The data batches of this group hold them, if the group is atomic; otherwise earlier batches do.
+    If the group is atomic, its data batches hold these records; otherwise earlier batches do.
 
     Attributes:
         lane: Name of the lane's directory.
@@ -333,7 +333,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Debt:
-    """How far ended incarnations wrote another lane of the directory.
+    """Up to which position ended incarnations wrote another lane of the directory.
 
     Attributes:
         lane: Its number.
@@ -367,7 +367,7 @@ class Position:
         topic: Topic name.
         partition: Partition number.
         offset: Offset of the next record to be read.
-        leader_epoch: Leader epoch of the last one that was read, -1 when unknown.
+        leader_epoch: Leader epoch of the last record that was read, -1 when unknown.
         metadata: Kept with it.
     """
 
@@ -406,7 +406,7 @@ class Unit:
         first: Index of the first batch in this group's manifest.
         batches: How many, ≥ 0.
         transactional_id: Transactional id of its transaction; empty: one of the lane's own.
-        offsets: Offsets of consumer groups, part of it.
+        offsets: Offsets of consumer groups that belong to the unit.
     """
 
     unit_id: bytes

@@ -1,6 +1,7 @@
 """Layouts of control records: which fields follow one another, and how docs/spool-format.md names them.
 
-A `Layout` is made of *parts*. It writes an object, reads it back, and describes the bytes. Integers are big-endian.
+A `Layout` is made of *parts*. A layout writes an object, reads it back, and describes the bytes. Integers are
+big-endian.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class OptionalText:
-    """A str16 after an int8, which is 1 if there is a text.
+    """An int8, which is 1 if a text follows, and then the text as a str16.
 
     Attributes:
         name: Name of the attribute, which is None without a text.
@@ -217,9 +218,9 @@ def each(name: str, count: str, *parts: Part, make: Callable[..., object] | None
 
     Args:
         name: Name of the attribute, a tuple.
-        count: The letter that stands for its length in the document.
+        count: The letter that stands for the list's length in the document.
         parts: Parts of one entry.
-        make: The entry's class; None: an entry is a tuple, or with one part the value itself.
+        make: The entry's class; None: an entry is a tuple, or the value itself if it has only one part.
     """
     if make is not None:
         return Entries(name, count, Layout(make, *parts))
@@ -298,7 +299,7 @@ class Layout(Generic[T]):
         self._make = make
         self.parts = parts
         self._fixed: struct.Struct | None = None
-        """Of all parts, if none has a variable size or values that are converted."""
+        """The struct of all parts; None if a part has a variable size or values that are converted."""
         self._get: Callable[[T], tuple[Any, ...]] = _values_of([])
         self._writers: list[_Writer] = []
         self._readers: list[_Reader] = []

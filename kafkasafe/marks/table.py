@@ -67,7 +67,7 @@ M = TypeVar("M")
 
 
 class Reader(enum.Flag):
-    """What reads the marks of a whole log. mypy requires each to have a case for every mark."""
+    """The readers of all marks of a log. mypy checks that each reader has a case for every mark."""
 
     JOURNAL = enum.auto()
     """`journal/recovery.py`: what earlier incarnations knew."""
@@ -88,8 +88,8 @@ class MarkRow(Generic[M]):
         number: The type of its control record.
         mark: Its class.
         parts: The parts of its body, in the order of the attributes.
-        readers: The readers that use it; the others pass over it.
-        valid: Whether a mark of a group has a meaning.
+        readers: The readers that use the mark; the others skip it.
+        valid: Returns whether the values of a mark have a meaning in its group.
         means: What the document says after the body.
 
     Attributes:
@@ -403,8 +403,8 @@ ROWS: Final[tuple[MarkRow[Any], ...]] = (
         Text("file", "file"),
         readers=Reader.JOURNAL,
         valid=_valid_resent,
-        means="The records of that file in the lane's `rejected/` continue in the log: in an atomic group in its data"
-        " batches, in another group where they were before",
+        means="The log has the records of that file in the lane's `rejected/`: in the data batches of this group if it"
+        " is atomic, otherwise in earlier batches",
     ),
     MarkRow(
         0x4B0F,
@@ -458,8 +458,8 @@ ROWS: Final[tuple[MarkRow[Any], ...]] = (
         ),
         readers=Reader.JOURNAL,
         valid=_valid_after,
-        means="Everything at this position or later in this lane comes, per topic-partition, after the batches in those"
-        " lanes that stood before those positions and were unfinished (see Order across runs)",
+        means="For each topic-partition, batches of this lane at this position or later are delivered after the"
+        " unfinished batches of those lanes before those positions (see Order across runs)",
     ),
     MarkRow(
         0x4B14,
@@ -535,6 +535,8 @@ ROWS: Final[tuple[MarkRow[Any], ...]] = (
         means="One entry for each partition of the UNIT mark's offsets, in their order. Only in atomic groups",
     ),
 )
-"""All marks, in the order of their numbers. A number is never used for another mark: spools hold it."""
+"""All marks, in the order of their numbers. A number is never reused for another mark, because existing spools contain
+it.
+"""
 
 ROW_OF: Final[Mapping[type[Mark], MarkRow[Any]]] = {row.mark: row for row in ROWS}

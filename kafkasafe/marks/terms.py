@@ -21,8 +21,8 @@ NO_TOPIC_ID: Final = bytes(16)
 
 
 class MarkError(ValueError):
-    """A control batch that is damaged, or a mark that the format has no meaning for."""
+    """A control batch is damaged, or the format defines no meaning for a mark."""
 
 
 class UnknownFormatError(MarkError):
-    """An intact control batch of a newer kafkasafe: this one must leave the lane alone."""
+    """A newer version of kafkasafe wrote an intact control batch: this version must leave the lane alone."""

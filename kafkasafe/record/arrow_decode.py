@@ -1,12 +1,12 @@
-"""The records of a Fetch response → Arrow columns, many batches at once and without I/O.
+"""Decodes the records of a Fetch response into Arrow columns, many batches at once and without I/O.
 
 A response holds many batches, most of them small, and numpy has a fixed cost of about 100 µs. So the decoder goes
 through the batches one by one only for their headers (which of them are delivered, CRCs, decompression, where records
 begin), and then reads the fields of all their records together.
 
-Keys and values are collected as follows. Their starts and ends, alternating, are the offsets of one Arrow array over
-the unchanged records; every second item of it holds the bytes between two fields. `take` copies the other items. As
-views (Arrow's `binary_view`), the bytes stay in place, and the column holds only their positions.
+Keys and values are collected as follows. The alternating starts and ends of the fields are the offsets of one Arrow
+array over the unchanged records. Every second item of that array holds the bytes between two fields. `take` copies the
+other items. As views (Arrow's `binary_view`), the bytes stay in place, and the column holds only their positions.
 
 The decoder delivers the same batches as Kafka's consumer: never control batches; with `read_committed`, no batch of a
 producer whose transaction the broker lists as aborted, from the transaction's first offset to its abort marker.
@@ -38,7 +38,7 @@ from kafkasafe.record.batch.header import crc_of
 
 __all__ = ["COLUMNS", "HEADERS", "SCHEMA", "Decoded", "Decoder", "OldFormatError", "decode", "schema_of"]
 
-_arrow: Any = pa  # what it takes from its compiled modules has no types
+_arrow: Any = pa  # the names from pyarrow's compiled modules have no types
 _Numbers: TypeAlias = npt.NDArray[np.int64]
 _Parsed: TypeAlias = tuple[Any, _Numbers, npt.NDArray[np.int32]]
 """A RecordBatch, its records' offsets and their leader epochs."""
@@ -79,7 +79,7 @@ _MIN_RECORD_BYTES: Final = 7
 _CHUNK_BYTES: Final = 64 * 1024 * 1024
 _STEP: Final = 16  # records that are read one by one before a run of equal lengths is tried
 _LONG_RUN: Final = 256  # and only where it pays
-_FEW: Final = 16  # from here on records are cheaper one by one
+_FEW: Final = 16  # this many records or fewer are cheaper one by one
 
 
 def schema_of(columns: Iterable[str], *, views: bool = False) -> Any:
@@ -164,8 +164,8 @@ class Decoder:
 
     Args:
         buffer: The records of one partition in a Fetch response: whole batches, the last one may be truncated. The
-            decoder does not change it, and no longer needs it once all is read: without views, the batches from `read`
-            have their own memory.
+            decoder does not change the buffer, and no longer needs it once all is read: without views, the batches from
+            `read` have their own memory.
         from_offset: Records before it are left out (the first batch may begin before the requested offset).
         aborted: (producer id, first offset) of the aborted transactions that the response lists.
         read_committed: Leave out the records of aborted transactions.
@@ -231,7 +231,7 @@ class Decoder:
         """Return the next records.
 
         Args:
-            max_records: Upper bound of their number; default: limited by `max_bytes` alone.
+            max_records: Largest number of records; default: limited by `max_bytes` alone.
             max_bytes: Decompress no further batch once this many bytes of records are decoded.
 
         Returns:
@@ -409,7 +409,7 @@ def _parse(
     from_offset: int,
     schema: Any,
 ) -> _Parsed:
-    """Field by field, for the records of all batches at once.
+    """Read field by field, each for the records of all batches at once.
 
     Args:
         source: Holds the records of all batches.
@@ -432,7 +432,7 @@ def _parse(
     ends = at + lengths
     expected = np.append(starts[1:], 0)
     expected[np.cumsum(counts) - 1] = [end for _, end in areas]
-    # Each record ends where the next begins, so no field can lead out of its batch unseen.
+    # Each record must end where the next one begins, so a field that leaves its batch is noticed.
     if not np.array_equal(ends, expected):
         raise CorruptBatchError("A record does not end where the next one begins")
     deltas, at = varints(data, at + 1)
@@ -566,7 +566,7 @@ def _gather(source: Buffer, starts: _Numbers, lengths: _Numbers) -> Any:
 
 
 def _views(source: Buffer, starts: _Numbers, lengths: _Numbers) -> Any:
-    """A `binary_view` column: of each value the length, its first 4 bytes, and where it is in `source`.
+    """A `binary_view` column: for each value, its length, its first 4 bytes, and where it is in `source`.
 
     Values of up to 12 bytes are in the view itself.
     """
@@ -599,7 +599,7 @@ def _views(source: Buffer, starts: _Numbers, lengths: _Numbers) -> Any:
 
 
 def _overlapping(source: Buffer, kind: np.dtype[Any]) -> npt.NDArray[Any]:
-    """An array with an item that begins at each byte of the source."""
+    """An array in which an item begins at each byte of the source."""
     return np.ndarray((len(source) - kind.itemsize + 1,), kind, source, strides=(1,))
 
 

@@ -1,4 +1,4 @@
-"""Arrow columns → RecordBatch v2, without a Python object for any record.
+"""Encodes Arrow columns as a RecordBatch v2, without a Python object for any record.
 
 numpy encodes the varints before the keys and values for all records at once, and a single Arrow join concatenates
 everything: the data buffer of the joined array *is* the records section of the batch.
@@ -73,7 +73,7 @@ def _lengths(column: Any) -> _Numbers:
 
 
 def _varints(numbers: _Numbers) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
-    """Zigzag varints, one row each, and which of a row's bytes count."""
+    """The numbers as zigzag varints, one in each row, and a mask of the bytes that each varint uses."""
     rest = ((numbers << 1) ^ (numbers >> 63)).view(np.uint64)
     width = max(1, -(-int(rest.max(initial=0)).bit_length() // 7))
     shifts = (7 * np.arange(width)).astype(np.uint64)
@@ -106,7 +106,7 @@ def _binary(data: npt.NDArray[np.uint8], ends: _Numbers) -> Any:
 
 
 def _row_bytes(*parts: tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]) -> Any:
-    """The used bytes of each row, parts side by side."""
+    """An Arrow array with the used bytes of each row, the parts side by side."""
     digits = parts[0][0] if len(parts) == 1 else np.concatenate([part[0] for part in parts], axis=1)
     used = parts[0][1] if len(parts) == 1 else np.concatenate([part[1] for part in parts], axis=1)
     return _binary(digits[used], np.cumsum(used.sum(axis=1)))
@@ -148,7 +148,7 @@ def _header_fields(headers: Any) -> tuple[Any, _Numbers] | None:
     if keys.null_count:
         raise ValueError("A header without a key")
     joined = _join(_row_bytes(_varints(_lengths(keys))), keys, _row_bytes(_varints(_lengths(values))), values)
-    # A record's headers lie side by side: the same bytes, cut at the records' ends.
+    # The headers of a record lie side by side, so the same bytes only have to be cut at the ends of records.
     offsets = np.frombuffer(joined.buffers()[1], np.int32)[joined.offset : joined.offset + len(joined) + 1]
     ends = offsets[np.cumsum(counts)].astype(np.int64)
     return _binary(np.frombuffer(joined.buffers()[2], np.uint8), ends), counts
@@ -156,7 +156,7 @@ def _header_fields(headers: Any) -> tuple[Any, _Numbers] | None:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Records as columns of bytes, all of the same length.
+    """Records as columns of bytes. All columns have the same length.
 
     Attributes:
         keys: None: no record has a key.
@@ -170,7 +170,7 @@ class Rows:
 
     @classmethod
     def of(cls, keys: Any | None, values: Any, headers: Any | None = None) -> Rows:
-        """From columns as `encode_columns` takes them, and with its errors."""
+        """Make rows from columns as `encode_columns` takes them. Raises the same errors."""
         values = as_binary(values)
         keys = None if keys is None else as_binary(keys)
         for what, column in (("keys", keys), ("headers", headers)):
@@ -226,7 +226,7 @@ def partitions_of(keys: Any, n: int) -> _Numbers:
 
 @functools.cache
 def _table(before: bytes) -> Any:
-    """`before` and the varint of -1, 0, 1 ...: looking one up costs less than making it."""
+    """A table of `before` with the varint of -1, 0, 1 ...: looking up an entry costs less than making it."""
     return _behind(before, np.arange(-1, _TABLE_SIZE - 1))
 
 
@@ -250,7 +250,7 @@ def records(rows: Rows, offsets: _Numbers, *, timestamp_delta: int = 0) -> tuple
 
     Args:
         rows: At least one.
-        offsets: The offset delta of each: its place in the batch that it is for.
+        offsets: The offset delta of each record: its index in its batch.
         timestamp_delta: Timestamp of all records, relative to their batch's base timestamp, ms.
 
     Returns:
@@ -271,7 +271,7 @@ def records(rows: Rows, offsets: _Numbers, *, timestamp_delta: int = 0) -> tuple
     sizes += 1 if rows.tails is None else _lengths(rows.tails)
     tails = _NO_HEADERS if rows.tails is None else rows.tails
     joined = _join(_column(sizes), *middle, _column(value_lengths), rows.values, tails)
-    # Fresh from the kernel: it begins at 0, and its data is nothing but the records.
+    # Arrow has just made this array, so it begins at 0, and its data contains only the records.
     ends = np.frombuffer(joined.buffers()[1], np.int32)[1 : len(rows) + 1].astype(np.int64)
     return memoryview(joined.buffers()[2])[: int(ends[-1])], ends
 
@@ -286,7 +286,7 @@ def encode_columns(
     compression: Compression = Compression.NONE,
     compression_level: int | None = None,
 ) -> bytearray:
-    """One whole batch, as `batch.encode` makes it of Python objects: no identity, CRC right.
+    """One whole batch with a valid CRC and without a batch id, as `batch.encode` makes it from Python objects.
 
     Args:
         keys: Strings or bytes, one per value; None when no record has a key.

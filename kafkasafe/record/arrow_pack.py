@@ -1,4 +1,4 @@
-"""Rows of many partitions → their batches, a whole Arrow batch at a time.
+"""Packs rows of many partitions into batches of each partition, a whole Arrow batch at a time.
 
 The cost of a row is its share of the calls into numpy and Arrow, so the packer makes as few calls as possible. It sorts
 the rows of an Arrow batch by partition once, and encodes all of them at once, with the offset deltas of their batches.
@@ -45,8 +45,8 @@ class PackedBatch(NamedTuple):
 class _Open:
     """A batch that is not full yet.
 
-    Invariant: while a batch of rows is planned, `rows` and `bytes` count those that `body` is still to get.
-    `body` begins with room for the header.
+    Invariant: while rows are planned, `rows` and `bytes` also count rows that `body` does not contain yet. `body`
+    begins with room for the header.
     """
 
     place: tuple[str, int]
@@ -57,7 +57,7 @@ class _Open:
 
 
 class _Piece(NamedTuple):
-    """Records from `at` to `end` of the sorted rows belong into `batch`, which is full then, or is not."""
+    """The sorted rows from `at` to `end` go into `batch`. `full` says whether the batch is full then."""
 
     batch: _Open
     at: int
@@ -71,9 +71,11 @@ class ArrowPacker:
     Args:
         batch_bytes: Size of a batch before compression, at most; a larger record gets a batch of its own.
         held_bytes: Approximate bound of all held rows. Beyond it, the packer also yields batches that are not full.
-        head_rows: Most rows in the first batch of each partition, if
-        head_from: the first piece has more rows than this. 0: always. (The sender reads such a batch back.)
-        head_base: Makes the base timestamp of these first batches from their timestamp; None: like all others.
+        head_rows: Most rows in the first batch of a partition, if `head_from` applies. (The sender reads such a batch
+            back.)
+        head_from: `head_rows` applies to a partition whose first piece has more rows than this. 0: it always applies.
+        head_base: Returns the base timestamp of these first batches for their timestamp; None: they get it like all
+            others.
         compression: How to compress batches.
         compression_level: Level in the codec's own scale; None for the codec's default.
     """
@@ -116,7 +118,7 @@ class ArrowPacker:
         if isinstance(partitions, int) or (partitions == partitions[0]).all():
             groups = [(int(partitions if isinstance(partitions, int) else partitions[0]), 0, len(rows))]
         else:
-            # Of 16 bits, sorting takes a fifth of the time.
+            # Sorting 16-bit numbers takes a fifth of the time.
             small = partitions.astype(np.int16) if partitions.max() <= _INT16_MAX else partitions
             order = np.argsort(small, kind="stable")
             rows, partitions = rows.take(order), partitions[order]
@@ -207,7 +209,9 @@ class ArrowPacker:
 
 
 def _fit(total: npt.NDArray[np.int64], at: int, end: int, room: int) -> int:
-    """Up to where rows from `at` on, and before `end`, take `room` bytes at most; `total` has the bytes before each."""
+    """The end of the rows from `at` on, before `end`, that take at most `room` bytes. `total` has the bytes before each
+    row.
+    """
     return min(end, int(np.searchsorted(total, total[at] + room, side="right")) - 1)
 
 
@@ -230,11 +234,11 @@ def unpack(data: bytearray) -> tuple[batch.Columns, Rows]:
 
 
 def divide(data: bytearray, parts: int) -> list[bytearray]:
-    """A batch of a `ArrowPacker` as several smaller ones with the same records in the same order.
+    """Divide a batch of an `ArrowPacker` into several smaller ones with the same records in the same order.
 
     Args:
         data: One batch, whose records have one timestamp. The parts keep its base timestamp, but not its identity.
-        parts: How many, at most; of about the same number of records.
+        parts: The most parts to make. They have about the same number of records.
 
     Raises:
         ValueError: The records have different timestamps.

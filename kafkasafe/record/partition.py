@@ -74,7 +74,7 @@ def partitions_for_buffer(
 
     Args:
         data: The keys.
-        offsets: Key *i* lies from `offsets[i]` to `offsets[i + 1]`; one more than there are keys.
+        offsets: Key *i* lies from `offsets[i]` to `offsets[i + 1]`; there is one more offset than keys.
         n: Number of partitions of the topic, ≥ 1.
     """
     begin = int(offsets[0])
@@ -86,7 +86,9 @@ def partitions_for_buffer(
 def _partitions(
     data: bytes, at: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], n: int
 ) -> npt.NDArray[np.int64]:
-    """Of the keys of these sizes at these places. Padded: a whole word can be read at the end of the last one."""
+    """The partitions of the keys with these sizes at these places. `data` is padded: a whole word fits after the last
+    key.
+    """
     # The little-endian word at every byte, aligned or not.
     words = np.ndarray((len(data) - _WORD_BYTES + 1,), np.dtype("<u4"), data, strides=(1,))
     counts = sizes // _WORD_BYTES
@@ -138,7 +140,7 @@ def _partitions_of_one_size(data: bytes, size: int, count: int, n: int) -> npt.N
 
 
 def _finished(h: npt.NDArray[np.uint32], n: int) -> npt.NDArray[np.int64]:
-    """Return the partitions for the mixed words of the keys, which this changes."""
+    """Return the partitions for the mixed words of the keys. Changes `h` in place."""
     h ^= h >> 13
     h *= _M
     h ^= h >> 15

@@ -1,8 +1,8 @@
-"""The records of a RecordBatch v2 → rows of Python objects, many records at once and without I/O.
+"""Decodes the records of a RecordBatch v2 into rows of Python objects, many records at once and without I/O.
 
-This module reads only bytes that are exactly as Kafka writes them. It leaves others to a reader that goes record by
-record, and decides which records precede the damage and which error follows them. So every piece from here has passed
-the same checks as a whole.
+This module reads only bytes that are exactly as Kafka writes them. It leaves other bytes to a reader that goes record
+by record. That reader decides which records precede the damage, and which error follows them. So all records of a piece
+from this module have passed the same checks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _Numbers: TypeAlias = npt.NDArray[np.int64]
 _Header: TypeAlias = tuple[str, bytes | None]
 Row: TypeAlias = tuple[Any, ...]
 
-_MANY: Final = 64  # from here on numpy's fixed cost is the smaller one
+_MANY: Final = 64  # from here on numpy is cheaper, despite its fixed cost
 _SAFE: Final = 1 << 61  # numbers below it can be added without an overflow
 _LAST_SHIFT: Final = 56  # of a varint of nine bytes; Kafka writes shorter ones
 _FRONT: Final = 64  # bytes that hold a record's numbers up to its key, however long they are
@@ -109,7 +109,8 @@ def read(body: bytes, at: int, count: int, place: Place) -> Piece | None:
 
 
 def read_alike(body: bytes | memoryview, at: int, count: int, place: Place) -> Piece | None:
-    """Records with the layout of the first one: each field has the same size as there, and no record has headers.
+    """Records with the layout of the first one: each field has the same size as in the first one, and no record has
+    headers.
 
     The bytes at the same place of all records form a column, so the function never handles a single record, and does
     not copy `body`, which may be a memoryview. All records have the first one's length, so each begins where the one
@@ -149,7 +150,8 @@ def _read_alike(body: bytes | memoryview, at: int, count: int, place: Place) -> 
     count = min(count, (len(body) - at) // step)
     if count < _MANY:
         return None
-    # Of the numbers that differ, the layout is which of their bytes are followed by another one.
+    # The records' numbers may differ, but each of their bytes must have the same continuation bit as in the first
+    # record.
     mask = np.full(key_at, 0xFF, np.uint8)
     mask[after_size + 1 : after_offset] = 0x80
     wanted = np.frombuffer(front, np.uint8, key_at) & mask
@@ -184,7 +186,7 @@ def _rows(
     values: tuple[Iterable[Any], Iterable[int]],
     headers: tuple[Iterable[Any], Iterable[int]],
 ) -> Iterator[Row]:
-    """Rows from columns; the last three are each a field and its size."""
+    """Make rows from columns. Each of the last three has fields and their sizes."""
     timestamps: Iterable[int]
     if place.append_timestamp is None:
         timestamps = (time_deltas + place.base_timestamp).tolist()
@@ -209,7 +211,7 @@ def _rows(
 
 
 def _column(varints: _Bytes) -> _Numbers:
-    """The numbers of rows of bytes, which are all as long as each other."""
+    """Decode one varint per row of bytes. All rows have the same length."""
     number = (varints[:, 0] & 0x7F).astype(np.int64)
     for index in range(1, varints.shape[1]):
         number |= (varints[:, index] & 0x7F).astype(np.int64) << (7 * index)
@@ -217,7 +219,7 @@ def _column(varints: _Bytes) -> _Numbers:
 
 
 def _copies(body: bytes | memoryview, at: int, step: int, size: int, count: int) -> Iterable[bytes | None]:
-    """Fields of this size, at places that are as far from each other as `step`."""
+    """`count` fields of this size, each `step` bytes after the one before."""
     if size <= 0:
         return repeat(None if size < 0 else b"")
     # numpy converts untyped items ("void") to bytes faster than slicing does.
@@ -305,7 +307,7 @@ def _read_few(body: bytes, at: int, count: int, place: Place) -> Piece:
 
 
 def _read_many(body: bytes, at: int, count: int, place: Place) -> Piece:
-    """Field by field, for all records at once. The same result as `_read_few`."""
+    """Read field by field, each for all records at once. The result is the same as that of `_read_few`."""
     begins, end = _starts(body, at, count)
     data = np.frombuffer(body, np.uint8)
     starts = np.array(begins, np.int64)
@@ -376,7 +378,7 @@ def _fields(
         raise _IrregularError
     sizes = lengths.tolist()
     if shortest > 0 and shortest == lengths.max():
-        # Every place of the body as the beginning of such a field; of these, the ones that are.
+        # View each place of the body as the beginning of a field of this size, and select those where a field begins.
         every = np.ndarray((len(body) - shortest + 1,), np.dtype((np.void, shortest)), body, 0, (1,))
         return every[at].tolist(), sizes, at + lengths
     after = at + lengths if shortest >= 0 else at + np.maximum(lengths, 0)
@@ -450,7 +452,7 @@ def _numbers(data: _Bytes, at: _Numbers) -> tuple[_Numbers, _Numbers]:
         if shift > _LAST_SHIFT:
             raise _IrregularError
         byte = data[at[longer]].astype(np.int64)
-        # Minus one: takes away the bit that said that this byte follows.
+        # Subtracting one removes the bit of the previous byte which said that this byte follows.
         number[longer] += (byte - 1) << shift
         at[longer] += 1
         longer = longer[byte > 0x7F]

@@ -1,9 +1,9 @@
 """Units: batches of any partitions, and offsets of consumer groups, that Kafka gets in one transaction or not at all.
 
-Without I/O. The shell reports what happened, takes the actions of `advance()` and carries them out. It reports an
-action that failed with `failed`, and gets it again after a pause, as a `RetryLater`.
+The package does no I/O. The shell reports what happened, takes the actions of `advance()` and carries them out. It
+reports an action that failed with `failed`, and gets it again after a pause, as a `RetryLater`.
 
-The order is the proof (docs/staged-protocol.md has the crash table):
+The order of the steps is what keeps the promise (docs/staged-protocol.md says what a crash after each step leaves):
 
     prepared               the unit is one atomic group of the spool, durable, before anything of it is sent
     begun                  the unit has a transactional id; partitions are added if the brokers require that
@@ -16,10 +16,10 @@ A failure before the STAGED mark puts the unit back into its lines: InitProducer
 delayed requests. After the mark, only the outcome counts. It is never assumed: InitProducerId ends an open transaction,
 and then the marker shows whether it was committed.
 
-Order. On each partition, units are appended in the order in which they were accepted. A unit is committed only after
-all earlier units, and only if they precede it in the log. So several may be in progress at once. A group's offset of a
-partition is a line as well: units that move it are committed in order, and each writes it only after all earlier units
-are committed.
+Order. The units of a partition form a *line*: they are appended in the order in which they were accepted. A unit is
+committed only after all earlier units, and only if they precede it in the log. So several may be in progress at once. A
+group's offset of a partition has a line as well: units that move this offset are committed in order, and each writes it
+only after all earlier units are committed.
 
 Readings. Units with a consumer's offsets continue one another. So if one is dropped, the later units of the same
 reading are dropped as well (`Transitions.follow_drops`).

@@ -25,7 +25,7 @@ class UnitContent:
 
     @property
     def lines(self) -> dict[Line, None]:
-        """Its destinations, and the group partitions whose offsets it moves."""
+        """The destinations of its batches, and the group partitions whose offsets it moves."""
         lines: dict[Line, None] = dict.fromkeys(batch.destination for batch in self.batches)
         lines.update(dict.fromkeys(self.group_lines))
         return lines

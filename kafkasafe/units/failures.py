@@ -24,7 +24,7 @@ from kafkasafe.units.transitions import Transitions
 __all__ = ["FailurePolicy", "RequestFailure"]
 
 _PATIENCE: Final = 8
-"""Number of tries of a request inside a transaction before the transaction is aborted: an open one delays readers."""
+"""After this many tries of a request, its transaction is aborted: an open transaction delays readers."""
 _TOO_LARGE: Final = frozenset({10, 18})
 _LOST: Final = frozenset({47, 48, 49, 90})
 """The transaction is over, or never existed: it timed out, or a newer epoch took over."""
@@ -43,7 +43,7 @@ class RequestFailure:
         code: Kafka's error code; None without an answer.
         reason: Human-readable.
         sent: It may have reached a broker.
-        lasting: The same answer came for longer than the producer waits for anything.
+        lasting: The same answer has come for longer than the producer is willing to wait.
     """
 
     code: int | None
@@ -154,7 +154,7 @@ class FailurePolicy:
         if lasting and not transaction.is_shared:
             self._transitions.give_up(transaction.units[0], code or 0, reason)
         elif lasting or code in _LOST or code in DESTINATION_CODES or attempt >= _PATIENCE:
-            # Of several units that share the transaction, fewer share the next one, until one is refused alone.
+            # If several units share the transaction, fewer of them share the next one, until one unit is refused alone.
             self._transitions.abort_and_requeue(transaction, code, reason)
         else:
             self._again(request, attempt, failure)

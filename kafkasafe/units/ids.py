@@ -15,9 +15,9 @@ __all__ = ["EPOCH_REFUSED", "FENCED", "LAST_EPOCH", "TransactionalIds"]
 FENCED: Final = frozenset({47, 90})
 """Error codes that refuse the epoch: the coordinator granted a newer one, or raised it after a timeout."""
 EPOCH_REFUSED: Final = 90
-"""The one of them that a refused unit reports."""
+"""The error code of these two that a refused unit reports."""
 LAST_EPOCH: Final = 0x7FFF - 1
-"""The coordinator never grants the next epoch, but a new producer id."""
+"""After this epoch, the coordinator grants a new producer id, never the next epoch."""
 
 
 class TransactionalIds:
@@ -59,7 +59,7 @@ class TransactionalIds:
         return name in self._pool
 
     def granted(self, name: str) -> Grant | None:
-        """The grant of this id; None while this producer does not hold it."""
+        """The grant of this id; None while this producer does not hold the id."""
         tid = self._known.get(name)
         return None if tid is None else tid.grant
 

@@ -43,7 +43,7 @@ class Units:
     """The units of one lane, from the spool to their ends. See the package.
 
     Args:
-        front: Whether only batches of units precede this one in the queue of its partition.
+        front: Returns whether only batches of units precede this batch in the queue of its partition.
         pool: The number of the lane's own transactional ids.
         most: Largest number of units that share a transaction.
         newest_reading: Number of the reading that began last, in this process.
@@ -104,7 +104,7 @@ class Units:
 
     @property
     def earlier(self) -> Mapping[str, tuple[Unit, m.Ended]]:
-        """By transactional id that a user gave, the unit that earlier incarnations ended last."""
+        """For each transactional id that a user gave, the last unit that earlier incarnations ended."""
         return self._replay.earlier
 
     def get(self, unit_id: bytes) -> Unit | None:
@@ -116,7 +116,7 @@ class Units:
         return self._ids.is_own(transactional_id)
 
     def granted(self, transactional_id: str) -> Grant | None:
-        """The grant of this id; None while this producer does not hold it."""
+        """The grant of this id; None while this producer does not hold the id."""
         return self._ids.granted(transactional_id)
 
     def is_open(self, destination: int) -> bool:
@@ -124,7 +124,7 @@ class Units:
         return self._ids.is_open(destination)
 
     def held_up(self, unit: Unit) -> bool:
-        """Whether the unit waits for one that `decide` left out, or shares a transaction with one.
+        """Whether the unit waits for a unit that `decide` left out, or shares a transaction with such a unit.
 
         Any thread may call it.
         """
@@ -139,11 +139,11 @@ class Units:
         offsets: tuple[m.GroupOffsets, ...],
         readings: Mapping[GroupPartition, Reading] = MappingProxyType({}),
     ) -> Unit:
-        """Add a new unit, after all earlier ones. `closed` is called when its batches are sealed.
+        """Add a new unit, after all earlier ones. The caller calls `closed` when the unit's batches are sealed.
 
         Args:
             unit_id: 16 bytes.
-            transactional_id: The user's; empty: the unit gets one of the lane's own.
+            transactional_id: The user's transactional id; empty: the unit gets one of the lane's own.
             offsets: The offsets of consumer groups.
             readings: The readings of consumers that these offsets belong to.
         """
@@ -174,7 +174,7 @@ class Units:
         self._out.change()
 
     def look(self) -> None:
-        """Note that a batch that preceded one of a unit was delivered or given up."""
+        """Note that a batch before a unit's batch was delivered or given up."""
         self._out.change(changed=bool(self._units))
 
     def moved(self) -> None:
@@ -193,11 +193,11 @@ class Units:
             self._ids.fence(tid)
 
     def vacate(self, destination: int, reason: str) -> bool:
-        """Requeue units of a partition whose log will be compared. False: call again after each answer."""
+        """Requeue the units of a partition before its log is surveyed. If False, call again after each answer."""
         return self._schedule.abort_on_partition(destination, reason)
 
     def give_up(self, unit: Unit, code: int, reason: str) -> bool:
-        """Give a unit up. Returns False if that is too late, because it is committed."""
+        """Give a unit up. Returns False if it is too late, because the unit is committed."""
         return self._transitions.give_up(unit, code, reason)
 
     # -- answers ---------------------------------------------------------------------------------------------------
@@ -216,7 +216,8 @@ class Units:
         self._out.change()
 
     def aborted(self, action: InitProducerId, code: int) -> bool | None:
-        """Note the answer to EndTxn before InitProducerId with `keep`. Whether to send InitProducerId; None: not yet.
+        """Note the answer to EndTxn before InitProducerId with `keep`. Returns whether to send InitProducerId; None:
+        not yet.
 
         InitProducerId ends an open transaction of any producer: the coordinator checks the epoch only if no transaction
         is open. So a producer whose EndTxn is refused stops here, unless an earlier answer was lost: then the new epoch
@@ -236,7 +237,7 @@ class Units:
         return True
 
     def unanswered(self, action: InitProducerId, *, ended: bool) -> None:
-        """Note that EndTxn (`ended`) or InitProducerId had no answer, so it may have been carried out."""
+        """Note that EndTxn (`ended`) or InitProducerId had no answer, so the request may have been carried out."""
         if not _valid(action):
             return
         if not ended:
@@ -292,7 +293,9 @@ class Units:
         self._transitions.commit(action.transaction)
 
     def described(self, action: DescribeTxn, committed: bool | None) -> None:
-        """Note the outcome that follows from the coordinator's description; None: it decides nothing."""
+        """Note the outcome that follows from the coordinator's description; None: the description does
+        not decide it.
+        """
         if not _valid(action):
             return
         if committed is None:
@@ -325,7 +328,7 @@ class Units:
             self._transitions.release(transaction)
 
     def put_aside(self, unit: Unit, *, kept: bool, reason: str = "") -> None:
-        """Note whether the unit's records are durable in `rejected/`. If not, they are kept later, after a pause."""
+        """Note whether the unit's records are durable in `rejected/`. If not, the shell tries again after a pause."""
         if not kept:
             self._out.ask(RetryLater(UnitPause(unit), unit.tries + 1, unit.code, reason, slow=True))
             return
@@ -341,7 +344,7 @@ class Units:
             code: Kafka's error code; None without an answer.
             reason: Human-readable.
             sent: The request may have reached a broker.
-            lasting: The same answer came for longer than the producer waits for anything.
+            lasting: The same answer has come for longer than the producer is willing to wait.
         """
         if _valid(action):
             self._failures.failed(action, RequestFailure(code, reason, sent, lasting))
@@ -350,7 +353,8 @@ class Units:
         """Note the end of the pause of a RetryLater."""
         if isinstance(action, UnitPause):
             if action.unit.phase is Phase.REFUSED and not action.unit.resting:
-                # Its records could not be kept. A unit that paused before its refusal is being kept already.
+                # The unit's records could not be saved. If the unit paused before it was refused, they are being saved
+                # already.
                 self._out.ask(Refuse(action.unit))
             action.unit.wake()
             self._out.change()
@@ -366,7 +370,9 @@ class Units:
 
     @property
     def staging(self) -> Sequence[Transaction]:
-        """Transactions whose STAGED marks `take_marks` returned. Call `staged` for each once they are durable."""
+        """Transactions whose STAGED marks `take_marks` returned. Call `staged` for each transaction once its marks are
+        durable.
+        """
         return self._out.staging
 
     @property

@@ -48,7 +48,7 @@ class Lines:
             self._bare.remove(entry)
 
     def move(self, unit: Unit, before: Iterable[int]) -> None:
-        """Update the lines of a unit whose batch was divided: it keeps its place on each destination."""
+        """Update the lines of a unit whose batch was divided: the unit keeps its place on each destination."""
         entry = unit.transaction or unit
         former, now = set(before), unit.destinations
         for destination in former.difference(now):
@@ -122,7 +122,7 @@ class Lines:
         return all(self._lines[line][0] is entry for line in lines)
 
     def all_issued_before(self, transaction: Transaction) -> bool:
-        """Whether the batches of all earlier entries of its destinations were passed on to be appended."""
+        """Whether all earlier entries of the transaction's destinations have passed on their batches to be appended."""
         return all(self._issued_before(transaction, destination) for destination in transaction.destinations)
 
     def _issued_before(self, transaction: Transaction, destination: int) -> bool:
@@ -136,7 +136,7 @@ class Lines:
     # -- the logs --------------------------------------------------------------------------------------------------
 
     def in_order(self, transaction: Transaction) -> bool:
-        """Whether it comes after all earlier units in the logs."""
+        """Whether the transaction comes after all earlier units in the logs."""
         places = transaction.places
         for batch in transaction.batches:
             place = places.get(batch.handle, -1)
@@ -150,7 +150,7 @@ class Lines:
         for batch in entry.batches:
             place = places.get(batch.handle, -1)
             if place >= 0 and alone:
-                # This replaces a higher offset, as a log may have been truncated meanwhile.
+                # This replaces a higher offset, because the log may have been truncated meanwhile.
                 self._floor[batch.destination] = place + batch.count - 1
             elif place >= 0:
                 self.raise_floor(batch.destination, place + batch.count - 1)

@@ -18,7 +18,8 @@ class UnitOutbox:
     Attributes:
         staging: Transactions whose STAGED marks are among the marks.
         ending: Units whose ENDED mark is among the marks.
-        too_large: Units with a batch that is too large for the cluster. It is divided, and the unit prepared again.
+        too_large: Units with a batch that is too large for the cluster. The batch is divided, and the unit is prepared
+            again.
     """
 
     def __init__(self) -> None:
@@ -28,7 +29,7 @@ class UnitOutbox:
         self._actions: list[Action] = []
         self._marks: list[m.Mark] = []
         self._begun_marks: list[m.Mark] = []
-        """Nothing depends on them, so they are written together with marks that something depends on."""
+        """Nothing waits for these marks, so they are written together with marks that something waits for."""
         self._changed = False
 
     # -- decisions -------------------------------------------------------------------------------------------------

@@ -27,11 +27,11 @@ def outcome_of(grant: Grant, state: str, producer_id: int, epoch: int, *, own: b
     if producer_id != grant.producer_id or epoch != grant.epoch + 1:
         return None
     if grant.protocol >= 2 and state in _COMMITTED:
-        # Its end raised the epoch by one. A higher epoch means that other transactions followed.
+        # The end of the transaction raised the epoch by one. A higher epoch means that other transactions followed.
         return True
     if own and state in _ABORTED:
-        # With protocol 1, it timed out or was fenced while it was open. A commit does not raise the epoch, and a
-        # described commit may be that of an earlier transaction. For a user's id, the outcome is asked for after
-        # InitProducerId.
+        # With protocol 1, the transaction timed out or was fenced while it was open. If the coordinator describes a
+        # commit, that proves nothing: a commit does not raise the epoch, so it may be the commit of an earlier
+        # transaction. For a user's id, the outcome is asked for after InitProducerId.
         return False
     return None

@@ -1,4 +1,4 @@
-"""Decides which readings are broken off and which units are superseded. Each unit of a reading continues the last."""
+"""Decides which readings are broken off and which units are superseded. In a reading, each unit continues the last."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kafkasafe.units.unit import Transaction, Unit
 __all__ = ["Break", "ReadingOrder"]
 
 Break = dict[GroupPartition, tuple[int, int]]
-"""By group partition: the newest reading with a dropped unit, and the number of the first dropped unit."""
+"""For each group partition: the newest reading with a dropped unit, and the number of the first dropped unit."""
 
 
 class ReadingOrder:
@@ -16,7 +16,7 @@ class ReadingOrder:
 
     def __init__(self) -> None:
         self._broken: dict[GroupPartition, int] = {}
-        """The newest reading with a dropped unit. Units of it that are accepted later are dropped as well."""
+        """The newest reading with a dropped unit. Units of this reading that are accepted later are dropped as well."""
         self._reached: dict[GroupPartition, tuple[int, int, int]] = {}
         """The last committed offset, its reading, and the newest reading that had begun by then."""
 
@@ -28,7 +28,7 @@ class ReadingOrder:
         )
 
     def is_superseded(self, unit: Unit) -> bool:
-        """Whether another reading moved the group, after this unit's reading began, past the start of this reading.
+        """Whether, since this unit's reading began, another reading has moved the group past the start of this one.
 
         1. A consumer that uses `assign`, and so has no generation, is closed. Its unit with records 0 to 9 waits in the
            spool.

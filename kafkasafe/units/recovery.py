@@ -43,9 +43,9 @@ class UnitReplay:
         self._staged_under: dict[Unit, TransactionalId] = {}
         """By staged unit, its transactional id."""
         self._former: dict[int, int] = {}
-        """By number of a reading in earlier incarnations, its number in this one."""
+        """By the number that a reading had in an earlier incarnation, the number that it has in this one."""
         self.earlier: dict[str, tuple[Unit, m.Ended]] = {}
-        """By transactional id that a user gave, the unit that earlier incarnations ended last."""
+        """For each transactional id that a user gave, the last unit that earlier incarnations ended."""
 
     def recover(self, mark: m.Unit, position: int, accepted_at: int) -> Unit:
         """Take a UNIT mark; the unit's batches follow."""
@@ -159,7 +159,7 @@ class UnitReplay:
                 and unit.phase is Phase.STAGED
                 and (unit.code or not self._lines.is_first(transaction, transaction.group_lines))
             ):
-                # An earlier version wrote its offset before the earlier units were committed.
+                # An earlier version of kafkasafe wrote the unit's offset before the earlier units were committed.
                 self._transitions.ask_outcome(transaction)
         if not paused:
             for unit in ordered:

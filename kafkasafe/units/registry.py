@@ -18,7 +18,9 @@ class UnitRegistry:
         self._numbers = 0
         self._units: dict[bytes, Unit] = {}
         self._batchless: dict[bytes, Unit] = {}
-        """The units among them without batches, apart: each turn looks at these, and must not look at all units."""
+        """The units without batches, in a separate dict: each turn examines these, and must not have to examine all
+        units.
+        """
 
     def make(
         self,

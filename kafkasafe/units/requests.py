@@ -25,7 +25,8 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class InitProducerId:
-    """InitProducerId: `fenced`. With `keep`, it fails if another producer has taken the id over meanwhile.
+    """Send InitProducerId (answer: `fenced`). With `keep`, it fails if another producer has taken the id over
+    meanwhile.
 
     With `timed_out`, `keep` has the epoch that the coordinator sets when it aborts a transaction after a timeout.
     """
@@ -38,7 +39,7 @@ class InitProducerId:
 
 @dataclass(frozen=True, slots=True)
 class AddPartitions:
-    """Add the partitions to the transaction: `joined`."""
+    """Add the partitions to the transaction (answer: `joined`)."""
 
     tid: TransactionalId
     turn: int
@@ -47,7 +48,7 @@ class AddPartitions:
 
 @dataclass(frozen=True, slots=True)
 class Produce:
-    """Append a batch: `appended`. The batches of a partition are sent in the order of these actions."""
+    """Append a batch (answer: `appended`). The batches of a partition are sent in the order of these actions."""
 
     tid: TransactionalId
     turn: int
@@ -58,7 +59,7 @@ class Produce:
 
 @dataclass(frozen=True, slots=True)
 class CommitOffsets:
-    """Write offsets of a group inside the transaction: `noted`.
+    """Write offsets of a group inside the transaction (answer: `noted`).
 
     The marker has `index` -1. It is an offset of a group with the name of the transactional id, whose metadata is the
     id of the unit.
@@ -72,7 +73,7 @@ class CommitOffsets:
 
 @dataclass(frozen=True, slots=True)
 class EndTxn:
-    """Send EndTxn with commit, under the id's grant: `ended`."""
+    """Send EndTxn with commit, under the id's grant (answer: `ended`)."""
 
     tid: TransactionalId
     turn: int
@@ -81,7 +82,7 @@ class EndTxn:
 
 @dataclass(frozen=True, slots=True)
 class DescribeTxn:
-    """Ask the coordinator for a description of the transaction: `described`."""
+    """Ask the coordinator for a description of the transaction (answer: `described`)."""
 
     tid: TransactionalId
     turn: int
@@ -90,9 +91,9 @@ class DescribeTxn:
 
 @dataclass(frozen=True, slots=True)
 class FindOutcome:
-    """Find out from the marker or the log whether the transaction was committed: `told`.
+    """Find out from the marker or the log whether the transaction was committed (answer: `told`).
 
-    With `by_log`, only from the log: a successor's transaction may contain our marker.
+    With `by_log`, only the log counts: a successor's transaction may contain our marker.
     """
 
     tid: TransactionalId
@@ -103,7 +104,7 @@ class FindOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Keep the unit's records in `rejected/`, durably: `put_aside`."""
+    """Save the unit's records in `rejected/`, durably (answer: `put_aside`)."""
 
     unit: Unit
 
@@ -120,7 +121,7 @@ Request = InitProducerId | AddPartitions | Produce | CommitOffsets | EndTxn | De
 
 @dataclass(frozen=True, slots=True)
 class RetryLater:
-    """Repeat an action after a pause: `again`."""
+    """Repeat an action after a pause (answer: `again`)."""
 
     action: Request | UnitPause
     attempt: int

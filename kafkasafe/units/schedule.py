@@ -23,7 +23,7 @@ class Schedule:
     """Begins units when they may be begun, and continues with those in progress.
 
     Args:
-        front: Whether only batches of units precede this one in the queue of its partition.
+        front: Returns whether only batches of units precede this batch in the queue of its partition.
         units: The unfinished units.
         lines: Their order.
         readings: The state of their consumers' readings.
@@ -70,7 +70,7 @@ class Schedule:
             self._go_on()
 
     def held_up(self, unit: Unit) -> bool:
-        """Whether the unit waits for one that `Units.decide` left out, or shares a transaction with one.
+        """Whether the unit waits for a unit that `Units.decide` left out, or shares a transaction with such a unit.
 
         Any thread may call it.
         """
@@ -91,11 +91,11 @@ class Schedule:
 
         The topic may have been recreated, without the batches of a prepared transaction. The coordinator would commit
         that transaction in spite of this, because it knows topics by name. So a transaction that can be aborted is
-        aborted, and prepared again afterwards. One that may be committed is brought to its end first, and then its
-        batches are compared as well.
+        aborted, and prepared again afterwards. A transaction that may be committed is brought to its end first, and
+        then its batches are compared as well.
 
         Returns:
-            Whether no transaction with the partition is left. If not, call it again after each answer.
+            Whether no transaction with the partition is left. If one is left, call this method again after each answer.
         """
         vacant = not self._ids.is_open(destination)
         for transaction in self._ids.under_way:
@@ -166,7 +166,7 @@ class Schedule:
                     tid.send_end()
                     self._out.ask(EndTxn(tid, tid.turn, transaction))
                 elif tid.fresh:
-                    # An earlier incarnation staged it, and may have sent EndTxn: ask for the outcome.
+                    # An earlier incarnation staged the transaction, and may have sent EndTxn: ask for the outcome.
                     self._transitions.ask_outcome(transaction)
                 else:
                     self._transitions.abort_and_requeue(
@@ -182,7 +182,7 @@ class Schedule:
         return self._only is None or self._only.issuperset(each.unit_id for each in units)
 
     def _write_offsets(self, transaction: Transaction, tid: TransactionalId) -> None:
-        """Write the offsets of the next group, when no earlier unit is going to move it.
+        """Write the offsets of the next group, if no earlier unit will still move that group.
 
         1. Two units of a consumer are prepared at once. The answer to the first one's TxnOffsetCommit is lost.
         2. The second unit writes its offset.
@@ -214,7 +214,7 @@ class Schedule:
             self._out.ask(CommitOffsets(tid, tid.turn, transaction, -1))
 
     def stage_if_whole(self, transaction: Transaction) -> None:
-        """Write the STAGED marks of its units if the transaction is completely appended."""
+        """If the transaction is completely appended, write the STAGED marks of its units."""
         tid, grant = transaction.tid, transaction.grant
         if tid is None or not transaction.is_whole:
             return
@@ -228,5 +228,7 @@ def _begun(unit: Unit, tid: TransactionalId, grant: Grant) -> m.Begun:
 
 
 def adds_itself(transaction: Transaction) -> bool:
-    """Whether Produce adds its partition (KIP-890). With several partitions, such requests would disturb each other."""
+    """Whether Produce itself adds the partition (KIP-890). With several partitions, such requests would disturb each
+    other.
+    """
     return transaction.grant.protocol >= 2 and len(transaction.destinations) == 1

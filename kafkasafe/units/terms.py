@@ -32,7 +32,7 @@ GroupPartition: TypeAlias = tuple[str, str, int]
 """(group, topic, partition): a consumer group's offset of one partition."""
 
 Line: TypeAlias = int | GroupPartition
-"""What units are put in order for: a destination, or a group's offset of a partition."""
+"""Units are ordered for each line separately. A line is a destination, or a group's offset of a partition."""
 
 POOL: Final = 4
 """Number of a lane's transactional ids. A lane has at most as many transactions in progress."""
@@ -46,23 +46,25 @@ class Phase(enum.Enum):
     """The phase of a unit between the spool and its end."""
 
     WAITING = "waiting"
-    """It waits in its lines, or is being written."""
+    """The unit waits in its lines, or is being written to the spool."""
     BEGUN = "begun"
     """It has a transactional id."""
     APPENDING = "appending"
-    """Its batches and its marker are being appended."""
+    """The unit's batches and its marker are being appended."""
     STAGING = "staging"
-    """It is completely appended, and its STAGED mark is being written."""
+    """The unit is completely appended, and its STAGED mark is being written."""
     STAGED = "staged"
     """It may be committed when its turn comes."""
     ENDING = "ending"
     """EndTxn was, or may have been, sent."""
     ASKING = "asking"
-    """The outcome is unknown, and is being asked for."""
+    """The outcome is unknown: the shell asks the cluster for it."""
     COMMITTED = "committed"
-    """It is committed, and its ENDED mark is being written."""
+    """The unit is committed, and its ENDED mark is being written."""
     REFUSED = "refused"
-    """It is given up, and readers cannot see it. Its records are being kept, or its ENDED mark is being written."""
+    """The unit is given up, and readers cannot see it. Its records are being saved, or its ENDED mark
+    is being written.
+    """
     OVER = "over"
 
 
@@ -70,7 +72,7 @@ TRANSITIONS: Final[dict[Phase, frozenset[Phase]]] = {
     Phase.WAITING: frozenset({Phase.BEGUN, Phase.REFUSED}),
     Phase.BEGUN: frozenset({Phase.APPENDING, Phase.WAITING, Phase.REFUSED}),
     Phase.APPENDING: frozenset({Phase.STAGING, Phase.WAITING, Phase.REFUSED}),
-    # Waiting: an earlier unit must be prepared again, and this one after it. No EndTxn was sent.
+    # To WAITING if no EndTxn was sent: an earlier unit must be prepared again, and this unit after it.
     Phase.STAGING: frozenset({Phase.STAGED, Phase.WAITING}),
     Phase.STAGED: frozenset({Phase.ENDING, Phase.WAITING, Phase.ASKING}),
     Phase.ENDING: frozenset({Phase.COMMITTED, Phase.ASKING}),
@@ -124,4 +126,4 @@ class Reading:
 NO_READING: Final = Reading(0)
 """The reading of a unit whose consumer is unknown."""
 OLDEST: Final = -(1 << 62)
-"""The number of all readings of earlier versions, which did not distinguish them."""
+"""The number of every reading that an earlier version recorded. Those versions did not distinguish readings."""

@@ -17,7 +17,7 @@ __all__ = ["MOST", "Sharing", "transaction_of"]
 MOST: Final = 128
 """Largest number of units that share a transaction."""
 _MOST_BYTES: Final = 8 * 1024 * 1024
-"""Their largest total size: after a failure all of it is prepared again, and all of it is copied to be sent."""
+"""Largest total size of these units: all of it is copied to be sent, and prepared again after a failure."""
 _FEWER_BITS: Final = 3
 """After a failure, an eighth as many units share a transaction."""
 
@@ -39,7 +39,7 @@ class Sharing:
 
         Args:
             unit: No waiting unit precedes it.
-            fits: Whether another unit may be begun, apart from its turn.
+            fits: Returns whether another unit may be begun, leaving aside whose turn it is.
         """
         found = [unit]
         most = _fellows(unit, self._most)
@@ -67,7 +67,8 @@ class Sharing:
                 and len(found) < fellows
                 and members.admit(other)
                 and fits(other)
-                # No other entry is between them. On its own lines, only entries precede it that the first one awaits.
+                # On shared lines, no other entry is between the units. On its other lines, `other` waits only for
+                # entries that the first unit waits for as well.
                 and all(
                     heads[at] is other if at in heads else self._is_right_after(other, at, ahead)
                     for at in other.lines
@@ -90,7 +91,7 @@ class Sharing:
         return found
 
     def _is_right_after(self, other: Unit, line: Line, ahead: Container[Entry]) -> bool:
-        """Whether only these entries precede it on this line."""
+        """Whether only these entries precede the unit on this line."""
         return all(
             each in ahead
             for each in itertools.takewhile(lambda each: each is not other, self._lines.at(line))
@@ -158,8 +159,8 @@ def _fellows(unit: Unit, most: int) -> int:
 
     1. 128 units share a transaction. A broker refuses a batch of one of them, again and again.
     2. Then 16 of them share a transaction, then 2. The third failure shows whose batch is refused.
-    3. If a broker's crash was the cause instead, the next transaction still commits 16 units at once. One by one, a
-       backlog would last for as long as brokers fail now and then.
+    3. If a broker's crash was the cause instead, the next transaction still commits 16 units at once. If units went one
+       by one, a backlog would last for as long as brokers fail now and then.
     """
     if unit.transactional_id or not (unit.batches or unit.group_lines):
         return 1

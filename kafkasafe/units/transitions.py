@@ -20,7 +20,7 @@ from kafkasafe.units.unit import Entry, Transaction, TransactionalId, Unit
 __all__ = ["MOVED_ON", "Transitions"]
 
 _UNDER_WAY: Final = frozenset({Phase.BEGUN, Phase.APPENDING, Phase.STAGING, Phase.STAGED})
-"""In a transaction for which this incarnation sent no EndTxn."""
+"""Phases of a transaction for which this incarnation sent no EndTxn."""
 _RETRACTABLE: Final = frozenset({Phase.WAITING, Phase.BEGUN, Phase.APPENDING})
 """The unit's offsets are not written yet."""
 MOVED_ON: Final = (
@@ -104,15 +104,16 @@ class Transitions:
     def requeue_followers(self, entry: Entry) -> None:
         """Requeue the transactions that follow a requeued entry, in order.
 
-        They could not be committed, and meanwhile would occupy transactional ids that this entry or unrelated units
-        need. An entry that follows one of them on another partition is requeued as well.
+        These transactions could not be committed now, but would occupy transactional ids that this entry or unrelated
+        units need. An entry that follows one of these transactions on another partition is requeued as well.
         """
         lines = set(entry.lines)
         for other in self._ids.under_way:
             if other.number <= entry.number or other.phase not in _UNDER_WAY or lines.isdisjoint(other.lines):
                 continue
             if other.tid is not None and other.tid.fresh:
-                # An earlier incarnation may have sent EndTxn. Its followers are requeued when it is.
+                # An earlier incarnation may have sent EndTxn. The followers of that transaction are requeued when it is
+                # requeued.
                 self.ask_outcome(other)
                 continue
             self.abort(other)
@@ -188,7 +189,7 @@ class Transitions:
             return
         first = transaction.units[0]
         if transaction.end_refused and transaction.tid is not None and not first.code:
-            # So it was open until it timed out, or until a successor took over: `ids._late` decides which.
+            # So the transaction was open until it timed out, or until a successor took over: `ids._late` decides which.
             transaction.tid.note_open()
             self.abort_and_requeue(transaction, EPOCH_REFUSED, first.reason)
             return
@@ -237,14 +238,14 @@ class Transitions:
             self._moved[line] = transaction.reading(line).number
 
     def drop_superseded(self) -> None:
-        """Drop units of other readings with records of the units that were committed since the last call.
+        """Drop units of other readings that contain records of units committed since the last call.
 
         1. A program closes its producer with a unit of records 0 to 9 in progress. Its consumer goes back to 0, and a
            unit of another reading has records 0 to 19.
         2. The second producer commits the first unit, and is closed.
-        3. The third one does not know how far the first unit moved the group, and would commit the second one.
+        3. The third producer does not know how far the first unit moved the group, and would commit the second unit.
 
-        So the ENDED marks of both are written in one group.
+        So the ENDED marks of both units are written in one group.
         """
         moved, self._moved = self._moved, {}
         late: dict[int, Unit] = {}
@@ -276,7 +277,7 @@ class Transitions:
         self._out.change()
 
     def give_up(self, unit: Unit, code: int, reason: str) -> bool:
-        """Give a unit up. Returns False if that is too late, because it is committed."""
+        """Give a unit up. Returns False if it is too late, because the unit is committed."""
         unit.blame(code, reason)
         transaction = unit.transaction
         if transaction is None:
@@ -318,7 +319,7 @@ class Transitions:
         self._out.change()
 
     def leave_group(self, transaction: Transaction, group: str, code: int, reason: str) -> None:
-        """Drop the units of a transaction whose consumer is refused by this group."""
+        """Drop the units of a transaction whose consumer this group refuses."""
         if transaction.is_shared:
             self._break_up(transaction)
         for each in transaction.units:
@@ -338,9 +339,9 @@ class Transitions:
         3. The second unit was accepted in the new generation, so the group would accept it. Then records 10 to 19 would
            be in no output, and would not be read again.
 
-        So the second unit is dropped as well, and the consumer must go back to 10. All their marks are written in one
-        group with that of the first: the next incarnation takes all units of an earlier one for one reading, and so
-        needs only their order. A unit that is not written by then is never written (`Unit.void`).
+        So the second unit is dropped as well, and the consumer must go back to 10. The marks of all these units are
+        written in one group. The next incarnation treats all units of an earlier one as one reading, so it needs only
+        their order. A unit that is not written by then is never written (`Unit.void`).
         """
         dropped, self._drops = self._drops, []
         broken: Break = {}

@@ -33,11 +33,11 @@ class Unit(UnitContent):
         transactional_id: The user's; empty: it gets one of the lane's own.
         offsets: The offsets of consumer groups.
         readings: By group partition, the reading that the offset belongs to.
-        recorded: The readings as in its READ mark; empty if it has none.
+        recorded: The readings as in the unit's READ mark; empty without such a mark.
         batches: In order. The parts of a divided batch take its place.
         durable: It is on disk.
-        position: Spool position of the group that has it, or of an earlier one.
-        accepted_at: Spool position of the group that had it first.
+        position: Spool position of the group that has the unit, or of an earlier group.
+        accepted_at: Spool position of the group that had the unit first.
         phase: See `TRANSITIONS`.
         grant: The grant of its last try.
         sequences: By handle, the base sequence of the batch in its last try.
@@ -45,11 +45,11 @@ class Unit(UnitContent):
         epochs: By handle, the leader epoch under which it was appended; -1 if unknown.
         tries: How often it was requeued.
         resting: It waits for the end of a pause.
-        code: Kafka's error code for which it was refused.
+        code: Kafka's error code for which the unit was refused.
         reason: Why it was refused, human-readable.
-        dropped: It is refused without being kept: its consumers read the same records again.
+        dropped: The unit is refused and its records are not kept: its consumers read the same records again.
         ended: Its fate is decided.
-        transaction: Its transaction; None: it waits in its lines, or was refused.
+        transaction: Its transaction; None: the unit waits in its lines, or was refused.
         group_lines: The group partitions whose offsets it moves.
     """
 
@@ -86,7 +86,7 @@ class Unit(UnitContent):
     # -- the spool --------------------------------------------------------------------------------------------------
 
     def note_readings(self) -> None:
-        """Note the readings of its offsets for its READ mark."""
+        """Note the readings of the unit's offsets, for its READ mark."""
         mine = map(self.reading, self.group_lines)
         self.recorded = tuple((each.number, each.start) for each in mine)
 
@@ -95,7 +95,7 @@ class Unit(UnitContent):
         self.durable, self.position = True, position
 
     def read(self, position: int, accepted_at: int) -> None:
-        """Note that an earlier incarnation wrote it."""
+        """Note that an earlier incarnation wrote the unit."""
         self.readings = dict.fromkeys(self.group_lines, Reading(OLDEST))
         self.durable, self.position, self.accepted_at = True, position, accepted_at
 
@@ -107,7 +107,7 @@ class Unit(UnitContent):
         self.readings.update(readings)
 
     def renumber(self, number: int) -> None:
-        """Set its place among the recovered units."""
+        """Set the unit's place among the recovered units."""
         self.number = number
 
     # -- batches ---------------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ class Unit(UnitContent):
         self.batches.append(batch)
 
     def add_part(self, parent: Member, part: Member) -> None:
-        """Insert a part of a batch that is being divided before the batch itself."""
+        """Insert a part right before the batch that is being divided."""
         self.batches.insert(self.batches.index(parent), part)
 
     def remove(self, batch: Member) -> None:
@@ -140,7 +140,7 @@ class Unit(UnitContent):
         self.epochs.clear()
 
     def enter(self, transaction: Transaction) -> None:
-        """Note its transaction, which stands for it in the lines."""
+        """Note the unit's transaction, which stands for the unit in the lines."""
         self.transaction = transaction
 
     def leave(self) -> None:
@@ -163,12 +163,12 @@ class Unit(UnitContent):
         self.epochs[handle] = leader_epoch
 
     def read_epoch(self, handle: int, leader_epoch: int) -> None:
-        """Note the leader epoch of a batch from its group in the spool, unless it is known."""
+        """Note the leader epoch of a batch from its group in the spool, unless the epoch is known already."""
         self.epochs.setdefault(handle, leader_epoch)
 
     @property
     def placed(self) -> tuple[m.Placed, ...]:
-        """The places of its batches, for its STAGED mark."""
+        """The places of the unit's batches, for its STAGED mark."""
         return tuple(
             m.Placed(
                 batch.destination,
@@ -183,7 +183,7 @@ class Unit(UnitContent):
     def read_staged(self, grant: Grant, places: Sequence[m.Placed]) -> None:
         """Take a STAGED mark of an earlier incarnation."""
         handles = {batch.position: batch.handle for batch in self.batches}
-        # In their order in the mark: the first one determines where the marker is.
+        # Sort batches as in the mark: the first batch determines where the marker is.
         order = {place.position: index for index, place in enumerate(places)}
         self.batches.sort(key=lambda batch: order.get(batch.position, len(order)))
         for place in places:
@@ -200,7 +200,7 @@ class Unit(UnitContent):
         self.places.clear()
 
     def read_void(self) -> None:
-        """Note that its transaction will not be committed: it is prepared again."""
+        """Note that the unit's transaction will not be committed: the unit is prepared again."""
         self.phase = Phase.WAITING
 
     # -- tries and fate --------------------------------------------------------------------------------------------
@@ -235,11 +235,11 @@ class Unit(UnitContent):
         self.reason = reason
 
     def drop(self, *, dropped: bool = True) -> None:
-        """Do not keep its records if it is refused: its consumers read the same records again."""
+        """If the unit is refused, do not keep its records: its consumers read the same records again."""
         self.dropped = dropped
 
     def pass_transaction(self) -> None:
-        """Commit it without a transaction, as it has nothing to deliver."""
+        """Commit the unit without a transaction, because it has nothing to deliver."""
         self.phase = Phase.COMMITTED
 
     def read_over(self) -> None:
@@ -258,13 +258,13 @@ class Unit(UnitContent):
 
     @property
     def void(self) -> bool:
-        """Whether it ended before it was written, so that it must not be written."""
+        """Whether the unit ended before it was written, so that it must not be written any more."""
         return self.ended and not self.durable
 
 
 @dataclass(slots=True, eq=False)
 class Transaction(UnitContent):
-    """One try to commit units together. It stands for them in their lines.
+    """One try to commit units together. In the lines, the transaction stands for its units.
 
     Attributes:
         units: In order. The id of the first one is the marker.
@@ -310,7 +310,7 @@ class Transaction(UnitContent):
 
     @property
     def number(self) -> int:
-        """The number of its first unit, which determines its turn."""
+        """The number of the first unit, which determines the transaction's turn."""
         return self.units[0].number
 
     @property
@@ -348,7 +348,7 @@ class Transaction(UnitContent):
         self.move(Phase.BEGUN)
 
     def restore(self) -> None:
-        """Restore it as an earlier incarnation staged it."""
+        """Restore a transaction as an earlier incarnation staged it."""
         for each in self.units:
             each.enter(self)
         self.issued = True
@@ -385,7 +385,7 @@ class Transaction(UnitContent):
         return index
 
     def note(self, index: int) -> bool:
-        """Note the written offsets of a group. Returns whether those of another one follow."""
+        """Note the written offsets of a group. Returns whether another group's offsets follow."""
         self.notes_left -= 1
         more = index + 1 < len(self.offsets)
         if more:
@@ -398,7 +398,7 @@ class Transaction(UnitContent):
         return not self.notes_left and self.placed >= len(self.batches)
 
     def explain(self, reason: str) -> None:
-        """Note why a request failed, unless several units share it: it is unknown which one caused the failure."""
+        """Note why a request failed, unless several units share the transaction: then the failing unit is unknown."""
         if not self.is_shared:
             self.units[0].explain(reason)
 
@@ -407,7 +407,7 @@ class Transaction(UnitContent):
         self.end_refused = True
 
     def forget_refused_end(self) -> None:
-        """Note that the log does not show whether it was committed before EndTxn was refused."""
+        """Note that the log does not show whether the transaction was committed before EndTxn was refused."""
         self.end_refused = False
 
     def leave_id(self) -> TransactionalId | None:
@@ -443,8 +443,9 @@ class TransactionalId:
         opened: The coordinator has a transaction open under the latest grant, because it acknowledged a request of it.
             EndTxn was not sent.
         unsure: An InitProducerId of this turn had no answer, and may have been carried out.
-        alone: Earlier in this turn, no other producer had taken the id over.
-        aborting: Destinations of the transaction that is being aborted. It may be open until that is answered.
+        alone: An answer in this turn showed that no other producer had taken the id over.
+        aborting: Destinations of the transaction that is being aborted. It may be open until the request to abort is
+            answered.
         attempts: By request of this turn, how often it has failed.
     """
 
@@ -470,7 +471,7 @@ class TransactionalId:
 
     @property
     def is_free(self) -> bool:
-        """Whether a transaction may be begun under it, now or with the next grant."""
+        """Whether a transaction may be begun under this id, now or with the next grant."""
         return self.transaction is None and not self.fencing
 
     # -- the grant -------------------------------------------------------------------------------------------------
@@ -555,12 +556,12 @@ class TransactionalId:
             self.sequences.clear()
 
     def abort(self, destinations: Iterable[int]) -> None:
-        """Note that its transaction is being aborted."""
+        """Note that the id's transaction is being aborted."""
         self.transaction = None
         self.aborting = self.aborting.union(destinations)
 
     def leave(self) -> None:
-        """Note that its transaction is over or aborted."""
+        """Note that the id's transaction is over or aborted."""
         self.transaction = None
 
     def release(self) -> None:

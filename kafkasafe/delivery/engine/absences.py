@@ -17,7 +17,7 @@ _GRACE_S: Final = 60.0
 
 
 class Absences:
-    """See the module; what proves it is decided in `kafkasafe.cluster.absence`."""
+    """See the module. `kafkasafe.cluster.absence` decides what proves that a partition does not exist."""
 
     def __init__(self, context: EngineContext) -> None:
         self._context = context

@@ -1,4 +1,4 @@
-"""How far callers run ahead of the cluster: `limits/run_ahead.py`, fed with their parcels.
+"""Measures how far callers run ahead of the cluster, by passing their parcels to `limits/run_ahead.py`.
 
 Only the pump's thread changes the counts, because a Ctrl-C in a caller could interrupt an addition and leave a wrong
 sum. A caller only registers its parcels. Batches that earlier runs of the program left in the spool are not counted.
@@ -18,7 +18,7 @@ __all__ = ["Ahead"]
 class Ahead:
     """Counts the bytes of parcels from `submit` until their fate is known.
 
-    Call the methods with the ledger's lock held. Any thread may read `is_far` and `has_eased` without it.
+    Call the methods with the ledger's lock held. Any thread may read `is_far` and `has_eased` without the lock.
 
     Args:
         limit_bytes: The option `run_ahead_bytes`. None: no caller ever waits.

@@ -1,4 +1,4 @@
-"""What an answer of the cluster says besides its content."""
+"""Separates usable answers of the cluster from errors and failed requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ A = TypeVar("A", bound=Answer)
 
 
 class NoAnswerError(Exception):
-    """A request of an inquiry has no answer, or an error as answer.
+    """A request of an inquiry got no answer, or an error.
 
     Attributes:
         reason: Why.

@@ -16,8 +16,9 @@ from kafkasafe.spool.inspection import inspect
 __all__ = ["Binding"]
 
 _ASTRAY_S: Final = 2.0
-"""How long only another cluster must answer until the engine believes that it replaced ours. Until then, a single
-address may lead to a wrong cluster, and the transport tries other brokers."""
+"""If only another cluster answers for this long, the engine concludes that it replaced ours. Until then, a single
+address may lead to a wrong cluster, and the transport tries other brokers.
+"""
 
 
 class Binding:
@@ -49,7 +50,7 @@ class Binding:
                 self._ledger.disk_failed(str(error), full=_is_full(error))
                 if isinstance(error.__cause__, OSError):
                     self._context.own.spool.give_room(error.__cause__)
-                # The directory may be deleted. Nothing else on this thread would restore it meanwhile.
+                # The directory may be deleted. Nothing else on this thread would restore the directory meanwhile.
                 self._disk.look_at_places()
                 self._log.limited(
                     logging.WARNING,
@@ -106,7 +107,7 @@ class Binding:
             self._go_astray(cluster_id, later or message)
 
     def on_other_cluster(self, cluster_id: str) -> None:
-        """Handle a connection to another cluster. The transport has closed it without sending anything."""
+        """Handle a connection to another cluster. The transport has closed the connection without sending anything."""
         if self._context.cluster_id in {None, cluster_id} or self._context.cluster.connected_to_pinned:
             return
         now = self._context.clock.monotonic()

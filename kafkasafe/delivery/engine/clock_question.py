@@ -1,4 +1,6 @@
-"""Asks for the largest timestamp in a partition. If other producers write too, it shows the current time."""
+"""Asks for the largest timestamp in a partition. If other producers write too, that timestamp shows the
+current time.
+"""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class EngineContext:
         post: Puts a message into the inbox, from any thread.
         is_own_thread: Whether the caller is the thread that runs the engine.
         clock: The clock.
-        sleep: Waits for this many seconds, where nothing may continue before a write succeeds.
+        sleep: Waits for this many seconds. Used where nothing may continue before a write succeeds.
         random_fraction: A number in [0, 1), for the length of pauses.
         beside: Runs a slow function on a thread of its own.
         newest_reading: Number of the reading that a consumer of this process began last.
@@ -172,7 +172,9 @@ class EngineContext:
             self.log.exception("on_event failed for %s", event, event="hook_failed")
 
     def raise_interrupt(self, error: BaseException) -> None:
-        """Raise KeyboardInterrupt in the constructor, for its caller. On the own thread it would only end delivery."""
+        """Raise KeyboardInterrupt for the constructor's caller. On the engine's own thread it would
+        only end delivery.
+        """
         if not isinstance(error, Exception) and not self.is_own_thread():
             raise error
 

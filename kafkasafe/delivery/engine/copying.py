@@ -1,4 +1,4 @@
-"""How far a lane's log is being copied forward, and when that is considered again."""
+"""How far a lane's log is being copied forward, and when the engine checks again whether to copy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Copying:
         return now >= self._look_at or used_bytes >= self._looked_bytes + growth_bytes
 
     def look(self, used_bytes: int, next_at: float) -> None:
-        """Note a check now. The next one follows at this time at the latest."""
+        """Note a check now. The next check follows at this time at the latest."""
         self._looked_bytes, self._look_at = used_bytes, next_at
 
     def forget_size(self) -> None:

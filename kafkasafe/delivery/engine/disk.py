@@ -26,10 +26,13 @@ from kafkasafe.record import batch as codec
 __all__ = ["DiskWriter"]
 
 _MEMORY_BYTES: Final = MEMORY_BYTES // 2
-"""Bytes of durable, unfinished batches that stay in memory; the engine reads others back before it sends them. More if
-`run_ahead_bytes` is above its default."""
+"""Bytes of durable, unfinished batches that stay in memory; the engine reads others back before it sends them. The
+limit is higher if `run_ahead_bytes` is above its default.
+"""
 _MANY_TO_DIVIDE_BYTES: Final = 256 * 1024
-"""More bytes than wait until the first answer about a topic: they wait for the end of an outage."""
+"""If more bytes than this wait for their partitions, they wait for the end of an outage, not for a topic's first
+metadata.
+"""
 SPILL_EVERY_S: Final = 0.05
 
 
@@ -61,7 +64,9 @@ class DiskWriter:
             self.write_out(lane)
 
     def write_out(self, lane: Lane) -> bool:
-        """Write all pending groups, decisions first: on a full disk they free space. False: a write failed."""
+        """Write all pending groups. Decisions come first, because they free space on a full disk. False: a write
+        failed.
+        """
         looked = False
         backlog = lane.write_backlog
         while backlog and not lane.lock.lost:
@@ -217,7 +222,7 @@ class DiskWriter:
         if promised:
             self._promise([*self._withheld.pop(lane, []), *parcels])
         else:
-            # Parts of a batch that was durable before are durable already.
+            # Parts of a batch that was durable before count as durable already.
             self._promise([parcel for parcel in parcels if parcel.durable])
             self._withheld.setdefault(lane, []).extend(parcel for parcel in parcels if not parcel.durable)
 
@@ -226,7 +231,7 @@ class DiskWriter:
         """Reserve space for dividing batches that have no partitions yet, before they are written.
 
         Returns:
-            Bytes that wait for their division, these batches included; 0 if none of these does.
+            Bytes that wait for their division, these batches included; 0 if none of these batches waits.
         """
         size = sum(batch.size_bytes for batch in batches if lane.journal.views.chooses(batch.destination))
         if size:
@@ -235,7 +240,7 @@ class DiskWriter:
         return size
 
     def count_to_divide(self, lane: Lane) -> None:
-        """Count the bytes that wait for their partitions again: they changed other than by a write."""
+        """Recount the bytes that wait for their partitions, after something other than a write changed them."""
         if lane.divisions.waiting_bytes or lane.journal.views.has_unchosen:
             lane.divisions.count_waiting(lane.journal.views.unchosen_bytes)
             lane.spool.keep_room(lane.divisions.waiting_bytes)
@@ -338,7 +343,8 @@ class DiskWriter:
             freed = lane.spool.release(position, self._config.retain_acked_bytes, self.retain_since_ms())
             lane.journal.released(lane.spool.first_position)
             if excess > freed:
-                # Pending batches need the space more than delivered ones, so these are deleted even during an outage.
+                # Pending batches need the space more than delivered ones, so delivered ones are deleted even during an
+                # outage.
                 freed += self._give_way(lane, position, excess - freed)
         except SpoolError as error:
             self._log.limited(
@@ -364,7 +370,7 @@ class DiskWriter:
     def tell_newest(self, lane: Lane, position: int) -> None:
         """Write the journal's newest marks before segments up to this position are deleted.
 
-        Skipped while writes fail: they may need the space that the deletion frees.
+        The marks are skipped while writes fail, because writes may need the space that the deletion frees.
         """
         starts = [first for _, first, _ in lane.spool.segments[1:] if first <= position]
         if starts and not lane.write_backlog.attempt:
@@ -462,7 +468,7 @@ def _is_written(parcel: Parcel) -> bool:
     """Return whether the spool has the bytes of this parcel.
 
     1. Small batches of a partition are durable. They are joined into one, whose records are therefore durable.
-    2. Before the joined batch is written, another group is, and the memory for batches is exceeded.
+    2. Before the joined batch is written, another group is written, and the memory for batches is exceeded.
     3. The bytes of the joined batch are in memory only, so they must not be dropped.
     """
     return parcel.durable and parcel.batch is not None and parcel.batch.durable
@@ -489,8 +495,8 @@ def _groups(
 ) -> list[tuple[list[m.Mark], list[tuple[int, bytearray]], bool]]:
     """(marks, batches, atomic) of each group.
 
-    If some records of a batch have a given partition, a mark says which, and the batch is the first of its group: the
-    spool splits a group that is too large, and writes the marks with the first batch. A unit is always one group.
+    If callers gave the partitions of some records, a mark names these partitions, and the batch begins a group: the
+    spool splits a group that is too large, and writes its marks with the first batch. A unit is always one group.
     """
     groups: list[tuple[list[m.Mark], list[tuple[int, bytearray]], bool]] = []
     if persist.marks:
@@ -515,7 +521,7 @@ def _groups(
 def _apart(persist: j.Persist, *, smaller: bool = False) -> list[j.Persist]:
     """Split a group that could not be written as a whole: its decisions first, then its batches.
 
-    With `smaller`, a group of batches alone is split in halves: together they may never fit on the disk.
+    With `smaller`, a group without decisions is split into halves, because the whole may never fit on the disk.
     """
     if persist.units:
         if persist.atomic:

@@ -16,7 +16,7 @@ class Divisions:
         pending: Divisions whose batch could not be read, or that have no space yet.
         attempt: Number of consecutive failures to read.
         unreadable_until: When the engine reads again, monotonic seconds.
-        room_attempt: Number of consecutive times without space.
+        room_attempt: How many times in a row there was no space.
         unwritten_bytes: Bytes of parts that are not on disk yet.
         waiting_bytes: Bytes on disk that wait for their partitions. Recounted when segments are deleted.
     """

@@ -28,9 +28,10 @@ class EndCheck:
         context: See there.
         lane: The lane.
         check: The last acknowledged offset, and its leader epoch.
-        idle: The partition is idle: this is a routine check, dropped if the partition becomes active. Otherwise another
-            leader acknowledges, and the check repeats until there is an answer.
-        elected: Another leader was elected since: it matters whether its log can prove anything.
+        idle: The partition is idle: this is a routine check, and is dropped if the partition becomes active. Otherwise
+            an acknowledgement from another leader caused the check, which repeats until there is an answer.
+        elected: Another leader was elected since. The check then reports if that leader's log cannot prove that no
+            records are lost.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class EndCheck:
             self._failed(failed.code)
             return
         if self._elected:
-            # A log that begins after all acknowledged records proves as much as one that has them.
+            # To the check above, a log that begins after all acknowledged records looks like one that still has them.
             result: OffsetListed | Failure = yield self._leader.list_offset(EARLIEST, "begins")
             try:
                 self._compare_begin(good(result).offset)
@@ -69,7 +70,9 @@ class EndCheck:
                     self._failed(failed.code)
 
     def _has_all(self) -> Procedure[bool]:
-        """Whether nothing shows that the log lacks acknowledged records. Otherwise the journal knows of a suspicion."""
+        """Whether nothing shows that the log lacks acknowledged records. If something does, raise a suspicion in the
+        journal.
+        """
         check, leader = self._check, self._leader
         gone = self._lane.journal.missing.reason(check.destination)
         if gone:
@@ -87,14 +90,14 @@ class EndCheck:
         return False
 
     def _has_epoch(self, end_offset: int) -> Procedure[bool]:
-        """Whether the epoch of the last acknowledgement, which ends there, has all acknowledged records."""
+        """Whether the epoch of the last acknowledgement, which ends at `end_offset`, has all acknowledged records."""
         check = self._check
         if end_offset > check.last_acked_offset:
             return True
         if end_offset >= 0:
             self._suspect(end_offset, f"leader epoch {check.leader_epoch} ends at {end_offset}, {self._last}")
             return False
-        # The log lacks the epoch. If it starts after the last acknowledged offset, retention deleted the records.
+        # The log lacks the epoch. If the log starts after the last acknowledged offset, retention deleted the records.
         started: OffsetListed | Failure = yield self._leader.list_offset(EARLIEST, "started")
         log_start = good(started).offset
         if not 0 <= log_start <= check.last_acked_offset:
@@ -143,7 +146,7 @@ class EndCheck:
     def _failed(self, code: int) -> None:
         if self._idle:
             if self._elected:
-                # Forget that this election was checked: later checks of an idle partition ask less.
+                # Forget that this election was checked, so that the next check is a full one: routine checks ask less.
                 self._lane.checks.forget_leader(self._check.destination)
         elif self._lane in self._context.lanes and not self._context.closing:
             # Callers wait for the answer: the leader may have moved.

@@ -44,7 +44,9 @@ class Endings:
         self._disk = disk
         self._losses = losses
         self.refused_topics: Mapping[str, RefusedDestination] = {}
-        """By name, the topics that the cluster refuses as a whole. Replaced, never changed: read from any thread."""
+        """By name, the topics that the cluster refuses as a whole. The mapping is replaced, never changed, so any
+        thread may read it.
+        """
         self.refused_partitions: Mapping[tuple[str, int], RefusedDestination] = {}
         """Refused partitions of topics that the cluster otherwise accepts. This mapping is also replaced, never
         changed."""

@@ -76,7 +76,7 @@ from kafkasafe.spool.lanes import LaneLock
 __all__ = ["Engine"]
 
 _LOOK_AGAIN_S: Final = 0.1
-"""How often the spool is checked while it is not in its place and a caller waits for that."""
+"""How often the engine checks a spool that is not in its place, while a caller waits until it is."""
 
 
 class Engine:
@@ -283,7 +283,7 @@ class Engine:
     def _follow(self, predecessor: Predecessor) -> None:
         self._order.follow(self._context.own, predecessor)
         if predecessor.over and predecessor.owes:
-            # Wait for its lane as for the lanes that were left when this producer began.
+            # Wait for the dropped producer's lane as for the lanes that were left when this producer began.
             self._lanes.expect((predecessor.lane,))
             if self.ledger.waiters:
                 self._lanes.adopt_now()
@@ -318,7 +318,7 @@ class Engine:
         self.left_doubted = [
             lane.journal.views.address(number) for lane in lanes for number in lane.journal.views.doubted
         ]
-        # The network closes first: lanes record when the last request was sent, and this must be true.
+        # Close the network first: lanes record when the last request was sent, so no request may follow.
         self._context.cluster.close(2.0)
         for lane in lanes:
             with contextlib.suppress(Exception):
@@ -360,7 +360,7 @@ class Engine:
                 self._packing.unpack(lane, ready.unpacked)
             for notice in ready.notices:
                 self.endings.notice(lane, notice)
-            # Publish after the notices report a loss, and before callers see that a batch is done.
+            # Publish doubts after the notices have reported a loss, and before callers see that a batch is done.
             self._losses.publish_doubted(lane)
             # A spill may include batches that this turn resolves or divides: write it before their bytes are dropped.
             spilled = (

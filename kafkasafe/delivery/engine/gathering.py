@@ -26,8 +26,8 @@ _GATHER_BYTES: Final = 64 * 1024
 def gather_bytes(config: ProducerConfig) -> int:
     """Maximum size of a joined batch; 0 if batches are not joined.
 
-    They are not joined if futures time out by themselves (`delivery_timeout_ms`), because each batch has its own time;
-    nor if batches are sent before they are on disk.
+    Batches are not joined if futures time out by themselves (`delivery_timeout_ms`), because each batch has its own
+    time. Neither are they joined if they are sent before they are on disk.
     """
     if config.spool != "always" or config.delivery_timeout_s is not None:
         return 0
@@ -44,7 +44,7 @@ class Gathering:
         self._intake = intake
 
     def gather_all(self, lane: Lane, runs: Iterable[Sequence[j.Batch]]) -> bool:
-        """Join batches. Returns whether any were joined. That needs disk space for both copies."""
+        """Join batches. Returns whether any were joined. Joining needs disk space for both copies."""
         if not self._has_room(lane):
             return False
         gathered = [self._gather(lane, run) for run in runs]
@@ -68,7 +68,8 @@ class Gathering:
         except SpoolError:
             columns = []
         if len(columns) < j.GATHER_LEAST:
-            # Either a batch cannot be read, which the sender finds too; or these batches are large when uncompressed.
+            # Either a batch cannot be read, and the sender will notice that too, or these batches are too large when
+            # uncompressed.
             lane.journal.keep_apart(run[0].destination)
             return False
         run, parents = run[: len(columns)], parents[: len(columns)]
@@ -98,7 +99,9 @@ class Gathering:
         return True
 
     def _decoded(self, lane: Lane, parents: Sequence[Parcel], run: Sequence[j.Batch]) -> list[codec.Columns]:
-        """Decode as many batches as fit, uncompressed, into one of usual size: consumers decompress whole batches."""
+        """Decode as many batches as fit, uncompressed, into one batch of usual size: consumers decompress whole
+        batches.
+        """
         columns: list[codec.Columns] = []
         room = self._context.config.batch_bytes
         for parcel, batch in zip(parents, run, strict=True):

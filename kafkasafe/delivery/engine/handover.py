@@ -17,7 +17,7 @@ class Handover:
         """Whether to hand the lane over now.
 
         Args:
-            idle: It is wanted, nothing of it is on its way, and all of it is written.
+            idle: Another producer wants the lane, none of its batches is in flight, and everything is written.
         """
         was_idle, self._was_idle = self._was_idle, idle
         return idle and was_idle

@@ -27,17 +27,17 @@ __all__ = ["Intake"]
 
 
 _MOST_JOINED: Final = 5
-"""Maximum number of `delivery="transactional"` batches in a unit: brokers remember as many batches of a producer."""
+"""Maximum number of `delivery="transactional"` batches in a unit: brokers remember this many batches of a producer."""
 _MOST_JOINED_BYTES: Final = 4 * 1024 * 1024
 _MARKS_BYTES: Final = 1024 * 1024
-"""Bytes that marks and the reserve take meanwhile, about."""
+"""About how many bytes marks and the reserve take during the divisions."""
 _PART_BYTES: Final = 256
 """Maximum bytes that the spool writes beside each part of a divided batch: entries of control batches."""
 
 
 @dataclass(slots=True, eq=False)
 class _Growing:
-    """The unit that was taken last, while it is not on its way to the disk.
+    """The unit that was taken last, until it is being written to the disk.
 
     Attributes:
         lane: Its lane.
@@ -125,7 +125,7 @@ class Intake:
             if topic is None or topic.partition_count < 1:
                 self._context.refresh_topics([parcel.topic])
             elif not lane.journal.views.waiting(parcel.topic):
-                # It was sealed just before the topic became known. Divide it at once to keep the order.
+                # The parcel was sealed just before the topic became known. Divide it at once to keep the order.
                 return self._divide_in_memory(parcel, topic.partition_count)
         return [parcel]
 
@@ -193,7 +193,7 @@ class Intake:
         2. The engine divides them in portions, as long as there is space for a portion (`Spool.has_room`).
         3. When all batches of a segment are divided, the engine deletes it (`Engine.drive`). That makes space for the
            next portion.
-        4. If the disk has no space for the next portion, divisions wait, and nothing else does.
+        4. If the disk has no space for the next portion, only divisions wait.
         """
         if not divides and not lane.undivided:
             return False
@@ -214,7 +214,7 @@ class Intake:
                 missing = self._divide(lane, divide)
                 if missing:
                     stuck += todo[index:]
-                    # The batches divided before it are written first, which may make space.
+                    # The batches that were divided before this one are written first, which may make space.
                     if not lane.divisions.unwritten_bytes:
                         self._wait_for_room(lane, stuck, missing)
                     break

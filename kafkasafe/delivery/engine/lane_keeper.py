@@ -85,16 +85,16 @@ class LaneKeeper:
         self._reading: set[Path] = set()
         self._failures: dict[int, int] = {}
         self._again: dict[int, float] = {}
-        """By number of a lane that could not be adopted, when the engine tries again."""
+        """For each lane that could not be adopted (by its number): when the engine tries again."""
         self._lock = threading.Lock()
         self._over = False
         self._results: dict[Path, _Read | SpoolError] = {}
 
     def open_lane(self, lock: LaneLock, *, own: bool) -> Lane:
-        """Read a lane back: its spool, its journal, and a parcel for each unfinished batch.
+        """Read a lane back: its log, its journal, and a parcel for each unfinished batch.
 
         Raises:
-            SpoolError: It cannot be opened; the lock is released.
+            SpoolError: The lane cannot be opened; the lock is released.
         """
         return self._opened(self._read(lock, own=own))
 
@@ -102,7 +102,7 @@ class LaneKeeper:
         """Read a lane back, which may take long. From any thread: no other thread uses the lane yet.
 
         Raises:
-            SpoolError: It cannot be opened; the lock is released.
+            SpoolError: The lane cannot be opened; the lock is released.
         """
         config = self._config
         settings = j.Settings(
@@ -149,7 +149,8 @@ class LaneKeeper:
         if config.decide is not None:
             journal.halt(halted=True)
             journal.units.decide(config.decide.commit, config.decide.abort)
-        # Create parcels that stay first: mixed with many that are packed at once, they would fragment the memory.
+        # First create the parcels that stay in memory. Mixed with many parcels that are packed at once, they would
+        # fragment it.
         waiting = [*journal.views.batches(far=False), *journal.views.batches(far=True)]
         for topic, partition, batch in waiting:
             parcel = Parcel(
@@ -206,7 +207,7 @@ class LaneKeeper:
         return lane
 
     def _open_rejected(self, lane: Lane) -> None:
-        """Open the lane's `rejected/`. Errors in it are only logged, so that the lane opens nevertheless."""
+        """Open the lane's `rejected/`. Errors in `rejected/` are only logged, so that the lane opens nevertheless."""
         self._retire(lane)
         try:
             troubles = lane.rejected.open(waits_of(lane.journal), lane.journal.views.resent)
@@ -429,7 +430,8 @@ class LaneKeeper:
             for key in [key for key in self._ledger.undecided if key[0] is lane]:
                 del self._ledger.undecided[key]
         self._release(lane)
-        # If that producer dies before it writes anything, the lane looks as before.
+        # If that producer dies before it writes anything, the lane looks as it did before. So it is offered for
+        # adoption again.
         self._context.directory.offer_again(lane.lock.number)
         self._log.info(
             "%s: returned to its restarted owner with %d undelivered batches",

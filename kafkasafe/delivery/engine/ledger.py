@@ -2,8 +2,8 @@
 
 The engine changes it with `lock` held. Callers take the lock only while they hold `SafeProducer._lock`. So a signal
 handler that calls the producer can detect that it interrupted a call. The locks are reentrant, so the handler can take
-both. It releases them while it waits (`Accumulator.released`). All code takes the lock by `with`: if a signal handler
-raised (Ctrl-C) right after an acquire(), the lock would stay taken.
+both. The handler releases them while it waits (`Accumulator.released`). All code takes the lock by `with`: if a signal
+handler raised (Ctrl-C) right after an acquire(), the lock would stay taken.
 """
 
 from __future__ import annotations
@@ -62,12 +62,13 @@ class Ledger:
         self.open: Ordered[Parcel] = Ordered()
         """Parcels without a fate, by number, except those whose batches are packed."""
         self._packed = self._packed_records = 0
-        # By destination, the number of the first packed parcel; and the lowest of these numbers.
+        # `_packed_from` has, by destination, the number of the first packed parcel. `_first_packed` is the lowest of
+        # them.
         self._packed_from: dict[int, int] = {}
         self._first_packed: float = _NONE
         self._moves = 0
         """Odd while parcels are being packed or unpacked."""
-        # Packed parcels that callers still hold; and packed parcels with a watcher, which this dict keeps alive.
+        # `_live` has packed parcels that callers still hold. `_kept` keeps packed parcels alive that have a watcher.
         self._live: weakref.WeakValueDictionary[int, Parcel] = weakref.WeakValueDictionary()
         self._kept: dict[int, Parcel] = {}
         self.ahead = Ahead(context.config.run_ahead_bytes, context.clock)
@@ -99,7 +100,7 @@ class Ledger:
         self._adopted: set[Path] = set()
         self._seeks_siblings = False
         self.names: dict[str, BaseException | None] = {}
-        """By a user's transactional id: None if it was taken over, or the error if the cluster refuses it."""
+        """By a user's transactional id, None if the id was taken over, or the error if the cluster refuses it."""
         self.name_trouble: dict[str, str] = {}
         """Why a transactional id is not taken over yet."""
         self._revived_number = 0
@@ -141,7 +142,7 @@ class Ledger:
                     continue
                 if not parcel.number:
                     number = next(self.numbers)
-                    # A signal handler may just have given it a number.
+                    # A signal handler may just have given the parcel a number.
                     parcel.accept(number, now)
                 self.open[parcel.number] = parcel
                 self.ahead.submit(parcel)
@@ -150,7 +151,7 @@ class Ledger:
                     self.backlog += parcel.size_bytes
             if waiting:
                 self._context.post(Submitted(parcels))
-            # The same handler may have waited until they were on disk, or delivered.
+            # The same handler may have waited until the parcels were on disk, or delivered.
             for parcel in parcels:
                 if parcel.durable and self.undurable.pop(parcel.number, None) is not None:
                     self.backlog -= parcel.size_bytes
@@ -220,13 +221,13 @@ class Ledger:
             least, packed = self.open.least, self._first_packed
             if moves == self._moves and not moves % 2:
                 return (least is None or least > number) and packed > number
-            time.sleep(0)  # some are on their way between the two
+            time.sleep(0)  # some parcels are being moved between the two
 
     def settled(self, number: int) -> bool:
         """Whether parcels up to this number have their fate, and nothing else is open that `flush` waits for.
 
-        That is: the engine doubts no acknowledged records, lost ones that it sent again have their fate, and lanes
-        that earlier producers left are drained or have another owner.
+        Nothing else is open if the engine doubts no acknowledged records, lost records that it sent again have their
+        fate, and lanes that earlier producers left are drained or have another owner.
         """
         # Read in this order: the engine sets `_revived_number` before the doubt ends.
         return not self.doubted and not self.left_behind and self.flushed(max(number, self._revived_number))
@@ -253,7 +254,7 @@ class Ledger:
         return "disk", f"{self.backlog:,} bytes wait to be written, the disk does not keep up"
 
     def revive(self, parcel: Parcel) -> None:
-        """Give a new number to a parcel that has no fate again."""
+        """Give a new number to a parcel whose batch is sent again, so that its fate is open again."""
         with self.lock:
             self._revived_number = next(self.numbers)
             parcel.renumber(self._revived_number)
@@ -287,7 +288,7 @@ class Ledger:
             return 0.0
         if oldest.sealed_at:
             return max(0.0, self._context.clock.monotonic() - oldest.sealed_at)
-        # An earlier run of the program accepted it, at an unknown time.
+        # An earlier run of the program accepted the record, at an unknown time.
         return max(0.0, (self._context.clock.wall_ms() - oldest.max_timestamp) / 1000)
 
     def undurable_s(self) -> float:
@@ -309,7 +310,9 @@ class Ledger:
         return len(self.open) + self._packed
 
     def unfinished_records(self, number: int) -> int:
-        """About how many records without a fate parcels up to this number have. If one packed parcel counts, all do."""
+        """About how many records without a fate are in parcels up to this number. If one packed parcel counts, all of
+        them do.
+        """
         packed = self._packed_records if self._first_packed <= number else 0
         return packed + sum(parcel.count for parcel in list(self.open.values()) if parcel.number <= number)
 
@@ -359,7 +362,7 @@ class Ledger:
         return parcel
 
     def unpacked(self, destination: int, parcel: Parcel, next_number: int) -> None:
-        """Open a parcel again. `next_number`: that of the next packed parcel of its partition, -1 for none."""
+        """Open a parcel again. `next_number` is the number of the next packed parcel of its partition, -1 for none."""
         with self.lock, self._moving():
             self.open[parcel.number] = parcel
             self._packed -= 1
@@ -578,5 +581,7 @@ class Ledger:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes that count against `spool_max_bytes`: of the spool on disk, or (`spool="never"`) pending in memory."""
+        """Bytes that count against `spool_max_bytes`: those of the spool on disk, or with `spool="never"` the pending
+        ones.
+        """
         return self.backlog if self._config.in_memory else self.used

@@ -221,7 +221,7 @@ class LossWatch:
 
     @staticmethod
     def compare_topic(lane: Lane, destination: int, info: t.TopicInfo | None) -> None:
-        """Notify the journal if the topic has another id. It is a new topic, without the acknowledged records."""
+        """Notify the journal if the topic has another id. Then it is a new topic, without the acknowledged records."""
         known = lane.journal.views.topic_id(destination)
         if (
             info is not None

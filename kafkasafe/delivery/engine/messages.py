@@ -124,7 +124,7 @@ class PinnedClusterReached:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A batch in flight. `leader_epoch`: as of sending. Without a ticket, it was not sent."""
+    """A batch in flight. `leader_epoch` is that of the time of sending. Without a ticket, the batch was not sent."""
 
     lane: Lane
     batch: j.Batch
@@ -221,7 +221,7 @@ class Chore(enum.Enum):
     SPILL = "spill"
     EXPIRE = "expire"
     LOOK_AGAIN = "look_again"
-    """No work by itself: each turn checks the lanes that wait for their disk."""
+    """This chore does nothing by itself: each turn checks the lanes that wait for their disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +292,9 @@ UnitAnswer: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class UnitAnswered:
-    """The answer to a request of a unit's transaction. `step`: which request, if the action takes several."""
+    """The answer to a request of a unit's transaction. `step` says which request it was, if the action
+    takes several.
+    """
 
     lane: Lane
     action: u.Request

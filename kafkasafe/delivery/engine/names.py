@@ -32,7 +32,8 @@ class RefusedNames:
         """Note a request that got an error, or no answer.
 
         Returns:
-            True if the error is about the place of a user's offset, and has lasted for `blocked_timeout_s`.
+            True if the error is about the topic or partition of a user's offset, and has lasted for
+            `blocked_timeout_s`.
         """
         name, group = _name(lane, action)
         found = lane.names.get(name)
@@ -98,7 +99,9 @@ class RefusedNames:
 
 
 def refused_names(lanes: Iterable[Lane], topic: str | None = None) -> Iterator[RefusedDestination]:
-    """Refused names, with the units that wait for them; with a topic, only if its records wait. From any thread."""
+    """Refused names, with the units that wait for them. With `topic`, only names for which records of that topic wait.
+    From any thread.
+    """
     for lane in lanes:
         for name, found in lane.names.items():
             units = found.waiting(lane.journal.units)
@@ -127,7 +130,9 @@ def _is_of_offsets(action: u.Request) -> bool:
 
 
 def _name(lane: Lane, action: u.Request) -> tuple[str, str]:
-    """The refused name in words, with one name for all of the lane's own ids; and the user's group, if it is one."""
+    """The refused name in words (one name for all of the lane's own ids), and the group if the name is
+    a user's group.
+    """
     if isinstance(action, u.CommitOffsets) and action.index >= 0:
         group = action.transaction.offsets[action.index].group
         return f"group {group}", group
@@ -139,7 +144,7 @@ def _name(lane: Lane, action: u.Request) -> tuple[str, str]:
 
 
 def topics_beside(lanes: Iterable[Lane], topic: str) -> set[str]:
-    """The topic, and topics whose records share an unfinished unit with records of it. From any thread."""
+    """The topic, and topics whose records share an unfinished unit with records of that topic. From any thread."""
     beside = {topic}
     for lane in lanes:
         for unit in lane.journal.units.unfinished:

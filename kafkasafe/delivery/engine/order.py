@@ -1,7 +1,7 @@
 """Holds back destinations of a lane until records of earlier incarnations of the spool directory are delivered.
 
-`journal/order.py` decides. The journals of this process's lanes know what these owe. What other lanes owe is read from
-their logs, on another thread, as long as held-back batches depend on it.
+`journal/order.py` decides. The journals of this process's lanes know what those lanes owe. What other lanes owe is read
+from their logs, on another thread, as long as held-back batches depend on it.
 """
 
 from __future__ import annotations
@@ -46,15 +46,18 @@ class LaneOrder:
         """Lanes of other processes that held-back batches depend on."""
         self._met: set[m.Debt] = set()
         self._outdated: set[Path] = set()
-        """Lanes whose read that is under way may be older than a debt met since: its result is dropped."""
+        """Lanes that were being read when this object learned of a new debt of theirs. The read may be too old, so its
+        result is dropped.
+        """
         self._reading = False
         self._read_at = 0.0
         self._timer = False
         self._given_up: set[Path] = set()
         self._reported: set[Path] = set()
         self._dropped: dict[Predecessor, tuple[int, float]] = {}
-        """Dropped producers that may not have written everything yet that they accepted: the position from which on the
-        own lane waits for them, and until when at most, monotonic seconds."""
+        """For each dropped producer that may not have written all accepted records yet: the position from which on the
+        own lane waits for it, and until when at most (monotonic seconds).
+        """
         self._followed: set[Predecessor] = set()
         """Dropped producers that still own their lanes."""
 
@@ -71,7 +74,7 @@ class LaneOrder:
         debts, dead = [], []
         try:
             with directory.births():
-                # In this order: an owner announces where its incarnation begins before it writes.
+                # This order is needed because an owner announces where its incarnation begins before it writes.
                 others = [
                     (number, directory.begun(number), directory.is_owned(number))
                     for number in directory.lanes()
@@ -114,7 +117,7 @@ class LaneOrder:
         self.look()
 
     def _owed_by_dropped(self, lane: Lane) -> int:
-        """Begin the debts of dropped producers that have written everything.
+        """Add the debts of dropped producers that have written everything.
 
         Returns:
             The position from which the producer's own lane waits for dropped producers, `NEVER` if it waits for none.

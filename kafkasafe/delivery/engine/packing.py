@@ -21,7 +21,9 @@ _PARCELS: Final = 4096
 
 
 def packs(config: ProducerConfig) -> bool:
-    """Whether the engine packs batches. It does not if futures time out by themselves, or in memory."""
+    """Whether the engine packs batches. It packs nothing if futures time out by themselves, or if batches are only in
+    memory.
+    """
     return not config.in_memory and config.delivery_timeout_s is None
 
 
@@ -63,7 +65,9 @@ class LogReplay:
 
 
 class Packing:
-    """See the module. If futures time out by themselves (`delivery_timeout_ms`), or in memory, nothing is packed."""
+    """See the module. If futures time out by themselves (`delivery_timeout_ms`), or if batches are only in memory,
+    nothing is packed.
+    """
 
     def __init__(self, context: EngineContext, ledger: Ledger, disk: DiskWriter) -> None:
         self._context = context

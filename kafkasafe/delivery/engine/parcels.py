@@ -50,9 +50,9 @@ class Parcel:
         max_timestamp: Ms since the epoch.
         taken: The pump's thread has taken it.
         durable: It is on disk (or in the cluster).
-        done: Its fate is final: see `error`, `base_offset`, `children`.
+        done: The parcel's fate is final: see `error`, `base_offset`, `children`.
         error: Why it was not delivered.
-        base_offset: In the partition; -1 if only known to be in the log.
+        base_offset: Offset in the partition; -1 if the parcel is in the log at an unknown offset.
         log_append_time: Ms, -1 unless the broker set it.
         children: If it was divided, its parts: (child, indexes of the child's records in this parcel).
         parent: The parcel that it was divided from, or the first of `parents`.
@@ -91,29 +91,29 @@ class Parcel:
     ahead: bool = False
     """Whether `Ledger.ahead` counts it."""
     loose: bool = False
-    """Whether its bytes may still be in a socket's queue. Then only a copy may be changed."""
+    """Whether the parcel's bytes may still be in a socket's queue. Then only a copy may be changed."""
 
     # -- accepted and durable ------------------------------------------------------------------------------------------
 
     def accept(self, number: int, now: float) -> None:
-        """Note that a caller handed it over. It keeps a number that it has."""
+        """Note that a caller handed over the parcel. A parcel that has a number already keeps it."""
         self.number = self.number or number
         self.sealed_at = now
 
     def renumber(self, number: int) -> None:
-        """Set its number: it was read from the spool."""
+        """Set the number of a parcel that was read from the spool."""
         self.number = number
 
     def restart(self, now: float) -> None:
-        """Measure its age from now on: it is sent again after a loss."""
+        """Measure the parcel's age from now on, because it is sent again after a loss."""
         self.sealed_at = now
 
     def take(self) -> None:
-        """Note that the pump's thread has taken it."""
+        """Note that the pump's thread has taken the parcel."""
         self.taken = True
 
     def be_durable(self) -> None:
-        """Note that it is on disk, or in the cluster."""
+        """Note that the parcel is on disk, or in the cluster."""
         self.durable = True
 
     def count_ahead(self, *, counted: bool) -> None:
@@ -123,15 +123,17 @@ class Parcel:
     # -- its bytes -----------------------------------------------------------------------------------------------------
 
     def lend(self) -> None:
-        """Note that its bytes are given to a socket."""
+        """Note that the parcel's bytes are given to a socket."""
         self.loose = True
 
     def reread(self) -> None:
-        """Note that other bytes, read from the spool, are used: no socket has them."""
+        """Note that the parcel now uses bytes that were read from the spool, and that no socket has."""
         self.loose = False
 
     def writable(self) -> bytearray | None:
-        """Its bytes, which may be changed: a copy if a socket may have them. None while they are only in the spool."""
+        """The parcel's bytes, for changes: a copy if a socket may have the bytes. None while they are only in the
+        spool.
+        """
         data = self.data
         if data is not None and self.loose:
             data = self.data = bytearray(data)
@@ -144,13 +146,13 @@ class Parcel:
         self.loose = False
 
     def drop(self) -> None:
-        """Forget the bytes: the spool has them, or its parts do."""
+        """Forget the bytes: the spool has them, or the parcel's parts do."""
         self.data = None
 
     # -- its batch -----------------------------------------------------------------------------------------------------
 
     def assign(self, batch: j.Batch) -> None:
-        """Set the batch that it is in the journal."""
+        """Set the batch that represents the parcel in the journal."""
         self.batch = batch
 
     def pack(self, keeper: dict[int, Parcel]) -> None:
@@ -163,11 +165,11 @@ class Parcel:
         self.keeper = None
 
     def adopt(self, children: list[tuple[Parcel, Indexes]]) -> None:
-        """Attach its parts: callers that wait for it wait for all of them."""
+        """Attach the parts of a divided parcel: callers that wait for the parcel wait for all parts."""
         for child, _ in children:
             child.follow(self)
         self.children = children
-        # In this order: a caller sets the watcher, then looks for children.
+        # This order is needed because a caller sets the watcher first, and then looks for children.
         for child, _ in children:
             child.inherit_watcher(self)
 
@@ -177,18 +179,18 @@ class Parcel:
         self.sealed_at = parent.sealed_at
 
     def inherit_watcher(self, parent: Parcel) -> None:
-        """Call its parent's watcher once it is done."""
+        """Call the parent's watcher once this parcel is done."""
         self.watcher = parent.watcher
 
     def join(self, child: Parcel, shift: int) -> None:
-        """Note that it was joined into another parcel, in which its records begin at this index."""
+        """Note that the parcel was joined into another one, in which its records begin at this index."""
         self.shift = shift
         self.children = [(child, np.arange(self.count))]
 
     # -- its fate ------------------------------------------------------------------------------------------------------
 
     def deliver(self, base_offset: int) -> None:
-        """Set where its records are; -1: they are in the log, at an unknown offset."""
+        """Set where the parcel's records are; -1: they are in the log, at an unknown offset."""
         self.base_offset = base_offset
 
     def stamp_append_time(self, log_append_time: int) -> None:
@@ -215,7 +217,7 @@ class Parcel:
     def watch(self, watcher: Callable[[Parcel], None]) -> None:
         """Set the watcher, from any thread."""
         self.watcher = watcher
-        # In this order: the pump sets the keeper, then looks for the watcher.
+        # This order is needed because the pump sets the keeper first, and then looks for the watcher.
         keeper = self.keeper
         if keeper is not None:
             keeper[self.number] = self
@@ -225,7 +227,7 @@ Choose = Callable[[str, int, Sequence[bytes | None], Sequence[bytes | None]], In
 
 
 def given_partitions(columns: codec.Columns, runs: Sequence[tuple[int, int, int]] | None) -> dict[int, int]:
-    """By record, the partition that was given with it, in a batch whose partitions are to be chosen.
+    """For a batch whose partitions are still to be chosen, the partitions that the caller gave, by record.
 
     Args:
         columns: The batch. Headers that an earlier version added are removed from it.

@@ -23,9 +23,9 @@ class Predecessor:
 
     So from step 3 on, the first producer is an earlier incarnation: it accepts nothing more. The second one holds back
     its batches from then on, until lane-000 owes nothing that was accepted before. It cannot do so from step 2 on:
-    until it is dropped, the first producer may accept more records, and the wait for those might never end.
+    until the first producer is dropped, it may accept more records, and the wait for those might never end.
 
-    The engine of the dropped producer writes it, on its thread. Any thread may read it.
+    The engine of the dropped producer writes this object, on its own thread. Any thread may read it.
 
     Attributes:
         lane: Number of its lane.

@@ -47,7 +47,7 @@ def _read_pages(context: EngineContext, leader: Leader, log: Scan | Survey, *, p
         context: See there.
         leader: Has the log.
         log: The log to read.
-        polls: How often a page is read again in which replicas have confirmed nothing new; 0: never.
+        polls: How often a page is read again if replicas have confirmed nothing new in it; 0: never.
 
     Returns:
         Whether the log was read to its end. False only if `polls` is 0.
@@ -113,7 +113,9 @@ class Baseline:
 
 
 class Confirmation:
-    """Asks a leader for the producer state of a batch that it refused. Without one, the journal trusts the refusal."""
+    """Asks a leader for the producer state of a batch that it refused. Without producer state, the journal trusts the
+    refusal.
+    """
 
     def __init__(self, context: EngineContext, lane: Lane, ask: j.Ask, leader: Leader) -> None:
         self._context = context
@@ -178,7 +180,8 @@ class OutcomeInquiry:
     def _is_proven(self, by_state: Judgement) -> Procedure[bool]:
         """Whether the producer state can be believed.
 
-        An empty log accepts any sequence number: the state of one late request would vouch for earlier batches.
+        An empty log accepts any sequence number, so the state after one late request would wrongly include earlier
+        batches.
         """
         ask = self._ask
         epoch = self._lane.journal.views.leader_epoch(ask.destination)
@@ -195,11 +198,11 @@ class OutcomeInquiry:
         ended: t.OffsetListed | t.Failure = yield self._leader.log_end_offset("end")
         log_end = good(ended).offset
         if ask.from_offset > log_end:
-            self._probe(by_state)  # truncated since: the journal first has the log checked
+            self._probe(by_state)  # the log was truncated since: the journal first has it surveyed
             return True
         scan = _scan(ask.doubt[: by_state.present], ask.from_offset, log_start, log_end)
         if not (yield from _read_pages(self._context, self._leader, scan, polls=0)):
-            self._probe(by_state)  # replicas have not confirmed the rest yet
+            self._probe(by_state)  # replicas have not confirmed the rest of the log yet
             return True
         self._require_same_leader()
         judgement, stable = judge_located(by_state, scan)
@@ -228,7 +231,7 @@ class OutcomeInquiry:
             result: t.EpochEnd | t.Failure = yield self._leader.offset_for_leader_epoch(epoch, "epoch")
             if not unsupported(result):
                 end_offset = good(result).end_offset
-                # If the log reaches back that far but does not know the epoch, it is another log.
+                # A log that reaches back that far, but does not know the epoch, is another log.
                 cut_at = end_offset if end_offset >= 0 else log_start
                 whole = end_offset >= ask.from_offset
         ended: t.OffsetListed | t.Failure = yield self._leader.log_end_offset("end")
@@ -310,7 +313,8 @@ class LossInquiry:
         if topic_id != self._id_now():
             # The batches found may be in the log of the earlier topic.
             raise NoAnswerError("the topic was created again meanwhile")
-        # Topics have ids since Kafka 2.8. Before, only a batch that is still there proves that the log is the same.
+        # Topics have ids since Kafka 2.8. In older versions, only a batch that is still there proves that the log is
+        # the same.
         comparable = any(topic_id) and any(journal.views.topic_id(ask.destination))
         journal.surveyed(
             ask.destination,

@@ -20,8 +20,9 @@ class RefusedName:
         reason: What the cluster said.
         since: Time of the first such answer. All times are `EngineContext.now`.
         last_at: Time of the latest such answer.
-        counted_from: Since then the cluster has given this answer and no other, and has never been silent for long.
-        transactional_id: The units of this id wait; empty: those of the lane's own ids.
+        counted_from: Since this time, the cluster has given this answer and no other, and has never been silent for
+            long.
+        transactional_id: The units of this id wait; empty: the units of the lane's own ids wait.
         group: Only the units with offsets of this group wait; empty: all units of the transactional id.
         reported: Whether the refusal was reported.
     """

@@ -1,4 +1,4 @@
-"""Keeps batches that are given up, before their end is decided: in `rejected/`, or damaged ones in `quarantine/`."""
+"""Saves copies of given-up batches before their end is decided: in `rejected/`, or in `quarantine/` if damaged."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class RoomKeeper:
         """Lost ranges of the log of the producer's own lane, until their batches in memory are written again."""
 
     def keep(self, lane: Lane) -> None:
-        """Copy a portion forward, if the lane needs space and copying pays. `DiskWriter.release` must follow."""
+        """Copy a portion forward, if the lane needs space and copying is worth it. `DiskWriter.release` must follow."""
         if not lane.own or lane.write_backlog:
             return
         self._rescue(lane)

@@ -68,7 +68,7 @@ class Sender:
         self._send_queue = SendQueue(context, disk)
         self._outage = Outage(context.clock.monotonic())
         self._turn = 0.0
-        """When the last inquiry begins at the permitted rate."""
+        """When the inquiry that was scheduled last begins, at the permitted rate."""
         self._clocks = Clocks(context.now(), context.config.state_age_s)
         self._fences: dict[tuple[str, int], int] = {}
         self._troubles: dict[tuple[str, int], collections.deque[float]] = {}
@@ -178,7 +178,8 @@ class Sender:
         if sent.ticket is None:
             return
         if isinstance(reply, t.Failure) or reply.error_code:
-            # No batch may overtake a failed one. The fence stops later requests; this fails those that are held here.
+            # No batch may overtake a failed one. The fence stops later requests. This code fails the batches that the
+            # send queue holds.
             address = sent.lane.journal.views.address(sent.batch.destination)
             error = t.StaleFenceError("an earlier batch of the partition failed")
             self._fail_held(address, t.Failure(error, sent=False))
@@ -241,7 +242,7 @@ class Sender:
             else:
                 lane.journal.clock_at_least(
                     self._clocks.at_least_ms
-                )  # it may have come after the answer that says so
+                )  # the lane may have been opened after the answer with this time
                 if self._clocks.asks(address, now) and not self._context.closing:
                     self._ask_clock(lane, *address)
             self._losses.compare_topic(lane, batch.destination, self._context.cluster.topic(address[0]))

@@ -1,4 +1,4 @@
-"""Looks for spool directories that differ from the default one in the addresses' spelling, or in the client id."""
+"""Looks for spool directories whose default names differ only in how the addresses are spelled, or in the client id."""
 
 from __future__ import annotations
 

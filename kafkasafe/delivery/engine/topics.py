@@ -140,7 +140,7 @@ class TopicKeeper:
                     self._ledger.waiters.notify_all()
 
     def _note(self, name: str, info: t.TopicInfo, *, fresh: bool) -> int:
-        """Pass a topic's metadata to the journals. Returns how many bytes they divide for it next."""
+        """Pass a topic's metadata to the journals. Returns how many bytes the journals divide next for this topic."""
         now = self._context.now()
         size = 0
         for lane in self._context.lanes:

@@ -236,7 +236,9 @@ class Transactor:
 
     @staticmethod
     def _marker_place(lane: Lane, transaction: u.Transaction) -> tuple[str, int] | None:
-        """A partition that exists, because the coordinator accepts offsets of no other. None if nothing is left."""
+        """A partition that exists: the coordinator accepts offsets only of existing partitions. None if
+        none is left.
+        """
         if transaction.batches:
             return lane.journal.views.address(transaction.batches[0].destination)
         first = next((at for each in transaction.offsets for at in each.positions), None)
@@ -259,7 +261,7 @@ class Transactor:
 
     @staticmethod
     def _outcome(action: u.DescribeTxn, answer: x.TransactionDescribed) -> bool | None:
-        """The outcome; None if unknown, as before Kafka 3.0: then fence and marker decide."""
+        """The outcome; None if the broker cannot tell (before Kafka 3.0): then fencing and the marker decide."""
         grant = action.transaction.grant
         if answer.error_code:
             return None

@@ -38,7 +38,9 @@ class WakeFlag:
 
 
 class _ConditionalWakeFlag(WakeFlag):
-    """Is set only if the waiting thread can continue: a useless wake-up costs both threads more than a check."""
+    """A flag that is set only if the waiting thread can continue: a useless wake-up costs both threads more than a
+    check.
+    """
 
     def __init__(self, ready: Callable[[], bool]) -> None:
         super().__init__()
@@ -54,14 +56,15 @@ class _ConditionalWakeFlag(WakeFlag):
 
 
 class Wakeable(Protocol):
-    """What can be set, from any thread: a `WakeFlag`, or that of an event loop (`delivery/awaiting.py`)."""
+    """A flag that any thread can set: a `WakeFlag`, or the flag of an event loop (`delivery/awaiting.py`)."""
 
     def set(self) -> None:
         """Set it. Never blocks."""
 
 
 class WaitingCallers:
-    """The waiting callers, each with a wake flag of its own: a Condition whose waiters hold no lock while they check.
+    """The waiting callers, each with its own wake flag. Unlike callers that wait on a Condition, they hold no lock
+    while they check.
 
     A signal handler may interrupt any Python code of the main thread. If it interrupted the waiter of a Condition, its
     own thread would hold the lock, and the pump could not get the lock before the handler returns.

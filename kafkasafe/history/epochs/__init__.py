@@ -2,8 +2,8 @@
 
 Each leader epoch has one leader, which appends in order. So a log is a sequence of runs, one per epoch. Two records
 with the same epoch and offset are the same record, and everything before them is equal too (log matching). Hence the
-first differing offset of two logs is where the *largest epoch that both have* ends first. All walks below search for
-that epoch; they differ in what one request carries.
+first differing offset of two logs is the lower of the two ends of the *largest epoch that both have*. All walks below
+search for that epoch; they differ in what one request carries.
 
 - `Lineage`: the history, epoch → first offset, of the records that a consumer read (or of a replica's log).
 - `EpochWalk`: the sequence of OffsetForLeaderEpoch requests that a consumer sends to a live leader. A response whose

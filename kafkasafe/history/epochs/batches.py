@@ -1,4 +1,4 @@
-"""The comparison of logs without epochs, by the CRCs of the batches that were read."""
+"""Compares logs without epochs, by the CRCs of the batches that were read."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class BatchMemory:
         return tuple(self._marks)
 
     def observe(self, mark: BatchMark) -> None:
-        """Note a batch that was read. Drops remembered batches that it overlaps or precedes."""
+        """Note a batch that was read. Drops remembered batches that this one overlaps or precedes."""
         self.truncate(mark.base_offset)
         self._marks.append(mark)
 
@@ -69,7 +69,7 @@ def first_difference(
         ours: The batches that were read, in offset order.
         theirs: The headers of all of the leader's batches in the range, in offset order.
         theirs_start: First offset of the range: the log start, or where the reading began.
-        theirs_end: Offset after the last one in the range; the log end, if the reading reached it.
+        theirs_end: Offset after the last offset of the range; the log end, if the reading reached it.
 
     Returns:
         Same, up to the last batch compared. Diverged at the first batch that the leader does not have with the same
@@ -119,8 +119,8 @@ class BatchWalk:
         Args:
             marks: The batches that were read, in offset order.
             position: Next offset to read; the outcome covers only records before it.
-            log_start_offset: The leader's; batches before it are not compared.
-            log_end_offset: The leader's; batches that reach past it are missing.
+            log_start_offset: The leader's log start; batches before it are not compared.
+            log_end_offset: The leader's log end; batches that reach past it are missing.
         """
         self._marks = [m for m in marks if m.base_offset >= log_start_offset and m.base_offset < position]
         self._position, self._log_end = position, log_end_offset
@@ -184,7 +184,7 @@ class BatchWalk:
         if self._bad < len(self._marks):
             mark = self._marks[self._bad]
             at = mark.base_offset
-            # Exact only if the batch before was compared. The leader may also have the first of several records.
+            # Exact only if the batch before was compared, and the leader cannot have the first records of this batch.
             adjoining = at == 0 or (self._good >= 0 and self._marks[self._good].last_offset + 1 == at)
             exact = adjoining and not self._skipped and (self._log_end <= at or mark.last_offset == at)
             last = self._position - 1

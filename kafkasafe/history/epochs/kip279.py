@@ -68,8 +68,8 @@ class Leader:
     def kip101(self, epoch: int) -> Reply:
         """As before KIP-279: the start of the next newer epoch, without naming the epoch that ends there.
 
-        For the newest epoch, the leader's log end. `UNDEFINED` for an epoch newer or older than all of the leader's
-        (Kafka 1.1, LeaderEpochFileCache.endOffsetFor).
+        The answer is the leader's log end for the newest epoch, and `UNDEFINED` for an epoch newer or older than all of
+        the leader's (Kafka 1.1, LeaderEpochFileCache.endOffsetFor).
         """
         entries = self._log.entries
         index = self._log.floor(epoch)
@@ -160,9 +160,9 @@ def compare(
         strategy: The protocol.
         ours: The follower's history; all epochs defined.
         theirs: The leader's.
-        high_watermark: The follower's. The follower truncates to it when the leader knows none of its epochs, and the
-            first sequence of Alternative 2 reaches back to it. None: not known; the follower then truncates everything
-            that the leader does not know. `CLEAN_ONLY` needs it.
+        high_watermark: The follower's. The follower truncates to this offset when the leader knows none of its epochs,
+            and the first sequence of Alternative 2 reaches back to it. None: not known; the follower then truncates
+            everything that the leader does not know. `CLEAN_ONLY` needs it.
         lengths: How many epochs Alternative 2 sends in each round, increasing. After the last of them, each round sends
             twice as many as the one before. Empty: `_first_width` gives the first length.
 
@@ -211,8 +211,8 @@ def compare(
     return Comparison(strategy, cut, requests, responses, tuple(steps))
 
 
-# KIP-279's "32 bits more" of the response are its epoch. Alternative 2 "adds 64 bits" with one pair and 160 with
-# two: pairs without a length, in place of the epoch.
+# KIP-279's "32 bits more" of the response are its epoch. Alternative 2 "adds 64 bits" with one pair and 160 with two,
+# so its pairs replace the epoch, and have no length field.
 _RESPONSE_BYTES: Final = {
     Strategy.KIP279: ERROR_BYTES + PARTITION_BYTES + EPOCH_BYTES + OFFSET_BYTES,
     Strategy.ALTERNATIVE1: ERROR_BYTES + PARTITION_BYTES + OFFSET_BYTES,
@@ -263,9 +263,9 @@ def _follow_clean_only(ours: Lineage, index: int, reply: Reply, fallback: int) -
 def _first_width(ours: Lineage, high_watermark: int | None) -> int:
     """How many epochs the first sequence has; KIP-279 leaves this to tuning.
 
-    The epochs between high watermark and log end that follow each other without a gap. A gap means that leaders in
-    between wrote nothing that we have, so the elections were not clean. Without a high watermark: at most two, which
-    suffices for clean elections.
+    The sequence has the epochs between high watermark and log end that follow each other without a gap. A gap means
+    that leaders in between wrote nothing that we have, so the elections were not clean. Without a high watermark: at
+    most two, which suffices for clean elections.
     """
     entries, width = ours.entries, 1
     while width < len(entries):

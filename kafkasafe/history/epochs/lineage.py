@@ -142,7 +142,7 @@ class Lineage:
         """Note a batch (or record) that was read.
 
         Args:
-            epoch: Its partition leader epoch, `UNDEFINED` when it has none.
+            epoch: The batch's partition leader epoch, `UNDEFINED` when it has none.
             offset: Its first offset. Gaps are allowed: compaction, or a seek forward.
             next_offset: Offset after its last record; `offset + 1` when not given.
 
@@ -171,7 +171,7 @@ class Lineage:
         if epoch != UNDEFINED and epoch < newest:
             return False
         if epoch == newest and epoch != UNDEFINED:
-            # Epochs never decrease: records without an epoch, between two of this epoch, have it too.
+            # Epochs never decrease: records without an epoch, between two of this epoch, have this epoch too.
             del self._epochs[-1], self._starts[-1]
         else:
             self._epochs.append(epoch)
@@ -193,7 +193,7 @@ class Lineage:
             if epoch > oldest != UNDEFINED:
                 return False
             if epoch == oldest != following:
-                # Epochs never decrease: records without an epoch, between two of this epoch, have it too.
+                # Epochs never decrease: records without an epoch, between two of this epoch, have this epoch too.
                 del self._epochs[0], self._starts[0]
                 following = epoch
             if epoch != following:
@@ -215,8 +215,8 @@ class Lineage:
         """Drop the history from `offset` on: the position moved back, or the log was truncated there.
 
         This also drops an epoch that begins at the end of the log and so holds no record, even when `offset` is at or
-        after the end. A leader that was elected and wrote nothing leaves such an entry. A later walk would ask about it
-        although the next leader may never have seen that epoch.
+        after the end. A leader that was elected and wrote nothing leaves such an entry. A later walk would ask about
+        that epoch, although the next leader may never have seen it.
         """
         self._end = min(self._end, offset)
         keep = bisect_left(self._starts, self._end)
@@ -306,7 +306,7 @@ class Lineage:
         """Read what `encode` wrote.
 
         Raises:
-            LineageError: It is something else, was damaged, or is of a newer version.
+            LineageError: The text is something else, was damaged, or is of a newer version.
         """
         _, body = _unsealed(text)
         numbers = _numbers(body)
@@ -325,7 +325,7 @@ def decode_topic_id(text: str) -> bytes | None:
     """The topic id in what `Lineage.encode` wrote, 16 bytes; None where it has none.
 
     Raises:
-        LineageError: It is something else, was damaged, or is of a newer version.
+        LineageError: The text is something else, was damaged, or is of a newer version.
     """
     return _unsealed(text)[0]
 
@@ -333,19 +333,19 @@ def decode_topic_id(text: str) -> bytes | None:
 _PREFIX: Final = "ks1."
 _PREFIX_WITH_ID: Final = "ks2."
 """The topic id comes before the numbers. Versions of kafkasafe that only know `ks1.` take such a text for metadata of
-the application: they go by the committed leader epoch alone."""
+the application: they use only the committed leader epoch."""
 _ID_BYTES: Final = 16
 _CRC_BYTES: Final = 4
 
 
 def _checksum(prefix: str, body: bytes | bytearray) -> bytes:
-    # `ks1.` came before there was another one, so its checksum leaves it out.
+    # At first `ks1.` was the only prefix, so its checksum does not cover the prefix.
     start = b"" if prefix == _PREFIX else prefix.encode("ascii")
     return zlib.crc32(start + body).to_bytes(_CRC_BYTES, "big")
 
 
 def _unsealed(text: str) -> tuple[bytes | None, bytes]:
-    """The topic id, if it has one, and the numbers."""
+    """The topic id, if the text has one, and the numbers."""
     prefix = text[: len(_PREFIX)]
     if prefix not in {_PREFIX, _PREFIX_WITH_ID}:
         raise LineageError(

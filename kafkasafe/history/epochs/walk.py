@@ -159,7 +159,7 @@ class EpochWalk:
             log_end_offset: The leader's end offset, when known: decides which lost records were replaced.
         """
         self._ours = lineage.copy()
-        # Also without a position: this drops an epoch without records, which has nothing to lose.
+        # Truncate even without a position: this drops an epoch without records, which has nothing to lose.
         self._ours.truncate(lineage.end_offset if position is None else position)
         self._log_start = log_start_offset
         self._log_end = -1 if log_end_offset is None else log_end_offset

@@ -1,4 +1,4 @@
-"""RecordBatch v2 (KIP-98) ⇄ columns, without I/O.
+"""Encodes columns as a RecordBatch v2 (KIP-98), and decodes it, without I/O.
 
 A batch is encoded once, into one bytearray, and its bytes never change afterwards, except in two places:
 `stamp_identity` fills the producer id, epoch and sequence (and computes the CRC again), `stamp_address` fills

@@ -19,11 +19,12 @@ _MIN_READ_BYTES: Final = 64 * 1024
 _XERIAL_HEADER: Final = b"\x82SNAPPY\0\0\0\0\1\0\0\0\1"
 _XERIAL_MAGIC_BYTES: Final = 8
 _XERIAL_BLOCK_BYTES: Final = 32 * 1024
-_SNAPPY_MAX_RATIO: Final = 32  # the densest element, 64 bytes out of 3, stays below
+_SNAPPY_MAX_RATIO: Final = 32  # an upper bound: the densest element expands 3 bytes to 64
 
 _LZ4_MAGIC: Final = b"\x04\x22\x4d\x18"
-# Version 01, independent blocks: Kafka's reader refuses linked ones. Then the block size, and the header's
-# checksum, a constant for each. The smallest block that takes the batch is used: readers allocate it.
+# The header: version 01 with independent blocks (Kafka's reader refuses linked ones), the block size, and the header's
+# checksum, a constant for each size. The smallest block size that fits the batch is used, because readers allocate a
+# block.
 _LZ4_FRAMES: Final = (
     (1 << 16, _LZ4_MAGIC + b"\x60\x40\x82"),
     (1 << 18, _LZ4_MAGIC + b"\x60\x50\xfb"),
@@ -48,7 +49,7 @@ _GZIP_WINDOW: Final = 31  # the largest window, with gzip's header and trailer
 def load_codec(compression: Compression) -> None:
     """Import what `encode` needs for a compression.
 
-    Otherwise the first compressed batch does, on the thread that happens to encode it. A producer calls this before its
+    Otherwise the thread that encodes the first compressed batch would import it. A producer calls this before its
     threads start.
     """
     if compression not in {Compression.NONE, Compression.GZIP}:
@@ -84,7 +85,9 @@ def compress(body: Buffer, compression: Compression, level: int | None) -> bytes
 
 
 def _compress_snappy(body: Buffer) -> bytes:
-    """Xerial's framing, which Kafka's Java clients write: they take a raw block too, but others do not."""
+    """Xerial's framing, which Kafka's Java clients write. Java clients also read a raw block, but other
+    clients do not.
+    """
     codec = _arrow().Codec("snappy")
     pieces: list[Buffer] = [_XERIAL_HEADER]
     for start in range(0, len(body), _XERIAL_BLOCK_BYTES):
@@ -109,7 +112,7 @@ def _compress_lz4(body: Buffer, codec: Any) -> bytes:
 
 
 def decompress(stored: bytes, compression: Compression, limit: int) -> bytes:
-    """The records section, at most `limit` bytes of it, whatever the stored bytes claim."""
+    """Decompress the records section, but not more than `limit` bytes, regardless of the size that `stored` claims."""
     if not stored:
         return b""  # all that compaction leaves of a batch without records
     try:

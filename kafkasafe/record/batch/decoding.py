@@ -83,7 +83,7 @@ def decode(buf: Buffer, at: int = 0, *, max_body_bytes: int = MAX_BODY_BYTES) ->
     if offset_deltas == range(header.count):
         offsets = range(base, base + header.count)
     else:
-        # Compaction leaves holes; anything else would send two records to one offset.
+        # Compaction leaves holes. Deltas that do not ascend would give two records the same offset.
         if offset_deltas[0] < 0 or offset_deltas[-1] > header.last_offset_delta:
             raise CorruptBatchError(f"Offset deltas outside 0 … {header.last_offset_delta}")
         if any(offset >= following for offset, following in pairwise(offset_deltas)):
@@ -105,11 +105,11 @@ _Parsed: TypeAlias = tuple[
 ]
 """Keys, values, headers, timestamp deltas, offset deltas."""
 
-_MANY: Final = 64  # from here on numpy's fixed cost per batch (about 100 µs) is the smaller one
+_MANY: Final = 64  # from here on numpy is cheaper, despite its fixed cost of about 100 µs per batch
 
 
 def _parse_few(body: bytes, count: int) -> _Parsed:
-    """Record by record: the whole format in one place."""
+    """Read record by record. This function shows the whole format in one place."""
     keys: list[bytes | None] = []
     values: list[bytes | None] = []
     headers: dict[int, list[tuple[str, bytes | None]]] = {}
@@ -159,9 +159,9 @@ def _read_headers(body: bytes, at: int, end: int, count: int) -> tuple[list[tupl
 
 
 def _parse_many(body: bytes, count: int) -> _Parsed:
-    """Field by field, for all records at once. The same result as `_parse_few`."""
+    """Read field by field, each for all records at once. The result is the same as that of `_parse_few`."""
     size = len(body)
-    # A field that runs over the end reads zeros, and is found by where it ends.
+    # A field that runs over the end reads zeros. The checks of where records end notice it.
     body += bytes(_PADDING)
     data = np.frombuffer(body, np.uint8)
     lengths, at = varints(data, _record_starts(body, size, count))

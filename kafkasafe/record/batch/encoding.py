@@ -96,7 +96,7 @@ def encode(
     pieces = _pieces(key_column, value_column, deltas, tails)
 
     if compression is Compression.NONE:
-        # The header's room is the first piece, so that the body is written once, where it stays.
+        # The first piece makes room for the header, so that the body is written only once, in its final place.
         pieces[0] = _BLANK_HEADER + pieces[0]
         buf = bytearray().join(pieces)
     else:
@@ -114,7 +114,7 @@ def frame(
     compression: Compression = Compression.NONE,
     compression_level: int | None = None,
 ) -> bytearray:
-    """One whole batch around a records section that is there already: as `encode`.
+    """One whole batch, as `encode` makes it, around an existing records section.
 
     Args:
         body: The records section, not compressed.
@@ -151,7 +151,7 @@ def encode_control(records: Sequence[tuple[bytes, bytes]], *, timestamp: int) ->
 
 
 def _encode_few(records: Sequence[tuple[bytes, bytes]], timestamp: int) -> bytearray:
-    """As `encode_control`, record by record: cheaper for a few."""
+    """As `encode_control`, but record by record, which is cheaper for a few records."""
     buf = bytearray(_BLANK_HEADER)
     lengths = _VARINTS
     for index, (key, value) in enumerate(records):
@@ -185,9 +185,9 @@ def varint(number: int) -> bytes:
 
 
 class _Cache(dict[int, _T]):
-    """Something by a small number, computed at the first look-up: cheaper than an `lru_cache` in a hot loop.
+    """Caches a value for each small number, computed at the first look-up. Cheaper than an `lru_cache` in a hot loop.
 
-    Bounded: numbers from 16,384 (long records, where it matters least) are computed each time.
+    The cache is bounded: values for numbers from 16,384 on (long records) are computed each time.
     """
 
     def __init__(self, compute: Callable[[int], _T]) -> None:
@@ -230,7 +230,7 @@ class _Column:
     def of(cls, items: Sequence[Buffer | None], what: str) -> _Column:
         types = set(map(type, items))
         if not types <= _BYTES_TYPES:
-            # Joining takes any buffer, and len() of one with wider items is not its size in bytes.
+            # Joining accepts any buffer, but len() of a buffer with wider items is not its size in bytes.
             items = [_as_bytes(item, what, index) for index, item in enumerate(items)]
         if type(None) in types:
             lengths = [-1 if item is None else len(item) for item in items]
@@ -238,7 +238,7 @@ class _Column:
         else:
             lengths = list(map(len, cast("Sequence[Buffer]", items)))
         first = lengths[0]
-        # The comparison in front spares columns of many lengths the count.
+        # The first comparison avoids the count for most columns with different lengths.
         uniform = first == lengths[-1] and lengths.count(first) == len(lengths)
         return cls(cast("Sequence[Buffer]", items), lengths, first if uniform else None)
 
@@ -253,7 +253,7 @@ def _as_bytes(item: object, what: str, index: int) -> bytes | bytearray | None:
     )
 
 
-# Where the offset delta's varint grows by a byte, and with it the record.
+# From each of these offset deltas on, the varint and so the record is one byte longer.
 _OFFSET_STEPS: Final = (0, 1 << 6, 1 << 13, 1 << 20, 1 << 27, 1 << 34)
 
 
@@ -269,12 +269,13 @@ def _head(fields: int, fixed: int, end: bytes) -> bytes:
 
 
 def _head_of_value(value_length: int, fixed: int) -> bytes:
-    """`_head` by the length of the value, where nothing else varies."""
+    """As `_head`, for records in which only the length of the value varies."""
     return _head(_FIELD_BYTES[value_length], fixed, _EMPTY_HEADERS)
 
 
-# By the bytes that are the same for all records: attributes, offset delta, one each for no timestamp delta,
-# no key and no headers. Inside by the bytes of the other fields (or by the length of the value alone).
+# The tuple's index is the number of bytes that are the same for all records: attributes, offset delta, and one byte
+# each for no timestamp delta, no key and no headers. The key of each cache is the number of bytes of the other fields
+# (or the length of the value alone).
 _FIXED: Final = range(4 + len(_OFFSET_STEPS))
 _HEADS: Final = tuple(_Cache(partial(_head, fixed=fixed, end=_EMPTY_HEADERS)) for fixed in _FIXED)
 _HEADS_BEHIND_HEADERS: Final = tuple(_Cache(partial(_head, fixed=fixed, end=b"")) for fixed in _FIXED)
@@ -300,7 +301,7 @@ def _make_prefixes(count: int, fields: int, after: bytes) -> list[bytes]:
     return prefixes
 
 
-# A few tables of each kind stay: a producer's batches have similar sizes. 3 MB for a full one.
+# The caches keep a few tables of each kind, because a producer's batches have similar sizes. A full one takes 3 MB.
 _offsets_cached = lru_cache(maxsize=6)(_make_offsets)
 _prefixes_cached = lru_cache(maxsize=6)(_make_prefixes)
 
@@ -315,7 +316,7 @@ def _table(cached: _lru_cache_wrapper[list[bytes]], count: int, *key: int | byte
 def _pieces(
     keys: _Column | None, values: _Column, deltas: list[int] | None, tails: list[bytes] | None
 ) -> list[Buffer]:
-    """The records section in pieces: column by column, each look-up a C loop over all records.
+    """The records section in pieces. They are made column by column, each with C loops over all records.
 
     Args:
         keys: None when all are null.

@@ -49,7 +49,9 @@ def read_field(body: bytes, at: int, end: int) -> tuple[bytes | None, int]:
 
 
 def run_of_equal_lengths(body: Buffer, start: int, stride: int, most: int) -> int:
-    """How many records after this one have its length; exact, since each proves where the next begins."""
+    """How many records after this one have the same length. Exact, because each record proves where the next one
+    begins.
+    """
     prefix = body[start : read_varint(body, start)[1]]
     data = np.frombuffer(body, np.uint8)
     same = np.ones(max(0, most), np.bool_)
@@ -68,7 +70,7 @@ def varints(data: Bytes, at: Numbers) -> tuple[Numbers, Numbers]:
         if shift > 63:
             raise CorruptBatchError(f"A number of more than 64 bits at byte {at[rest[0]]} of the records")
         byte = data[at[rest]].astype(np.uint64)
-        # Minus one: takes away the bit that said that this byte follows.
+        # Subtracting one removes the bit of the previous byte which said that this byte follows.
         number[rest] += (byte - np.uint64(1)) << np.uint64(shift)
         at[rest] += 1
         rest = rest[byte > 0x7F]

@@ -46,7 +46,7 @@ HEADER_BYTES: Final = 61
 MAX_BODY_BYTES: Final = 256 * 1024 * 1024
 """Default bound of a batch's decompressed records."""
 RECORD_OVERHEAD: Final = 16
-"""The most that a record without headers and timestamp takes beside its key and value."""
+"""The most bytes that a record without headers and timestamp takes beside its key and value."""
 
 MAGIC: Final = 2
 
@@ -259,7 +259,9 @@ def last_header(buf: Buffer) -> BatchHeader | None:
 
 
 def _whole_batches(buf: Buffer) -> Iterator[int]:
-    """Where each batch of concatenated ones begins, in any message format. An incomplete one ends the iteration."""
+    """Where each of several concatenated batches begins, in any message format. An incomplete one ends
+    the iteration.
+    """
     at = 0
     while len(buf) - at > _MAGIC_AT:
         (length,) = LENGTH.unpack_from(buf, at + _LENGTH_AT)
@@ -351,7 +353,8 @@ def stamp_crc(buf: bytearray) -> None:
 
 
 def fill_header(buf: bytearray, count: int, *, base_timestamp: int, max_timestamp: int) -> bytearray:
-    """As `frame` without compression, in place: `buf` is room for a header (`HEADER_BYTES`) and the records section.
+    """As `frame` without compression, but in place: `buf` has room for a header (`HEADER_BYTES`), then the records
+    section.
 
     Raises:
         ValueError: A batch above 2 GiB.
