@@ -45,7 +45,9 @@ _EARLIEST: Final = -2
 
 
 class StagingError(SparkError):
-    """A batch could not be staged, or a staged batch is not there unchanged. Readers see nothing of the micro-batch."""
+    """A batch could not be staged, or a staged batch is missing or was changed. Readers see nothing of the
+    micro-batch.
+    """
 
 
 @dataclass(frozen=True, slots=True)
