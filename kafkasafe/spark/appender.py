@@ -15,8 +15,8 @@ The claim solves this problem:
 
 So the first batch on each partition is small, and its header holds a number that only this attempt knows. The number
 is the base timestamp: the records' timestamps are stored relative to it, so readers see no difference. Once the batch
-is acknowledged, the task reads the header back from the log. A different number shows that another attempt was first,
-and this one ends before it sends anything else.
+is acknowledged, the task reads the header back from the log. A different number shows that another attempt was first.
+Then this attempt ends before it sends anything else.
 
 A batch that is larger than the topic's `max.message.bytes` is divided on the task's thread. Once the broker
 refuses a size, later batches for the topic are divided to at most half of it before they are sent.
@@ -92,7 +92,7 @@ class _Place:
     in_flight: bool = False
     too_large: bool = False  # `sending` must be divided before it is sent
     claimed: bool = False
-    claim_at: int = -1  # offset of the first batch, from its acknowledgement until it was read back
+    claim_at: int = -1  # offset of the first batch while it is acknowledged but not read back yet
     sequence: int = 0
     failures: int = 0
     again_at: float = 0.0
@@ -105,8 +105,8 @@ class Appender:
 
     Args:
         transport: A started transport. The caller still owns it and closes it.
-        grant: The grant of the transaction, which must have the partitions. If its transactional id is empty, the
-            appender uses no transaction, and the grant holds an idempotent producer's own id and epoch.
+        grant: The transaction's grant. The transaction must already contain the partitions. If its transactional id is
+            empty, the appender uses no transaction, and the grant holds an idempotent producer's own id and epoch.
         attempt: Number of the task's attempt.
         delivery_timeout_s: Time limit for one batch.
         request_timeout_ms: How long the broker may wait for its replicas.
@@ -138,11 +138,11 @@ class Appender:
         self._buffer_bytes = buffer_bytes
         self._claims = claims
         self._on_acked = on_acked
-        # Guards all fields below. While it is held, the only call is `notify`.
+        # Guards all fields below. A thread that holds this lock calls nothing but `notify`.
         self._changed = threading.Condition()
         self._places: dict[tuple[str, int], _Place] = {}
         self._buffered = 0
-        self._most_bytes: dict[str, int] = {}  # by topic: largest batch, once the broker refused a larger one
+        self._most_bytes: dict[str, int] = {}  # topic → size limit of batches, set after a refusal
         self._error: BaseException | None = None
         self.retries = 0
         self.bytes = 0

@@ -41,7 +41,7 @@ def dead_worker(said: str) -> str | None:
     """
     found = _REASON.search(said)
     if found is None or "Traceback (most recent call last)" in said:
-        return None  # not the failure of a task, or an error raised by Python code
+        return None  # either no task failed, or Python code raised the error
     reason = said[found.end() :]
     head = reason.split("\n", 1)[0].strip()
     if _DIED.match(reason):

@@ -1,6 +1,6 @@
 """Metrics of streaming queries for Prometheus: a `StreamingQueryListener`.
 
-Spark reports how long a batch took and how many rows it read. It does not know whether the sink wrote the batch,
+Spark reports how long a batch took and how many rows it read. Spark does not know whether the sink wrote the batch,
 skipped it as a duplicate, or resumed it. Sinks in this process count these outcomes directly. Writers run in other
 processes and send their outcomes through `outcomes.py`.
 """
@@ -223,7 +223,7 @@ class _Collector(Collector):
 def _expect_sources() -> None:
     """Prepares the inbox for events from the sources of this process's Spark driver.
 
-    Does nothing if this process has no JVM. With Spark Connect, it may never have one.
+    Does nothing if this process has no JVM. With Spark Connect, the process may never have a JVM.
     """
     try:
         from pyspark import SparkContext

@@ -244,8 +244,8 @@ class Inbox:
         atexit.register(self.close)
 
     def _listen(self, bound: socket.socket) -> None:
-        # Only this thread closes the socket. If another thread closed it, a new file could get the descriptor number
-        # that this thread polls.
+        # Only this thread closes the socket. If another thread closed the socket, a new file could get the descriptor
+        # number that this thread polls.
         with bound:
             poller = select.poll()
             poller.register(bound, select.POLLIN)

@@ -10,7 +10,8 @@ End offsets that go backwards (SPARK-26267, SPARK-27281):
 
 To prevent this repetition, the planner first gives the checkpoint's offset to the tracker of `kafkasafe.offsets`. Then
 the tracker checks each end offset. So a range never ends below the offset where it begins. The tracker alone would not
-be enough. After a restart of the driver it knows no end offset, so it would accept B's 480 as the first answer.
+be enough. After a restart of the driver the tracker knows no end offset, so it would accept B's 480 as the first
+answer.
 
 Records that were read and then lost (KIP-279):
 
@@ -236,8 +237,9 @@ class Planner:
                 records. A loss is reported in any case.
 
         Returns:
-            The positions where the batch ends. They are equal to `start` without new records, unless the batch is the
-            query's first. The end of the first batch also holds the offset where the batch begins in each partition.
+            The positions where the batch ends. If there are no new records, they are equal to `start`, unless the
+            batch is the query's first. The end of the first batch also holds the offset where the batch begins in each
+            partition.
 
         Raises:
             DataLossError: Records were lost, and `failOnDataLoss` is true. The message names all losses.
@@ -299,7 +301,7 @@ class Planner:
             begins = self.first().marks
         except (ConfigError, SourceUnavailableError) as problem:
             if isinstance(problem, SourceUnavailableError) and not self._network().connected:
-                raise  # the requests for the ends would fail too
+                raise  # requests for end offsets would fail too
             self.refused = problem
         partitions = self._partitions(fresh=False)
         ends = self._gather({partition: self._lookups.end(*partition) for partition in partitions})

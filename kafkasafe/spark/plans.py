@@ -38,7 +38,7 @@ def _running_query(session: SparkSession, query_id: str | None) -> Any:
 
 
 class _Names(NamedTuple):
-    """Java's functions that this module calls. To find one by its name takes several calls into the JVM."""
+    """Java's functions that this module calls. Finding a function by its name takes several calls into the JVM."""
 
     uuid: Any
     bytes: Any

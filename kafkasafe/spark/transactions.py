@@ -1,11 +1,11 @@
-"""The requests of a Kafka transaction: one method for each, which blocks until there is an answer.
+"""The requests of a Kafka transaction. Each request has a method that blocks until the answer arrives.
 
 KafkaProducer's own transactions belong to one process. Here, any process that knows the transactional id, the producer
 id and the epoch can take a step. So a driver can begin and end a transaction that tasks on other machines fill.
 
 Each method repeats its request as long as `kafkasafe.classify` says so and the deadline has not passed. All requests
-are repeatable: the coordinator answers a request that was already carried out as it did before, until it grants a newer
-epoch.
+can be repeated: until the coordinator grants a newer epoch, it answers a repeated request as it answered the first
+one.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _ADDS_ITSELF: Final = 2
 _SOON: Final = Backoff(0.005, 0.4, least_s=0.0, jitter=0.0)
 
 
-# Which permission a request needs: error code → (what the permission is for, by request, otherwise).
+# error code → (the resource, request → the permission that it needs on the resource, the permission of other requests)
 _PERMISSIONS: Final[Mapping[int, tuple[str, Mapping[str, str], str]]] = {
     29: (
         "the topic",
@@ -89,7 +89,7 @@ def _identity(grant: WriterIdentity) -> TransactionIdentity:
 
 
 def identity_of(grant: WriterIdentity) -> TransactionIdentity | None:
-    """What the batches of a grant's transaction are sent under; None if it has no transaction."""
+    """Returns the identity for the batches of a grant's transaction; None if the grant has no transaction."""
     return _identity(grant) if grant.transactional_id else None
 
 
@@ -133,11 +133,11 @@ def call(send: Callable[[Reply[Any]], None], timeout_s: float) -> Any:
 
 
 def retry_until(attempt: Callable[[float], T], *, deadline: float, what: str, api: str | None = None) -> T:
-    """Returns the result of `attempt`. Repeats it as long as the verdict on its error says to retry.
+    """Returns the result of `attempt`. Repeats the attempt as long as `classify` says that its error can be retried.
 
     Args:
         attempt: Makes one attempt. Gets the remaining seconds.
-        deadline: When to give up, in the time of `time.monotonic`.
+        deadline: When to give up, on the clock of `time.monotonic`.
         what: Name of the request for the message, "InitProducerId of x".
         api: Request kind, for the verdict.
 
@@ -184,7 +184,7 @@ class TransactionRequests:
         place: Callable[[Any], str] = lambda _: "",
         timeout_s: float | None = None,
     ) -> Any:
-        """Returns an answer without an error code. `place` says of an answer with one what it is about."""
+        """Returns an answer without an error code. For an error's message, `place` returns the partition."""
         what = f"{api} of {self._id}"
 
         def attempt(left_s: float) -> Any:
@@ -217,7 +217,7 @@ class TransactionRequests:
         places = list(partitions)
 
         def place(answer: PartitionsAdded) -> str:
-            # The partitions that failed only because of another one come last.
+            # Partitions that failed only because another partition failed come last.
             codes = sorted(answer.error_codes.items(), key=lambda item: item[1] == _NOT_ATTEMPTED)
             return next((f", {topic}-{number}" for (topic, number), code in codes if code), "")
 
@@ -287,7 +287,7 @@ class TransactionRequests:
         )
 
     def committed_offset(self, place: TopicPartition) -> tuple[int, str] | None:
-        """The group's offset of a partition, with its metadata. Waits until no open transaction would change it."""
+        """Returns the group's offset of a partition, with metadata. Waits while an open transaction may change it."""
         found: OffsetCommitted = self._ask(
             "OffsetFetch", lambda reply: self._transport.committed_offset(self._id, *place, reply)
         )
@@ -296,10 +296,10 @@ class TransactionRequests:
     # --- topics ---
 
     def topics(self, names: Sequence[str]) -> Mapping[str, TopicInfo]:
-        """Metadata of topics. Waits until all exist and their leaders are known.
+        """Returns the metadata of topics. Waits until all topics exist and their leaders are known.
 
         Raises:
-            KafkaError: One does not exist in time (UnknownTopicOrPartitionError).
+            KafkaError: A topic still does not exist when the time is over (UnknownTopicOrPartitionError).
         """
 
         def attempt(left_s: float) -> Mapping[str, TopicInfo]:
