@@ -41,7 +41,9 @@ class DemoError(KafkaSafeError, RuntimeError):
 
 
 class Ledger:
-    """What a client reported about each record. The demo and the producing process share the file, which survives kill -9.
+    """What a client reported about each record, in a file that the demo and the producing process share.
+
+    The file survives kill -9.
 
     Args:
         path: The file.
