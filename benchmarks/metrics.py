@@ -1,11 +1,12 @@
-"""What metrics cost: throughput of SafeProducer with and without them, in turns, on a real broker.
+"""Measures the cost of metrics: the throughput of SafeProducer with and without them, in turns, on a real broker.
 
     python benchmarks/metrics.py
 
-Three kinds of the same process: `none` counts nothing (the counters are replaced by ones that do nothing), `counted` is
-how a producer always works, `scraped` has prometheus=True and is scraped over HTTP every second (Prometheus does it
-once in 15 seconds). The runs take turns, so that a machine that is busy for a while is so for all of them; compared are
-medians, of records per second, and of the client's own CPU time per record, which noise of others touches less.
+The same program runs in three kinds of processes. `none` counts nothing, because its counters are replaced by ones
+that do nothing. `counted` is a normal producer. `scraped` has prometheus=True and is scraped over HTTP every second
+(Prometheus's default is 15 seconds). The kinds take turns, so that other load on the machine affects all of them. The
+benchmark compares medians of records per second, and of the client's CPU time per record, which other load affects
+less.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ WARM_UP = 20_000
 
 
 class _Deaf(collections.Counter):
-    """A counter that does not count."""
+    """A counter that counts nothing."""
 
     def __setitem__(self, key: object, value: object) -> None: ...
 
@@ -66,7 +67,7 @@ def measure(options: argparse.Namespace) -> None:
         producer.flush()
         server = scraper = None
         if options.kind == "scraped":
-            # Asked by another process: Prometheus's own work is not the client's.
+            # Another process scrapes, because Prometheus's own work is not part of the client's.
             server = serve(producer, partitions=True)
             code = (
                 f"import time, urllib.request\nwhile True:\n time.sleep({SCRAPE_EVERY_S})\n"

@@ -1,10 +1,10 @@
-"""Rows per second of the exactly-once Spark sink, beside Spark's own JVM sink (at least once), in the same run.
+"""Compares, in one run, the rows per second of the exactly-once Spark sink and of Spark's JVM sink (at least once).
 
     python benchmarks/spark_sink.py --jars fetch    # beside Spark's own connector; or DIR with its jars
     python benchmarks/spark_sink.py                 # without the JVM sink
 
-The same cached rows are written by each in turn, several times; the first round does not count. One broker on this
-machine, which shares its cores with Spark.
+The sinks take turns to write the same cached rows, several times. The first round does not count. One broker shares
+the cores of this machine with Spark.
 """
 
 from __future__ import annotations
