@@ -174,7 +174,8 @@ class _Outbox:
     """confluent-kafka with a table of SQLite as its queue: the outbox pattern.
 
     The application inserts its records, and commits them in groups with synchronous=FULL. The relay is a thread with
-    its own connection and producer. It sends the oldest rows, waits until each is acknowledged, and deletes them.
+    its own connection and producer. The relay sends the oldest rows, waits until each is acknowledged, and deletes
+    them.
     """
 
     _ROWS: Final = 500

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["Bound", "RowTooLargeError", "Size", "bound_of", "collect_rows", "later_size"]
 
 _LEAST_ROWS: Final = 256
-# Each task after the 64th may return less, as it also may with encoded batches (`tasks.inline_limit`).
+# Tasks after the 64th may return fewer bytes. The limit for encoded batches works in the same way
+# (`tasks.inline_limit`).
 _FIRST_TASKS: Final = 64
 _LATER_SHARE: Final = 16
 _PAUSE: Final = 100  # micro-batches

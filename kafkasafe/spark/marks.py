@@ -24,7 +24,7 @@ class Mark:
     """The position of one partition.
 
     A mark also describes the range of offsets that one micro-batch reads from the partition: the range ends at the
-    mark's position. It normally begins where the range of the previous micro-batch ended.
+    mark's position. The range normally begins where the range of the previous micro-batch ended.
 
     Attributes:
         offset: Next offset to read.

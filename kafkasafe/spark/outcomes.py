@@ -10,8 +10,8 @@ both processes run on the same machine, as the same user. So they communicate th
 
 The datagrams carry only counts. A failure on this path never affects a micro-batch.
 
-The source's planner also runs in a separate process. It does not know the id of its query, but Spark's JVM is one of
-the ancestors of its process. So the listener creates a second link, named after the JVM's process id.
+The source's planner also runs in a separate process. The planner does not know the id of its query, but Spark's JVM is
+one of the ancestors of its process. So the listener creates a second link, named after the JVM's process id.
 """
 
 from __future__ import annotations

@@ -20,10 +20,10 @@ Records that were read and then lost (KIP-279):
 3. Producers append. B's log ends at 600 when the next batch is planned.
 
 To detect this loss, the planner checks each new leader once, before it plans a range that continues from offsets
-already read. It asks the leader where the checkpoint's epochs end. B answers that epoch 3 ends at 480. So the records
-480 to 499 that the query has read are lost, and the next range begins at 480. Comparing offsets is not enough. The new
-end of the log, 600, is above 500, so a batch from 500 to 600 would look right. But the query would never read the new
-records 480 to 499.
+already read. The planner asks the leader where the checkpoint's epochs end. B answers that epoch 3 ends at 480. So the
+records 480 to 499 that the query has read are lost, and the next range begins at 480. Comparing offsets is not enough.
+The new end of the log, 600, is above 500, so a batch from 500 to 600 would look right. But the query would never read
+the new records 480 to 499.
 
 Further rules:
 

@@ -246,8 +246,8 @@ def ranges_between(start: Positions, end: Positions) -> Iterable[tuple[Partition
     """Yields the ranges of a micro-batch as (partition, begin, end), with begin ≤ end.
 
     Args:
-        start: Positions where the batch begins: the end of the previous batch, or initial positions. The latter must
-            hold a mark for each partition whose mark in `end` has neither `begin` nor `first`.
+        start: Positions where the batch begins: the end of the previous batch, or initial positions. Initial positions
+            must hold a mark for each partition whose mark in `end` has neither `begin` nor `first`.
         end: Positions where the batch ends.
 
     Raises:

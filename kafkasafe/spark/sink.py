@@ -173,7 +173,7 @@ def write_batch(
     Args:
         df: As for `foreach_batch_sink`.
         topic: As for `foreach_batch_sink`.
-        options: As for `foreach_batch_sink`, and `txnVersion`.
+        options: The options of `foreach_batch_sink`, and `txnVersion`.
         named: As for `foreach_batch_sink`.
 
     Returns:

@@ -1,6 +1,6 @@
 """The code that Spark's workers run for the sink.
 
-It takes Arrow batches, appends their records to Kafka, and returns a report.
+A task takes Arrow batches, appends their records to Kafka, and returns a report.
 
 A job has one of three shapes:
 

@@ -16,8 +16,8 @@ The order of the steps guarantees this (docs/spark-guarantees.md has the six pro
     COMMIT       EndTxn
 
 A failure from OPEN to MARK leads back to FENCE, which aborts the records that were written. Once EndTxn was sent, the
-driver never aborts. It repeats EndTxn until it is answered, or leaves it to the next driver, whose FENCE waits for the
-outcome.
+driver never aborts. The driver repeats EndTxn until the coordinator answers, or leaves EndTxn to the next driver,
+whose FENCE waits for the outcome.
 
 A driver that goes on after its own commit begins at OPEN. With the brokers' protocol 2 (KIP-890) the answer to EndTxn
 grants the epoch of the next transaction. So FENCE and READ_MARKER would give the driver no new information:
@@ -429,7 +429,8 @@ def may_go_on(marker: Marker, batch_id: int, query_id: str, *, plan: str = "") -
 
 
 def judge_version(marker: Marker | None, version: int, *, strict: bool) -> MarkerVerdict:
-    """Decides whether to write a batch query: as in Delta, unless its version or a later one is committed.
+    """Decides whether to write a batch query. As in Delta, it is written unless its version or a later one is
+    committed.
 
     Args:
         marker: The marker that was read after the fence; None if there is none.
