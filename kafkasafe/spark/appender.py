@@ -1,4 +1,4 @@
-"""Append one task's batches to the partitions of an open transaction, or to partitions without a transaction.
+"""Appends the batches of one task to partitions, in an open transaction or without a transaction.
 
 The task does not own the transaction; it only has a `WriterIdentity`. An identity without a transactional id has no
 transaction. On each partition the task sends one batch at a time. A resent batch is therefore always the newest batch
@@ -53,7 +53,7 @@ __all__ = ["CLAIM_ROWS", "Appender", "FencedError", "RestartError", "claim_base"
 log = EventLog("spark")
 
 CLAIM_ROWS: Final = 64
-"""Limit for the records of a first batch: each one takes five more bytes, and the batch is read back."""
+"""Largest number of records in a first batch. Each record takes five more bytes there, and the batch is read back."""
 
 _CLAIM_RANGE_MS: Final = 1 << 34
 _FENCED: Final = frozenset({47, 90})
@@ -73,7 +73,7 @@ class FencedError(SparkError, ProducerFencedError):
 
 
 def claim_base(timestamp: int) -> int:
-    """A random base timestamp for a first batch, which no other attempt chooses."""
+    """Returns a random base timestamp for a first batch. No other attempt will choose the same one."""
     return timestamp - 1 - random.randrange(_CLAIM_RANGE_MS)
 
 
@@ -81,8 +81,8 @@ def claim_base(timestamp: int) -> int:
 class _Place:
     """The state of one partition.
 
-    Invariant: `sending` is the batch that is in flight, pausing before a retry, or being read back. Later batches are
-    in `waiting`.
+    Invariant: `sending` is the current batch: it is in flight, waits for a retry, or is being read back. Later batches
+    are in `waiting`.
     """
 
     topic: str
@@ -114,8 +114,8 @@ class Appender:
         claims: False if no other attempt can have the grant. Then no batch is read back, and the first batch may be
             any batch.
         on_acked: Called on the network thread with (topic, partition, offset of the first record) of each acknowledged
-            batch, in order for each partition. If `claims` is true, it is not called for a partition's first batch. For
-            a divided batch it is called once for each part.
+            batch, in order for each partition. If `claims` is true, the function is not called for a partition's first
+            batch. For a divided batch, the function is called once for each part.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Appender:
         self.bytes = 0
 
     def has(self, topic: str, partition: int) -> bool:
-        """Whether the partition already has a batch. If not, the next batch is its claim."""
+        """Returns whether the partition already has a batch. If not, the next batch is its claim."""
         return (topic, partition) in self._places
 
     def append(self, topic: str, partition: int, data: bytearray) -> None:

@@ -1,9 +1,9 @@
 """Collects the rows of small micro-batches on the driver, which encodes and sends them. No Python worker takes part.
 
-A micro-batch is small if the previous one was. If it is large after all, the driver must not run out of memory. So the
-collecting job itself is bounded in the JVM, before a row leaves its task:
+The driver assumes that a micro-batch is small if the previous one was small. If the micro-batch is large after all,
+the driver must not run out of memory. So the JVM limits the result of the job, before a row leaves its task:
 
-- A task returns at most one row more than `Bound.rows`. The surplus row shows that there are more.
+- A task returns at most one row more than `Bound.rows`. The surplus row shows that the task has more rows.
 - A row that is larger than `Bound.row_bytes` arrives without its contents, and with a mark.
 
 In both cases the collected rows are dropped, and another job writes the micro-batch.

@@ -50,7 +50,7 @@ def _directory() -> Path:
 
 
 def _is_ours(directory: Path) -> bool:
-    """Returns whether only this user can access the directory. In /tmp, another user may have created it."""
+    """Returns whether only this user can access the directory. In /tmp, another user may have created it first."""
     try:
         found = directory.lstat()
     except OSError:
@@ -115,7 +115,9 @@ def _link_of(pid: int) -> str:
 
 
 def _ancestors() -> list[int]:
-    """Returns the process ids of this process's ancestors, nearest first. Without /proc, returns only its parent's."""
+    """Returns the process ids of this process's ancestors, nearest first. Without /proc, returns only the id of its
+    parent.
+    """
     found = [os.getppid()]
     with contextlib.suppress(OSError, ValueError, IndexError):
         while found[-1] > 1 and len(found) < _MOST_ANCESTORS:
@@ -154,7 +156,7 @@ class Inbox:
         with self._lock:
             runs = self._runs.setdefault(query_id, set())
             runs.add(run_id)
-            # If an earlier run of the query is still listed, because Spark has not reported its end, the link exists.
+            # If Spark has not reported the end of an earlier run of the query yet, the link already exists.
             if len(runs) > 1 or not _QUERY_ID.fullmatch(query_id):
                 return
             try:

@@ -250,7 +250,7 @@ def _pack_densely(found: Sequence[Mark]) -> dict[str, Any]:
 
 
 def _unpack_densely(packed: Mapping[str, Any], texts: Sequence[str]) -> tuple[list[int], list[str]]:
-    """Returns the offsets, and the histories as in version 2."""
+    """Returns the offsets, and the leader epochs in the format of version 2."""
     least, most = offset_of(packed["least"]), offset_of(packed["most"])
     if most < least:
         raise ValueError(f"the highest offset {most} is below the lowest one {least}")

@@ -477,8 +477,8 @@ class Planner:
     def _ask_at_once(self, partitions: Sequence[Partition], start: Positions) -> None:
         """Asks each leader once for the ends of all its partitions, and then for the starts that `_advance` needs.
 
-        This only saves CPU: `_advance` decides, and it uses these answers instead of its first requests. It sends a
-        request of its own for each partition about which a leader did not answer, or answered with an error.
+        This only saves CPU: `_advance` uses these answers instead of its first requests. For each partition about
+        which a leader did not answer, or answered with an error, `_advance` sends its own request.
         """
         ends = self._at_once(partitions, LATEST)
         self._lookups.give(LATEST, ends)
@@ -528,8 +528,8 @@ class Planner:
             if self._checked.get(partition) != (now_id, end.leader_epoch):
                 yield from self._compare(partition, was.lineage, was.offset, found)
             if found.why is None and end.offset < was.offset:
-                # The tracker has accepted a lower end offset. It does so only if a loss of records is proven, or after
-                # an explicit decision. It holds back all other lower end offsets.
+                # The tracker has accepted a lower end offset. The tracker does so only if a loss of records is proven,
+                # or after an explicit decision. The tracker holds back all other lower end offsets.
                 found.begin = found.end = end.offset
                 found.why, found.lost = "truncated", (end.offset, was.offset - 1)
             if found.end > found.begin:
@@ -898,7 +898,7 @@ class Planner:
 
 
 def _none_below() -> Procedure[EpochEnd]:
-    """Returns the answer for the epoch before epoch 0, which does not exist, without a request."""
+    """Returns, without a request, the answer about the epoch before epoch 0, which does not exist."""
     yield from ()
     return EpochEnd(0, UNDEFINED, UNDEFINED)
 
@@ -908,7 +908,7 @@ def _ignore(_: object) -> None:
 
 
 def _all_done(runner: ProcedureRunner, inquiries: Collection[RunningProcedure[Any]], deadline: float) -> bool:
-    """Runs procedures until all inquiries are done. Returns whether that was before the deadline."""
+    """Runs procedures until all inquiries are done. Returns whether they were done before the deadline."""
     while any(not inquiry.done for inquiry in inquiries):
         left = deadline - time.monotonic()
         if left <= 0:

@@ -148,9 +148,9 @@ class Session:
             query_id: Spark's query id; empty for a batch query, or if it is unknown.
             work: Runs the tasks that append records, with the transaction's producer id and epoch (a grant). Returns
                 the reports of these tasks.
-                `write` calls it again for each new transaction. If it raises RestartError, the transaction is
-                restarted. If it raises FencedError, another driver has taken over. After any other exception the batch
-                fails.
+                `write` calls it again for each new transaction. If the function raises RestartError, the transaction
+                is restarted. If the function raises FencedError, another driver has taken over. After any other
+                exception the batch fails.
             plan: `plan_digest` of the micro-batch; empty if it is unknown.
             count: Returns the number of rows of the micro-batch. `count` is called only if the other fields of the
                 marker do not show whether the batch is committed. None in a batch query, where `txnVersion` alone

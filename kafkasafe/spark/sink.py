@@ -196,7 +196,7 @@ def write_batch(
 
 
 class ForeachBatchSink:
-    """The function that `foreach_batch_sink` returns. Spark calls it with a data frame and a batch id.
+    """The function that `foreach_batch_sink` returns. Spark calls the sink with a data frame and a batch id.
 
     Attributes:
         last: Outcome of the latest micro-batch; None before the first one.

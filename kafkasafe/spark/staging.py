@@ -254,7 +254,7 @@ class _Fetching:
             if at < len(self._pieces):
                 self._ask(at)
             yield from found
-            # If our consumer is slow, this does not mean that the brokers have stalled.
+            # Restart the time limit here: time that the caller has used does not mean that the brokers have stalled.
             failures, deadline = 0, time.monotonic() + self._timeout_s
 
     def _ask(self, at: int) -> None:
@@ -268,7 +268,7 @@ class _Fetching:
         )
 
     def _found(self, answer: RecordsFetched, at: int) -> list[tuple[StagedBatch, bytearray]]:
-        """The wanted batches in an answer. Between them are batches that other tasks have staged."""
+        """Returns the wanted batches in an answer, which also contains batches that other tasks have staged."""
         found: list[tuple[StagedBatch, bytearray]] = []
         for begin, header in batch.iter_headers(answer.records):
             if at == len(self._pieces):
@@ -309,7 +309,7 @@ class _Fetching:
             if late or not verdict.retriable:
                 raise self._lost(piece, f"{verdict.name}: {verdict.explanation}")
         if late:
-            # The leader will have it soon, because its replicas have acknowledged it.
+            # The leader should have had the batch long ago, because all in-sync replicas have acknowledged it.
             raise self._lost(piece, f"the log did not reach to it within {self._timeout_s:g} s")
         if not isinstance(answer, Failure) and answer.error_code:
             self._transport.refresh_metadata([self._topic], lambda _: None)

@@ -125,7 +125,8 @@ class _Sender:
     Attributes:
         options: Options of the sink.
         grant: Grant of the transaction: its producer id and epoch.
-        add: Whether the task must add partitions to the transaction. It adds each partition before the first use.
+        add: Whether the task must add partitions to the transaction. The task adds each partition before the first
+            use.
     """
 
     options: SinkOptions

@@ -73,7 +73,7 @@ _PERMISSIONS: Final[Mapping[int, tuple[str, Mapping[str, str], str]]] = {
 
 
 def _error(code: int, message: str) -> Exception:
-    """The error of an answer. `message` begins with the request's name."""
+    """Creates the error for an answer. `message` must begin with the name of the request."""
     if code in _PERMISSIONS:
         what, permissions, otherwise = _PERMISSIONS[code]
         permission = permissions.get(message.split(maxsplit=1)[0], otherwise)
@@ -97,7 +97,7 @@ class Pending:
     """A request that was sent, and its answer.
 
     Args:
-        send: Sends the request. Gets the function that takes the answer.
+        send: Sends the request. Its argument is the function that takes the answer.
     """
 
     def __init__(self, send: Callable[[Reply[Any]], None]) -> None:
@@ -136,9 +136,9 @@ def retry_until(attempt: Callable[[float], T], *, deadline: float, what: str, ap
     """Returns the result of `attempt`. Repeats the attempt as long as `classify` says that its error can be retried.
 
     Args:
-        attempt: Makes one attempt. Gets the remaining seconds.
+        attempt: Makes one attempt. Its argument is the remaining time in seconds.
         deadline: When to give up, on the clock of `time.monotonic`.
-        what: Name of the request for the message, "InitProducerId of x".
+        what: Name of the request for the message, for example "InitProducerId of x".
         api: Request kind, for the verdict.
 
     Raises:
@@ -154,7 +154,7 @@ def retry_until(attempt: Callable[[float], T], *, deadline: float, what: str, ap
 
 
 def _wait_s(state: tenacity.RetryCallState) -> float:
-    """Seconds to wait before repeating a step of a transaction."""
+    """Returns how many seconds to wait before a step of a transaction is repeated."""
     error = None if state.outcome is None else state.outcome.exception()
     pause_s = PAUSES(state)
     return min(_SOON(state), pause_s) if getattr(error, "errno", None) == _CONCURRENT else pause_s
@@ -261,7 +261,7 @@ class TransactionRequests:
         if following is None or grant.protocol < _ADDS_ITSELF:
             return None
         number, epoch = following.producer_id, following.epoch
-        # An epoch that is not newer would not lock out the tasks of this transaction.
+        # Ignore an epoch that is not newer, because it would not lock out the tasks of this transaction.
         if number < 0 or (number == grant.producer_id and epoch <= grant.epoch):
             return None
         return WriterIdentity(grant.transactional_id, number, epoch, grant.protocol)

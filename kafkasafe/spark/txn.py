@@ -125,7 +125,7 @@ ENDS: Final = frozenset({Step.WRITTEN, Step.DUPLICATE, Step.FAILED})
 
 
 class IllegalEventError(RuntimeError):
-    """The current step has no such outcome, which is a bug of the caller."""
+    """The current step cannot have this outcome, so the caller has a bug."""
 
 
 class MicroBatch:
@@ -316,8 +316,9 @@ class MarkerLog:
 def plan_digest(entry: str) -> str:
     """Identifies one planning of a micro-batch: the time at which Spark planned it, and the end of each source.
 
-    Offsets alone prove nothing, so the time is part of the digest. An offset of a file source is a position in a list
-    that the checkpoint keeps. Once a checkpoint is restored, the same position may mean other files.
+    The offsets alone do not identify the input, so the time is part of the digest. An offset of a file source is a
+    position in a list that the checkpoint keeps. Once a checkpoint is restored, the same position may mean other
+    files.
 
     Args:
         entry: An entry of Spark's offset log: a version, a line of metadata, a line for each source.
@@ -369,8 +370,8 @@ def judge_marker(
 
     Spark plans a batch durably before it runs it, and repeats only the last planned batch, with the same input. In a
     healthy checkpoint the marker therefore has two possible values: the batch's id (the batch is not written yet), or
-    that id plus one (it is written, but Spark does not know it). Any other value means that checkpoint and topic do not
-    belong together, and then writing and skipping could both be wrong.
+    that id plus one (the batch is written, but Spark does not know this). Any other value means that the checkpoint
+    and the topic do not belong together. Then writing the batch and skipping it could both be wrong.
 
     The batch id plus one has a second cause: the checkpoint was restored from a copy that is one batch old. Spark then
     plans that batch again, with other rows. So a batch is skipped only if it is proven to be the committed one: by its

@@ -330,8 +330,8 @@ def _reports_of(messages: Sequence[WriterCommitMessage | None]) -> list[Message]
         # With a continuous trigger Spark calls `commit` without ever calling `write` (observed with Spark 4.2).
         # No other reason is known.
         raise UsageError(
-            "[KAFKASAFE.CONTINUOUS_TRIGGER] Spark commits an epoch but passed none of its rows to the tasks. It does"
-            " that with trigger(continuous=...), which does not work with Python data sources. Nothing was written. Use"
+            "[KAFKASAFE.CONTINUOUS_TRIGGER] Spark commits an epoch but passed none of its rows to the tasks. The"
+            " cause is trigger(continuous=...), which does not work with Python data sources. Nothing was written. Use"
             " trigger(processingTime=...)."
         )
     if not reports or len(reports) < len(messages):
