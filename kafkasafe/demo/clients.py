@@ -66,7 +66,7 @@ class _Safe:
 
     def __init__(self, servers: list[str], topic: str, ledger: Ledger, partitions: int, spool: str) -> None:
         from kafkasafe.producer import (
-            SafeProducer,  # here, so that the other clients start without its imports
+            SafeProducer,  # imported here, so that the processes of the other clients do not import it
         )
 
         self._producer = SafeProducer(bootstrap_servers=servers, spool_dir=spool, client_id="demo")

@@ -157,8 +157,8 @@ class Appender:
         Args:
             topic: Topic name.
             partition: Partition number.
-            data: One batch with base offset 0, which `append` stamps. The first batch of a partition has a base
-                timestamp from `claim_base`.
+            data: One batch with base offset 0. `append` fills in the producer id, the epoch and the sequence. The
+                first batch of a partition has a base timestamp from `claim_base`.
 
         Raises:
             RestartError: As `finish`, as do its other errors.

@@ -12,7 +12,7 @@ __all__ = ["dead_worker"]
 _REASON: Final = re.compile(
     r"(?:most recent failure: Lost task [^\n]*?\(TID \d+\)(?: \([^)\n]*\))?|Most recent failure reason): *\n?"
 )
-# Errors that Spark itself raises when a worker dies. For these, the stack trace is not checked.
+# Errors that Spark itself raises when a worker dies. For these errors, the stack trace is not checked.
 _DIED: Final = re.compile(
     r"ExecutorLostFailure|FetchFailed\b|Worker died|Executor heartbeat timed out|Remote RPC client disassociated"
     r"|org\.apache\.spark\.shuffle\.(?:Metadata)?FetchFailedException"

@@ -131,7 +131,7 @@ def stream_id(options: SinkOptions, query_id: str | None, unseen: str) -> str:
     Args:
         options: Options of the sink or the writer.
         query_id: The query id from Spark; empty or None if it is not available.
-        unseen: Text for the error message that says where the query id is not available.
+        unseen: Text for the error message. It says in which cases the query id is not available.
 
     Raises:
         ConfigError: There is neither a `txnAppId` nor a query id.

@@ -345,7 +345,7 @@ class TransactionRequests:
         retry_until(attempt, deadline=deadline, what=f"CreateTopics of {name}", api="CreateTopics")
 
     def producers(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, ProducersDescribed]:
-        """The states of producers that the leaders of partitions remember. Asks the leaders concurrently."""
+        """Returns the producer states that the leaders of partitions remember. Asks the leaders concurrently."""
         left = set(places)
         found: dict[TopicPartition, ProducersDescribed] = {}
 

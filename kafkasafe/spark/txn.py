@@ -430,8 +430,7 @@ def may_go_on(marker: Marker, batch_id: int, query_id: str, *, plan: str = "") -
 
 
 def judge_version(marker: Marker | None, version: int, *, strict: bool) -> MarkerVerdict:
-    """Decides whether to write a batch query. As in Delta, it is written unless its version or a later one is
-    committed.
+    """Decides whether to write a batch query. As in Delta, write it unless its version or a later one is committed.
 
     Args:
         marker: The marker that was read after the fence; None if there is none.
