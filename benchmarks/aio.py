@@ -198,13 +198,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--bootstrap", help="host:port of a cluster; default: one is started")
+    parser.add_argument("--bootstrap", help="host:port of a cluster; default: the benchmark starts one")
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     with contextlib.ExitStack() as stack:
         servers = options.bootstrap
-        create: Callable[[str], object] = str  # brokers that create topics do
+        create: Callable[[str], object] = str  # brokers that create topics create this one
         if not servers:
             from kafkasafe.testing.broker import KafkaCluster
 

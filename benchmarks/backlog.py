@@ -75,7 +75,7 @@ def fill(options: argparse.Namespace) -> None:
 
 
 def deliver(options: argparse.Namespace) -> None:
-    """The second life."""
+    """The second producer process."""
     import kafkasafe  # noqa: F401
 
     before, began, cpu = resident(), time.monotonic(), time.process_time()
@@ -170,8 +170,8 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=10 * MILLION)
     parser.add_argument("--partitions", type=int, default=400)
     parser.add_argument("--size", type=int, default=20, help="bytes of a value")
-    parser.add_argument("--batch-size", type=int, help="of the producer; its default where it is not given")
-    parser.add_argument("--spool", help="where the spool is made: a directory with room for all records")
+    parser.add_argument("--batch-size", type=int, help="batch_size of the producer; default: its own")
+    parser.add_argument("--spool", help="directory for the spool, with room for all records")
     parser.add_argument("--no-check", action="store_true", help="do not read the topic at the end")
     options = parser.parse_args()
     if options.life:

@@ -462,7 +462,7 @@ def settle(
     results[f"{COPY} beside pair"] = compare(committed["pair"], committed[COPY])
     moved: list[list[int]] = []
     for where, each in enumerate(others):
-        switch.lead_to(where)  # both advertise the one address
+        switch.lead_to(where)  # both clusters advertise the same address
         moved += read(each.bootstrap_servers, "moved")
     results["two clusters"] = judge(moved, Ledger(mover.folder / "moved"))
     results[f"{SOURCE}, copied"] = copied(cluster, members)

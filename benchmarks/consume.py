@@ -234,7 +234,7 @@ def measure(options: argparse.Namespace) -> None:
 
 
 def fill(cluster, size: int, varies: bool, count: int) -> str:
-    """A topic with so many records."""
+    """Creates a topic with this number of records."""
     from confluent_kafka import Producer
 
     topic = f"bench-{uuid.uuid4().hex[:8]}"
@@ -371,11 +371,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--records", type=int, default=0, help="per measurement, at 100 B (default 2,000,000)"
+        "--records", type=int, default=0, help="records per measurement, at 100 B (default 2,000,000)"
     )
     parser.add_argument("--repeats", type=int, default=0, help="default 5")
     parser.add_argument("--quick", action="store_true", help="600,000 records, 3 repeats")
-    parser.add_argument("--clients", help=f"comma-separated, of {', '.join(CLIENTS)}")
+    parser.add_argument("--clients", help=f"comma-separated list of: {', '.join(CLIENTS)}")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--profile", action="store_true", help="cProfile of the polling thread (slower)")
     child = parser.add_argument_group("one measurement (used by this program itself)")

@@ -484,7 +484,7 @@ def settle(cluster: KafkaCluster, slots: Sequence[Slot]) -> list[str]:
                     time.sleep(2)
                     break
                 time.sleep(0.5)
-                with contextlib.suppress(KafkaError):  # its coordinator moves
+                with contextlib.suppress(KafkaError):  # the group's coordinator moves
                     found = offsets_of(admin)
         for slot, child in zip(slots, children, strict=True):
             slot.end_member(child, "terminate")
@@ -534,15 +534,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--records", type=int, default=30_000)
-    parser.add_argument("--seconds", type=float, default=120.0, help="how long everything is disturbed")
+    parser.add_argument("--seconds", type=float, default=120.0, help="how long faults are caused")
     parser.add_argument("--brokers", type=int, default=3)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(31))
-    parser.add_argument("--assignor", choices=ASSIGNORS, help="default: drawn by the seed")
+    parser.add_argument("--assignor", choices=ASSIGNORS, help="default: the seed chooses one")
     parser.add_argument(
-        "--naive", action="store_true", help="the control: it commits by itself, and must fail"
+        "--naive", action="store_true", help="the control: a program that commits by itself, which must fail"
     )
     parser.add_argument("--keep", type=Path, help="work in this directory and leave it there")
-    parser.add_argument("--json", type=Path, help="add a line with the result")
+    parser.add_argument("--json", type=Path, help="append the result to this file, as one line")
     options = parser.parse_args()
     if options.keep:
         options.keep.mkdir(parents=True)

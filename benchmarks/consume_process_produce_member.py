@@ -392,9 +392,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument(
-        "--poison", type=float, default=0.0, help="of how many batches one record is too large"
+        "--poison", type=float, default=0.0, help="share of the batches that get a record that is too large"
     )
-    parser.add_argument("--reopen", type=float, default=0.0, help="how often it opens another producer")
+    parser.add_argument(
+        "--reopen", type=float, default=0.0, help="probability of opening another producer after a poll"
+    )
     options = parser.parse_args()
     member = Member(options)
     with contextlib.suppress(FencedInstanceIdError):

@@ -72,7 +72,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--topics", type=int, default=5000)
-    parser.add_argument("--fake", action="store_true", help="the fake cluster instead of a real broker")
+    parser.add_argument("--fake", action="store_true", help="use the fake cluster instead of a real broker")
     parser.add_argument("--clients", default="SafeProducer,KafkaProducer")
     parser.add_argument("--client", help=argparse.SUPPRESS)
     parser.add_argument("--servers", help=argparse.SUPPRESS)

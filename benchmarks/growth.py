@@ -498,10 +498,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="a fiftieth of the work, and nothing is written")
-    parser.add_argument("--only", type=lambda text: text.split(","), help="some series; the others stay")
-    parser.add_argument("--render", action="store_true", help="only write page and plots again")
-    parser.add_argument("--spool-parent", help="directory for the spools: on the disk to be measured")
+    parser.add_argument("--quick", action="store_true", help="do a fiftieth of the work, and write nothing")
+    parser.add_argument(
+        "--only", type=lambda text: text.split(","), help="measure only these series; keep the others"
+    )
+    parser.add_argument("--render", action="store_true", help="only write the page and the plots again")
+    parser.add_argument("--spool-parent", help="directory for the spools, on the disk to be measured")
     child = parser.add_argument_group("one measurement (used by this program itself)")
     child.add_argument("--client", choices=CLIENTS)
     for name in ("--topic", "--servers", "--spool"):

@@ -88,8 +88,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--checkout", type=Path, action="append", default=[], help="other code to compare")
-    parser.add_argument("--environment", type=Path, help="where the dependencies are, or will be")
+    parser.add_argument(
+        "--checkout", type=Path, action="append", default=[], help="another checkout to compare"
+    )
+    parser.add_argument(
+        "--environment", type=Path, help="directory for the environment with the dependencies"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="imports-") as work:
         environment = options.environment or Path(work, "environment")

@@ -46,9 +46,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--records", type=int, default=300, help="of each client in each round")
+    parser.add_argument(
+        "--records", type=int, default=300, help="number of records of each client in each round"
+    )
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--spool-parent", help="directory for the spools: on the disk to be measured")
+    parser.add_argument("--spool-parent", help="directory for the spools, on the disk to be measured")
     options = parser.parse_args()
     with KafkaCluster(brokers=1, java_options=JAVA_OPTIONS) as cluster:
         cluster.create_topic("latency")

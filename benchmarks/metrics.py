@@ -112,7 +112,7 @@ def run_all(options: argparse.Namespace) -> int:
     found: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
     config = {"file.delete.delay.ms": 0, "log.initial.task.delay.ms": 1000}
     with KafkaCluster(brokers=1, config=config) as cluster:
-        one(cluster, "none", options.records // 4, options.spool_parent)  # the broker's own warm-up
+        one(cluster, "none", options.records // 4, options.spool_parent)  # warm up the broker
         for turn in range(options.repeats):
             for kind in KINDS[turn % 3 :] + KINDS[: turn % 3]:
                 found[kind].append(one(cluster, kind, options.records, options.spool_parent))
@@ -136,9 +136,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--records", type=int, default=1_000_000, help="per run (100 B each)")
+    parser.add_argument("--records", type=int, default=1_000_000, help="records per run (100 B each)")
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--spool-parent", help="directory for the spools: on the disk to be measured")
+    parser.add_argument("--spool-parent", help="directory for the spools, on the disk to be measured")
     parser.add_argument("--json", type=Path)
     child = parser.add_argument_group("one run (used by this program itself)")
     child.add_argument("--kind", choices=KINDS)

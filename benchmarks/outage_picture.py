@@ -36,12 +36,12 @@ _BLUE, _GREEN, _RED, _GREY = "#1f6feb", "#2da44e", "#cf222e", "#57606a"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sample:
-    """Records until this moment.
+    """Numbers of records until one moment.
 
     Attributes:
         at: Seconds since the first record.
-        durable: On disk.
-        delivered: In the topic.
+        durable: Records on disk.
+        delivered: Records in the topic.
     """
 
     at: float
@@ -54,11 +54,11 @@ class Recording:
     """One run of the demo.
 
     Attributes:
-        samples: One each `SAMPLE_S`.
+        samples: One sample every `SAMPLE_S`.
         brokers_killed: Seconds since the first record.
-        process_killed: The same.
-        brokers_back: The same.
-        run: What the audit counted.
+        process_killed: Seconds since the first record.
+        brokers_back: Seconds since the first record.
+        run: The result of the audit.
     """
 
     samples: list[Sample]
@@ -188,7 +188,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seconds", type=float, default=24.0, help="how long records are sent")
-    parser.add_argument("--outage", type=float, default=8.0, help="seconds without brokers, at least")
+    parser.add_argument("--outage", type=float, default=8.0, help="minimum seconds without brokers")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--output", type=Path, default=Path(__file__).parents[1] / "docs" / "outage.svg")
     options = parser.parse_args()

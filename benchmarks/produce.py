@@ -417,13 +417,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--records", type=int, default=0, help="per measurement, at 100 B (default 1,000,000)"
+        "--records", type=int, default=0, help="records per measurement, at 100 B (default 1,000,000)"
     )
     parser.add_argument("--repeats", type=int, default=0, help="default 5")
     parser.add_argument("--quick", action="store_true", help="300,000 records, 3 repeats, only 100 B")
     parser.add_argument("--sizes", type=int, nargs="+", help="bytes per value (default 100 1024)")
-    parser.add_argument("--clients", help=f"comma-separated, of {', '.join(CLIENTS)}")
-    parser.add_argument("--spool-parent", help="directory for the spools: on the disk to be measured")
+    parser.add_argument("--clients", help=f"comma-separated list of: {', '.join(CLIENTS)}")
+    parser.add_argument("--spool-parent", help="directory for the spools, on the disk to be measured")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--profile", action="store_true", help="cProfile of the calling thread (slower)")
     child = parser.add_argument_group("one measurement (used by this program itself)")

@@ -291,7 +291,7 @@ def run(cluster, seed: int, sink: str, options: argparse.Namespace, scratch: Pat
     servers = ",".join(cluster.bootstrap_servers)
     kills = ["driver", "worker", "broker"] * options.kills
     rng.shuffle(kills)
-    if sink == "jvm":  # which has no Python workers
+    if sink == "jvm":  # Spark's sink has no Python workers
         kills = [kill for kill in kills if kill != "worker"]
     settings = {
         "master": "local[2]" if seed % 3 else "local[2,4]",  # Spark tries a task once, or up to four times
@@ -300,7 +300,7 @@ def run(cluster, seed: int, sink: str, options: argparse.Namespace, scratch: Pat
         "source": str(scratch / "source"),
         "checkpoint": str(scratch / f"checkpoint-{topic}"),
         "sink": sink,
-        "commits": str(scratch / f"commit-{topic}"),  # the writer's `commit` has begun
+        "commits": str(scratch / f"commit-{topic}"),  # file that exists when the writer's `commit` has begun
         "keyed": seed % 2 == 1,
         "jars": options.jars_list if sink == "jvm" else "",
     }
@@ -431,14 +431,18 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1, help="how many runs")
     parser.add_argument("--first", type=int, default=1, help="first seed")
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--files", type=int, default=10, help="micro-batches")
-    parser.add_argument("--kills", type=int, default=2, help="of each kind: driver, worker, broker")
-    parser.add_argument("--within", type=float, default=1.5, help="seconds into a micro-batch, at most")
-    parser.add_argument("--sinks", default="exact,naive", help="of exact, writer, naive, jvm")
+    parser.add_argument("--files", type=int, default=10, help="number of micro-batches")
+    parser.add_argument(
+        "--kills", type=int, default=2, help="number of kills of each kind: driver, worker, broker"
+    )
+    parser.add_argument(
+        "--within", type=float, default=1.5, help="maximum seconds from the start of a micro-batch to a kill"
+    )
+    parser.add_argument("--sinks", default="exact,naive", help="some of exact, writer, naive, jvm")
     parser.add_argument("--jars", help="directory with the jars of Spark's Kafka connector, for jvm")
     parser.add_argument("--timeout", type=float, default=570, help="seconds for one run")
-    parser.add_argument("--json", type=Path, help="append results to this file, a line each")
-    parser.add_argument("--verbose", action="store_true", help="what drivers wrote to stderr")
+    parser.add_argument("--json", type=Path, help="append results to this file, one per line")
+    parser.add_argument("--verbose", action="store_true", help="print what drivers wrote to stderr")
     parser.add_argument("--drive", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.drive:

@@ -29,9 +29,9 @@ def connector(directory: Path, version: str | None = None) -> tuple[str, list[st
     """Has Maven fetch Spark's Kafka connector.
 
     Args:
-        directory: For the jars; made where it is not there.
-        version: Of the connector. None: that of the installed PySpark, or the newest before it, since not every patch
-            release of PySpark has one.
+        directory: Directory for the jars. It is created if it does not exist.
+        version: Version of the connector. None: the version of the installed PySpark, or the newest version before it,
+            because not every patch release of PySpark has a connector.
 
     Returns:
         The version, and the paths of the jars.

@@ -329,10 +329,12 @@ def main() -> None:
     parser.add_argument("--what", default="batches,plan")
     parser.add_argument("--count", action="store_true", help="count what a micro-batch does, measure nothing")
     parser.add_argument("--fsyncs", action="store_true", help="with --count: count fsyncs too, by strace")
-    parser.add_argument("--clients", default=",".join(CLIENTS), help="which take turns, separated by commas")
-    parser.add_argument("--rows", type=int, default=1000, help="of a micro-batch")
-    parser.add_argument("--batches", type=int, default=25, help="micro-batches of a query")
-    parser.add_argument("--skip", type=int, default=5, help="first micro-batches that do not count")
+    parser.add_argument(
+        "--clients", default=",".join(CLIENTS), help="the clients that take turns, separated by commas"
+    )
+    parser.add_argument("--rows", type=int, default=1000, help="rows of a micro-batch")
+    parser.add_argument("--batches", type=int, default=25, help="number of micro-batches of a query")
+    parser.add_argument("--skip", type=int, default=5, help="number of first micro-batches that do not count")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--partitions", type=int, default=3)
     parser.add_argument("--partitions-of-plan", type=int, default=1000)

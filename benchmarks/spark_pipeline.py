@@ -120,7 +120,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--batches", type=int, default=4, help="micro-batches, at least")
+    parser.add_argument("--batches", type=int, default=4, help="minimum number of micro-batches")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--partitions", type=int, default=3)
     parser.add_argument("--kinds", default=",".join(KINDS))

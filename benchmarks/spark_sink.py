@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, default=3)
     parser.add_argument("--compression", default="none")
     parser.add_argument("--keyed", action="store_true", help="rows with keys: they go through an exchange")
-    parser.add_argument("--writer", action="store_true", help='beside it df.write.format("kafkasafe")')
+    parser.add_argument("--writer", action="store_true", help='also measure df.write.format("kafkasafe")')
     parser.add_argument("--jars", help="directory with the jars of Spark's connector, or fetch")
     options = parser.parse_args()
     with spark_and_broker(options.jars) as (spark, cluster):

@@ -65,7 +65,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--records", type=int, default=2_000_000, help="of each topic")
+    parser.add_argument("--records", type=int, default=2_000_000, help="number of records of each topic")
     parser.add_argument("--partitions", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument(

@@ -44,7 +44,7 @@ PARTITIONS = 3
 WINDOW_MS = 2000
 PAYMENT_WITHIN_S = 5
 USERS = 300
-TWICE = 0.2  # of the orders
+TWICE = 0.2  # share of the orders that are written twice
 PAID = 0.9
 JAVA_OPTIONS = os.environ.get("SPARK_SUBMIT_OPTS", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")
 """Options of drivers, executors and daemons."""
@@ -63,7 +63,7 @@ def query_of(spark: Any, settings: Mapping[str, Any]) -> Any:
         given = {"kafka.bootstrap.servers": settings["servers"], "subscribe": topic}
         rows = (
             spark.readStream.format("kafkasafe").options(**given).load()
-        )  # from latest, which is the default
+        )  # starts at latest, which is the default
         rows = rows.select(f.from_json(f.col("value").cast("string"), schema).alias("v")).select("v.*")
         return rows.withColumn("at", f.timestamp_millis("ms")).withWatermark("at", "20 seconds")
 
@@ -150,7 +150,7 @@ def drive(settings: dict[str, Any]) -> None:
             df.foreachPartition(partial(naive_partition, settings["servers"], settings["target"]))
             print("committed", batch_id, "written", -1, flush=True)
         deadline = time.monotonic() + 60
-        while is_held(folder / "hold", batch_id) and time.monotonic() < deadline:  # a kill comes
+        while is_held(folder / "hold", batch_id) and time.monotonic() < deadline:  # wait for the kill
             time.sleep(0.01)
 
     rows = query_of(spark, settings)
@@ -703,12 +703,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--drivers", type=int, default=5, help="kills of drivers")
-    parser.add_argument("--executors", type=int, default=5, help="kills of executors")
+    parser.add_argument("--drivers", type=int, default=5, help="number of kills of drivers")
+    parser.add_argument("--executors", type=int, default=5, help="number of kills of executors")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rate", type=float, default=150.0, help="orders a second")
     parser.add_argument("--sink", choices=("exact", "naive"), default="exact")
-    parser.add_argument("--timeout", type=float, default=1500, help="seconds for all kills")
+    parser.add_argument("--timeout", type=float, default=1500, help="time limit for all kills, in seconds")
     parser.add_argument("--json", type=Path, help="append the result to this file")
     parser.add_argument("--keep", type=Path, help="leave the logs in this directory")
     parser.add_argument("--drive", help=argparse.SUPPRESS)

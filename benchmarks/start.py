@@ -125,8 +125,10 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, default=400)
     parser.add_argument("--size", type=int, default=20, help="bytes of a value")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--checkout", type=Path, action="append", default=[], help="other code to compare")
-    parser.add_argument("--spool", help="where the spools are made: a directory with room for two")
+    parser.add_argument(
+        "--checkout", type=Path, action="append", default=[], help="another checkout to compare"
+    )
+    parser.add_argument("--spool", help="directory for the spools, with room for two")
     parser.add_argument("--cold", action="store_true", help="drop the page cache before each start")
     options = parser.parse_args()
     if options.role:

@@ -97,8 +97,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--bootstrap", help="host:port of a cluster; default: the example starts one")
-    parser.add_argument("--topic", default=TOPIC, help="with --bootstrap")
-    parser.add_argument("--seconds", type=float, default=60, help="with --bootstrap")
+    parser.add_argument("--topic", default=TOPIC, help="only with --bootstrap")
+    parser.add_argument("--seconds", type=float, default=60, help="only with --bootstrap")
     options = parser.parse_args()
     if options.bootstrap:
         own_hands(options.bootstrap.split(","), options.topic, options.seconds)

@@ -44,7 +44,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--bootstrap", help="host:port of a cluster; default: the example starts one")
-    parser.add_argument("--topic", default="own-calls", help="it must not be there yet")
+    parser.add_argument("--topic", default="own-calls", help="a topic that does not exist yet")
     options = parser.parse_args()
     with contextlib.ExitStack() as stack:
         if options.bootstrap:

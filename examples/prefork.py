@@ -79,7 +79,7 @@ def serve_and_kill(servers: str, first: int, count: int, *arguments: str) -> set
             worker = order(port, number)
             if worker is None:
                 time.sleep(0.05)
-                first += 1  # it may have been accepted all the same
+                first += 1  # the order may have been accepted without an answer
                 continue
             accepted.add(number)
             workers.add(worker)
@@ -111,7 +111,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--bootstrap", help="host:port of a cluster; default: one is started for the example")
+    parser.add_argument("--bootstrap", help="host:port of a cluster; default: the example starts one")
     parser.add_argument("--count", type=int, default=200)
     options = parser.parse_args()
     with contextlib.ExitStack() as stack:

@@ -74,7 +74,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--bootstrap", help="host:port of a cluster; default: the example starts one")
-    parser.add_argument("--work", action="store_true", help="be the worker")
+    parser.add_argument("--work", action="store_true", help="run as the worker")
     parser.add_argument("--count", type=int, default=1000)
     options = parser.parse_args()
     if options.work:

@@ -290,11 +290,9 @@ def main() -> int:
     )
     parser.add_argument("--outage", type=float, metavar="SECONDS", default=240.0)
     parser.add_argument(
-        "--quiet", type=float, metavar="SECONDS", default=60.0, help="before it, and after it"
+        "--quiet", type=float, metavar="SECONDS", default=60.0, help="time before and after the outage"
     )
-    parser.add_argument(
-        "--scrape", type=int, metavar="SECONDS", default=5, help="from one scrape to the next"
-    )
+    parser.add_argument("--scrape", type=int, metavar="SECONDS", default=5, help="time between two scrapes")
     options = parser.parse_args()
     # The outage is intended, so do not log it.
     logging.getLogger("kafkasafe").setLevel(logging.CRITICAL)

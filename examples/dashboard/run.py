@@ -193,7 +193,7 @@ def chromium(*arguments: str) -> str:
     """Returns what headless Chromium prints. A page has five seconds of virtual time to draw.
 
     Raises:
-        RuntimeError: It failed.
+        RuntimeError: Chromium failed.
     """
     command = [
         find("chromium", "chromium"),

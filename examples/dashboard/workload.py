@@ -134,7 +134,7 @@ class Workload:
         self.cluster.create_topic("uploads", config={"max.message.bytes": "2000"})
         self.registry = CollectorRegistry()
         self.server = stack.enter_context(serve(registry=self.registry, partitions=True))
-        stack.callback(self._end)  # before what the threads use is closed
+        stack.callback(self._end)  # end the threads before the objects that they use are closed
         self._stack = stack
         payments = self._producer("payments", retain_acked_bytes=1 << 20, data_loss_check_ms=500)
         plain = KafkaProducer(bootstrap_servers=self.cluster.bootstrap_servers)
@@ -272,7 +272,7 @@ class Workload:
             spool_max_bytes=32 << 20,
             max_block_ms=100,
             max_request_size=500_000,
-            # 1,200 s of outage are 86 % of it.
+            # The outage of 1,200 s is 86 % of this time.
             producer_id_expiration_ms=1_400_000,
         )
 
@@ -289,7 +289,7 @@ class Workload:
         for number in range(50):
             sensors.send("sensors", b"%d" % number, timestamp_ms=then_ms)
         sensors.durable(60)
-        rule.wait(1, 60)  # sent: it has an id, and is in doubt
+        rule.wait(1, 60)  # the batch was sent, so it has an id and is in doubt
         sensors.close(timeout=0)
         self._sensors = self._open_sensors()
         with contextlib.suppress(SpoolFullError):
