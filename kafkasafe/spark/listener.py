@@ -117,7 +117,7 @@ class _Collector(Collector):
         self._queries: dict[str, _Query] = {}
 
     def describe(self) -> list[Metric]:
-        """Returns no families, so that registering the collector does not collect the metrics."""
+        """Returns no families, because otherwise the registration of the collector would collect the metrics."""
         return []
 
     def started(self, query_id: str, run_id: str, name: str | None) -> None:

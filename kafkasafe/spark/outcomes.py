@@ -1,7 +1,7 @@
 """Sends counts from Spark's helper processes on the driver to the listener in the driver process.
 
 A data source's writer commits in a separate process, and Spark passes no results from it to the driver process. But
-both processes run on the same machine, as the same user. So they communicate through a datagram socket:
+both processes run on the same machine, as the same user. So the two processes communicate through a datagram socket:
 
 1. The listener's process binds a socket in the directory for temporary files.
 2. When a query starts, the listener creates a symbolic link to the socket, named after the query's id.

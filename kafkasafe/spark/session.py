@@ -494,7 +494,7 @@ class Session:
         return send
 
     def _settle_topic(self, first: Pending, send: Callable[[Reply[ProduceReply]], None]) -> None:
-        """Waits until the marker topic has the marker. Sends it again if the first attempt failed."""
+        """Waits until the marker topic has the marker. Sends the marker again if the first attempt failed."""
         topic, number = self._options.marker_topic, self._marker_partition
         attempts = [first]
 
