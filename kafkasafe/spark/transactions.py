@@ -250,7 +250,7 @@ class TransactionRequests:
         """Commits or aborts. If the request stays unanswered, only a later `fence` shows whether it was carried out.
 
         Returns:
-            The grant for the next transaction. None with protocol 1, where only `fence` grants one.
+            The grant for the next transaction. None with protocol 1, in which only `fence` grants an epoch.
         """
         ended: TransactionEnded = self._ask(
             "EndTxn",
