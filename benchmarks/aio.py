@@ -1,18 +1,19 @@
-"""kafkasafe.aio beside aiokafka, in one run: records a second, CPU time, and how late the event loop is.
+"""Compares kafkasafe.aio with aiokafka in one run: records per second, CPU time, and the delay of the event loop.
 
 python benchmarks/aio.py                      # starts a Kafka of its own
 python benchmarks/aio.py --bootstrap localhost:9092 --rounds 5
 
-Everybody: acks=all, idempotent, the same 100-byte values, one partition, a topic of its own in each round. aiokafka is
-measured with its defaults and with what its documentation advises for throughput (a linger, large batches).
+All clients use acks=all, idempotence, the same 100-byte values, and one partition. Each has a new topic in each round.
+aiokafka runs once with its defaults, and once with the settings that its documentation advises for throughput (a
+linger, large batches).
 
-- send: one task awaits each send(), then all futures. The time ends when all of these are there.
-- flush: the same, but no future is kept, and flush() is what is awaited.
-- N tasks: each awaits send_and_wait() for one record after the other.
-- getone: reads them back, one by one.
+- send: one task awaits each send(), then all futures. The clock stops when all futures are done.
+- flush: one task awaits each send(), keeps no future, and then awaits flush().
+- N tasks: each task awaits send_and_wait() for one record after the other.
+- getone: a consumer reads the records one by one.
 
-The rounds are interleaved: each client once, then the next round. The table has the medians of all rounds, and the
-single rates. "Loop late" is the delay of a task that sleeps 1 ms at a time; an idle loop's is measured first.
+Each round runs every client once. The table shows the medians of all rounds, and the rate of each round. "Loop late"
+is the delay of a task that sleeps for 1 ms again and again. The benchmark first measures the delay of an idle loop.
 """
 
 import argparse
@@ -47,7 +48,7 @@ CLIENTS: dict[str, dict[str, Any]] = {
 
 
 class Delay:
-    """How late a task is that wants to run every millisecond."""
+    """Measures the delay of a task that should run every millisecond."""
 
     def __init__(self) -> None:
         self.late_ms: list[float] = []
@@ -61,7 +62,7 @@ class Delay:
 
 @dataclass
 class Row:
-    """What was measured of one client at one task, over all rounds."""
+    """The results of one client in one test, over all rounds."""
 
     rates: list[float] = field(default_factory=list)
     cpu_us: list[float] = field(default_factory=list)
@@ -197,13 +198,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--bootstrap", help="host:port of a cluster; default: one is started")
+    parser.add_argument("--bootstrap", help="host:port of a cluster; default: the benchmark starts one")
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     with contextlib.ExitStack() as stack:
         servers = options.bootstrap
-        create: Callable[[str], object] = str  # brokers that create topics do
+        create: Callable[[str], object] = str  # brokers that create topics create this one
         if not servers:
             from kafkasafe.testing.broker import KafkaCluster
 

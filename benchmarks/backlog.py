@@ -1,12 +1,13 @@
-"""Memory in a long outage: how much the producer grows by while records wait, at the next start, and in the delivery.
+"""Measures a producer's memory in a long outage: while records wait, at the next start, and during the delivery.
 
     python benchmarks/backlog.py [--records 10000000] [--partitions 400] [--spool /dev/shm]
 
-A real broker is stopped (SIGSTOP) after a producer has sent one record to each partition. Then small records are sent,
-to one partition after the other, and after each million the resident memory is printed, less what it was when the
-outage began. The producer is killed (SIGKILL), the next one opens its spool: how long that takes, and its memory less
-what it was before. Then the broker goes on: records a second, the largest resident memory, and whether each partition
-has every record once and in the order of sending.
+A producer sends one record to each partition. Then the benchmark stops the real broker (SIGSTOP), and the producer
+sends small records, to one partition after the other. After each million records it prints how much its resident
+memory has grown since the outage began. Then the producer is killed (SIGKILL), and the next producer opens the spool.
+The benchmark prints the duration of this start, and the growth of memory. At last the broker continues, and the
+benchmark prints records per second and the largest resident memory, and checks that each partition has every record
+once and in the order of sending.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def opened(options: argparse.Namespace):
 
 
 def fill(options: argparse.Namespace) -> None:
-    """The first life: it is killed when it says that everything is durable."""
+    """The first producer process, which is killed when it reports that all records are durable."""
     producer = opened(options)
     partitions, size = options.partitions, options.size
     for partition in range(partitions):
@@ -74,7 +75,7 @@ def fill(options: argparse.Namespace) -> None:
 
 
 def deliver(options: argparse.Namespace) -> None:
-    """The second life."""
+    """The second producer process."""
     import kafkasafe  # noqa: F401
 
     before, began, cpu = resident(), time.monotonic(), time.process_time()
@@ -113,7 +114,7 @@ def deliver(options: argparse.Namespace) -> None:
 
 
 def wrong(servers: list[str], options: argparse.Namespace) -> int:
-    """Partitions that do not have each record once and in order."""
+    """Returns the partitions that do not have each record once and in order."""
     from kafkasafe import SafeConsumer, TopicPartition
 
     bad = 0
@@ -169,8 +170,8 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=10 * MILLION)
     parser.add_argument("--partitions", type=int, default=400)
     parser.add_argument("--size", type=int, default=20, help="bytes of a value")
-    parser.add_argument("--batch-size", type=int, help="of the producer; its default where it is not given")
-    parser.add_argument("--spool", help="where the spool is made: a directory with room for all records")
+    parser.add_argument("--batch-size", type=int, help="batch_size of the producer; default: its own")
+    parser.add_argument("--spool", help="directory for the spool, with room for all records")
     parser.add_argument("--no-check", action="store_true", help="do not read the topic at the end")
     options = parser.parse_args()
     if options.life:

@@ -1,34 +1,35 @@
-"""Everything at once, for minutes, and a count of what is left.
+"""Runs producers and consumers under all kinds of faults for minutes, then counts lost, duplicated and reordered
+records.
 
     python benchmarks/chaos.py [--minutes 10] [--seed N] [--keep DIR] [--json FILE]
 
-Five programs, each in a process of its own, each started again whenever it ends (benchmarks/chaos_clients.py):
+Five programs run in separate processes (benchmarks/chaos_clients.py). The harness starts each again whenever it ends:
 
 - `plain` sends numbered records to four topics, and one of these is deleted and created again;
-- `staged` sends with `delivery="transactional"`, and atomic batches over two topics;
-- `member-1` and `member-2`, a consumer group, copy the topic `plain` to another one: ten atomic batches under way,
-  the group's offsets in them;
-- `mover` sends to an address that leads to one cluster today and to another one tomorrow.
+- `staged` sends with `delivery="transactional"`, and sends atomic batches to two topics;
+- `member-1` and `member-2`, a consumer group, copy the topic `plain` to another one, in up to ten concurrent atomic
+  batches, which contain the group's offsets;
+- `mover` sends to an address that leads to one cluster at first, and to another one later.
 
-Meanwhile, drawn by the seed:
+Meanwhile the harness causes faults, which the seed determines:
 
-- a process ends by SIGKILL, by SIGTERM with a handler that calls `close()`, by SIGINT with a handler that calls
-  `flush()`, both in the middle of any call, or without `close()`; it is stopped (SIGSTOP) for up to ten seconds;
-- its spool's directory (but not that of `mover`) is moved away, deleted, or emptied of its segments, while it lives;
-  or the symbolic link that it was opened by leads to another directory, as a deploy does, and the old one is drained
-  by `kafkasafe spool drain`;
-- brokers are killed, paused, relieved of their leadership, and all killed together;
-- answers are lost after the broker appended, connections are cut;
-- the right to write to a topic goes away and comes back (code 29 in answers to Produce and Metadata).
+- a process ends by SIGKILL, by SIGTERM (whose handler calls `close()`), by SIGINT (whose handler calls `flush()`), or
+  without `close()`; the signals may interrupt any call; a process is also stopped (SIGSTOP) for up to ten seconds;
+- the spool directory of a running process (except `mover`) is moved or deleted, or its segments are deleted; or the
+  symbolic link to the directory is switched to another one, as in a deployment, and `kafkasafe spool drain` delivers
+  the records in the old directory;
+- brokers are killed, are paused, lose the leadership of a partition, or are all killed together;
+- answers are lost after the broker has appended, and connections are cut;
+- the permission to write to a topic is revoked and granted again (code 29 in answers to Produce and Metadata).
 
-At the end all is healed, the programs deliver what their spools have, and confluent-kafka reads every topic. For each
-partition: no number twice, numbers ascending, no promised number missing, none that `send()` had refused. A number of
-an atomic batch is in both its topics or in none. The copy has what the original has, in the same order. A record of
-`mover` is in one of the two clusters, once. Of the recreated topic the records of its earlier incarnations are not
-missed; duplicates and order count there too.
+At the end all faults are repaired, the programs deliver the records in their spools, and confluent-kafka reads every
+topic. In each partition, the numbers must ascend without duplicates. No promised number may be missing, and no number
+that `send()` refused may be there. A number of an atomic batch must be in both of its topics or in neither. The copy
+must have the records of the original in the same order. Each record of `mover` must be in one of the two clusters,
+once. In the recreated topic, records may be missing, but duplicates and order are checked.
 
-A promise that was made before a fault of the directory counts as well: the process lives until it has said once more
-that all is durable. The exit code is 0 if all of that holds and no process hung.
+Promises that a process made before a fault of its directory count as well: the process continues at least until it has
+reported again that all its records are durable. The exit code is 0 if all these checks succeed and no process hung.
 """
 
 from __future__ import annotations
@@ -62,26 +63,26 @@ from kafkasafe.testing.tcp_proxy import TcpProxy
 ENDS = ("kill", "kill", "kill", "terminate", "terminate", "interrupt", "leave")
 OF_DIRECTORIES = ("move", "delete", "empty", "switch")
 HANG_S = 90.0
-"""A process that was told to end, or to make a directory's content durable again, has hung after so long."""
+"""Time after which a process counts as hung: it must end, or make the content of its directory durable again."""
 STEADY = tuple(topic for topic in TOPICS["plain"] if topic != RECREATED)
 STAGED = (*TOPICS["staged"], COPY)
 CLIENTS = Path(__file__).with_name("chaos_clients.py")
 
 
 class Program(threading.Thread):
-    """One program: starts it, disturbs it, ends it, and starts it again.
+    """Starts a program, disturbs it, ends it, and starts it again.
 
     Args:
-        role: Of chaos_clients.py.
-        folder: Its books and its spool.
-        servers: The address that it is given.
-        rng: Its own.
-        until: When it is not started any more, `time.monotonic()`.
-        options: More of the command line.
+        role: The role in chaos_clients.py.
+        folder: Directory of its ledgers and its spool.
+        servers: Its bootstrap servers.
+        rng: The program's own random numbers.
+        until: Time of `time.monotonic()` after which it is not started again.
+        options: Further arguments of the command line.
 
     Attributes:
-        lives: How its lives ended, and what was done to them.
-        wrong: What must not have happened.
+        lives: Numbers of the ways in which its processes were disturbed and ended.
+        wrong: Descriptions of violations.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class Program(threading.Thread):
             self.failure = error
 
     def finish(self) -> None:
-        """A last life delivers what is left."""
+        """Starts a last process, which delivers the remaining records."""
         last = self._start("--drain", "--seconds", "0")
         if last.wait(SETTLE_S + 60):
             self._say("the last life did not deliver everything")
@@ -161,26 +162,28 @@ class Program(threading.Thread):
                 child.send_signal(signal.SIGINT)
         self.lives[how] += 1
         try:
-            # At the end of a program close() delivers what waits, as long as it makes progress.
+            # At the end of the program, close() delivers waiting records as long as it makes progress.
             child.wait(2 * SETTLE_S if how == "leave" else HANG_S)
         except subprocess.TimeoutExpired:
             self._say(f"hung after {how}")
             child.send_signal(signal.SIGUSR1)
             time.sleep(1)
-        # A signal before the handlers are there ends the process as such.
+        # A signal that arrives before the process has set its handlers ends the process directly.
         if child.returncode not in {None, 0, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT}:
             self._say(f"a life ended with exit code {child.returncode} ({how})")
 
     # --- its directory ------------------------------------------------------------------------------------------
 
     def _disturb(self, child: subprocess.Popen[bytes]) -> Path | None:
-        """Disturbs the spool's directory and waits until all is durable again; returns the old one of a switch."""
+        """Disturbs the spool directory, and waits until all records are durable again. After a switch, returns the old
+        one.
+        """
         kind = self._rng.choice(OF_DIRECTORIES)
         if self.role == "mover":
-            # At the first contact with the other cluster its producer ends, and its process goes on. What is deleted
-            # then is lost, as whatever is deleted while no producer is there.
+            # At the first contact with the other cluster, this program's producer ends, but its process continues.
+            # Files that are deleted then are lost, because no producer is using them.
             return None
-        # What is deleted before a process has opened it is lost, and the process says so and ends.
+        # Files that are deleted before a process has opened the spool are lost. The process reports that and ends.
         deadline = time.monotonic() + HANG_S
         while number_in(self.folder / "open") != child.pid:
             if child.poll() is not None or time.monotonic() > deadline:
@@ -188,7 +191,7 @@ class Program(threading.Thread):
             time.sleep(0.02)
         spool = (self.folder / "spool").resolve()
         self.lives[kind] += 1
-        moved = self.folder / "spool-elsewhere"  # not the name of a topic, whose book is in here
+        moved = self.folder / "spool-elsewhere"  # not a topic's name: ledgers are in this folder
         match kind:
             case "move":
                 spool.rename(moved)
@@ -205,7 +208,8 @@ class Program(threading.Thread):
         deadline = time.monotonic() + HANG_S
         while number_in(self.folder / "seen") < fault:
             if child.poll() is not None:
-                # It left before it could say so: what the directory held is gone by the hand of its operator.
+                # The process ended before it could write the records again, so the deletion by the harness has lost
+                # them.
                 self._say(f"a life ended before it was durable again ({kind})")
                 break
             if time.monotonic() > deadline:
@@ -216,16 +220,18 @@ class Program(threading.Thread):
         return None
 
     def _link_new(self) -> None:
-        """`spool` leads to a new directory, in one step."""
+        """Lets the link `spool` lead to a new directory, in one atomic step."""
         target, link = self.folder / f"spool-{next(self._made)}", self.folder / "spool"
         target.mkdir()
         (self.folder / "link").symlink_to(target)
         (self.folder / "link").rename(link)
 
     def _drain(self, spool: Path) -> None:
-        """What the old directory still has goes before what the next life sends; in many attempts, amid faults."""
+        """Delivers the records in the old directory before the next process sends. Faults continue, so it tries
+        repeatedly.
+        """
         if not (spool / "FORMAT").exists():
-            return  # no life had begun there
+            return  # no process has opened this directory
         command = [str(Path(sys.executable).with_name("kafkasafe")), "spool", "drain", str(spool)]
         deadline = time.monotonic() + 4 * SETTLE_S
         while True:
@@ -278,7 +284,7 @@ class Faults(ClusterFaults):
         self.drop_answers(("Produce", "Produce", "EndTxn", "TxnOffsetCommit", "InitProducerId"), 8)
 
     def forbid(self) -> None:
-        """The right to write comes and goes, with or without Metadata that say so."""
+        """Revokes the permission to write for a while. Metadata answers may report it or not."""
         topic = self.rng.choice((*STEADY, "staged"))
         rules = [self.proxy.on("Produce", topic=topic).answer_without_forwarding(29)]
         if self.rng.random() < 0.5:
@@ -291,13 +297,13 @@ class Faults(ClusterFaults):
         with self.cluster.admin() as admin:
             admin.delete_topics([RECREATED])
         time.sleep(self.rng.uniform(0, 3))
-        # A producer with records for it may have had the broker make it already.
+        # A producer with records for the topic may have caused the broker to create it already.
         with contextlib.suppress(TopicAlreadyExistsError):
             self.cluster.create_topic(RECREATED, PARTITIONS, 3)
 
 
 class Switch(threading.Thread):
-    """The address of `mover` leads to one of two clusters, and their brokers restart now and then."""
+    """Switches the address of `mover` between two clusters, and restarts their brokers now and then."""
 
     def __init__(
         self, address: TcpProxy, clusters: Sequence[KafkaCluster], rng: random.Random, until: float
@@ -309,7 +315,7 @@ class Switch(threading.Thread):
         self.lead_to(0)
 
     def lead_to(self, number: int) -> None:
-        """New connections, and there are no others, go there."""
+        """Cuts all connections, so that new connections lead to this cluster."""
         self.here = number
         _, self.address.target_port = self.clusters[number].client_address(1)
         self.address.cut()
@@ -332,7 +338,7 @@ class Switch(threading.Thread):
 
 
 def read(servers: Sequence[str], topic: str, level: str = "read_uncommitted") -> list[list[int]]:
-    """Numbers by partition, in the log's order, as librdkafka's consumer sees them."""
+    """Returns the numbers in each partition, in the log's order, as librdkafka's consumer reads them."""
     logs = read_values(servers, topic, PARTITIONS, level, 120)
     return [[int(value[:12]) for value in log] for log in logs]
 
@@ -355,7 +361,7 @@ def judge(logs: list[list[int]], book: Ledger, *, recreated: bool = False) -> di
 
 
 def compare(original: list[list[int]], copy: list[list[int]]) -> dict[str, int]:
-    """The copy has the records of the original, in their order, partition by partition."""
+    """Compares a copy with the original, partition by partition: records and order must be the same."""
     counts: collections.Counter[str] = collections.Counter()
     for source, derived in zip(original, copy, strict=True):
         there = set(derived)
@@ -374,7 +380,8 @@ def compare(original: list[list[int]], copy: list[list[int]]) -> dict[str, int]:
 
 def run(options: argparse.Namespace, folder: Path) -> int:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # As a shell starts jobs in the background. A life would not notice a signal before it has its handlers.
+        # If a shell starts this program in the background, the program ignores SIGINT. Without this line, its child
+        # processes would ignore SIGINT, too, until they have set their handlers.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     made = {
         "num.partitions": PARTITIONS,
@@ -432,10 +439,10 @@ def settle(
     mover: Program,
     members: Sequence[Program],
 ) -> dict[str, dict[str, int]]:
-    """The last lives deliver what is left; then everything is read and counted."""
+    """Lets the last processes deliver the remaining records, then reads and counts all records."""
     plain.finish()
     staged.finish()
-    for where in (0, 1):  # what waits is for one of them, or both have it all
+    for where in (0, 1):  # waiting records are for one of the two clusters, so try both
         switch.lead_to(where)
         last = mover._start("--drain", "--seconds", "0")
         if last.wait(SETTLE_S) and where:
@@ -455,7 +462,7 @@ def settle(
     results[f"{COPY} beside pair"] = compare(committed["pair"], committed[COPY])
     moved: list[list[int]] = []
     for where, each in enumerate(others):
-        switch.lead_to(where)  # both advertise the one address
+        switch.lead_to(where)  # both clusters advertise the same address
         moved += read(each.bootstrap_servers, "moved")
     results["two clusters"] = judge(moved, Ledger(mover.folder / "moved"))
     results[f"{SOURCE}, copied"] = copied(cluster, members)
@@ -463,7 +470,7 @@ def settle(
 
 
 def copied(cluster: KafkaCluster, members: Sequence[Program]) -> dict[str, int]:
-    """The members go on until the copy has everything, or nothing more comes."""
+    """Lets the members run until the copy is complete, or no record has been added for a while."""
     original = read(cluster.bootstrap_servers, SOURCE)
     children = [member._start("--seconds", "100000") for member in members]
     try:

@@ -1,8 +1,8 @@
 """The processes that benchmarks/chaos.py kills: three producers and a member of a consumer group.
 
-Each process works in a folder of its own and keeps its books there (`Ledger`, which survives SIGKILL). A producer that
-found a new number in the file `fault` has all that it accepted durable again before it writes that number to `seen`: a
-fault of its directory is over for it then.
+Each process works in its own folder, and keeps a `Ledger` there, which survives SIGKILL. After a fault of the spool
+directory, the harness writes a new number to the file `fault`. The producer copies this number to the file `seen` when
+all records that it accepted are durable again.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ TOPICS = {
     "staged": ("staged", "pair"),
     "mover": ("moved",),
 }
-"""Of each producer. Its records of `pair` are atomic batches: each number is also in `pair-copy`."""
+"""Topics of each producer. Records of `pair` are in atomic batches: `pair-copy` has the same numbers."""
 COPY = "pair-copy"
 SOURCE, DERIVED = "plain", "derived"
 GROUP = "pipeline"
 RECORDS = 4_000_000
 SETTLE_S = 300.0
 DEPTH = 10
-"""Atomic batches of a member that may be under way."""
+"""Largest number of a member's atomic batches without an outcome."""
 
 
 def open_producer(options: argparse.Namespace, spool: Path, **more: Any) -> Any:
-    """A producer with settings drawn by the seed."""
+    """Opens a producer. The seed determines its settings."""
     from kafkasafe import SafeProducer
 
     rng = random.Random(options.seed)
@@ -60,13 +60,13 @@ def open_producer(options: argparse.Namespace, spool: Path, **more: Any) -> Any:
 
 
 def end_on_signals(producer: Any) -> None:
-    """SIGTERM closes it, SIGINT flushes it; both in the middle of whatever the program does."""
+    """Lets SIGTERM close the producer and SIGINT flush it. Either may interrupt any call of the program."""
     from kafka.errors import KafkaTimeoutError
 
     from kafkasafe.errors import WrongClusterError
 
     def terminate(*_: object) -> None:
-        # Where another cluster answers, what waits for the first one stays in the spool, and both say so.
+        # If another cluster answers, `close` and `flush` raise, and records for the first cluster stay in the spool.
         with contextlib.suppress(WrongClusterError):
             producer.close(timeout=10)
         sys.exit(0)
@@ -81,7 +81,7 @@ def end_on_signals(producer: Any) -> None:
 
 
 def number_in(path: Path) -> int:
-    """What the harness, or the process, wrote there; 0 if nothing."""
+    """Returns the number in a file; 0 if the file is missing or empty."""
     try:
         return int(path.read_text() or 0)
     except FileNotFoundError:
@@ -89,17 +89,17 @@ def number_in(path: Path) -> int:
 
 
 def say_open(folder: Path) -> None:
-    """The spool is open: from now on its directory may be disturbed."""
+    """Reports that the spool is open, so that the harness may disturb its directory."""
     (folder / "open").write_text(str(os.getpid()))
 
 
 def is_disturbed(folder: Path) -> bool:
-    """The spool's directory was disturbed, and `durable()` has not said yet that all is in it again."""
+    """Returns whether the spool directory was disturbed and `durable()` has not returned since then."""
     return number_in(folder / "fault") > number_in(folder / "seen")
 
 
 def produce(options: argparse.Namespace) -> None:
-    """Sends numbered records until a signal comes, or leaves without `close()` after `--seconds`."""
+    """Sends numbered records until a signal arrives, or returns without `close()` after `--seconds`."""
     from kafka.errors import KafkaError
 
     folder = Path(options.folder)
@@ -162,7 +162,7 @@ def produce(options: argparse.Namespace) -> None:
 
 
 def transform(options: argparse.Namespace) -> None:
-    """Member of a group: copies what it reads, partition by partition, its offsets in the same atomic batches."""
+    """Runs a member of a group: copies records, partition by partition, in atomic batches with the group's offsets."""
     from kafka.errors import FencedInstanceIdError, KafkaError
 
     from kafkasafe import SafeConsumer
@@ -193,10 +193,11 @@ def transform(options: argparse.Namespace) -> None:
         try:
             polled = consumer.poll(200)
         except FencedInstanceIdError:
-            # A late join of the life before took the place of this one in the group: end, as a program would.
+            # A delayed join of the previous process has taken this process's place in the group. End, as a program
+            # would.
             sys.exit(0)
         if polled:
-            # Refused once where these records are read again, here or by the other member: they are discarded.
+            # The batch is dropped if this or the other member will read these records again.
             with contextlib.suppress(BatchDroppedError):
                 with producer.batch() as batch:
                     for place, records in polled.items():
@@ -205,7 +206,7 @@ def transform(options: argparse.Namespace) -> None:
                     batch.send_offsets(consumer)
                 outcomes.append(batch.outcome)
         while outcomes and (len(outcomes) >= DEPTH or outcomes[0].is_done):
-            # A batch that was dropped is read again: the consumer goes back to what the group has.
+            # After a dropped batch, the consumer returns to the group's offset and reads the records again.
             with contextlib.suppress(BatchDroppedError):
                 outcomes.popleft().get(SETTLE_S)
         if fault != number_in(folder / "seen"):
@@ -215,7 +216,7 @@ def transform(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """One process; started by benchmarks/chaos.py."""
+    """Runs one process. benchmarks/chaos.py starts it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("role", choices=[*TOPICS, "member"])
     parser.add_argument("--folder", required=True)
@@ -225,7 +226,7 @@ def main() -> None:
     parser.add_argument("--burst", type=int, default=40)
     parser.add_argument("--drain", action="store_true")
     options = parser.parse_args()
-    faulthandler.register(signal.SIGUSR1)  # where a process that hangs stands, into its log
+    faulthandler.register(signal.SIGUSR1)  # writes the stack of a process that hangs to its log
     (transform if options.role == "member" else produce)(options)
 
 

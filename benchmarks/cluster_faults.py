@@ -1,4 +1,4 @@
-"""Shared by chaos.py and consume_process_produce.py: faults of a cluster, one after the other, and a plain reader."""
+"""Faults of a cluster, and a plain reader. chaos.py and consume_process_produce.py share this module."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from kafkasafe.testing.proxy import FaultProxy
 
 
 class ClusterFaults(threading.Thread, ABC):
-    """Draws a fault, waits, mends it, until the time is over.
+    """Causes a random fault, waits, and repairs it, again and again until the time is over.
 
     Args:
-        cluster: Its brokers are disturbed.
-        proxy: Stands between clients and brokers.
-        rng: Its own.
-        until: When it ends, `time.monotonic()`.
+        cluster: The cluster whose brokers are disturbed.
+        proxy: The proxy between clients and brokers.
+        rng: The thread's own random numbers.
+        until: Time of `time.monotonic()` at which the thread ends.
 
     Attributes:
         done: How often each fault was drawn.
@@ -30,12 +30,12 @@ class ClusterFaults(threading.Thread, ABC):
     """
 
     PAUSE_S = 3.0
-    """Between two faults, at most."""
+    """Longest time between two faults."""
     HANG_S = 7.0
-    """How long a broker is paused, at most."""
+    """Longest time for which a broker is paused."""
     CUTS = 5
     START_S = 60.0
-    """How long a broker may take to start."""
+    """Time limit for the start of a broker."""
 
     def __init__(self, cluster: KafkaCluster, proxy: FaultProxy, rng: random.Random, until: float) -> None:
         super().__init__(name="faults", daemon=True)
@@ -46,7 +46,7 @@ class ClusterFaults(threading.Thread, ABC):
     @property
     @abstractmethod
     def kinds(self) -> Sequence[Callable[[], None]]:
-        """Faults to draw from; one that is there twice is drawn twice as often."""
+        """The possible faults. A fault that is listed twice is twice as likely."""
 
     def run(self) -> None:
         try:
@@ -74,7 +74,7 @@ class ClusterFaults(threading.Thread, ABC):
         self.cluster.resume(node)
 
     def drop_answers(self, apis: Sequence[str], most: int) -> None:
-        """Answers of one API are lost, after the broker has done what was asked."""
+        """Drops answers to one kind of request, after the broker has carried out the request."""
         rule = self.proxy.on(self.rng.choice(apis)).drop(times=self.rng.randint(1, most))
         time.sleep(self.rng.uniform(0.5, 3))
         rule.remove()
@@ -88,7 +88,7 @@ class ClusterFaults(threading.Thread, ABC):
 def read_values(
     servers: Sequence[str], topic: str, partitions: int, level: str, within_s: float
 ) -> Iterator[list[bytes]]:
-    """The values of one partition after the other, in the log's order, read by librdkafka."""
+    """Yields the values of each partition, in the log's order, as librdkafka reads them."""
     for partition in range(partitions):
         yield [each.value() for each in read_messages(servers, topic, partition, level, within_s)]
 
@@ -96,7 +96,7 @@ def read_values(
 def read_messages(
     servers: Sequence[str], topic: str, partition: int, level: str, within_s: float
 ) -> list[Any]:
-    """The messages of one partition, as librdkafka has them."""
+    """Returns the messages of one partition, as librdkafka reads them."""
     from confluent_kafka import Consumer, TopicPartition
     from confluent_kafka import KafkaError as Code
 

@@ -1,22 +1,23 @@
-"""Consumers side by side: records/s from one partition, on one broker, in one run.
+"""Compares consumers in one run: records per second from one partition, on one broker.
 
     python benchmarks/consume.py [--quick] [--records N] [--repeats N] [--json FILE] [--profile]
 
-Each measurement is a process of its own, so that no client disturbs another one. The topic is written once, by
-confluent-kafka with its defaults (batches of up to 1 MB, not compressed), and is in the page cache. The clock starts as
-soon as some records are there (connections, metadata and a fetch are over; confluent-kafka has fetched ahead) and
-stops with the last one. Repeats are interleaved: one of each client, then the next round; the median counts. Clients so
-slow that they would take minutes read fewer records; all rates are per second. Records are counted, and the last offset
-is checked; nothing is done with them, which favours clients that make an object of each.
+Each measurement runs in its own process, so that no client disturbs another one. confluent-kafka with its defaults
+writes the topic once (batches of up to 1 MB, not compressed), and the topic is in the page cache. The clock starts
+when the client has received some records: by then, connections, metadata and the first fetch are complete, and
+confluent-kafka has fetched ahead. The clock stops with the last record. Each round runs every client once, and the
+median of all rounds counts. Clients that would take minutes read fewer records; all rates are per second. The
+benchmark counts the records and checks the last offset. It does nothing else with the records, which favours clients
+that create an object for each record.
 
-SafeConsumer and KafkaConsumer have their defaults, confluent-kafka the settings that its documentation offers for
-throughput, which are printed (with its defaults it waits for a second whenever its queue is full: the row "defaults");
-"16 MB" are larger fetches, for the clients that take them (poll_arrow goes up to 8 MiB by itself). confluent-kafka is
-asked for 10,000 messages at a time, poll_arrow and aiokafka's getmany for what is there. Java's row is Kafka's own
-ConsumerPerformance: its figure without the time of the rebalance. Its CPU time includes the start of its process.
+SafeConsumer and KafkaConsumer have their defaults. confluent-kafka has the settings that its documentation offers for
+throughput, and the benchmark prints them. The row "defaults" shows confluent-kafka with its defaults, with which it
+waits for a second whenever its queue is full. The rows "16 MB" use larger fetches, in clients that support them
+(poll_arrow uses up to 8 MiB by default). confluent-kafka returns up to 10,000 messages for each call; poll_arrow and
+aiokafka's getmany return all records that have arrived. The row of Java shows the result of Kafka's own
+ConsumerPerformance, without the time of the rebalance. Its CPU time includes the start of its process.
 
-A benchmark on a machine that is shared, or whose broker shares its cores, says little in records/s and something in
-ratios.
+If other programs or the broker share the machine's cores, compare ratios, not records per second.
 """
 
 from __future__ import annotations
@@ -233,7 +234,7 @@ def measure(options: argparse.Namespace) -> None:
 
 
 def fill(cluster, size: int, varies: bool, count: int) -> str:
-    """A topic with so many records."""
+    """Creates a topic with this number of records."""
     from confluent_kafka import Producer
 
     topic = f"bench-{uuid.uuid4().hex[:8]}"
@@ -260,7 +261,7 @@ def fill(cluster, size: int, varies: bool, count: int) -> str:
 
 
 def java(cluster, topic: str, count: int) -> dict[str, float]:
-    """Kafka's own measurement of its Java consumer."""
+    """Runs Kafka's own benchmark of its Java consumer."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     printed = cluster.run_java_tool(
         "org.apache.kafka.tools.ConsumerPerformance",
@@ -370,11 +371,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--records", type=int, default=0, help="per measurement, at 100 B (default 2,000,000)"
+        "--records", type=int, default=0, help="records per measurement, at 100 B (default 2,000,000)"
     )
     parser.add_argument("--repeats", type=int, default=0, help="default 5")
     parser.add_argument("--quick", action="store_true", help="600,000 records, 3 repeats")
-    parser.add_argument("--clients", help=f"comma-separated, of {', '.join(CLIENTS)}")
+    parser.add_argument("--clients", help=f"comma-separated list of: {', '.join(CLIENTS)}")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--profile", action="store_true", help="cProfile of the polling thread (slower)")
     child = parser.add_argument_group("one measurement (used by this program itself)")

@@ -1,25 +1,28 @@
-"""Consume, process, produce on real brokers, everything disturbed, and a count of what is left.
+"""Runs consume-process-produce programs on real brokers under faults, then counts lost and duplicated records.
 
     python benchmarks/consume_process_produce.py [--records 30000] [--seconds 120] [--seed N] [--assignor range]
     python benchmarks/consume_process_produce.py --naive        # the control: a program that commits by itself
 
-A group of four members, each in a process of its own (benchmarks/consume_process_produce_member.py), copies the keyed
-records of a topic with eight partitions to another topic with five. The records of a batch, a note of what was read,
-and the group's offsets are one atomic batch; up to ten of a member are under way. Two members have threads, two an
-event loop; one of each is a static member (`group_instance_id`). Meanwhile, drawn by the seed:
+A group of four members copies the keyed records of a topic with eight partitions to another topic with five
+partitions. Each member is a separate process (benchmarks/consume_process_produce_member.py). An atomic batch contains
+the records, a note that names the records that were read, and the group's offsets. A member has up to ten atomic
+batches without an outcome. Two members use threads, and two use an event loop; one of each kind is a static member
+(`group_instance_id`). Meanwhile the harness causes faults, which the seed determines:
 
-- members get SIGKILL, SIGTERM with `close()`, SIGINT in the middle of any call; they come back at once, or later; they
-  are stopped (SIGSTOP) for longer than the session lasts. So partitions move all the time;
-- brokers are killed and paused, leaders moved, connections cut, answers lost;
-- the group's coordinator refuses a batch's offsets as those of a former generation: the batch is dropped, and its
-  records are read again;
+- members get SIGKILL, SIGTERM (whose handler calls `close()`), or SIGINT in the middle of any call, and are started
+  again at once or later; members are also stopped (SIGSTOP) for longer than their session lasts; so partitions move
+  all the time;
+- brokers are killed and paused, leaders are moved, connections are cut, and answers are lost;
+- the group's coordinator refuses the offsets of a batch, as if they were from an earlier generation: the batch is
+  dropped, and its records are read again;
 - a record of a batch is too large: the batch is put into `rejected/`;
-- a member closes its producer with batches under way, and opens another one.
+- a member closes its producer while batches have no outcome, and opens another one.
 
-At the end all is healed, the members go on until the group has read everything, and confluent-kafka reads the output
-(`read_committed`). Of each record: it is in the output once, or its batch was rejected; those of one partition stand in
-the order in which they were read; the notes name what is in the output, each record once. A watcher asks for the
-group's offsets meanwhile: none goes back. The exit code is 0 if all of that holds and no process hung.
+At the end all faults are repaired, the members continue until the group has read all records, and confluent-kafka
+reads the output (`read_committed`). Each record must be in the output once, unless its batch was rejected. The records
+of each input partition must be in the order in which they were read. The notes must name each record in the output
+once. Meanwhile a watcher checks that no offset of the group goes back. The exit code is 0 if all these checks succeed
+and no process hung.
 """
 
 from __future__ import annotations
@@ -53,20 +56,20 @@ KEYS = 97
 ENDS = ("kill", "kill", "terminate", "terminate", "interrupt")
 HANG_S = 60.0
 _TOLD = 6000
-"""Characters of a member's log that are shown where it ended as it must not."""
+"""How many characters of a member's log are printed if the member ended with an error."""
 SESSION_S = 4.0
 MEMBERS = (("threads", False), ("threads", True), ("asyncio", False), ("asyncio", True))
-"""Which kind, and whether it is a static member."""
+"""Kind of each member, and whether it is a static member."""
 MEMBER = Path(__file__).with_name("consume_process_produce_member.py")
 WRONG = ("lost", "twice", "out of order", "notes wrong", "offsets back", "hung")
 
 
 class Slot(threading.Thread):
-    """One member: starts it, disturbs it, ends it, and starts it again.
+    """Starts a member, disturbs it, ends it, and starts it again.
 
     Attributes:
-        done: What was done to it.
-        wrong: What must not have happened.
+        done: Number of disturbances of each kind.
+        wrong: Descriptions of violations.
     """
 
     def __init__(
@@ -109,16 +112,16 @@ class Slot(threading.Thread):
         time.sleep(max(0.0, min(seconds, self.until - time.monotonic())))
 
     def start_member(self, *options: str) -> subprocess.Popen[bytes]:
-        """Another process of it."""
+        """Starts another process of the member."""
         seed = str(self._rng.getrandbits(31))
         with (self.folder / "log").open("ab") as output:
             return subprocess.Popen([*self._command, "--seed", seed, *options], stdout=output, stderr=output)
 
     def end_member(self, child: subprocess.Popen[bytes], how: str) -> None:
-        """It ends in this way, or hangs."""
+        """Ends the process in the given way, or reports that it hangs."""
         signals = {"kill": signal.SIGKILL, "terminate": signal.SIGTERM, "interrupt": signal.SIGINT}
         if how == "interrupt":
-            # Python itself ends with exit code 1 where SIGINT comes while it starts.
+            # Wait, because Python itself ends with exit code 1 if SIGINT arrives while it starts.
             deadline = time.monotonic() + HANG_S
             while not self._has_begun(child) and child.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.05)
@@ -130,7 +133,7 @@ class Slot(threading.Thread):
         except subprocess.TimeoutExpired:
             self._say(f"hung after {how}")
             return
-        # A signal before the handlers are there ends the process as such.
+        # A signal that arrives before the process has set its handlers ends the process directly.
         if child.returncode not in {0, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, 130}:
             self._say(f"a process ended with exit code {child.returncode} ({how})")
             print((self.folder / "log").read_text(errors="replace")[-_TOLD:], flush=True)
@@ -146,7 +149,7 @@ class Slot(threading.Thread):
         print(f"{self.name}: {what}; see {self.folder}/log", flush=True)
 
     def books(self) -> collections.Counter[str]:
-        """What its processes wrote down."""
+        """Returns the counts that the member's processes have written down."""
         found: collections.Counter[str] = collections.Counter()
         with contextlib.suppress(FileNotFoundError):
             for line in (self.folder / "book").read_text().splitlines():
@@ -155,7 +158,7 @@ class Slot(threading.Thread):
         return found
 
     def rejected(self) -> list[tuple[int, int]]:
-        """Records of the output, by partition and number, whose batches were put into `rejected/`."""
+        """Returns the output records in `rejected/`, by partition and number of the input."""
         spool, out = self.folder / "spool", self.folder / "rejected.jsonl"
         if not (spool / "FORMAT").exists():
             return []
@@ -171,7 +174,7 @@ class Slot(threading.Thread):
             self._say(f"spool export: {done.returncode} {done.stdout} {done.stderr}")
             return []
         rows = [json.loads(line) for line in out.read_text().splitlines()]
-        # The one that is too large is no text.
+        # The record that is too large is not text.
         return [
             place_of(row["value"].encode())
             for row in rows
@@ -218,7 +221,9 @@ class Faults(ClusterFaults):
         self.drop_answers(names, 5)
 
     def refuse_offsets(self) -> None:
-        """As of a member that is none any more, or of a former generation: the batch is dropped."""
+        """Refuses offsets, as if the member had left the group or its generation had ended, so that the batch is
+        dropped.
+        """
         code = self.rng.choice((22, 25))
         rule = self.proxy.on("TxnOffsetCommit", topic=SOURCE).answer_without_forwarding(
             code, times=self.rng.randint(1, 3)
@@ -227,14 +232,14 @@ class Faults(ClusterFaults):
         rule.remove()
 
     def forbid(self) -> None:
-        """The right to write goes away for a moment."""
+        """Revokes the permission to write for a moment."""
         rule = self.proxy.on("Produce", topic=self.rng.choice((OUT, AUDIT))).answer_without_forwarding(29)
         time.sleep(self.rng.uniform(0.2, 2))
         rule.remove()
 
 
 class Feeder(threading.Thread):
-    """Sends the records that are to be copied: numbers, ascending on each partition."""
+    """Sends the records for the members to copy. They are numbers, ascending in each partition."""
 
     def __init__(self, servers: Sequence[str], folder: Path, records: int, seconds: float) -> None:
         super().__init__(name="feeder", daemon=True)
@@ -259,7 +264,7 @@ class Feeder(threading.Thread):
 
 
 class Watcher(threading.Thread):
-    """Asks for the group's offsets, and notices when one goes back."""
+    """Asks for the group's offsets regularly, and records each offset that goes back."""
 
     def __init__(self, servers: Sequence[str]) -> None:
         super().__init__(name="watcher", daemon=True)
@@ -293,7 +298,7 @@ class Watcher(threading.Thread):
 
 
 def offsets_of(admin: KafkaAdminClient) -> dict[TopicPartition, int]:
-    """The group's offsets."""
+    """Returns the group's offsets."""
     found = admin.list_group_offsets(GROUP)
     if GROUP in found:
         found = found[GROUP]
@@ -304,12 +309,12 @@ def offsets_of(admin: KafkaAdminClient) -> dict[TopicPartition, int]:
 
 
 def place_of(value: bytes) -> tuple[int, int]:
-    """Partition and number of what was read, as the output says it."""
+    """Returns the input partition and number of an output record."""
     return int(value[:2]), int(value[3:13])
 
 
 def read(servers: Sequence[str], topic: str) -> list[list[bytes]]:
-    """Values by partition, in the log's order, as librdkafka's consumer sees what is committed."""
+    """Returns the committed values of each partition, in the log's order, as librdkafka's consumer reads them."""
     return list(read_values(servers, topic, PARTITIONS[topic], "read_committed", SETTLE_S))
 
 
@@ -321,7 +326,7 @@ def judge(
     *,
     notes: bool,
 ) -> dict[str, int]:
-    """Counts what is lost, there twice, out of order, and noted wrongly."""
+    """Counts the records that are lost, duplicated, out of order, or missing in the notes."""
     wanted = {(partition, int(value[:10])) for partition, log in enumerate(source) for value in log}
     every = [place_of(value) for log in out for value in log]
     there = set(every)
@@ -329,7 +334,7 @@ def judge(
     for log in out:
         last: dict[int, int] = {}
         for partition, number in map(place_of, log):
-            # What is there twice is counted once, as that.
+            # A duplicate counts only as a duplicate, not as out of order as well.
             back += number < last.get(partition, -1)
             last[partition] = max(number, last.get(partition, -1))
     noted = [
@@ -349,7 +354,7 @@ def judge(
 
 
 def tell_doubles(servers: Sequence[str], most: int = 12) -> None:
-    """Who copied records that were copied before: the notes that name them, with where they stand and when."""
+    """Prints, for duplicated records, the notes that name them, with the position and time of each note."""
     named: dict[tuple[int, int], str] = {}
     told: set[tuple[str, str]] = set()
     for partition in range(PARTITIONS[AUDIT]):
@@ -371,7 +376,7 @@ def tell_lost(
     rejected: Sequence[tuple[int, int]],
     most: int = 12,
 ) -> None:
-    """Which records are not in the output: numbers, and the offsets with which the members' traces name them."""
+    """Prints the numbers of lost records, and their offsets, by which the members' traces name them."""
     there = {place_of(value) for log in out for value in log} | set(rejected)
     for partition, log in enumerate(source):
         lost = [
@@ -384,7 +389,7 @@ def tell_lost(
 
 
 def tell_traces(slots: Sequence[Slot]) -> None:
-    """What the members did, in the order of time: in a run with `--keep` it is in their folders as well."""
+    """Prints the traces of all members in chronological order. With `--keep`, they are also in the members' folders."""
     lines = [
         (line, slot.name)
         for slot in slots
@@ -399,7 +404,8 @@ def tell_traces(slots: Sequence[Slot]) -> None:
 
 def run(options: argparse.Namespace, folder: Path) -> int:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # As a shell starts jobs in the background. A member would not notice a signal before it has its handlers.
+        # If a shell starts this program in the background, the program ignores SIGINT. Without this line, the members
+        # would ignore SIGINT, too, until they have set their handlers.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     rng = random.Random(f"{options.seed} run")
     assignor = options.assignor or rng.choice(ASSIGNORS)
@@ -459,7 +465,7 @@ def run(options: argparse.Namespace, folder: Path) -> int:
 
 
 def settle(cluster: KafkaCluster, slots: Sequence[Slot]) -> list[str]:
-    """The members go on undisturbed until the group has read everything; returns what went wrong."""
+    """Lets the members run without faults until the group has read all records. Returns descriptions of violations."""
     ends = {TopicPartition(SOURCE, partition): -1 for partition in range(PARTITIONS[SOURCE])}
     children = [slot.start_member("--seconds", "100000") for slot in slots]
     wrong = []
@@ -478,7 +484,7 @@ def settle(cluster: KafkaCluster, slots: Sequence[Slot]) -> list[str]:
                     time.sleep(2)
                     break
                 time.sleep(0.5)
-                with contextlib.suppress(KafkaError):  # its coordinator moves
+                with contextlib.suppress(KafkaError):  # the group's coordinator moves
                     found = offsets_of(admin)
         for slot, child in zip(slots, children, strict=True):
             slot.end_member(child, "terminate")
@@ -528,15 +534,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--records", type=int, default=30_000)
-    parser.add_argument("--seconds", type=float, default=120.0, help="how long everything is disturbed")
+    parser.add_argument("--seconds", type=float, default=120.0, help="how long faults are caused")
     parser.add_argument("--brokers", type=int, default=3)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(31))
-    parser.add_argument("--assignor", choices=ASSIGNORS, help="default: drawn by the seed")
+    parser.add_argument("--assignor", choices=ASSIGNORS, help="default: the seed chooses one")
     parser.add_argument(
-        "--naive", action="store_true", help="the control: it commits by itself, and must fail"
+        "--naive", action="store_true", help="the control: a program that commits by itself, which must fail"
     )
     parser.add_argument("--keep", type=Path, help="work in this directory and leave it there")
-    parser.add_argument("--json", type=Path, help="add a line with the result")
+    parser.add_argument("--json", type=Path, help="append the result to this file, as one line")
     options = parser.parse_args()
     if options.keep:
         options.keep.mkdir(parents=True)

@@ -1,8 +1,8 @@
 """A member of the group that benchmarks/consume_process_produce.py disturbs: it reads, changes and writes records.
 
-It does what a program may do: it collects the records of one poll or of several, has up to ten atomic batches under
-way, pauses partitions, closes its producer and opens another one on the same spool, is interrupted in the middle of a
-commit. The seed draws which of it.
+The member does everything that a program may do: it collects the records of one or several polls, has up to ten atomic
+batches without an outcome, pauses partitions, closes its producer and opens another one on the same spool, and is
+interrupted during a commit. The seed determines which of these it does.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from kafka.errors import FencedInstanceIdError, MessageSizeTooLargeError
 
 SOURCE, OUT, AUDIT, GROUP = "numbers", "changed", "audit", "changers"
 DEPTH = 10
-"""Atomic batches that may be under way."""
+"""Largest number of atomic batches without an outcome."""
 SETTLE_S = 300.0
 BEGUN = "begun"
-"""File in a member's folder: the process whose own code runs."""
+"""File in a member's folder with the id of the process that has begun to run."""
 LARGE = 200_000
-"""Bytes of a record that the topic `changed` does not take."""
+"""Size of a record that is too large for the topic `changed`, in bytes."""
 ASSIGNORS = ("cooperative", "range", "sticky")
 
 
 class Member:
-    """What the two kinds of members share: settings, books, and what becomes of records."""
+    """The common part of all kinds of members: settings, counts and traces, and the processing of records."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.folder = Path(options.folder)
@@ -44,7 +44,7 @@ class Member:
         self.until = time.monotonic() + options.seconds
         self.depth = self.rng.choice((1, DEPTH, DEPTH, DEPTH))
         self.collects = self.rng.choice((1, 1, 400, 2000))
-        """It makes a batch when it has so many records, or when no more come."""
+        """The member makes a batch when it has this number of records, or when a poll returns none."""
         self.most = self.rng.choice((20, 100, 500))
         self.ending = False
         self.generation = -2
@@ -55,28 +55,28 @@ class Member:
         self._trace = os.open(self.folder / "trace", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def note(self, what: str, count: int = 1) -> None:
-        """A line that is there also after SIGKILL."""
+        """Writes a count to a file that survives SIGKILL."""
         os.write(self._book, f"{what}\t{count}\n".encode())
 
     def trace(self, what: str) -> None:
-        """What it did, and when: shown where a record is lost or there twice."""
+        """Writes what the member does, and when. The harness prints these lines if a record is lost or duplicated."""
         os.write(self._trace, f"{time.monotonic():.3f} process {os.getpid()}: {what}\n".encode())
 
     def event(self, event: Any) -> None:
-        """Of the consumer."""
+        """Records an event of the consumer."""
         if type(event).__name__ == "PositionRewound":
             self.note(f"rewound, {event.reason}")
         self.trace(str(event))
 
     def look_at(self, generation: int) -> None:
-        """Counts generations of the group that it was a member of."""
+        """Counts the generations of the group in which the process was a member."""
         if generation != self.generation:
             self.generation = generation
             self.note("generations")
             self.trace(f"generation {generation}")
 
     def tell(self, *_: object) -> None:
-        """Where the consumer is, into the log: of a member that seems to hang (`kill -USR1`)."""
+        """Writes the consumer's state to the log, to examine a member that seems to hang (`kill -USR1`)."""
         inner = getattr(self.consumer, "client", self.consumer)
         if inner is None:
             return
@@ -124,7 +124,9 @@ class Member:
         }
 
     def fill(self, batch: Any, records: Sequence[Any]) -> None:
-        """Each record changed, of the same key; and for each run of them of a partition what was read."""
+        """Adds each record in changed form, with the same key, and for each partition a note of the records that were
+        read.
+        """
         runs: dict[int, list[int]] = {}
         for record in records:
             number = int(record.value[:10])
@@ -153,7 +155,7 @@ class Member:
         )
 
     def pause_some(self, consumer: Any) -> None:
-        """Now and then a partition is paused, and sooner resumed."""
+        """Sometimes pauses a partition, and more often resumes all partitions."""
         if self.rng.random() < 0.02 and (assigned := consumer.assignment()):
             consumer.pause(self.rng.choice(sorted(assigned)))
             self.note("paused")
@@ -161,12 +163,12 @@ class Member:
             consumer.resume(*consumer.paused())
 
     def note_refused(self, error: Any, records: Sequence[Any]) -> None:
-        """A batch was not accepted, and its records will be read again."""
+        """Notes that a batch was not accepted, so that its records will be read again."""
         self.note("refused, to be read again")
         self.trace(f"refused: {_runs(records)}: {error}")
 
     def note_outcome(self, outcome: Any, error: Any = None) -> None:
-        """A batch has its outcome."""
+        """Notes the outcome of a batch."""
         self.trace(f"outcome {outcome.batch_id}: {error or 'committed'}")
         if error is None:
             return
@@ -176,7 +178,7 @@ class Member:
 
 
 def _runs(records: Sequence[Any]) -> dict[int, tuple[int, int, int]]:
-    """By partition, the first and the last offset of records, and how many they are."""
+    """Returns, for each partition, the first and the last offset of the records, and their number."""
     offsets: dict[int, list[int]] = {}
     for record in records:
         offsets.setdefault(record.partition, []).append(record.offset)
@@ -184,7 +186,7 @@ def _runs(records: Sequence[Any]) -> dict[int, tuple[int, int, int]]:
 
 
 def changed(record: Any) -> bytes:
-    """Where a record was, and what it had."""
+    """Returns the output value of a record: its partition, and its value in upper case."""
     made: bytes = b"%02d %s" % (record.partition, record.value.upper())
     return made
 
@@ -231,7 +233,8 @@ def threaded(member: Member) -> None:
                     member.note_outcome(outcome)
             member.pause_some(consumer)
             if rng.random() < member.options.reopen:
-                # What it leaves in the spool the next one delivers, and tells nobody here.
+                # The next producer delivers the batches that this one leaves in the spool. Their outcomes are not
+                # reported here.
                 producer.close(timeout=rng.choice((0, 0.05, 2)))
                 outcomes.clear()
                 member.trace("closed its producer")
@@ -266,7 +269,7 @@ async def looped(member: Member) -> None:
     await consumer.start()
 
     async def some() -> list[Any]:
-        """The next records: many at once, or one after the other. What is cancelled takes none."""
+        """Returns the next records, many at once or one after the other. A cancelled call takes no record."""
         found: list[Any] = []
         with contextlib.suppress(TimeoutError):
             if rng.random() < 0.5:
@@ -290,7 +293,7 @@ async def looped(member: Member) -> None:
                 try:
                     batch.outcome  # noqa: B018
                 except UsageError:
-                    # Nothing of it was accepted.
+                    # The whole batch was dropped.
                     member.note("commits cancelled")
                     await deliver(records)
                     return
@@ -338,7 +341,7 @@ async def _of(outcome: Any) -> Any:
 
 
 def naive(member: Member) -> None:
-    """What one writes first: offsets are committed now and then, beside the records."""
+    """The obvious program, which loses or duplicates records: it commits offsets separately from the records."""
     from kafkasafe import SafeConsumer, SafeProducer
 
     def end(*_: object) -> None:
@@ -365,7 +368,7 @@ def naive(member: Member) -> None:
 
 
 def run(member: Member, kind: str) -> None:
-    """One life."""
+    """Runs one process of the member."""
     match kind:
         case "threads":
             threaded(member)
@@ -379,7 +382,7 @@ def run(member: Member, kind: str) -> None:
 
 
 def main() -> None:
-    """One process; started by benchmarks/consume_process_produce.py."""
+    """Runs one process. benchmarks/consume_process_produce.py starts it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kind", choices=("threads", "asyncio", "naive"))
     parser.add_argument("--folder", required=True)
@@ -389,13 +392,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument(
-        "--poison", type=float, default=0.0, help="of how many batches one record is too large"
+        "--poison", type=float, default=0.0, help="share of the batches that get a record that is too large"
     )
-    parser.add_argument("--reopen", type=float, default=0.0, help="how often it opens another producer")
+    parser.add_argument(
+        "--reopen", type=float, default=0.0, help="probability of opening another producer after a poll"
+    )
     options = parser.parse_args()
     member = Member(options)
     with contextlib.suppress(FencedInstanceIdError):
-        # A late join of the life before took the place of this one in the group: it ends, as a program would.
+        # A delayed join of the previous process has taken this process's place in the group. End, as a program would.
         run(member, options.kind)
 
 

@@ -1,11 +1,11 @@
-"""What first contact with many topics costs: the client's CPU time, of SafeProducer and of KafkaProducer beside it.
+"""Measures the CPU time of a producer's first contact with many topics, for SafeProducer and KafkaProducer.
 
     python benchmarks/first_contact.py                       # 5,000 topics of one partition, a real broker
     python benchmarks/first_contact.py --topics 500 --fake
 
-One record is sent to each topic, then everything is flushed: that is the first round, in which every topic is unknown.
-The second round sends one record to each topic again. Each client runs in a process of its own; its processor time
-counts, and the time on the clock stands beside it.
+In the first round, the client knows no topic. It sends one record to each topic and flushes. In the second round, it
+does the same again. Each client runs in its own process. The benchmark prints the CPU time of the client, and the
+elapsed time for comparison.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ ROUNDS = 2
 
 
 def names(count: int) -> list[str]:
-    """The topics."""
+    """Returns the names of the topics."""
     return [f"first-contact-{number:05}" for number in range(count)]
 
 
 def create(cluster: Any, topics: list[str]) -> None:
-    """All of them, some hundreds in a request."""
+    """Creates all topics, some hundreds in each request."""
     from kafka.admin import KafkaAdminClient, NewTopic
 
     admin = KafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers, request_timeout_ms=120_000)
@@ -51,7 +51,7 @@ def opened(options: argparse.Namespace) -> Any:
 
 
 def measure(options: argparse.Namespace) -> None:
-    """In a process of its own."""
+    """Measures one client, in its own process."""
     producer = opened(options)
     rounds = []
     for _ in range(ROUNDS):
@@ -72,7 +72,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--topics", type=int, default=5000)
-    parser.add_argument("--fake", action="store_true", help="the fake cluster instead of a real broker")
+    parser.add_argument("--fake", action="store_true", help="use the fake cluster instead of a real broker")
     parser.add_argument("--clients", default="SafeProducer,KafkaProducer")
     parser.add_argument("--client", help=argparse.SUPPRESS)
     parser.add_argument("--servers", help=argparse.SUPPRESS)

@@ -1,20 +1,21 @@
-"""How a producer's time and memory grow with the work: the tables and plots of docs/performance.md.
+"""Measures how a producer's time and memory grow with the work. Writes the tables and plots of docs/performance.md.
 
     python benchmarks/growth.py [--rounds 3] [--quick] [--only records,sizes]    # measures, then renders
     python benchmarks/growth.py --render                                         # renders benchmarks/growth.json again
 
-Five series, each on one broker of its own, SafeProducer (defaults) and confluent-kafka (the settings of produce.py) in
-turns, each measurement in a process of its own:
+There are five series, and each has a new broker. SafeProducer (with its defaults) and confluent-kafka (with the
+settings of produce.py) take turns, and each measurement runs in its own process:
 
 - records: 10,000 to 10 million records of 100 bytes to one partition.
 - partitions: keyed records of 100 bytes to a topic with 1 to 10,000 partitions.
 - producers: 1 to 64 processes, which share one spool directory and start to send at the same moment.
-- sizes: values of 1 byte to 1 MB. Beside them the limits of the machine: batches that are ready, through a plain
-  socket with five requests in flight; one fdatasync for each batch of 1 MB; a copy in memory.
+- sizes: values of 1 byte to 1 MB. For comparison, this series also measures the limits of the machine: sending
+  ready-made batches through a plain socket with five requests in flight; one fdatasync for each batch of 1 MB; a copy
+  in memory.
 - codecs: JSON values of about 300 bytes, with each compression.
 
-After a short warm-up, the clock runs until `flush()` has returned. CPU time is the client's alone. Memory is the
-largest resident memory during the measurement, less what the process had before it.
+The clock starts after a short warm-up, and stops when `flush()` has returned. CPU time is that of the client only.
+Memory is the largest resident memory during the measurement minus the resident memory before it.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ MB = 1_000_000
 BATCH_BYTES = 1_000_000
 WARM_UP = 500
 LARGEST_MESSAGE = 1_048_576
-"""SafeProducer's default, for a value of 1 MB; librdkafka's is 1,000,000."""
+"""SafeProducer's default, which allows a value of 1 MB. librdkafka's default of 1,000,000 does not."""
 MOST_PARTITIONS = 5000
-"""That a request may create: brokers refuse 10,000."""
+"""Largest number of partitions in one request that creates a topic. Brokers refuse 10,000."""
 CLIENTS = {"safe": "SafeProducer", "confluent": "confluent-kafka"}
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 CEILINGS = {
@@ -63,7 +64,7 @@ CEILINGS = {
 
 
 def values_of(size: int, *, json_values: bool) -> list[bytes]:
-    """1,024 values, not all the same."""
+    """Returns 1,024 values, which are not all the same."""
     if json_values:
         names = [uuid.UUID(bytes=os.urandom(16)).hex for _ in range(1024)]
         return [
@@ -146,7 +147,7 @@ def measure(options: argparse.Namespace) -> None:
 
 
 def through_socket(server: str, topic: str, size: int, total_bytes: int) -> float:
-    """MB/s of values through a plain socket, in batches that are encoded before the clock runs."""
+    """Returns how many MB of values per second a plain socket can send, in batches that are already encoded."""
     from kafkasafe.kafkapython.wire import encode_produce
     from kafkasafe.record import batch as codec
 
@@ -162,7 +163,8 @@ def through_socket(server: str, topic: str, size: int, total_bytes: int) -> floa
 
         def answered() -> None:
             answer = answers.read(int.from_bytes(answers.read(4), "big"))
-            # Correlation id, one topic, its name, one partition and its number, then the error code.
+            # The response has the correlation id, one topic with its name, one partition with its number, and the
+            # error code.
             code = int.from_bytes(answer[4 + 4 + 2 + len(topic) + 4 + 4 :][:2], "big", signed=True)
             if code:
                 sys.exit(f"The broker refused a batch with error {code}")
@@ -185,7 +187,7 @@ def through_socket(server: str, topic: str, size: int, total_bytes: int) -> floa
 
 
 def to_disk(parent: str | None, count: int = 100) -> float:
-    """MB/s of appending 1 MB and making it durable, again and again."""
+    """Returns how many MB per second can be appended to a file, with one fdatasync for each MB."""
     data = os.urandom(MB)
     with tempfile.NamedTemporaryFile(dir=parent) as file:
         began = time.perf_counter()
@@ -196,7 +198,7 @@ def to_disk(parent: str | None, count: int = 100) -> float:
 
 
 def in_memory(count: int = 300) -> float:
-    """MB/s of copying 1 MB to memory that was used before."""
+    """Returns how many MB per second can be copied, 1 MB at a time, to memory that was used before."""
     data, target = os.urandom(MB), bytearray(MB)
     began = time.perf_counter()
     for _ in range(count):
@@ -212,7 +214,7 @@ class Bench:
 
     Args:
         cluster: The broker.
-        options: Of the command line.
+        options: Options of the command line.
     """
 
     def __init__(self, cluster: Any, options: argparse.Namespace) -> None:
@@ -226,12 +228,13 @@ class Bench:
         *,
         processes: Callable[[Any], int] = lambda _: 1,
     ) -> list[dict[str, Any]]:
-        """Measure each point with both clients, in turns.
+        """Measures each point with both clients, in turns.
 
         Args:
             points: The values of the axis.
-            given: Of a point: records (of all processes), size, partitions, codec, keyed, json_values.
-            processes: Of a point: how many processes send at the same time.
+            given: Returns the settings of a point: records (of all processes), size, partitions, codec, keyed,
+                json_values.
+            processes: Returns how many processes send at the same time at a point.
         """
         rows = []
         for point in points:
@@ -261,7 +264,7 @@ class Bench:
             self._wait_for_leaders(topic, partitions)
 
     def _wait_for_leaders(self, topic: str, partitions: int) -> None:
-        """Without this the first client would wait for them."""
+        """Waits until all partitions have leaders. Otherwise the first client would wait for them."""
         for attempt in range(10):
             try:
                 end_offsets(self._cluster.bootstrap_servers, topic, partitions)
@@ -324,7 +327,7 @@ def run_all(options: argparse.Namespace) -> dict[str, Any]:
         print(name, flush=True)
         with KafkaCluster(brokers=1, config=config, java_options=JAVA_OPTIONS) as cluster:
             bench = Bench(cluster, options)
-            # The broker's compiler has seen each kind of request before anything counts.
+            # Warm up the broker: its compiler must have seen each kind of request before the first measurement.
             bench.series([0], lambda _: {"records": int(1_000_000 * share), "partitions": 3, "keyed": True})
             match name:
                 case "records":
@@ -374,7 +377,7 @@ def run_all(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def ceiling(cluster: Any, size: int, total_bytes: int) -> int:
-    """The median of three runs of `through_socket`."""
+    """Returns the median of three runs of `through_socket`."""
     rates = []
     for _ in range(3):
         topic = f"growth-{uuid.uuid4().hex[:8]}"
@@ -388,7 +391,7 @@ def ceiling(cluster: Any, size: int, total_bytes: int) -> int:
 
 
 def shown(number: float) -> str:
-    """Three digits at most, with separators."""
+    """Formats a number with at most three significant digits, and with separators."""
     if number >= 100:
         digits = max(0, len(str(int(number))) - 3)
         return f"{round(number, -digits):,.0f}"
@@ -396,7 +399,7 @@ def shown(number: float) -> str:
 
 
 def table(name: str, found: dict[str, Any]) -> str:
-    """One series as Markdown."""
+    """Returns one series as a Markdown table."""
     first = {
         "records": "records",
         "partitions": "partitions",
@@ -431,7 +434,7 @@ def table(name: str, found: dict[str, Any]) -> str:
 
 
 def page(text: str, found: dict[str, Any]) -> str:
-    """The page with its tables between their markers."""
+    """Returns the page with new tables between their markers."""
     tables = {name: table(name, found) for name in ("records", "partitions", "producers", "sizes", "codecs")}
     facts = found["machine"]
     tables["machine"] = (
@@ -447,7 +450,7 @@ def page(text: str, found: dict[str, Any]) -> str:
 
 
 def draw(found: dict[str, Any]) -> None:
-    """The plots, as SVG with text."""
+    """Draws the plots as SVG files that contain text as text."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
     from svg import save
@@ -485,7 +488,7 @@ def draw(found: dict[str, Any]) -> None:
 
 
 def render(found: dict[str, Any]) -> None:
-    """Write the page and its plots."""
+    """Writes the page and its plots."""
     PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
     draw(found)
 
@@ -495,10 +498,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="a fiftieth of the work, and nothing is written")
-    parser.add_argument("--only", type=lambda text: text.split(","), help="some series; the others stay")
-    parser.add_argument("--render", action="store_true", help="only write page and plots again")
-    parser.add_argument("--spool-parent", help="directory for the spools: on the disk to be measured")
+    parser.add_argument("--quick", action="store_true", help="do a fiftieth of the work, and write nothing")
+    parser.add_argument(
+        "--only", type=lambda text: text.split(","), help="measure only these series; keep the others"
+    )
+    parser.add_argument("--render", action="store_true", help="only write the page and the plots again")
+    parser.add_argument("--spool-parent", help="directory for the spools, on the disk to be measured")
     child = parser.add_argument_group("one measurement (used by this program itself)")
     child.add_argument("--client", choices=CLIENTS)
     for name in ("--topic", "--servers", "--spool"):

@@ -1,11 +1,12 @@
-"""How long imports and `kafkasafe --help` take, as users have them: from a wheel, with bytecode.
+"""Measures imports and `kafkasafe --help` as users run them: from an installed wheel, with bytecode.
 
     python benchmarks/imports.py [--rounds 9] [--checkout DIR ...] [--environment DIR]
 
-A wheel of this code, and of that of each DIR, is built and installed by pip, which compiles it. All use the
-dependencies in one clean environment, which is made in a temporary directory, or in the directory of --environment if
-that does not exist yet. In each round, every statement runs once with every wheel, in a process of its own. What is
-printed: the least CPU time and the least time of all rounds, the memory afterwards, and the number of modules.
+The benchmark builds a wheel of this code, and one of each DIR. pip installs and compiles the wheels. All wheels use
+the dependencies in one clean environment. The benchmark creates this environment in a temporary directory, or in the
+directory of --environment if that does not exist yet. In each round, every statement runs once with every wheel, in
+its own process. The benchmark prints the lowest CPU time and the lowest elapsed time of all rounds, the memory
+afterwards, and the number of modules.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ print(took, rss, len(sys.modules), file=sys.stderr)
 
 
 def measured(python: Path, statement: str, path: Path | None) -> tuple[float, ...] | None:
-    """CPU time of the whole process, ms; time of the statement, ms; resident memory, MB; modules."""
+    """Returns the CPU time of the process (ms), the time of the statement (ms), resident memory (MB), and modules."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     if path is not None:
         environment["PYTHONPATH"] = str(path)
@@ -70,7 +71,7 @@ def measured(python: Path, statement: str, path: Path | None) -> tuple[float, ..
 
 
 def installed(python: Path, checkout: Path, directory: Path) -> Path:
-    """The directory into which pip has installed the wheel of a checkout."""
+    """Returns the directory into which pip has installed the wheel of a checkout."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     pip = [python, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     wheels, target = directory / "wheels", directory / "installed"
@@ -87,8 +88,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--checkout", type=Path, action="append", default=[], help="other code to compare")
-    parser.add_argument("--environment", type=Path, help="where the dependencies are, or will be")
+    parser.add_argument(
+        "--checkout", type=Path, action="append", default=[], help="another checkout to compare"
+    )
+    parser.add_argument(
+        "--environment", type=Path, help="directory for the environment with the dependencies"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="imports-") as work:
         environment = options.environment or Path(work, "environment")

@@ -1,9 +1,9 @@
-"""What waiting for each record costs: p50 and p99 in milliseconds, side by side, on one broker, in one run.
+"""Compares the latency of clients that wait for each record: p50 and p99 in milliseconds, on one broker, in one run.
 
     python benchmarks/latency.py [--records N] [--rounds N] [--spool-parent DIR]
 
-One record of 100 bytes at a time: sent, then waited for, until it is on disk (`durable()`) or acknowledged (`get()`).
-The clients take turns, some rounds each; kafka-python and SafeProducer have their defaults.
+Each client sends one record of 100 bytes, waits until it is on disk (`durable()`) or acknowledged (`get()`), and then
+sends the next one. The clients take turns for several rounds. kafka-python and SafeProducer have their defaults.
 """
 
 from __future__ import annotations
@@ -46,9 +46,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--records", type=int, default=300, help="of each client in each round")
+    parser.add_argument(
+        "--records", type=int, default=300, help="number of records of each client in each round"
+    )
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--spool-parent", help="directory for the spools: on the disk to be measured")
+    parser.add_argument("--spool-parent", help="directory for the spools, on the disk to be measured")
     options = parser.parse_args()
     with KafkaCluster(brokers=1, java_options=JAVA_OPTIONS) as cluster:
         cluster.create_topic("latency")
@@ -61,7 +63,7 @@ def main() -> None:
         }
         taken: dict[str, list[float]] = {name: [] for name in clients}
         for _ in range(options.rounds):
-            # One client at a time: the threads of others would share its interpreter.
+            # Only one client exists at a time, because the threads of others would share its interpreter.
             for name, (opened, wait) in clients.items():
                 with opened() as producer:
                     for number in range(WARM_UP + options.records):

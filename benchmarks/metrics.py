@@ -1,11 +1,12 @@
-"""What metrics cost: throughput of SafeProducer with and without them, in turns, on a real broker.
+"""Measures the cost of metrics: the throughput of SafeProducer with and without them, in turns, on a real broker.
 
     python benchmarks/metrics.py
 
-Three kinds of the same process: `none` counts nothing (the counters are replaced by ones that do nothing), `counted` is
-how a producer always works, `scraped` has prometheus=True and is scraped over HTTP every second (Prometheus does it
-once in 15 seconds). The runs take turns, so that a machine that is busy for a while is so for all of them; compared are
-medians, of records per second, and of the client's own CPU time per record, which noise of others touches less.
+The same program runs in three kinds of processes. `none` counts nothing, because its counters are replaced by ones
+that do nothing. `counted` is a normal producer. `scraped` has prometheus=True and is scraped over HTTP every second
+(Prometheus's default is 15 seconds). The kinds take turns, so that other load on the machine affects all of them. The
+benchmark compares medians of records per second, and of the client's CPU time per record, which other load affects
+less.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ WARM_UP = 20_000
 
 
 class _Deaf(collections.Counter):
-    """A counter that does not count."""
+    """A counter that counts nothing."""
 
     def __setitem__(self, key: object, value: object) -> None: ...
 
@@ -66,7 +67,7 @@ def measure(options: argparse.Namespace) -> None:
         producer.flush()
         server = scraper = None
         if options.kind == "scraped":
-            # Asked by another process: Prometheus's own work is not the client's.
+            # Another process scrapes, because Prometheus's own work is not part of the client's.
             server = serve(producer, partitions=True)
             code = (
                 f"import time, urllib.request\nwhile True:\n time.sleep({SCRAPE_EVERY_S})\n"
@@ -111,7 +112,7 @@ def run_all(options: argparse.Namespace) -> int:
     found: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
     config = {"file.delete.delay.ms": 0, "log.initial.task.delay.ms": 1000}
     with KafkaCluster(brokers=1, config=config) as cluster:
-        one(cluster, "none", options.records // 4, options.spool_parent)  # the broker's own warm-up
+        one(cluster, "none", options.records // 4, options.spool_parent)  # warm up the broker
         for turn in range(options.repeats):
             for kind in KINDS[turn % 3 :] + KINDS[: turn % 3]:
                 found[kind].append(one(cluster, kind, options.records, options.spool_parent))
@@ -135,9 +136,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--records", type=int, default=1_000_000, help="per run (100 B each)")
+    parser.add_argument("--records", type=int, default=1_000_000, help="records per run (100 B each)")
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--spool-parent", help="directory for the spools: on the disk to be measured")
+    parser.add_argument("--spool-parent", help="directory for the spools, on the disk to be measured")
     parser.add_argument("--json", type=Path)
     child = parser.add_argument_group("one run (used by this program itself)")
     child.add_argument("--kind", choices=KINDS)

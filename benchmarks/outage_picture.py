@@ -3,8 +3,9 @@
     python benchmarks/outage_picture.py [--seconds 24] [--outage 8] [--seed N] [--output docs/outage.svg]
 
 Three brokers of Apache Kafka run on this machine, and one process sends numbered records with SafeProducer. All brokers
-are killed with -9, and some seconds later the process too. Both start again. The picture shows how many records
-were on disk and how many were in the topic, by its high watermarks. The title quotes the demo's audit of the topic.
+are killed with -9, and some seconds later the process too. Then the brokers and the process are started again. The
+picture shows how many records were on disk and how many were in the topic, by its high watermarks. The title quotes
+the demo's audit of the topic.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ _BLUE, _GREEN, _RED, _GREY = "#1f6feb", "#2da44e", "#cf222e", "#57606a"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sample:
-    """Records until this moment.
+    """Numbers of records until one moment.
 
     Attributes:
         at: Seconds since the first record.
-        durable: On disk.
-        delivered: In the topic.
+        durable: Records on disk.
+        delivered: Records in the topic.
     """
 
     at: float
@@ -53,11 +54,11 @@ class Recording:
     """One run of the demo.
 
     Attributes:
-        samples: One each `SAMPLE_S`.
+        samples: One sample every `SAMPLE_S`.
         brokers_killed: Seconds since the first record.
-        process_killed: The same.
-        brokers_back: The same.
-        run: What the audit counted.
+        process_killed: Seconds since the first record.
+        brokers_back: Seconds since the first record.
+        run: The result of the audit.
     """
 
     samples: list[Sample]
@@ -68,7 +69,7 @@ class Recording:
 
 
 class _Watcher(threading.Thread):
-    """Asks the demo and the cluster each `SAMPLE_S`; while no broker answers, the last answer stands."""
+    """Asks the demo and the cluster every `SAMPLE_S`. While no broker answers, the previous answer is repeated."""
 
     def __init__(self, demo: Demo, cluster: KafkaCluster) -> None:
         super().__init__()
@@ -105,7 +106,7 @@ class _Watcher(threading.Thread):
 
 
 def record(seconds: float, outage_s: float, seed: int | None) -> Recording:
-    """Runs the demo's fault `everything` with SafeProducer alone, and notes how far it is, again and again."""
+    """Runs the demo's fault `everything` with SafeProducer only, and records its progress regularly."""
     settings = Settings(
         records=int(RATE * seconds),
         clients=("kafkasafe",),
@@ -146,7 +147,7 @@ def record(seconds: float, outage_s: float, seed: int | None) -> Recording:
 
 
 def draw(recording: Recording, path: Path) -> None:
-    """Writes the picture as SVG, its text as text."""
+    """Writes the picture as an SVG file that contains text as text."""
     mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "outage", "font.family": "sans-serif"})
     times = [sample.at for sample in recording.samples]
     durable = [sample.durable for sample in recording.samples]
@@ -187,7 +188,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seconds", type=float, default=24.0, help="how long records are sent")
-    parser.add_argument("--outage", type=float, default=8.0, help="seconds without brokers, at least")
+    parser.add_argument("--outage", type=float, default=8.0, help="minimum seconds without brokers")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--output", type=Path, default=Path(__file__).parents[1] / "docs" / "outage.svg")
     options = parser.parse_args()

@@ -1,25 +1,23 @@
-"""Producers side by side: records/s until `flush()` returned, on one broker, in one run.
+"""Compares producers in one run on one broker: records per second until `flush()` has returned.
 
     python benchmarks/produce.py [--quick] [--records N] [--repeats N] [--json FILE] [--profile]
 
-Each measurement is a process of its own, so that no client disturbs another one, and starts with a short warm-up
-(connections, metadata, producer id, and for SafeProducer the first segment of the spool). Repeats are interleaved:
-one of each client, then the next round; the median counts. After each measurement the topic's end offsets are
-compared with what was sent. Clients so slow that they would take minutes send fewer records; all rates are per
-second.
+Each measurement runs in its own process, so that no client disturbs another one. It starts with a short warm-up
+(connections, metadata, producer id, and for SafeProducer the first segment of the spool). Each round runs every client
+once, and the median of all rounds counts. After each measurement, the benchmark compares the topic's end offsets with
+the number of sent records. Clients that would take minutes send fewer records; all rates are per second.
 
-SafeProducer has its defaults, the others their best documented settings, which are printed: confluent-kafka's queue
-is large enough for all records, so that `produce()` never waits or fails (SafeProducer and kafka-python bound
-theirs), and its batches may hold as many messages as fit; its idempotence is off, as by default, though
-SafeProducer's and kafka-python's is on (`confluent-idempotent` shows it with the same guarantee). kafka-python has
-SafeProducer's batch size and linger time. "+callbacks": each record has a delivery callback, which is what an
-application needs that wants to know what happened to its records; SafeProducer returns a future for each record in
-any case. Java's row is Kafka's own ProducerPerformance, which sends without keys: a warm-up of as many records as are
-measured, so that its compiler has seen them, and its own figure of the records after them. Its CPU time includes the
-start of its process, spread over all records.
+SafeProducer has its defaults. The other clients have their best documented settings, which the benchmark prints.
+confluent-kafka's queue is large enough for all records, so that `produce()` never waits or fails (the queues of
+SafeProducer and kafka-python are limited), and its batches may hold as many messages as fit. Its idempotence is off,
+as it is by default, although that of SafeProducer and kafka-python is on; the row `confluent-idempotent` shows it with
+the same guarantee. kafka-python has SafeProducer's batch size and linger time. In rows with "+callbacks", each record
+has a delivery callback. An application needs such a callback to learn the outcome of each record; SafeProducer always
+returns a future for each record. The row of Java shows Kafka's own ProducerPerformance, which sends without keys. It
+first sends as many records as a warm-up for its compiler, and then reports its own figure for the records after them.
+Its CPU time includes the start of its process, spread over all records.
 
-A benchmark on a machine that is shared, or whose broker shares its cores, says little in records/s and something in
-ratios.
+If other programs or the broker share the machine's cores, compare ratios, not records per second.
 """
 
 from __future__ import annotations
@@ -60,7 +58,7 @@ CLIENTS = {
 }
 LAYOUTS = {"1 partition, no keys": 1, "3 partitions, keys": 3}
 SIZES = (100, 1024)
-# The best that each one's documentation offers for throughput; printed.
+# The best settings for throughput in the documentation of each client. The benchmark prints them.
 KAFKA_PYTHON = {"batch_size": 1_000_000, "linger_ms": 5}
 CONFLUENT = {
     "linger.ms": 5,
@@ -72,14 +70,14 @@ CONFLUENT = {
 AIOKAFKA = {"max_batch_size": 1_000_000, "linger_ms": 5, "acks": "all", "enable_idempotence": True}
 JAVA = {"batch.size": 1_000_000, "linger.ms": 5, "buffer.memory": 1_000_000_000}
 """Java's producer is idempotent with acks=all by default."""
-# Share of --records that a client sends: so that each measurement takes seconds, not minutes.
+# Share of --records that a slow client sends, so that each measurement takes seconds, not minutes.
 SHARE = {"kafka-python": 0.06, "kafka-python-callbacks": 0.06, "aiokafka": 0.1}
 SIZE_SHARE = {100: 1.0, 1024: 0.25}
 WARM_UP = 2000
 KEYS = 10_000
 ATOMIC = 10_000
-"""Records of each atomic batch."""
-# The optimising compiler on, for throughput; the broker shares the machine with the client.
+"""Number of records in each atomic batch."""
+# Unlike the test clusters' defaults, these options allow the optimising compiler, for throughput.
 JAVA_OPTIONS = ("-Xms256m", "-Xmx1g", "-XX:+UseSerialGC")
 
 
@@ -87,7 +85,7 @@ JAVA_OPTIONS = ("-Xms256m", "-Xmx1g", "-XX:+UseSerialGC")
 
 
 def records_of(size: int, keyed: bool, count: int) -> tuple[list[bytes], list[bytes] | None]:
-    """Values and keys, made before the clock runs. Not all the same, not compressible to nothing."""
+    """Creates values and keys before the clock starts. They differ, and are not compressible to almost nothing."""
     noise = os.urandom(4 * size + 65_536)
     distinct = [noise[i * 61 % 65_536 :][:size] for i in range(1024)]
     values = [distinct[i & 1023] for i in range(count)]
@@ -101,7 +99,7 @@ Send = Callable[[list[bytes], "list[bytes] | None"], None]
 
 
 def sending(producer, topic: str, *, callbacks: bool) -> Send:
-    """What an application does with a KafkaProducer, or a SafeProducer."""
+    """Returns a function that sends as an application does, with a KafkaProducer or a SafeProducer."""
     delivered = 0
 
     def on_delivery(_: object) -> None:
@@ -271,7 +269,7 @@ def end_offsets(servers: list[str], topic: str, partitions: int) -> int:
 
 
 def java(cluster, topic: str, size: int, count: int) -> dict[str, float]:
-    """Kafka's own measurement of its Java producer, after a warm-up of as many records."""
+    """Runs Kafka's own benchmark of its Java producer, after a warm-up with as many records."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     settings = {"bootstrap.servers": ",".join(cluster.bootstrap_servers), **JAVA}
     printed = cluster.run_java_tool(
@@ -315,7 +313,7 @@ def one(
             end_offsets(cluster.bootstrap_servers, topic, partitions),
             count + min(WARM_UP, count),
         )
-        # A transaction has markers, which take offsets of their own.
+        # A transaction has markers, which also occupy offsets.
         if found < expected or (found > expected and client not in {"safe-staged", "safe-batch"}):
             sys.exit(f"{client}: the topic ends at {found}, {expected} records were sent")
     finally:
@@ -339,7 +337,7 @@ def machine() -> dict[str, object]:
 
 
 def fsync_ms(directory: str | None) -> float:
-    """Median time of one fdatasync of 4 KB."""
+    """Returns the median time of one fdatasync of 4 KB."""
     times = []
     with tempfile.NamedTemporaryFile(dir=directory) as file:
         for _ in range(50):
@@ -368,10 +366,10 @@ def run_all(options: argparse.Namespace) -> list[dict[str, object]]:
     )
     names = options.clients.split(",") if options.clients else list(CLIENTS)
     rows: list[dict[str, object]] = []
-    # 1 GB of log per measurement is deleted as soon as the topic is.
+    # Delete the 1 GB log of each measurement as soon as its topic is deleted.
     config = {"file.delete.delay.ms": 0, "log.initial.task.delay.ms": 1000}
     with KafkaCluster(brokers=1, config=config, java_options=JAVA_OPTIONS) as cluster:
-        # The broker's own warm-up: its compiler has seen each kind of request before anything counts.
+        # Warm up the broker: its compiler must have seen each kind of request before the first measurement.
         one(cluster, names[0], 100, 1, min(options.records, 200_000), options)
         for size in options.sizes:
             for layout, partitions in LAYOUTS.items():
@@ -419,13 +417,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--records", type=int, default=0, help="per measurement, at 100 B (default 1,000,000)"
+        "--records", type=int, default=0, help="records per measurement, at 100 B (default 1,000,000)"
     )
     parser.add_argument("--repeats", type=int, default=0, help="default 5")
     parser.add_argument("--quick", action="store_true", help="300,000 records, 3 repeats, only 100 B")
     parser.add_argument("--sizes", type=int, nargs="+", help="bytes per value (default 100 1024)")
-    parser.add_argument("--clients", help=f"comma-separated, of {', '.join(CLIENTS)}")
-    parser.add_argument("--spool-parent", help="directory for the spools: on the disk to be measured")
+    parser.add_argument("--clients", help=f"comma-separated list of: {', '.join(CLIENTS)}")
+    parser.add_argument("--spool-parent", help="directory for the spools, on the disk to be measured")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--profile", action="store_true", help="cProfile of the calling thread (slower)")
     child = parser.add_argument_group("one measurement (used by this program itself)")

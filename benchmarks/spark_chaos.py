@@ -1,13 +1,15 @@
-"""Seeded chaos for the Spark sink: kill -9 of drivers, Python workers and brokers while micro-batches are written.
+"""Kills drivers, Python workers and brokers (-9) while the Spark sink writes micro-batches. A seed determines the
+kills.
 
     python benchmarks/spark_chaos.py --seeds 3        # the exactly-once sink, beside it a plain foreachBatch
     python benchmarks/spark_chaos.py --sinks writer   # writeStream.format("kafkasafe"), killed inside commit too
     python benchmarks/spark_chaos.py --sinks exact,jvm --jars DIR    # and Spark's own sink, with its jars
 
-A streaming query reads files of numbers and writes them to a topic on three brokers (replication 3, min.insync 2). Each
-life of the driver shuffles rows anew and uses another number of partitions, so that no repetition resembles the first
-try. When a driver is gone the next one starts from the checkpoint. At the end every number is counted, as a
-read_committed and as a read_uncommitted reader sees it.
+A streaming query reads files of numbers and writes them to a topic on three brokers (replication 3, min.insync 2).
+Each run of the driver shuffles the rows into a new order and uses another number of partitions, so that each
+repetition of a micro-batch differs from the first attempt. When a driver has died, the next one starts from the
+checkpoint. At the end the benchmark counts every number, as a read_committed reader and as a read_uncommitted reader
+sees it.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ def naive_partition(servers: str, topic: str, rows) -> None:
 
 
 def telling():
-    """A listener that says what a data source's writer cannot: where a micro-batch ends, and so the next one begins."""
+    """Returns a listener that reports the end of each micro-batch, which a data source's writer cannot report."""
     from pyspark.sql.streaming import StreamingQueryListener
 
     class Telling(StreamingQueryListener):
@@ -125,7 +127,7 @@ def drive(settings: dict) -> None:
 
         spark.dataSource.register(TellingSource)
         spark.streams.addListener(telling())
-        # Whatever the tasks of each life are given differs.
+        # Each run of the driver gives its tasks different rows.
         stream = stream.repartition(rng.randint(1, 5), f.hash(f.col("value"), f.lit(rng.random())))
         writer = stream.selectExpr(*columns).writeStream.format("telling")
         writer = writer.options(
@@ -133,7 +135,7 @@ def drive(settings: dict) -> None:
                 "kafka.bootstrap.servers": servers,
                 "topic": topic,
                 "kafka.compression.type": "lz4",
-                # A batch of one life is staged, that of another goes with the messages, of a third some of each.
+                # Some runs stage all batches, some put all of them into messages, and some do both.
                 "inlineBytes": str(rng.choice([0, 200_000, 10_000_000])),
             }
         )
@@ -153,7 +155,7 @@ def drive(settings: dict) -> None:
 
 
 class Life:
-    """A driver and what it says."""
+    """One run of the driver, and its output."""
 
     def __init__(self, settings: dict) -> None:
         self.process = subprocess.Popen(
@@ -162,7 +164,7 @@ class Life:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            # Workers import spark_chaos_writer.py, which is beside this file.
+            # Workers import spark_chaos_writer.py from this directory.
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(
@@ -185,7 +187,9 @@ class Life:
             put(line.rstrip("\n"))
 
     def workers(self) -> list[int]:
-        """Python workers of Spark, all below the driver's JVM; the daemon that forks them is none."""
+        """Returns the Python workers of Spark, which are descendants of the driver's JVM, without the daemon that
+        forks them.
+        """
         found = []
         with contextlib.suppress(psutil.Error):
             for child in psutil.Process(self.process.pid).children(recursive=True):
@@ -195,7 +199,7 @@ class Life:
         return found
 
     def kill(self, *, alone: bool) -> None:
-        """The driver, alone (its JVM lives on for a moment, a zombie) or with its JVM."""
+        """Kills the driver, either alone (its JVM then continues for a moment) or together with its JVM."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.process.pid, signal.SIGKILL) if alone else os.killpg(
                 self.process.pid, signal.SIGKILL
@@ -254,7 +258,7 @@ def count(servers: str, topic: str, rows: int, *, committed: bool) -> dict[str, 
 
 
 class Growth:
-    """Sees that a topic grows: records are being sent now."""
+    """Detects that a topic grows, which means that records are being sent."""
 
     def __init__(self, servers: str, topic: str) -> None:
         self.topic = topic
@@ -263,14 +267,16 @@ class Growth:
                 "bootstrap.servers": servers,
                 "group.id": "growth",
                 "enable.auto.commit": False,
-                "isolation.level": "read_uncommitted",  # else it is told of the last stable offset
+                "isolation.level": "read_uncommitted",  # otherwise brokers return the last stable offset
                 "log_level": 0,
             }
         )
         self.last = [0] * PARTITIONS
 
     def ends(self) -> list[int]:
-        """Ends of the logs, aborted and open transactions included; those of before where no broker answers."""
+        """Returns the ends of the logs, including open and aborted transactions. If no broker answers, returns earlier
+        ends.
+        """
         for number in range(PARTITIONS):
             with contextlib.suppress(KafkaException):
                 _, end = self.consumer.get_watermark_offsets(TopicPartition(self.topic, number), timeout=0.5)
@@ -285,16 +291,16 @@ def run(cluster, seed: int, sink: str, options: argparse.Namespace, scratch: Pat
     servers = ",".join(cluster.bootstrap_servers)
     kills = ["driver", "worker", "broker"] * options.kills
     rng.shuffle(kills)
-    if sink == "jvm":  # which has no Python workers
+    if sink == "jvm":  # Spark's sink has no Python workers
         kills = [kill for kill in kills if kill != "worker"]
     settings = {
-        "master": "local[2]" if seed % 3 else "local[2,4]",  # tasks are tried once, or up to four times
+        "master": "local[2]" if seed % 3 else "local[2,4]",  # Spark tries a task once, or up to four times
         "servers": servers,
         "topic": topic,
         "source": str(scratch / "source"),
         "checkpoint": str(scratch / f"checkpoint-{topic}"),
         "sink": sink,
-        "commits": str(scratch / f"commit-{topic}"),  # the writer's `commit` has begun
+        "commits": str(scratch / f"commit-{topic}"),  # file that exists when the writer's `commit` has begun
         "keyed": seed % 2 == 1,
         "jars": options.jars_list if sink == "jvm" else "",
     }
@@ -306,10 +312,10 @@ def run(cluster, seed: int, sink: str, options: argparse.Namespace, scratch: Pat
     finished = False
     growth = Growth(servers, topic)
     commits = Path(settings["commits"])
-    before: list[int] | None = None  # of a kill that waits until records are sent
+    before: list[int] | None = None  # ends of the logs when the next kill began to wait for sent records
 
     def sending(ends: list[int]) -> bool:
-        # The writer sends only in `commit`, so quickly that the log is seen to grow too late.
+        # The writer sends only in `commit`, and so quickly that a growing log would be noticed too late.
         return commits.exists() if sink == "writer" else growth.ends() != ends
 
     while not finished:
@@ -318,7 +324,7 @@ def run(cluster, seed: int, sink: str, options: argparse.Namespace, scratch: Pat
         life = Life({**settings, "life": seed * 1000 + lives})
         try:
             hit_at: float | None = None
-            # Spark's sink says nothing of its batches.
+            # Spark's sink does not report its batches.
             before = growth.ends() if sink == "jvm" and kills else None
             while True:
                 if down is not None and time.monotonic() > down[1]:
@@ -329,10 +335,10 @@ def run(cluster, seed: int, sink: str, options: argparse.Namespace, scratch: Pat
                 except queue.Empty:
                     line = []
                 if line[:1] == ["start"] and kills and hit_at is None and down is None:
-                    # Most kills are to meet a batch that is being sent, the others anything else. When no more batches
-                    # are left than kills, none may be missed.
+                    # Most kills should happen while a batch is being sent, the others at any time. If there are as
+                    # many kills as batches left, every batch must be used.
                     few = len(kills) >= options.files - outcomes.total()
-                    if few and sink != "writer":  # which cannot be missed: it says where it is
+                    if few and sink != "writer":  # the writer reports when it commits, so no batch is missed
                         hit_at = time.monotonic() + rng.uniform(0, 0.1)
                     elif rng.random() < 0.7:
                         before = growth.ends()
@@ -340,7 +346,7 @@ def run(cluster, seed: int, sink: str, options: argparse.Namespace, scratch: Pat
                     else:
                         hit_at = time.monotonic() + rng.uniform(0, options.within)
                 elif before is not None and not line and sending(before):
-                    # A fraction of a second later all of the batch is sent.
+                    # A fraction of a second later, the whole batch would be sent.
                     soon = 0.5 if sink == "writer" else 0.1
                     before, hit_at = None, time.monotonic() + rng.uniform(0, soon)
                 elif line[:1] == ["outcome"]:
@@ -354,7 +360,8 @@ def run(cluster, seed: int, sink: str, options: argparse.Namespace, scratch: Pat
                     what = kills[-1]
                     if what == "driver":
                         alone = rng.random() < 0.5
-                        # Its workers are of process groups of their own; without it they end what they do.
+                        # Kill the workers too: they have their own process groups, and would finish their work without
+                        # the driver.
                         others = life.workers() if sink == "writer" and not alone else []
                         life.kill(alone=alone)
                         for worker in others:
@@ -369,7 +376,7 @@ def run(cluster, seed: int, sink: str, options: argparse.Namespace, scratch: Pat
                         if not workers:
                             hit_at = time.monotonic() + 0.05
                             continue
-                        # Rather the process of `commit` than another one.
+                        # Prefer the process that runs `commit`.
                         committing = int(commits.read_text()) if commits.exists() else -1
                         chosen = committing if committing in workers else rng.choice(workers)
                         with contextlib.suppress(ProcessLookupError):
@@ -424,14 +431,18 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1, help="how many runs")
     parser.add_argument("--first", type=int, default=1, help="first seed")
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--files", type=int, default=10, help="micro-batches")
-    parser.add_argument("--kills", type=int, default=2, help="of each kind: driver, worker, broker")
-    parser.add_argument("--within", type=float, default=1.5, help="seconds into a micro-batch, at most")
-    parser.add_argument("--sinks", default="exact,naive", help="of exact, writer, naive, jvm")
+    parser.add_argument("--files", type=int, default=10, help="number of micro-batches")
+    parser.add_argument(
+        "--kills", type=int, default=2, help="number of kills of each kind: driver, worker, broker"
+    )
+    parser.add_argument(
+        "--within", type=float, default=1.5, help="maximum seconds from the start of a micro-batch to a kill"
+    )
+    parser.add_argument("--sinks", default="exact,naive", help="some of exact, writer, naive, jvm")
     parser.add_argument("--jars", help="directory with the jars of Spark's Kafka connector, for jvm")
     parser.add_argument("--timeout", type=float, default=570, help="seconds for one run")
-    parser.add_argument("--json", type=Path, help="append results to this file, a line each")
-    parser.add_argument("--verbose", action="store_true", help="what drivers wrote to stderr")
+    parser.add_argument("--json", type=Path, help="append results to this file, one per line")
+    parser.add_argument("--verbose", action="store_true", help="print what drivers wrote to stderr")
     parser.add_argument("--drive", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.drive:
@@ -440,7 +451,7 @@ def main() -> None:
     options.jars_list = ",".join(map(str, sorted(Path(options.jars).glob("*.jar")))) if options.jars else ""
     from kafkasafe.testing.broker import KafkaCluster
 
-    # Drivers have sessions of their own: they must not outlive a run that is told to end.
+    # Drivers have their own sessions, so end them explicitly when the run is interrupted.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     wrong = 0
     with (

@@ -1,4 +1,4 @@
-"""The streaming writer, which says when its `commit` begins, and where, so that `spark_chaos.py` can kill inside."""
+"""A streaming writer that reports the begin and the process of `commit`, so that `spark_chaos.py` can kill it there."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from kafkasafe.spark.writers import StreamWriter, stream_writer
 
 class TellingWriter(StreamWriter):
     def commit(self, messages, batchId) -> None:  # noqa: N803
-        # Whole or not there.
+        # Rename the file, so that it is either complete or missing.
         said = Path(os.environ["CHAOS_COMMIT"])
         partial = said.with_suffix(".partial")
         partial.write_text(str(os.getpid()))
         partial.replace(said)
-        # As on a slow machine: most of the kills that are meant for it then meet it, at any step.
+        # Slow the steps down, as on a slow machine, so that most kills happen within `commit`, at any step.
         real = {step: getattr(Session, step) for step in ("open", "verify", "mark")}
         for step, carry_out in real.items():
             setattr(Session, step, _slow(carry_out))

@@ -1,4 +1,4 @@
-"""What the benchmarks of the Spark sink share: a Spark, a broker, turns, and what is said of them."""
+"""Common parts of the Spark benchmarks: they start Spark and a broker, run measurements in turns, and print results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 OURS, THEIRS = "kafkasafe, exactly once", "JVM, at least once"
 
 CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13"
-# What the connector needs beside Spark's own jars; its token provider is that of 4.0.0 (later ones do not resolve).
+# Further jars that the connector needs. Its token provider is version 4.0.0, because later versions do not resolve.
 BESIDE = (
     "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
     "org.apache.kafka:kafka-clients:3.9.2",
@@ -29,9 +29,9 @@ def connector(directory: Path, version: str | None = None) -> tuple[str, list[st
     """Has Maven fetch Spark's Kafka connector.
 
     Args:
-        directory: For the jars; made where it is not there.
-        version: Of the connector. None: that of the installed PySpark, or the newest before it, since not every patch
-            release of PySpark has one.
+        directory: Directory for the jars. It is created if it does not exist.
+        version: Version of the connector. None: the version of the installed PySpark, or the newest version before it,
+            because not every patch release of PySpark has a connector.
 
     Returns:
         The version, and the paths of the jars.
@@ -63,11 +63,11 @@ def _fetched(artifact: str, directory: Path) -> bool:
 
 @contextlib.contextmanager
 def spark_and_broker(jars: str | None, **settings: str) -> Iterator[tuple[Any, Any]]:
-    """A Spark on two cores and one broker.
+    """Starts Spark on two cores, and one broker.
 
     Args:
         jars: Directory with the jars of Spark's Kafka connector, "fetch" to have Maven fetch them, None for none.
-        settings: Of Spark, dots as underscores.
+        settings: Settings of Spark, with underscores instead of dots.
     """
     os.environ["PYSPARK_PYTHON"] = sys.executable
     with tempfile.TemporaryDirectory() as scratch:
@@ -109,13 +109,13 @@ def _started(jars: list[str], settings: Mapping[str, str]) -> Iterator[tuple[Any
 def produce(
     servers: str, topic: str, records: Iterable[tuple[bytes | str | None, bytes]], partitions: int
 ) -> None:
-    """Fills a topic by librdkafka, one partition after the other, in large batches: made before the clock runs.
+    """Fills a topic before the clock starts, with librdkafka and large batches.
 
     Args:
-        servers: Of the cluster.
+        servers: Bootstrap servers of the cluster.
         topic: The topic.
         records: Keys and values.
-        partitions: How many the topic has.
+        partitions: Number of the topic's partitions.
     """
     from confluent_kafka import Producer
 
@@ -148,10 +148,10 @@ def take_turns(
     """Runs each turn in each round and prints rows per second.
 
     Args:
-        turns: By name: makes ready, and returns what is timed.
-        rows: Of one turn.
-        rounds: How many; the first one loads classes and does not count.
-        what: Put in front of each line.
+        turns: Name → function that prepares a turn, and returns the function to be timed.
+        rows: Number of rows of one turn.
+        rounds: Number of rounds. The first round loads classes and does not count.
+        what: Prefix of each printed line.
         after: Called after each turn, not timed.
 
     Returns:

@@ -1,10 +1,11 @@
-"""Memory of Spark's Python workers: how much the sink's and the source's tasks add to what a worker has at its start.
+"""Measures how much memory the tasks of the sink and the source need in Spark's Python workers.
 
     python benchmarks/spark_memory.py [--rows 3000000] [--size 1000]
 
-Rows are made by Spark as they are asked for, in two tasks, written with and without keys, and read again. A thread of
-the driver looks at all worker processes every few milliseconds: resident memory of their own (without pages they share
-with the process they were forked from), at most, less what workers have that did nothing but import kafkasafe.
+Spark generates rows in two tasks, writes them with and without keys, and reads them again. A thread of the driver
+measures all worker processes every few milliseconds. It takes the largest resident memory of a worker, without the
+pages that the worker shares with the process from which it was forked, minus the memory of a worker that has only
+imported kafkasafe.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def workers() -> Iterator[psutil.Process]:
 
 
 def peak(run: Callable[[], object]) -> tuple[float, float]:
-    """The largest worker, and all of them together, MB."""
+    """Returns the largest memory of a worker and of all workers together, in MB."""
     over = threading.Event()
     most: dict[int, int] = {}
 
@@ -71,7 +72,7 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, default=3)
     parser.add_argument("--kinds", default=",".join(KINDS))
     options = parser.parse_args()
-    # A worker for each task: what an earlier one left behind is not counted twice.
+    # Start a new worker for each task, so that memory of earlier tasks does not count.
     with spark_and_broker(None, spark_python_worker_reuse="false") as (spark, cluster):
         from kafkasafe.spark import register, write_batch
         from kafkasafe.spark.arrow import map_in_arrow

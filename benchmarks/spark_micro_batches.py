@@ -1,25 +1,25 @@
-"""The latency of small micro-batches, and of planning with many partitions, beside Spark's JVM source and sink.
+"""Compares the latency of small micro-batches, and of plans with many partitions, with Spark's JVM source and sink.
 
     python benchmarks/spark_micro_batches.py --jars fetch           # beside Spark's own connector; or DIR with its jars
     python benchmarks/spark_micro_batches.py --jars fetch --count   # what each micro-batch does; no times
     python benchmarks/spark_micro_batches.py --what plan --jars fetch
 
-`batches`: a query from Kafka to Kafka reads a topic that is filled before, in micro-batches of `--rows` rows. Several
-clients take turns: the sink (`foreachBatch`), the sink after the JVM's source, the writer
-(`writeStream.format("kafkasafe")`), and the JVM's source and sink. A turn is one query; its first micro-batches do not
-count, nor does the first round. The latency is Spark's own `triggerExecution`: the plan, the reading, the writing, the
-commit, and Spark's two logs. The CPU time is that of Spark's driver with all its Python processes, per micro-batch that
-counts, without the broker's.
+`batches`: a query from Kafka to Kafka reads an already filled topic in micro-batches of `--rows` rows. Several clients
+take turns: the sink (`foreachBatch`), the sink after the JVM's source, the writer (`writeStream.format("kafkasafe")`),
+and the JVM's source and sink. A turn is one query. The first micro-batches of a query and the first round do not
+count. The latency is Spark's own `triggerExecution`, which includes the plan, the reading, the writing, the commit,
+and Spark's two logs. The CPU time is that of Spark's driver with all its Python processes, without the broker, for
+each counted micro-batch.
 
-`plan`: `latestOffset` of queries on a topic of `--partitions-of-plan` partitions, as Spark measures it. `idle`: one
-partition has new records, each time. `moved`: every partition has. A micro-batch of ours reads `--rows-of-plan`
-records. The JVM's source reads at least one record of each partition that has any, in a task for each partition: with
-1,000 partitions that have moved, a micro-batch took more than four minutes. It asks for the same offsets in both cases,
-so ours is compared with the JVM's `idle` in both.
+`plan`: measures `latestOffset` of queries on a topic with `--partitions-of-plan` partitions, as Spark reports it. In
+`idle`, one partition has new records for each plan; in `moved`, every partition has. A micro-batch of kafkasafe's
+source reads `--rows-of-plan` records. The JVM's source reads at least one record of each partition with new records, in
+one task for each partition. With 1,000 partitions in `moved`, such a micro-batch took more than four minutes. The JVM's
+source asks for the same offsets in both cases, so both cases are compared with its result in `idle`.
 
-`--count`: one query of each kind, through a proxy that counts requests (so its times are no figures): the requests of
-each micro-batch by kind, its Spark jobs, and its Python processes that were started. With `--fsyncs` its fsyncs too, by
-strace, which stops each system call of the JVM: a query then takes minutes.
+`--count`: runs one query of each kind through a proxy that counts requests, and prints for each micro-batch its
+requests by kind, its Spark jobs, and the Python processes that it started. The proxy makes the times meaningless. With
+`--fsyncs`, strace also counts the fsyncs. strace stops the JVM at each system call, so a query then takes minutes.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ PUT_IN = "CAST(concat('{\"seen\":true,', substring(CAST(value AS STRING), 2)) AS
 
 
 class Processes:
-    """Spark's driver (this process and its JVM) with all its Python processes; not the broker."""
+    """The processes of Spark's driver: this process, its JVM, and all its Python processes, but not the broker."""
 
     def __init__(self, spark: Any) -> None:
         self._jvm = psutil.Process(spark.sparkContext._gateway.proc.pid)
         self._seen: dict[tuple[int, float], float] = {}
 
     def cpu_s(self) -> float:
-        """CPU seconds since the start. Of a process that has ended, those at the last call before its end."""
+        """Returns the CPU seconds since the start. For a process that has ended, the value of the last call counts."""
         for process in [psutil.Process(), self._jvm, *self._jvm.children(recursive=True)]:
             with contextlib.suppress(psutil.Error):
                 times = process.cpu_times()
@@ -66,7 +66,9 @@ class Processes:
         return sum(self._seen.values())
 
     def pids(self) -> set[int]:
-        """The Python processes below the JVM. It has others: Hadoop calls `chmod` for files of a local checkpoint."""
+        """Returns the Python processes below the JVM. Other processes do not count, such as `chmod` for a local
+        checkpoint.
+        """
         found = set()
         for process in self._jvm.children(recursive=True):
             with contextlib.suppress(psutil.Error):
@@ -94,7 +96,9 @@ class Kafka:
         )
 
     def query(self, kind: str, name: str) -> tuple[Any, str]:
-        """A query that copies the topic `kind` to a new topic in micro-batches. Returns its writer, and the topic."""
+        """Creates a query that copies the topic `kind` to a new topic in micro-batches. Returns its writer, and the
+        topic.
+        """
         from kafkasafe.spark import foreach_batch_sink
 
         columns = ["key", "value"] if kind == "keyed" else ["value"]
@@ -120,7 +124,7 @@ class Kafka:
         return writer, topic
 
     def check(self, name: str, topic: str) -> None:
-        """Counts what a query wrote: each row, and each once in ours."""
+        """Checks that a query wrote every row, and kafkasafe's query every row once."""
         reader = self.spark.read.format("kafkasafe").option("kafka.bootstrap.servers", self.servers)
         found = reader.option("subscribe", topic).option("isolationLevel", "read_committed").load()
         counts = found.selectExpr("get_json_object(CAST(value AS STRING), '$.id') AS id")
@@ -132,7 +136,7 @@ class Kafka:
 
 
 def names_of(options: argparse.Namespace) -> list[str]:
-    """The clients that take turns. Without the connector's jars, those that need it are left out."""
+    """Returns the clients that take turns, without the JVM's source and sink if the connector's jars are missing."""
     names = [CLIENTS[name] for name in options.clients.split(",")]
     return [name for name in names if options.jars or name not in {THEIRS, SINK}]
 
@@ -211,7 +215,7 @@ def plan(kafka: Kafka, options: argparse.Namespace) -> None:
     for case in ("idle", "moved"):
         topic = f"plan-{case}"
         kafka.cluster.create_topic(topic, partitions=partitions)
-        # `moved`: each partition has records left until the end.
+        # In `moved`, each partition needs records until the end.
         total = partitions * (count + 2) if case == "moved" else rows * (count + 2)
         produce(
             kafka.servers,
@@ -230,7 +234,7 @@ def plan(kafka: Kafka, options: argparse.Namespace) -> None:
                     reader = reader.schema("value BINARY")
                 writer = reader.load().select("value").writeStream.format("noop")
                 writer = writer.option("checkpointLocation", str(kafka.scratch / uuid.uuid4().hex))
-                # Not availableNow: that asks the brokers for the ends only once.
+                # Do not use availableNow, which asks the brokers for the ends only once.
                 query = writer.trigger(processingTime="0 seconds").start()
                 counted_from(query, count)
                 query.stop()
@@ -272,21 +276,23 @@ def fsyncs(pid: int, file: Path) -> Iterator[None]:
         try:
             tracer.wait(10)
         except subprocess.TimeoutExpired:
-            # strace 6.1 may wait for a thread that never stops. Each line of its file is flushed as it is written, and
-            # the kernel lets the traced processes go on.
+            # strace 6.1 may wait for a thread that never stops, so kill it. It has flushed each line of its file, and
+            # the kernel lets the traced processes continue.
             tracer.kill()
             tracer.wait(30)
 
 
 def count(kafka: Kafka, proxy: Any, options: argparse.Namespace) -> None:
-    """Prints what each kind of query does per micro-batch: the difference of a long query and a short one."""
+    """Prints what each kind of query does per micro-batch, computed as the difference between a long and a short
+    query.
+    """
     processes = Processes(kafka.spark)
     names = names_of(options)
     tracker = kafka.spark.sparkContext.statusTracker()
     for kind in options.kinds.split(","):
         for name in names:
             writer, topic = kafka.query(kind, name)
-            writer.start().awaitTermination()  # Python's processes are there, and classes are loaded
+            writer.start().awaitTermination()  # start Python's processes and load classes before counting
             kafka.check(name, topic)
             writer, topic = kafka.query(kind, name)
             proxy.forget()
@@ -323,10 +329,12 @@ def main() -> None:
     parser.add_argument("--what", default="batches,plan")
     parser.add_argument("--count", action="store_true", help="count what a micro-batch does, measure nothing")
     parser.add_argument("--fsyncs", action="store_true", help="with --count: count fsyncs too, by strace")
-    parser.add_argument("--clients", default=",".join(CLIENTS), help="which take turns, separated by commas")
-    parser.add_argument("--rows", type=int, default=1000, help="of a micro-batch")
-    parser.add_argument("--batches", type=int, default=25, help="micro-batches of a query")
-    parser.add_argument("--skip", type=int, default=5, help="first micro-batches that do not count")
+    parser.add_argument(
+        "--clients", default=",".join(CLIENTS), help="the clients that take turns, separated by commas"
+    )
+    parser.add_argument("--rows", type=int, default=1000, help="rows of a micro-batch")
+    parser.add_argument("--batches", type=int, default=25, help="number of micro-batches of a query")
+    parser.add_argument("--skip", type=int, default=5, help="number of first micro-batches that do not count")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--partitions", type=int, default=3)
     parser.add_argument("--partitions-of-plan", type=int, default=1000)

@@ -1,13 +1,14 @@
-"""A streaming query from Kafka to Kafka: own source and exactly-once sink, beside Spark's JVM source and sink.
+"""Compares streaming queries from Kafka to Kafka: kafkasafe's source and exactly-once sink, and Spark's JVM ones.
 
     python benchmarks/spark_pipeline.py --jars fetch    # beside Spark's own connector; or DIR with its jars
     python benchmarks/spark_pipeline.py                 # without the JVM's
 
-`readStream` → a field put in front of each JSON value → sink, with `trigger(availableNow=True)` and micro-batches
-bounded by `maxOffsetsPerTrigger`: a turn is the whole query from `start` to its end, on a new checkpoint and a new
-topic. The two take turns, the first round does not count. After each turn every row is counted, as a read_committed
-reader sees it (by Spark's JVM source where there is one): all are there, and ours each once. One broker, which shares
-the machine with Spark.
+The query reads a topic (`readStream`), adds a field to each JSON value, and writes to the sink, with
+`trigger(availableNow=True)` and micro-batches limited by `maxOffsetsPerTrigger`. A turn is the whole query from
+`start` to its end, with a new checkpoint and a new topic. The two pairs take turns, and the first round does not
+count. After each turn the benchmark counts the rows that a read_committed reader sees (with Spark's JVM source, if
+available). All rows must be there, and kafkasafe's sink must have written each once. One broker shares the machine
+with Spark.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ KINDS = ("plain", "keyed")
 
 
 def fill(servers: str, topic: str, rows: int, *, keyed: bool, partitions: int) -> None:
-    """JSON values of about 100 bytes, numbered."""
+    """Fills a topic with numbered JSON values of about 100 bytes."""
     rng = random.Random(7)
     texts = [f"{rng.getrandbits(4 * rng.randrange(30, 90)):x}" for _ in range(1024)]
 
@@ -40,7 +41,7 @@ def fill(servers: str, topic: str, rows: int, *, keyed: bool, partitions: int) -
 
 
 class Pipeline:
-    """One kind of rows, from its topic to new ones."""
+    """Runs queries for one kind of rows, from one topic to new topics."""
 
     def __init__(
         self, spark: Any, cluster: Any, kind: str, options: argparse.Namespace, scratch: Path
@@ -58,7 +59,7 @@ class Pipeline:
         fill(self.servers, kind, options.rows, keyed=kind == "keyed", partitions=options.partitions)
 
     def turn(self, name: str) -> Callable[[], None]:
-        """A query on a topic and a checkpoint of its own."""
+        """Prepares a query with a new topic and a new checkpoint."""
         from kafkasafe.spark import foreach_batch_sink
 
         topic, checkpoint = f"t-{uuid.uuid4().hex}", self.scratch / uuid.uuid4().hex
@@ -72,7 +73,8 @@ class Pipeline:
         }.items():
             reader = reader.option(option, value)
         if name == OURS:
-            # Spark does not tell a Python source which columns are wanted; the JVM's has them from the projection.
+            # Spark does not tell a Python source which columns the query needs. The JVM's source learns them from the
+            # projection.
             reader = reader.schema(", ".join(f"{column} BINARY" for column in self.columns))
         put_in = "CAST(concat('{\"seen\":true,', substring(CAST(value AS STRING), 2)) AS BINARY) AS value"
         rows = reader.load().selectExpr(*self.columns[:-1], put_in)
@@ -97,7 +99,7 @@ class Pipeline:
         return run
 
     def check(self) -> None:
-        """Counts what the last turn wrote."""
+        """Counts the rows that the last turn wrote."""
         name, topic, batches, sink = self.pending
         sink.close()
         assert name != OURS or batches >= self.options.batches, batches
@@ -118,7 +120,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--batches", type=int, default=4, help="micro-batches, at least")
+    parser.add_argument("--batches", type=int, default=4, help="minimum number of micro-batches")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--partitions", type=int, default=3)
     parser.add_argument("--kinds", default=",".join(KINDS))

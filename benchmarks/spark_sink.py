@@ -1,10 +1,10 @@
-"""Rows per second of the exactly-once Spark sink, beside Spark's own JVM sink (at least once), in the same run.
+"""Compares, in one run, the rows per second of the exactly-once Spark sink and of Spark's JVM sink (at least once).
 
     python benchmarks/spark_sink.py --jars fetch    # beside Spark's own connector; or DIR with its jars
     python benchmarks/spark_sink.py                 # without the JVM sink
 
-The same cached rows are written by each in turn, several times; the first round does not count. One broker on this
-machine, which shares its cores with Spark.
+The sinks take turns to write the same cached rows, several times. The first round does not count. One broker shares
+the cores of this machine with Spark.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, default=3)
     parser.add_argument("--compression", default="none")
     parser.add_argument("--keyed", action="store_true", help="rows with keys: they go through an exchange")
-    parser.add_argument("--writer", action="store_true", help='beside it df.write.format("kafkasafe")')
+    parser.add_argument("--writer", action="store_true", help='also measure df.write.format("kafkasafe")')
     parser.add_argument("--jars", help="directory with the jars of Spark's connector, or fetch")
     options = parser.parse_args()
     with spark_and_broker(options.jars) as (spark, cluster):

@@ -1,17 +1,18 @@
-"""format("kafkasafe") beside Spark's own Kafka source: records/s of batch queries, one broker, one Spark, one run.
+"""Compares format("kafkasafe") with Spark's own Kafka source: records per second of batch queries, on one broker.
 
     python benchmarks/spark_source.py [--records N] [--partitions N] [--repeats N] [--json FILE]
 
-Both read the same topic into Spark's `noop` sink: all seven columns, then the value only (for the JVM source a
-projection; for a Python source, which Spark does not tell what a query needs, the schema that the user gives). One
-warm-up of each, then the repeats take turns; the median counts. Both counts are compared with what was written.
+Both sources read the same topic into Spark's `noop` sink: first all seven columns, then only the value. The JVM source
+gets the column from a projection. Spark does not tell a Python source which columns a query needs, so there the query
+sets the schema. After one warm-up of each source, the sources take turns, and the median counts. The benchmark
+compares the number of rows that each source read with the number of records in the topic.
 
-Records have 100-byte values; "keyed" ones have keys and values of varying length (60 to 140 bytes). Producers' batches
-hold up to 1 MB.
+Records have 100-byte values. "keyed" records have keys, and values of varying length (60 to 140 bytes). The batches in
+the topic have up to 1 MB.
 
-Maven fetches the connector (`org.apache.spark:spark-sql-kafka-0-10`) of the installed PySpark's version, the newest
-one before it where that patch release has none, or the version that --connector names. Broker and Spark share the
-machine: ratios within one run say something, single figures little.
+Maven fetches the connector (`org.apache.spark:spark-sql-kafka-0-10`) for the installed version of PySpark, or the
+newest version before it if that patch release has none, or the version that --connector names. The broker and Spark
+share the machine, so compare ratios within one run, not absolute figures.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ TOPICS = ("plain", "keyed")
 
 
 def write(servers: str, topic: str, count: int, partitions: int) -> None:
-    """Not all the same, not compressible to nothing."""
+    """Creates values that differ, and that are not compressible to almost nothing."""
     noise = os.urandom(200_000)
     rng = random.Random(7)
     keyed = topic == "keyed"
@@ -64,7 +65,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--records", type=int, default=2_000_000, help="of each topic")
+    parser.add_argument("--records", type=int, default=2_000_000, help="number of records of each topic")
     parser.add_argument("--partitions", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument(

@@ -1,19 +1,20 @@
-"""kill -9 of drivers and executors of a stateful stream from Kafka to Kafka, and a count of what is lost or twice.
+"""Kills drivers and executors (-9) of a stateful stream from Kafka to Kafka, and counts lost and duplicated rows.
 
     python benchmarks/spark_stream_kills.py --drivers 5 --executors 5 --seed 1
     python benchmarks/spark_stream_kills.py --drivers 2 --executors 1 --sink naive    # control: a plain foreachBatch
 
-Orders and payments are written all the time to two topics, some orders twice. A streaming query on a standalone
-cluster (a master, two workers with an executor each) starts at `latest` meanwhile: it drops the repeated orders
-(`dropDuplicatesWithinWatermark`), joins orders with their payments (stream to stream, by id and time), adds up windows
-of two seconds for each user, and writes these to a third topic, exactly once.
+A program continuously writes orders and payments to two topics, and some orders twice. Meanwhile a streaming query
+starts at `latest`, on a standalone cluster (a master, and two workers with one executor each). The query drops the
+repeated orders (`dropDuplicatesWithinWatermark`), joins orders with their payments (stream to stream, by id and time),
+computes the sums of each user in windows of two seconds, and writes the sums to a third topic, exactly once.
 
-Half of the kills are *between the sink's commit and Spark's*: the sink has committed, and `foreachBatch` has not
-returned. The other half are *while rows are written*: the output topic has grown since the micro-batch began. The first
-kill of a driver is of the first kind, in the query's very first micro-batch.
+Half of the kills happen *between the sink's commit and Spark's*: the sink has committed, and `foreachBatch` has not
+returned. The other half happen *while rows are written*: the output topic has grown since the micro-batch began. The
+first kill of a driver is of the first kind, in the first micro-batch of the query.
 
-At the end a plain read_committed reader (librdkafka) reads all three topics. From the two inputs the sums are computed
-anew, without Spark, from where the first micro-batch began; each is to be in the output once, and right.
+At the end a plain read_committed reader (librdkafka) reads all three topics. The benchmark computes the sums again
+without Spark, from the input records after the offsets at which the first micro-batch began. The output must have each
+sum once, with the right value.
 """
 
 from __future__ import annotations
@@ -43,26 +44,26 @@ PARTITIONS = 3
 WINDOW_MS = 2000
 PAYMENT_WITHIN_S = 5
 USERS = 300
-TWICE = 0.2  # of the orders
+TWICE = 0.2  # share of the orders that are written twice
 PAID = 0.9
 JAVA_OPTIONS = os.environ.get("SPARK_SUBMIT_OPTS", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")
-"""Of drivers, executors and daemons."""
+"""Options of drivers, executors and daemons."""
 PADDING = "x" * 400
-"""So that a micro-batch is many requests: `kafka.batch.size` is small as well."""
+"""Padding of each row. With a small `kafka.batch.size`, a micro-batch then takes many requests."""
 
 
 # --- the driver: another process, which is killed ---------------------------------------------------------------------
 
 
 def query_of(spark: Any, settings: Mapping[str, Any]) -> Any:
-    """The rows of the output: one for each user and window."""
+    """Returns the data frame of the output, which has one row for each user and window."""
     from pyspark.sql import functions as f
 
     def stream(topic: str, schema: str) -> Any:
         given = {"kafka.bootstrap.servers": settings["servers"], "subscribe": topic}
         rows = (
             spark.readStream.format("kafkasafe").options(**given).load()
-        )  # from latest, which is the default
+        )  # starts at latest, which is the default
         rows = rows.select(f.from_json(f.col("value").cast("string"), schema).alias("v")).select("v.*")
         return rows.withColumn("at", f.timestamp_millis("ms")).withWatermark("at", "20 seconds")
 
@@ -89,7 +90,7 @@ def naive_partition(servers: str, topic: str, rows: Any) -> None:
 
 
 def causes_of(query: Any) -> str:
-    """The chain of exceptions that ended a query, on one line. Its plan, which the first one names, is left out."""
+    """Returns the chain of exceptions that ended a query, on one line and without the query's plan."""
     error, found = query._jsq.exception().get(), []
     while error is not None and len(found) < 8:
         found.append(
@@ -100,7 +101,9 @@ def causes_of(query: Any) -> str:
 
 
 def is_held(hold: Path, batch_id: int) -> bool:
-    """The file holds every micro-batch, except the one that it names."""
+    """Returns whether a micro-batch must wait. If the file `hold` exists, all wait, except the one that the file
+    names.
+    """
     try:
         return hold.read_text() != str(batch_id)
     except FileNotFoundError:
@@ -147,7 +150,7 @@ def drive(settings: dict[str, Any]) -> None:
             df.foreachPartition(partial(naive_partition, settings["servers"], settings["target"]))
             print("committed", batch_id, "written", -1, flush=True)
         deadline = time.monotonic() + 60
-        while is_held(folder / "hold", batch_id) and time.monotonic() < deadline:  # a kill comes
+        while is_held(folder / "hold", batch_id) and time.monotonic() < deadline:  # wait for the kill
             time.sleep(0.01)
 
     rows = query_of(spark, settings)
@@ -162,7 +165,7 @@ def drive(settings: dict[str, Any]) -> None:
 
 
 class Driver:
-    """One run of the driver, and what it says."""
+    """One run of the driver, and its output."""
 
     def __init__(self, settings: Mapping[str, Any], log: Path) -> None:
         self._log = log.open("ab")
@@ -199,7 +202,7 @@ class Driver:
         return self.process.poll() is None
 
     def kill(self, *, alone: bool) -> None:
-        """The driver, alone (its JVM lives on for a moment) or with its JVM."""
+        """Kills the driver, either alone (its JVM then continues for a moment) or together with its JVM."""
         with contextlib.suppress(ProcessLookupError):
             if alone:
                 os.kill(self.process.pid, signal.SIGKILL)
@@ -221,7 +224,7 @@ class Driver:
 
 @contextlib.contextmanager
 def daemon(name: str, *arguments: str, say: str, log: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A daemon of a standalone cluster; gives the line of its log that has `say`."""
+    """Runs a daemon of a standalone cluster. Yields the first line of its log that contains `say`, and the process."""
     import pyspark
 
     home = Path(pyspark.__file__).parent
@@ -236,7 +239,7 @@ def daemon(name: str, *arguments: str, say: str, log: Path) -> Iterator[tuple[st
         "SPARK_HOME": str(home),
         "SPARK_DAEMON_MEMORY": "128m",
         "SPARK_NO_DAEMONIZE": "1",
-        # An application whose executors are killed again and again is not given up.
+        # Do not give up an application whose executors are killed repeatedly.
         "SPARK_DAEMON_JAVA_OPTS": f"-Dlog4j2.configurationFile={verbose} {JAVA_OPTIONS}"
         " -Dspark.deploy.maxExecutorRetries=-1",
     }
@@ -256,7 +259,7 @@ def daemon(name: str, *arguments: str, say: str, log: Path) -> Iterator[tuple[st
 
 @contextlib.contextmanager
 def standalone(folder: Path) -> Iterator[tuple[str, Callable[[], list[int]]]]:
-    """Its address, and a function that lists its executors' processes."""
+    """Runs a standalone cluster. Yields its address, and a function that lists its executors' processes."""
     with contextlib.ExitStack() as stack:
         started, _ = stack.enter_context(
             daemon(
@@ -305,7 +308,7 @@ def standalone(folder: Path) -> Iterator[tuple[str, Callable[[], list[int]]]]:
 
 
 class Load:
-    """Writes orders and payments until it is stopped; then some that are an hour later, so that all windows close."""
+    """Writes orders and payments until `stop`. `later` writes some with later event times, to close all windows."""
 
     def __init__(self, servers: str, orders: str, payments: str, seed: int, rate: float) -> None:
         self._orders, self._payments = orders, payments
@@ -344,7 +347,7 @@ class Load:
             self._producer.produce(self._payments, payment.encode(), partition=rng.randrange(PARTITIONS))
 
     def stop(self) -> int:
-        """Returns the event time, ms, from which on the later ones are."""
+        """Stops writing. Returns an event time (ms) after all records so far, and before those of `later`."""
         self._stop.set()
         self._thread.join(120)
         return int(time.time() * 1000) + 1_800_000
@@ -357,7 +360,7 @@ class Load:
 
 
 def read(servers: str, topic: str, begins: Mapping[int, int], level: str) -> list[tuple[int, int, bytes]]:
-    """(partition, offset, value) of all records from some offsets on, by librdkafka."""
+    """Returns (partition, offset, value) of all records from the given offsets on, as librdkafka reads them."""
     consumer = Consumer(
         {
             "bootstrap.servers": servers,
@@ -417,7 +420,7 @@ class Growth:
 def expected(
     orders: list[dict[str, Any]], payments: list[dict[str, Any]], before_ms: int
 ) -> dict[str, tuple[int, int, int]]:
-    """(count, amount, ids) by `window|user`, of the windows before a moment: what the query computes, without Spark."""
+    """Computes the query's result without Spark, for windows before a time: `window|user` → (count, amount, ids)."""
     by_id = {order["id"]: order for order in orders}
     sums: dict[str, tuple[int, int, int]] = {}
     for payment in payments:
@@ -433,7 +436,7 @@ def expected(
 
 
 def begins_of(checkpoint: Path) -> dict[str, dict[int, int]]:
-    """Where the first micro-batch began, by topic, as its entry in the offset log says."""
+    """Returns the offsets at which the first micro-batch began, by topic, from its entry in the offset log."""
     found: dict[str, dict[int, int]] = {}
     for line in (checkpoint / "offsets" / "0").read_text().splitlines():
         with contextlib.suppress(ValueError):
@@ -465,7 +468,7 @@ def compare(
 
 
 class Run:
-    """Drivers one after the other, each killed or not."""
+    """Runs drivers one after the other, and kills drivers and executors."""
 
     def __init__(
         self, settings: dict[str, Any], executors: Callable[[], list[int]], options: argparse.Namespace
@@ -487,13 +490,13 @@ class Run:
         assert time.monotonic() < self.deadline, f"not done in time: {self.done}, {self.failures[-3:]}"
 
     def running(self) -> Driver:
-        """The driver that runs; the next one where it does not."""
+        """Returns the running driver. If it has ended, starts the next one."""
         if self.driver is not None and self.driver.lives:
             return self.driver
         self.end()
         self.lives += 1
         assert self.lives < 200, self.failures[-3:]
-        # Rows have keys in some lives: then they go through an exchange before they are sent.
+        # In some runs, rows have keys, so that they go through an exchange before they are sent.
         settings = {**self.settings, "keyed": self.rng.random() < 0.5}
         self.driver = Driver(settings, self.folder / "driver.log")
         return self.driver
@@ -508,7 +511,7 @@ class Run:
                 print(f"{time.strftime('%H:%M:%S')} the query {driver.failed[:1500]}", flush=True)
 
     def until(self, condition: Callable[[Driver], bool]) -> Driver:
-        """A driver of which this is true."""
+        """Waits until the condition is true for the running driver, and returns the driver."""
         while True:
             self.check()
             driver = self.running()
@@ -536,11 +539,13 @@ class Run:
         print(f"{time.strftime('%H:%M:%S')} killed: {what}, {aim}, batch {batch}", flush=True)
 
     def _committed(self) -> Driver:
-        """A driver that is held after its sink committed a micro-batch with rows; the first time, any micro-batch."""
+        """Returns a driver that waits after its sink has committed a micro-batch with rows (the first time, any
+        micro-batch).
+        """
         while True:
             driver = self.running()
             seen = driver.committed
-            self.hold.touch()  # what it names, if it is there, stays
+            self.hold.touch()  # if the file exists, this does not change its content
             driver = self.until(
                 lambda now, old=driver, seen=seen: (
                     now.committed is not None and (now is not old or now.committed != seen)
@@ -548,14 +553,17 @@ class Run:
             )
             if driver.rows != 0 or not self.batches_hit:
                 return driver
-            # Hold the next one, and let this one go. Without a moment in which the file is missing: the driver looks
-            # for it only now and then, would not notice, and would hold this one for a minute.
+            # Release this micro-batch and hold the next one. Replace the file atomically: if it were missing for a
+            # moment, the driver, which checks it only now and then, might not notice, and would hold this batch for a
+            # minute.
             let_go = self.hold.with_suffix(".new")
             let_go.write_text(str(driver.committed))
             let_go.replace(self.hold)
 
     def _writing(self) -> Driver:
-        """A driver whose micro-batch sends rows: the topic has grown since it began, by more than markers."""
+        """Returns a driver whose micro-batch is sending rows: since its begin, the topic has grown by more than
+        markers.
+        """
         while True:
             driver = self.running()
             seen = driver.begun
@@ -570,10 +578,12 @@ class Run:
                 if self.growth.total() > before + 2 * PARTITIONS:
                     time.sleep(self.rng.uniform(0, 0.1))
                     return driver
-            # Nothing was written in this one.
+            # This micro-batch wrote no rows.
 
     def batches(self, count: int) -> None:
-        """Waits for so many more micro-batches, or for none to come since all is read."""
+        """Waits for this number of further micro-batches, but at most 30 s, because the query may have read all
+        records.
+        """
         until = time.monotonic() + 30
         target = (self.running().begun or 0) + count
         self.until(lambda now: (now.begun or 0) >= target or time.monotonic() > until)
@@ -631,7 +641,7 @@ def run(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
             try:
                 kills = [("driver", number) for number in range(options.drivers)]
                 kills += [("executor", number) for number in range(options.executors)]
-                # Drivers and executors begin with different ones, so that one kill of each is one of either kind.
+                # Drivers and executors begin with different aims, so that two single kills have both aims.
                 aims = {"driver": ("between", "writing"), "executor": ("writing", "between")}
                 plan = [(what, aims[what][number % 2]) for what, number in kills]
                 running.rng.shuffle(plan)
@@ -641,7 +651,8 @@ def run(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
                 for what, aim in plan:
                     running.kill(what, aim)
                 before_ms = load.stop()
-                # Else records of later hours might be read before the last ones of this one, which would be too late.
+                # Wait, because otherwise records of later hours might be read before the last current ones, which
+                # would then be late.
                 running.batches(3)
                 begins = begins_of(checkpoint)
 
@@ -654,7 +665,7 @@ def run(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
                 rounds = [2]
 
                 def complete() -> bool:
-                    # The watermark of a batch is that of the batch before it.
+                    # A batch uses the watermark of the previous batch, so write later records repeatedly.
                     load.later(rounds[0])
                     rounds[0] += 1
                     so_far = compare(read(servers, names["target"], {}, "read_committed"), wanted, before_ms)
@@ -692,12 +703,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--drivers", type=int, default=5, help="kills of drivers")
-    parser.add_argument("--executors", type=int, default=5, help="kills of executors")
+    parser.add_argument("--drivers", type=int, default=5, help="number of kills of drivers")
+    parser.add_argument("--executors", type=int, default=5, help="number of kills of executors")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rate", type=float, default=150.0, help="orders a second")
     parser.add_argument("--sink", choices=("exact", "naive"), default="exact")
-    parser.add_argument("--timeout", type=float, default=1500, help="seconds for all kills")
+    parser.add_argument("--timeout", type=float, default=1500, help="time limit for all kills, in seconds")
     parser.add_argument("--json", type=Path, help="append the result to this file")
     parser.add_argument("--keep", type=Path, help="leave the logs in this directory")
     parser.add_argument("--drive", help=argparse.SUPPRESS)

@@ -1,21 +1,22 @@
-"""Kills a producer at each step of its protocol, and brokers at that very moment, on real brokers; counts what is left.
+"""Kills a producer, or real brokers, at each step of the producer's protocol, and counts lost and duplicated records.
 
     python benchmarks/staged_kills.py                                    # everything, about half an hour
     python benchmarks/staged_kills.py --delivery transactional --spool always --victim coordinator --kills 20
 
-For each delivery (`transactional`, and `idempotent` with an atomic batch now and then), each mode of the spool and each
-victim: a process sends numbered units to three partitions of one topic and to another topic, and says what is durable.
-It is stopped at a step of its protocol, in turn, and then the victim gets SIGKILL:
+The benchmark combines each delivery (`transactional`, and `idempotent` with occasional atomic batches), each mode of
+the spool, and each victim. A process sends numbered units to three partitions of one topic and to another topic, and
+reports which units are durable. The process stops at a step of its protocol, at each step in turn, and then the victim
+gets SIGKILL:
 
-- `client`: the process. `timeout`: the process, and the next one begins when the coordinator has aborted what was
-  open. `commit`: the process, and `kafkasafe spool commit` decides what it had staged.
-- `leader` of a partition that it writes to, `coordinator` of the transactional id that it uses. The process lives on,
-  and has to deliver again; or it is killed a moment later.
+- `client`: the process. `timeout`: the process; the next process starts when the coordinator has aborted the open
+  transactions. `commit`: the process; then `kafkasafe spool commit` commits the staged batches.
+- `leader`: the leader of a partition to which the process writes. `coordinator`: the coordinator of its transactional
+  id. The process either continues and must deliver again, or is killed a moment later.
 - `all`: the process and every broker.
 
-A reader of committed records watches during the whole run, and another one reads everything at the end. What was
-durable is in all its partitions once, in order of acceptance; of no unit some partitions are seen and others not; every
-flush ends. The exit code is 0 if all of that holds.
+A reader of committed records reads during the whole run, and another one reads everything at the end. Each durable
+unit must be in all of its partitions once, in order of acceptance. No unit may be in only some of its partitions.
+Every flush must end. The exit code is 0 if all these checks succeed.
 """
 
 from __future__ import annotations
@@ -81,8 +82,10 @@ TRANSACTION_TIMEOUT_MS = 10_000
 SHORT_TIMEOUT_MS = 2000
 LONG_TIMEOUT_MS = 120_000
 STUCK_AFTER_S = 180
-"""A bound that only tells an end from none: a busy machine takes a multiple of what a calm one does. It is longer than
-any transaction may stay open: a life that is killed early leaves what the one before left, and that ends by itself."""
+"""Time after which an operation counts as stuck. The bound is generous, because a busy machine is several times
+slower. It is longer than any transaction may stay open: if a process is killed before it has ended its predecessor's
+transaction, the coordinator ends that transaction after its timeout.
+"""
 MOST_OPEN = 40
 
 
@@ -91,16 +94,16 @@ MOST_OPEN = 40
 
 @dataclass(frozen=True)
 class Life:
-    """What one process has to do.
+    """The task of one process.
 
     Attributes:
-        options: Of its producer.
-        topics: The one with partitions, the one without.
-        first: Its first number.
-        step: Where it stops, for the `after`th time.
-        after: See there.
-        dies: It kills itself there; else it says so, and waits for an answer.
-        atomic: Of how many sends one is an atomic batch.
+        options: Options of its producer.
+        topics: The topic with three partitions, and the topic with one partition.
+        first: Number of its first unit.
+        step: The step at which it stops.
+        after: How often it reaches the step before it stops there.
+        dies: Whether it then kills itself. If false, it reports the stop, and waits for an answer.
+        atomic: One in this number of sends is an atomic batch.
     """
 
     options: dict[str, Any]
@@ -113,7 +116,7 @@ class Life:
 
 
 def _stop_at(life: Life, said: Callable[[str], None], answers: Connection) -> None:
-    """Have this process stop when the step comes for the `after`th time."""
+    """Lets this process stop when it reaches the step for the `after`th time."""
     left = [life.after]
     last = {"id": "", "topic": life.topics[0], "partition": "0"}
 
@@ -159,13 +162,13 @@ def _stop_at(life: Life, said: Callable[[str], None], answers: Connection) -> No
         real = getattr(Transport, method)
 
         def traced(self: Transport, *arguments: Any, **options: Any) -> Any:
-            # The callback is the one argument that can be called.
+            # The callback is the only callable argument.
             place(*arguments)
             at = next(n for n, each in enumerate(arguments) if callable(each))
             changed = (*arguments[:at], answered(answer, arguments[at]), *arguments[at + 1 :])
             result = real(self, *changed, **options)
             if sent == life.step and random.random() < 0.5:
-                time.sleep(random.random() * 0.005)  # it is on its way
+                time.sleep(random.random() * 0.005)  # the request is in flight
             passes(sent)
             return result
 
@@ -192,7 +195,7 @@ def _stop_at(life: Life, said: Callable[[str], None], answers: Connection) -> No
 
 
 def live(life: Life, tell: Connection, answers: Connection) -> None:
-    """One life: says what it accepts (A), what is durable (D), what readers can see (G), where it stops (S)."""
+    """Runs one process. It reports accepted (A), durable (D) and acknowledged (G) units, and where it stops (S)."""
     out = tell.fileno()
 
     def said(line: str) -> None:
@@ -264,15 +267,15 @@ def _places(topics: tuple[str, str]) -> list[TopicPartition]:
 
 
 class Seen:
-    """What readers of committed records see of one pair of topics.
+    """The records that readers of committed records have seen in one pair of topics.
 
     Attributes:
-        accepted: By number, the partitions that it is for.
-        where: By number, by partition, the offset.
-        twice: (number, partition, offset, offset).
-        order: By partition, numbers as they stand there.
-        halves: Numbers that some of their partitions have, and since when.
-        longest_half_s: How long one stayed so.
+        accepted: Number of a unit → its partitions.
+        where: Number of a unit → partition → offset.
+        twice: Duplicates, as (number, partition, first offset, second offset).
+        order: Partition → numbers in the order of the log.
+        halves: Numbers that were seen in only some of their partitions → time since when.
+        longest_half_s: Longest time for which a number was in `halves`.
     """
 
     def __init__(self, accepted: dict[int, frozenset[int]]) -> None:
@@ -284,10 +287,10 @@ class Seen:
         self.longest_half_s = 0.0
 
     def take(self, part: int, number: int, offset: int) -> None:
-        """One record."""
+        """Takes one record."""
         found = self.where[number]
         if found.get(part) == offset:
-            return  # the very same: the reader began anew
+            return  # the reader has started again and read the same record
         if part in found:
             self.twice.append((number, part, found[part], offset))
         found[part] = offset
@@ -300,9 +303,9 @@ class Seen:
             self.halves.setdefault(number, time.monotonic())
 
     def still_half(self) -> list[int]:
-        """Numbers that some of their partitions have; all that was accepted must be known.
+        """Returns the numbers that are in only some of their partitions. `accepted` must be complete.
 
-        A record may be read before it is known for which partitions its number is.
+        A record may be read before the partitions of its unit are known.
         """
         return [each for each in sorted(self.halves) if self.where[each].keys() != self.accepted[each]]
 
@@ -338,7 +341,7 @@ class Watch(threading.Thread):
 
 
 def read_all(servers: list[str], topics: tuple[str, str], accepted: dict[int, frozenset[int]]) -> Seen:
-    """What a reader sees who comes now."""
+    """Returns what a new reader sees now."""
     seen = Seen(accepted)
     consumer = _reader(servers)
     places = _places(topics)
@@ -362,14 +365,14 @@ def read_all(servers: list[str], topics: tuple[str, str], accepted: dict[int, fr
 
 @dataclass
 class Row:
-    """One line of the table: a delivery, a mode of the spool, a victim.
+    """One line of the table, for a delivery, a mode of the spool, and a victim.
 
     Attributes:
-        numbers: First and last number of each life, exclusive.
-        steps: How often the victim was killed at which step. `random`: it did not come in time, or a random moment was
-            the aim.
-        counts: What is printed.
-        stuck: What did not come to an end.
+        numbers: First number (inclusive) and end (exclusive) of each process's units.
+        steps: How often the victim was killed at each step. `random`: the process did not reach the step in time, or
+            the kill was planned for a random moment.
+        counts: The printed numbers.
+        stuck: Descriptions of operations that did not end.
     """
 
     delivery: str
@@ -385,7 +388,7 @@ class Row:
 
 
 class Course:
-    """All kills of one delivery and one mode of the spool: one spool directory, one pair of topics."""
+    """All kills for one delivery and one mode of the spool. They use one spool directory and one pair of topics."""
 
     def __init__(self, cluster: KafkaCluster, delivery: str, spool: str, directory: Path, seed: int) -> None:
         self.cluster, self.delivery, self.spool = cluster, delivery, spool
@@ -422,9 +425,9 @@ class Course:
         return self.rows.setdefault(victim, Row(self.delivery, self.spool, victim))
 
     def kill(self, victim: str, step: str) -> None:
-        """One life, and its end."""
+        """Runs one process, and kills the victim."""
         row = self.row(victim)
-        # Whoever commits what is staged has to begin before its transaction times out.
+        # `spool commit` has to begin before the transaction of a staged batch times out.
         timeouts = {"timeout": SHORT_TIMEOUT_MS, "commit": LONG_TIMEOUT_MS}
         timeout_ms = timeouts.get(victim, TRANSACTION_TIMEOUT_MS)
         alone = victim in {"client", "timeout", "commit"}
@@ -447,7 +450,7 @@ class Course:
         lines = _Lines(here)
         down: list[int] = []
         try:
-            # A random moment: from within its recovery to long after that.
+            # A random moment is between the process's recovery and a long time after it.
             deadline = time.monotonic() + (self.rng.uniform(0.2, 2) if step == "random" else 20)
             stop = self._listen(lines, deadline, until_stop=True)
             row.steps[step if stop else "random"] += 1
@@ -479,7 +482,7 @@ class Course:
         self._after(row, victim, down)
 
     def _outlive(self, row: Row, process: Any, lines: _Lines, node: int) -> None:
-        """A broker is down: the process is killed as well, or it has to deliver what it accepts from now on."""
+        """While a broker is down, either kills the process, too, or waits until it has delivered a new unit."""
         restart = time.monotonic() + self.rng.uniform(0, 3)
         lives = self.rng.random() < 0.6
         end = time.monotonic() + (STUCK_AFTER_S if lives else self.rng.uniform(0, 2))
@@ -509,7 +512,7 @@ class Course:
         elif victim == "commit":
             self._commit(row)
         if self.rng.random() < 0.3:
-            # What some partitions have is decided: the others get it without any help of ours.
+            # A unit that is visible in some partitions is committed, so the others get it without a running producer.
             end = time.monotonic() + STUCK_AFTER_S
             while (halves := self.seen.still_half()) and time.monotonic() < end:
                 time.sleep(0.05)
@@ -517,9 +520,9 @@ class Course:
                 row.stuck.append(f"half seen: {halves[:9]}")
 
     def _time_out(self, row: Row) -> None:
-        """Nobody is there until the coordinator has aborted what this life left open."""
+        """Starts no process until the coordinator has aborted the transactions that this process left open."""
         if self.cluster.version < "3":
-            time.sleep(SHORT_TIMEOUT_MS / 1000 + 2)  # these brokers cannot say it
+            time.sleep(SHORT_TIMEOUT_MS / 1000 + 2)  # these brokers cannot list transactions
             return
         end = time.monotonic() + STUCK_AFTER_S
         left: object = None
@@ -529,7 +532,7 @@ class Course:
                 try:
                     left = _short_ones(admin)
                 except KafkaError as error:
-                    left = error  # a coordinator that has not read its log yet, say
+                    left = error  # for example, the coordinator has not read its log yet
                 else:
                     if not left:
                         return
@@ -550,7 +553,7 @@ class Course:
             row.stuck.append(f"spool commit: {done.returncode} {done.stdout} {done.stderr}"[:1000])
             return
         row.counts["committed elsewhere"] += said["committed"]
-        # What stands behind a batch that is not staged is left, with that reason.
+        # `spool commit` leaves batches after a batch that is not staged, and gives this reason.
         staged = [
             each["batch_id"] for each in said["batches"] if each["step"] in {2, 3} and not each["reason"]
         ]
@@ -558,7 +561,7 @@ class Course:
             row.stuck.append(f"spool commit left {staged}: {done.stderr[:500]}")
 
     def _node(self, victim: str, stop: list[str] | None) -> int:
-        """Whom it is about to hear from, or has just heard from."""
+        """Returns the broker with which the process is communicating at this step."""
         name, topic, partition = stop or ("-", self.topics[0], str(self.rng.randrange(PARTITIONS)))
         if victim == "leader":
             return self.cluster.leader(topic, int(partition))
@@ -566,7 +569,7 @@ class Course:
         return self.cluster.leader("__transaction_state", number)
 
     def _listen(self, lines: _Lines, deadline: float, *, until_stop: bool = False) -> list[str] | None:
-        """Notes what the process says, until it stops at its step, or is gone."""
+        """Records the process's reports until it stops at its step, or has ended."""
         while (line := lines.next(deadline)) is not None:
             kind, _, rest = line.partition(" ")
             if kind == "A":
@@ -585,7 +588,7 @@ class Course:
         return None
 
     def finish(self) -> None:
-        """The last life delivers what is left; then everything is counted."""
+        """Lets a last producer deliver the remaining records, and then counts all records."""
         row = next(reversed(self.rows.values()))
         began = time.monotonic()
         with SafeProducer(**self.options()) as producer:
@@ -607,7 +610,7 @@ class Course:
             mine = {number for number in self.accepted if row.has(number)}
             row.counts["units"] = len(mine)
             row.counts["promised"] = len(mine & self.durable)
-            # By the reader at the end, and by the one that watched.
+            # Check what both readers saw, the one at the end and the one during the run.
             both = (last, self.seen)
             wrong = {
                 "lost": {each for seen in both for each in mine & self.durable if not seen.where.get(each)},
@@ -626,7 +629,7 @@ class Course:
 
     def _all_seen(self) -> bool:
         where, accepted = self.seen.where, self.accepted
-        # Also of what was not promised: the reader may stand between two partitions of it.
+        # Check units without a promise, too: the reader may have read only some of their partitions.
         return not self.seen.still_half() and all(
             accepted[each] == where.get(each, {}).keys() for each in self.durable
         )
@@ -645,8 +648,9 @@ class Course:
 
 
 def _short_ones(admin: KafkaAdminClient) -> dict[str, TransactionDescription]:
-    """What a life with the short timeout left open; what others left may be open for minutes."""
-    # The text: kafka-python (3.0.12) sends its TransactionState.ONGOING as "TransactionState.ONGOING", which none has.
+    """Returns the open transactions with the short timeout. Other open transactions may last for minutes."""
+    # Pass a text: kafka-python 3.0.12 would send its TransactionState.ONGOING as "TransactionState.ONGOING", which
+    # matches no transaction.
     found = admin.list_transactions(state_filters=["Ongoing"])
     names = [
         each.transactional_id
@@ -662,7 +666,7 @@ def _short_ones(admin: KafkaAdminClient) -> dict[str, TransactionDescription]:
 
 
 class _Lines:
-    """What a process writes, line by line."""
+    """The lines that a process writes."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe, self._rest, self._over = pipe, b"", False
@@ -682,7 +686,7 @@ class _Lines:
 
 
 def _too_late(order: Mapping[int, list[int]]) -> list[int]:
-    """Numbers that stand after a higher one."""
+    """Returns the numbers that come after a higher one."""
     found = []
     for numbers in order.values():
         highest = -1
@@ -694,7 +698,7 @@ def _too_late(order: Mapping[int, list[int]]) -> list[int]:
 
 
 def _java_hash(name: str) -> int:
-    """As brokers choose the partition of `__transaction_state`."""
+    """Computes the hash by which brokers choose the partition of `__transaction_state`."""
     value = 0
     for each in name:
         value = (31 * value + ord(each)) & 0xFFFFFFFF
@@ -707,7 +711,7 @@ WRONG = ("lost", "twice", "halved", "out of order", "stuck")
 
 
 def table(rows: list[Row]) -> str:
-    """For people, and for the docs."""
+    """Returns the results as a Markdown table."""
     names = ("delivery", "spool", "victim", *COLUMNS, *WRONG, "half for ms")
     lines = [names, ("---",) * len(names)]
     lines += [
@@ -721,7 +725,7 @@ def table(rows: list[Row]) -> str:
 
 
 def run(args: argparse.Namespace, directory: Path) -> list[Row]:
-    """Everything."""
+    """Runs all kills, and prints the results."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(["kafkasafe", "kafkasafe.producer"])
     where = {"version": args.version} if args.version else {}
     settings = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 500}
@@ -737,7 +741,7 @@ def run(args: argparse.Namespace, directory: Path) -> list[Row]:
         with SafeProducer(
             bootstrap_servers=cluster.bootstrap_servers, spool_dir=str(directory / "first")
         ) as producer:
-            # `__transaction_state` is there from now on.
+            # Create `__transaction_state`.
             with producer.batch() as batch:
                 batch.send("first", b"0")
             batch.outcome.get(STUCK_AFTER_S)
@@ -747,7 +751,7 @@ def run(args: argparse.Namespace, directory: Path) -> list[Row]:
             for victim in args.victim
             for n in range(args.first, args.first + (args.kills or len(STEPS[course.delivery])))
         ]
-        # The courses take turns, so that one that is stopped early has something of each.
+        # Mix the courses, so that a run that is stopped early covers all of them.
         if args.mix:
             random.Random(args.seed).shuffle(kills)
         for done, (course, victim, step) in enumerate(kills, 1):
@@ -784,13 +788,15 @@ def main() -> int:
     parser.add_argument("--delivery", nargs="+", choices=[*STEPS], default=[*STEPS])
     parser.add_argument("--spool", nargs="+", choices=["always", "on_error"], default=["always", "on_error"])
     parser.add_argument("--victim", nargs="+", choices=VICTIMS, default=[*VICTIMS])
-    parser.add_argument("--kills", type=int, default=0, help="of each victim; 0: one at each step")
-    parser.add_argument("--first", type=int, default=0, help="the number of the first step")
-    parser.add_argument("--minutes", type=float, default=45.0, help="no more kills after so many")
-    parser.add_argument("--mix", action="store_true", help="in any order")
-    parser.add_argument("--version", help="of Kafka")
+    parser.add_argument(
+        "--kills", type=int, default=0, help="number of kills of each victim; 0: one at each step"
+    )
+    parser.add_argument("--first", type=int, default=0, help="number of the first step")
+    parser.add_argument("--minutes", type=float, default=45.0, help="no further kills after this time")
+    parser.add_argument("--mix", action="store_true", help="kill in random order")
+    parser.add_argument("--version", help="version of Kafka")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(31))
-    parser.add_argument("--json", type=Path, help="write the rows there")
+    parser.add_argument("--json", type=Path, help="write the rows to this file")
     parser.add_argument("--keep", type=Path, help="work in this directory and leave it there")
     args = parser.parse_args()
     print(f"seed {args.seed}", flush=True)

@@ -1,16 +1,16 @@
-"""The start of a producer with what waits in its spool: how long it takes, and how much memory.
+"""Measures the time and memory of a producer's start with waiting records in its spool.
 
     python benchmarks/start.py [--batches 527000] [--partitions 400] [--size 20] [--rounds 3] [--checkout DIR ...]
 
 1. A producer sends one record to each partition of a cluster in memory (`FakeCluster`).
-2. The cluster goes away. So many batches follow, of one record each. The producer is killed (SIGKILL).
-3. Producers start on copies of that spool, one after the other, each in a process of its own: with this code, and with
-   that of each DIR. None of them reaches a broker.
+2. The cluster is stopped. The producer accepts --batches batches of one record each, and is killed (SIGKILL).
+3. Producers start on copies of that spool, one after the other, each in its own process: with this code, and with the
+   code of each DIR. No producer reaches a broker.
 
-What is printed for each start: until the constructor returned, until the first `send()` was accepted, and until that
-record was durable, with the CPU time of all; the largest resident memory until then, and what is left of it a second
-later, both less what the process had before. --size 1000000 makes few and large batches: there the bytes decide, and
-the page cache may have them (--cold drops it before each start, which needs root).
+For each start, the benchmark prints the time until the constructor returned, until the first `send()` was accepted,
+and until that record was durable, and the total CPU time. It also prints how much the resident memory has grown, at
+most and a second later. With --size 1000000, use a small --batches: then the number of bytes determines the time, and
+the page cache may already hold the bytes (--cold drops the page cache before each start, which needs root).
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ def options_of(servers: list[str], directory: str) -> dict[str, object]:
 
 
 def quiet() -> None:
-    """Warnings about a spool in /tmp and brokers that are away say nothing here."""
+    """Turns off warnings about a spool in /tmp and missing brokers, which are intended here."""
     logging.getLogger("kafkasafe").setLevel(logging.ERROR)
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
 
 
 def fill(options: argparse.Namespace) -> None:
-    """What a program leaves that is killed in an outage."""
+    """Fills a spool like a program that is killed during an outage."""
     from kafkasafe import SafeProducer
     from kafkasafe.testing import FakeCluster
 
     with FakeCluster() as cluster:
         cluster.create_topic(TOPIC, partitions=options.partitions)
-        # No record shares its batch with another.
+        # Each record has its own batch.
         producer = SafeProducer(**options_of(cluster.bootstrap_servers, options.directory), batch_size=1)
         for partition in range(options.partitions):
             producer.send(TOPIC, b"0".zfill(options.size), partition=partition)
@@ -73,11 +73,11 @@ def fill(options: argparse.Namespace) -> None:
 
 
 def begin(options: argparse.Namespace) -> None:
-    """One start."""
+    """Measures one start."""
     from kafkasafe import SafeProducer
 
     with tempfile.TemporaryDirectory() as empty:
-        # What the first producer of a process loads is not counted.
+        # Open and close a first producer, so that the modules that it loads do not count.
         SafeProducer(**options_of(["127.0.0.1:1"], empty)).close(timeout=0)
     before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins again
@@ -125,8 +125,10 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, default=400)
     parser.add_argument("--size", type=int, default=20, help="bytes of a value")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--checkout", type=Path, action="append", default=[], help="other code to compare")
-    parser.add_argument("--spool", help="where the spools are made: a directory with room for two")
+    parser.add_argument(
+        "--checkout", type=Path, action="append", default=[], help="another checkout to compare"
+    )
+    parser.add_argument("--spool", help="directory for the spools, with room for two")
     parser.add_argument("--cold", action="store_true", help="drop the page cache before each start")
     options = parser.parse_args()
     if options.role:

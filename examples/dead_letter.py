@@ -1,4 +1,4 @@
-"""A record that the cluster rejects goes to a dead-letter handler; those around it arrive.
+"""The cluster rejects a record, which goes to a dead-letter handler. All other records arrive.
 
 python examples/dead_letter.py                                # starts a Kafka of its own
 python examples/dead_letter.py --bootstrap localhost:9092     # or uses yours
@@ -20,7 +20,7 @@ from kafkasafe.errors import RejectedError
 
 
 class DeadLetters:
-    """Rejected records, as lines of JSON. The handler runs on the producer's own thread: it must be quick."""
+    """Appends rejected records to a file of JSON lines. It must be quick: the producer's own thread calls it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -69,7 +69,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--bootstrap", help="host:port of a cluster; default: one is started for the example")
+    parser.add_argument("--bootstrap", help="host:port of a cluster; default: the example starts one")
     options = parser.parse_args()
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))

@@ -1,4 +1,4 @@
-"""KafkaProducer's code with another import. What `send` accepted is on disk before it is promised.
+"""A program for KafkaProducer with another import. `durable()` returns only when the record is on disk.
 
 python examples/drop_in.py                                # starts a Kafka of its own
 python examples/drop_in.py --bootstrap localhost:9092     # or uses yours
@@ -17,7 +17,7 @@ from kafkasafe import SafeProducer as KafkaProducer
 
 
 def produce(servers: list[str], topic: str, count: int) -> None:
-    # Records wait in the user's state directory; spool_dir= or KAFKASAFE_SPOOL_DIR name another one.
+    # Records wait in the user's state directory, unless spool_dir= or KAFKASAFE_SPOOL_DIR names another one.
     producer = KafkaProducer(
         bootstrap_servers=servers,
         client_id="drop-in",
@@ -26,7 +26,7 @@ def produce(servers: list[str], topic: str, count: int) -> None:
     )
     for number in range(count):
         future = producer.send(topic, {"order": number, "total": 9.99}, key=f"customer-{number % 7}")
-    # New: from here on a crash of this process, of the machine or of the brokers does not lose the record.
+    # New: from here on, no crash of this process, the machine or the brokers loses the record.
     future.durable(timeout=10)
     # As with kafka-python: wait for the cluster's acknowledgement.
     metadata = future.get(timeout=30)
@@ -49,7 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--bootstrap", help="host:port of a cluster; default: one is started for the example")
+    parser.add_argument("--bootstrap", help="host:port of a cluster; default: the example starts one")
     parser.add_argument("--topic", default="orders")
     parser.add_argument("--count", type=int, default=1000)
     options = parser.parse_args()
@@ -59,7 +59,7 @@ def main() -> None:
         else:
             from kafkasafe.testing.broker import KafkaCluster
 
-            # A cluster that is gone in a minute: its records should not wait in the user's state directory.
+            # This cluster exists for a minute only, so its records should not wait in the user's state directory.
             os.environ.setdefault("KAFKASAFE_SPOOL_DIR", stack.enter_context(tempfile.TemporaryDirectory()))
             cluster = stack.enter_context(KafkaCluster(brokers=1))
             cluster.create_topic(options.topic, partitions=3)

@@ -1,4 +1,4 @@
-"""A web service whose orders are on disk before it says so, whatever Kafka does meanwhile.
+"""A web service that confirms an order only when the order is on disk. It works during an outage of Kafka, too.
 
 KAFKA=localhost:9092 uvicorn fastapi_app:app      # serve it, in this directory
 python examples/fastapi_app.py                    # or see it: starts a Kafka of its own
@@ -21,8 +21,8 @@ from kafkasafe.aio import SafeConsumer, SafeProducer
 
 @contextlib.asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    # It does not wait for a broker: orders are taken from the first second on. At the end everything is delivered, or
-    # waits on disk for the next start.
+    # The producer does not wait for a broker, so the service accepts orders at once. When the service ends,
+    # undelivered records wait on disk for the next start.
     async with SafeProducer(
         bootstrap_servers=os.environ["KAFKA"].split(","), client_id="orders-api"
     ) as producer:
@@ -35,7 +35,7 @@ app = FastAPI(lifespan=lifespan)
 
 @app.post("/orders/{customer}", status_code=202)
 async def take(customer: str, request: Request) -> dict[str, bool]:
-    # Cancelled here (the client went away) nothing was accepted.
+    # If the task is cancelled here because the client has gone, no record was accepted.
     future = await request.app.state.producer.send("orders", await request.body(), key=customer.encode())
     await future.durable(timeout=10)
     return {"accepted": True}
@@ -43,7 +43,7 @@ async def take(customer: str, request: Request) -> dict[str, bool]:
 
 @app.get("/healthz")
 async def healthz(request: Request, response: Response) -> dict[str, bool]:
-    # For a liveness probe: a restart helps where the producer has ended, and nowhere else.
+    # For a liveness probe: a restart helps only if the producer has ended.
     alive = request.app.state.producer.health().alive
     response.status_code = 200 if alive else 503
     return {"alive": alive}
@@ -51,7 +51,8 @@ async def healthz(request: Request, response: Response) -> dict[str, bool]:
 
 @app.get("/readyz")
 async def readyz(request: Request, response: Response) -> dict[str, Any]:
-    # For a readiness probe. An outage of Kafka leaves it at 200: orders are taken until the spool is full.
+    # For a readiness probe. It returns 200 during an outage of Kafka, too, because orders are accepted until the spool
+    # is full.
     health = request.app.state.producer.health()
     response.status_code = 200 if health.ready else 503
     return health.as_dict()
@@ -79,7 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--bootstrap", help="host:port of a cluster; default: one is started for the example")
+    parser.add_argument("--bootstrap", help="host:port of a cluster; default: the example starts one")
     parser.add_argument("--count", type=int, default=200)
     options = parser.parse_args()
     with contextlib.ExitStack() as stack:

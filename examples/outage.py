@@ -1,4 +1,4 @@
-"""The cluster goes away, the application goes on, the process dies, and every record arrives once, in order.
+"""The cluster fails, the application continues, the process dies, and every record arrives once and in order.
 
 python examples/outage.py                                           # starts, and kills, a Kafka of its own
 python examples/outage.py --bootstrap localhost:9092 --seconds 60   # yours: stop and start it meanwhile
@@ -16,7 +16,7 @@ from kafkasafe import SafeProducer
 
 TOPIC = "measurements"
 
-# A life of the application that ends without close(), as by a power cut: os._exit runs no cleanup.
+# This process ends without close(), as in a power cut: os._exit runs no cleanup.
 SHORT_LIFE = """
 import os, sys
 from kafkasafe import SafeProducer
@@ -96,9 +96,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--bootstrap", help="host:port of a cluster; default: one is started for the example")
-    parser.add_argument("--topic", default=TOPIC, help="with --bootstrap")
-    parser.add_argument("--seconds", type=float, default=60, help="with --bootstrap")
+    parser.add_argument("--bootstrap", help="host:port of a cluster; default: the example starts one")
+    parser.add_argument("--topic", default=TOPIC, help="only with --bootstrap")
+    parser.add_argument("--seconds", type=float, default=60, help="only with --bootstrap")
     options = parser.parse_args()
     if options.bootstrap:
         own_hands(options.bootstrap.split(","), options.topic, options.seconds)

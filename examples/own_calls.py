@@ -1,4 +1,4 @@
-"""Calls of your own, repeated while that helps: RetryPolicy says when, kafkasafe.classify whether.
+"""Repeats your own calls to Kafka: kafkasafe.classify decides whether, and RetryPolicy decides when.
 
 python examples/own_calls.py                                # starts a Kafka of its own
 python examples/own_calls.py --bootstrap localhost:9092     # or uses yours
@@ -20,13 +20,13 @@ def say(event: RetryEvent) -> None:
     print(f"try {event.attempt}: {event.verdict.name}, {then}")
 
 
-# One policy for all calls: those to a partition or topic that fails share its request rate.
+# One policy for all calls. Calls to the same failing topic share its request rate.
 policy = RetryPolicy(deadline_ms=30_000, rate_per_s=5, max_ms=1000, on_retry=say, client_id="own-calls")
 
 
 @policy.on(lambda _, topic: topic, api="metadata")
 def partitions(consumer: KafkaConsumer, topic: str) -> set[int]:
-    """Partitions of a topic that somebody else creates, sooner or later."""
+    """Returns the partitions of a topic that another thread creates later."""
     found = consumer.partitions_for_topic(topic)
     if not found:
         raise UnknownTopicOrPartitionError(topic)
@@ -35,7 +35,7 @@ def partitions(consumer: KafkaConsumer, topic: str) -> set[int]:
 
 @policy.on(lambda _, topic: topic, api="create_topics")
 def create(admin: KafkaAdminClient, topic: str) -> None:
-    """A topic with three partitions."""
+    """Creates a topic with three partitions."""
     admin.create_topics({topic: {"num_partitions": 3, "replication_factor": 1}})
 
 
@@ -43,8 +43,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--bootstrap", help="host:port of a cluster; default: one is started for the example")
-    parser.add_argument("--topic", default="own-calls", help="it must not be there yet")
+    parser.add_argument("--bootstrap", help="host:port of a cluster; default: the example starts one")
+    parser.add_argument("--topic", default="own-calls", help="a topic that does not exist yet")
     options = parser.parse_args()
     with contextlib.ExitStack() as stack:
         if options.bootstrap:
@@ -60,11 +60,11 @@ def main() -> None:
         stack.callback(consumer.close)
         somebody = threading.Timer(1.0, create, (admin, options.topic))
         somebody.start()
-        # Not there yet: worth another try.
+        # The topic does not exist yet, so the policy tries again.
         print(f"{options.topic} has {len(partitions(consumer, options.topic))} partitions")
         somebody.join()
         try:
-            # There already: no other try would change that.
+            # The topic exists already, so the policy does not try again.
             create(admin, options.topic)
         except TopicAlreadyExistsError:
             print("the topic is there already: raised after one try")

@@ -1,4 +1,4 @@
-"""A web application of several processes (gunicorn), each with a producer of its own on one directory.
+"""A web application with several processes (gunicorn). Each has its own producer, and all share one spool directory.
 
 KAFKA=localhost:9092 gunicorn --workers 4 prefork:app    # serve it, in this directory; also with --preload
 python examples/prefork.py                               # or see it: starts a Kafka, kills workers with -9
@@ -28,13 +28,13 @@ def opened(pid: int) -> SafeProducer:  # noqa: ARG001  # what it is remembered b
 
 
 def producer() -> SafeProducer:
-    """This process's. What was opened before a fork belongs to the process that opened it."""
+    """Returns this process's producer. A producer that was opened before a fork belongs to the parent process."""
     return opened(os.getpid())
 
 
 def app(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
     order = environ["wsgi.input"].read()
-    # On disk: whatever becomes of this worker, the order is delivered, by a sibling if need be.
+    # The order is on disk now. If this worker dies, another worker delivers the order.
     producer().send("orders", order).durable(timeout=10)
     start("202 Accepted", [("Content-Type", "text/plain")])
     return [b"%d" % os.getpid()]
@@ -57,7 +57,7 @@ def server(*arguments: str) -> Iterator[int]:
 
 
 def order(port: int, number: int) -> int | None:
-    """The worker that took it; None: nobody answered."""
+    """Returns the worker that accepted the order; None if no worker answered."""
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
         try:
             connection.request("POST", "/", b"%d" % number)
@@ -68,7 +68,7 @@ def order(port: int, number: int) -> int | None:
 
 
 def serve_and_kill(servers: str, first: int, count: int, *arguments: str) -> set[int]:
-    """Numbers of the orders that were accepted, while workers are killed."""
+    """Sends orders while workers are killed, and returns the numbers of the accepted orders."""
     os.environ["KAFKA"] = servers
     accepted: set[int] = set()
     workers = set()
@@ -79,7 +79,7 @@ def serve_and_kill(servers: str, first: int, count: int, *arguments: str) -> set
             worker = order(port, number)
             if worker is None:
                 time.sleep(0.05)
-                first += 1  # it may have been accepted all the same
+                first += 1  # the order may have been accepted without an answer
                 continue
             accepted.add(number)
             workers.add(worker)
@@ -93,7 +93,7 @@ def serve_and_kill(servers: str, first: int, count: int, *arguments: str) -> set
 def count(servers: str, accepted: set[int]) -> None:
     from kafka import KafkaConsumer, TopicPartition
 
-    # What killed workers left is delivered by their siblings, or by this one.
+    # Other workers, or this producer, deliver the records that killed workers left.
     with SafeProducer(bootstrap_servers=servers, client_id="shop") as last:
         last.flush(60)
     with contextlib.closing(KafkaConsumer(bootstrap_servers=servers)) as consumer:
@@ -111,7 +111,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--bootstrap", help="host:port of a cluster; default: one is started for the example")
+    parser.add_argument("--bootstrap", help="host:port of a cluster; default: the example starts one")
     parser.add_argument("--count", type=int, default=200)
     options = parser.parse_args()
     with contextlib.ExitStack() as stack:

@@ -26,7 +26,7 @@ from kafkasafe import SafeProducer
 
 CLICKS, TOTALS = "clicks", "page-totals"
 PAGES = ["/", "/search", "/cart", "/checkout", "/help"]
-BEGIN_S = 1_700_000_040  # the begin of a minute
+BEGIN_S = 1_700_000_040  # the beginning of a minute
 MINUTES = 40
 
 
@@ -172,7 +172,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--bootstrap", help="host:port of a cluster; default: the example starts its own")
-    parser.add_argument("--checkpoint", default="page-totals-checkpoint", help="with --bootstrap")
+    parser.add_argument("--checkpoint", default="page-totals-checkpoint", help="only with --bootstrap")
     parser.add_argument("--clicks", type=int, default=6000)
     parser.add_argument("--pipeline", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()

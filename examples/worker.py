@@ -1,4 +1,4 @@
-"""A worker that reads orders and writes invoices, and ends at SIGTERM with nothing half done.
+"""A worker that reads orders and writes invoices. On SIGTERM, it finishes its current batch before it ends.
 
 python examples/worker.py --bootstrap localhost:9092 --work    # run it; kill -TERM ends it
 python examples/worker.py                                      # or see it: starts a Kafka of its own, and ends it twice
@@ -31,12 +31,12 @@ async def work(servers: str) -> None:
         ) as consumer,
     ):
         while not stop.is_set():
-            # Waits half a second at most, then looks whether it should end.
+            # Wait at most half a second, then check whether to end.
             batch = await consumer.getmany(timeout_ms=500, max_records=50)
             for record in (record for records in batch.values() for record in records):
                 future = await producer.send("invoices", b"invoice of " + record.value, key=record.key)
             if batch:
-                # On disk first, then committed: a crash in between repeats a batch, and loses nothing.
+                # Make the invoices durable before the commit. A crash in between repeats the batch, but loses nothing.
                 await future.durable()
                 await producer.durable()
                 await consumer.commit()
@@ -49,7 +49,7 @@ async def read(servers: str, topic: str, count: int) -> list[bytes]:
 
 
 def run_and_end(servers: str, orders: int) -> int:
-    """A worker that is ended when it did so many orders, or somewhat more; how many it did."""
+    """Runs a worker, ends it after about this number of orders, and returns how many orders it did."""
     command = [sys.executable, __file__, "--bootstrap", servers, "--work"]
     done = batches = 0
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:
@@ -73,8 +73,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--bootstrap", help="host:port of a cluster; default: one is started for the example")
-    parser.add_argument("--work", action="store_true", help="be the worker")
+    parser.add_argument("--bootstrap", help="host:port of a cluster; default: the example starts one")
+    parser.add_argument("--work", action="store_true", help="run as the worker")
     parser.add_argument("--count", type=int, default=1000)
     options = parser.parse_args()
     if options.work:

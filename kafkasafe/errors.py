@@ -61,7 +61,7 @@ class KafkaSafeError(KafkaError):
 
 
 class UsageError(KafkaSafeError):
-    """The call is wrong. It accepted no record and changed nothing."""
+    """The call was wrong. kafkasafe accepted no record and changed nothing."""
 
 
 class ConfigError(UsageError, KafkaConfigurationError, ValueError):

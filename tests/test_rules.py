@@ -13,7 +13,7 @@ PAGES = sorted((HERE.parent / "docs").glob("design*.md"))
 TESTS = {
     "A request of a rebalance listener": "test_a_listener_of_coroutines_seeks_and_commits_before_records_are_handed_out",
     "An answer may come between two polls": "test_members_that_are_polled_in_turns_come_to_an_end",
-    "Metadata may be asked for": "test_metadata_that_are_asked_for_while_a_request_is_under_way",
+    "New metadata may be needed": "test_metadata_that_are_asked_for_while_a_request_is_under_way",
     "A crash leaves bytes out": "test_damage_in_the_last_groups_of_a_killed_owner_is_no_torn_tail",
     "A log cannot tell that its own first": "test_groups_that_went_with_the_end_of_a_segment_are_told_as_lost_groups",
     "A gathered batch was never sent": "test_the_next_life_delivers_what_was_gathered_once_and_in_its_place",
@@ -71,7 +71,7 @@ TESTS = {
     ),
     "InitProducerId ends an open transaction": "test_who_was_taken_over_asks_no_further",
     "A connection's responses may be": "test_a_fence_holds_off_what_would_overtake",
-    "The first answer does not end": "test_position_7_with_the_measured_first_answer",
+    "An end offset at or past the position": "test_position_7_with_the_measured_first_answer",
     "A topic's id is noted": "test_a_topic_made_anew",
     "kafka-python's fetcher distinguishes": "test_what_was_left_of_a_paused_partition_comes_when_it_is_resumed",
     "An interrupt in the middle of a take": "test_interrupted_in_the_middle_of_a_take_nothing_is_lost",

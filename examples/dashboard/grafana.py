@@ -1,7 +1,7 @@
 """Two Grafana boards as code: `python examples/dashboard/grafana.py` writes overview.json and internals.json.
 
-Overview fits on one screen. It shows whether everything is delivered, and if not, how much is left and how long the
-room will last. Internals has a collapsed row for each part of kafkasafe. Import both boards in Grafana (Dashboards,
+Overview fits on one screen. It shows whether all records are delivered, how many are not, and how long the room for
+them will last. Internals has a collapsed row for each part of kafkasafe. Import both boards in Grafana (Dashboards,
 New, Import). They ask for the Prometheus data source and link to each other.
 """
 
@@ -61,12 +61,13 @@ class Shown:
     Attributes:
         title: Title of the panel.
         unit: Grafana's name of the unit.
-        queries: (PromQL, legend). `[]` stands for the label matchers, so that `x[]` selects the chosen clients; `[job]`
-            stands for the matchers of metrics without a client; `{chosen}` for the matchers among other ones.
+        queries: Pairs of PromQL and legend. In the PromQL, `x[]` selects the metric x of the clients that the user has
+            chosen, `x[job]` selects a metric without the label `client_id`, and `{chosen}` is replaced by the
+            matchers, next to further matchers.
         text: Description for an operator.
-        levels: Values from which the panel is yellow, and red; only for panels that show one number.
+        levels: The values at which the panel becomes yellow, and red (only in panels that show one number).
         top: Largest possible value.
-        words: (from, to, text, colour): texts that are shown instead of numbers.
+        words: (from, to, text, colour): texts that the panel shows instead of numbers.
         nothing: Text that is shown if there is no number.
     """
 
@@ -81,14 +82,14 @@ class Shown:
 
 
 def _new(counter: str, matchers: str = "[]", over: str = "$__rate_interval") -> str:
-    """The growth of a counter. Unlike `increase`, it includes the first value of a counter that appears meanwhile."""
+    """Returns PromQL for the growth of a counter. Unlike `increase`, it includes a new counter's first value."""
     grown = f"increase({counter}{matchers}[{over}])"
     first = f"(min_over_time({counter}{matchers}[{over}]) unless {counter}{matchers} offset {over})"
     return f"({grown} + {first} or {grown})"
 
 
 def _total(counter: str) -> str:
-    """The growth over the board's whole time range, as one number."""
+    """Returns PromQL for the growth over the board's whole time range, as one number."""
     return f"sum({_new(counter, over='$__range')}) or vector(0)"
 
 
@@ -118,7 +119,7 @@ _UNDELIVERED = (
     "count(kafkasafe_spool_oldest_record_age_seconds[] > 10 or kafkasafe_orphaned_spool_records[] > 0"
     " or kafkasafe_rejected_kept_records[] > 0) or vector(0)"
 )
-"""Clients with undelivered records."""
+"""PromQL for the number of clients with undelivered records."""
 
 _DELIVERED = (
     'sum by (outcome) (rate(kafkasafe_records_total{outcome=~"accepted|committed", {chosen}}'
@@ -861,7 +862,7 @@ _ANNOTATIONS: tuple[dict[str, Any], ...] = (
         "titleFormat": "Start",
         "textFormat": "{{client_id}}",
         "tagKeys": "client_id",
-        # The value is a time: Grafana draws one annotation at it, once for each value.
+        # The metric's value is a time. Grafana draws one annotation for each value, at that time.
         "useValueForTime": True,
     },
 )
@@ -1007,7 +1008,7 @@ def _internals() -> d.Dashboard:
 
 
 def _panels(board: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """All panels of a board, including those in collapsed rows."""
+    """Yields all panels of a board, including panels in collapsed rows."""
     for panel in board["panels"]:
         yield panel
         yield from panel.get("panels", ())
@@ -1023,7 +1024,7 @@ def _close(board: dict[str, Any]) -> None:
 
 
 def build(name: str) -> str:
-    """The JSON of one board: `overview` or `internals`."""
+    """Returns the JSON of one board, `overview` or `internals`."""
     builder = {"overview": _overview, "internals": _internals}[name]()
     board: dict[str, Any] = json.loads(JSONEncoder().encode(builder.build()))
     # The builders cannot set these.

@@ -1,11 +1,12 @@
-"""Draws docs/dashboard.png: the board Overview of one outage, from a real Kafka and a real Prometheus, in Chromium.
+"""Draws docs/dashboard.png, the board Overview of an outage, in Chromium. The data is from a real Kafka and
+Prometheus.
 
     python examples/dashboard/picture.py [--output docs/dashboard.png] [--outage 240] [--quiet 60] [--scrape 5]
 
 Two producers send, a consumer reads, and Prometheus scrapes them. All brokers are killed. The spools grow, and one of
 the programs restarts. The brokers come back, the spools drain to 0, and every record is in its topic. Then
-overview.json is drawn as it is: its panels, units, axes, legends, times and marks (drawing/board.js, with ECharts,
-which npm fetches). The rules are those of rules.yml with their real waiting times: no alert fires in an outage below
+drawing/board.js draws overview.json unchanged, with its panels, units, axes, legends, times and marks. It uses
+ECharts, which npm fetches. Prometheus uses rules.yml with the real waiting times, so no alert fires in an outage below
 three minutes.
 """
 
@@ -48,7 +49,7 @@ _PATIENCE_S = 300.0
 
 
 class Outage:
-    """Clients on a broker that can be killed, and the endpoint with their metrics. A context manager."""
+    """Runs clients on a broker that can be killed, and an endpoint with their metrics. A context manager."""
 
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
@@ -57,7 +58,7 @@ class Outage:
         self._producers: dict[str, SafeProducer] = {}
         self._failures: list[Exception] = []
         self.accepted = dict.fromkeys(_RATES, 0)
-        """Records that send() took, by topic."""
+        """Topic → number of records that send() accepted."""
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
@@ -115,7 +116,7 @@ class Outage:
         while not self._ended.wait(0.05):
             with self._busy[name]:
                 due = int((time.monotonic() - began) * _RATES[name]) - self.accepted[name]
-                # After a restart what was missed is not made up for.
+                # After a restart, do not send the records that were missed in the pause.
                 for _ in range(min(due, _RATES[name])):
                     self._producers[name].send(name, value)
                     self.accepted[name] += 1
@@ -127,7 +128,7 @@ class Outage:
                 found = consumer.poll(200, max_records=100)
             except (KafkaError, KafkaSafeError):
                 found = {}
-            # Its work on each record.
+            # This pause stands for the consumer's work on each record.
             self._ended.wait(sum(map(len, found.values())) / _READ_PER_S)
 
     def begin(self) -> None:
@@ -139,14 +140,14 @@ class Outage:
         self._cluster.start_all()
 
     def restart(self, name: str) -> None:
-        """The program of a producer ends, and is started again with the same spool."""
+        """Closes a producer and opens it again on the same spool, as if its program was restarted."""
         with self._busy[name]:
             self._producers[name].durable(60)
             self._producers[name].close(timeout=0)
             self._open(name)
 
     def delivered(self) -> bool:
-        """Whether exactly what was accepted is in the topics. Nothing is sent meanwhile."""
+        """Returns whether the topics have exactly the accepted records. Sends nothing meanwhile."""
         with contextlib.ExitStack() as stack:
             for lock in self._busy.values():
                 stack.enter_context(lock)
@@ -158,12 +159,12 @@ class Outage:
 
 
 def total(prometheus: Prometheus, expression: str) -> float:
-    """The number that a query gives, 0 without one."""
+    """Returns the sum of a query's values; 0 if it has none."""
     return sum(float(sample["value"][1]) for sample in prometheus.query(expression))
 
 
 def record(outage: Outage, prometheus: Prometheus, quiet_s: float, outage_s: float) -> tuple[float, float]:
-    """One outage: the time it is to be seen from, and the time to."""
+    """Causes one outage. Returns the time range that the picture shows."""
     wait_for(
         lambda: (
             total(prometheus, "count(kafkasafe_ack_latency_seconds_count > 0)") == len(_RATES)
@@ -172,7 +173,7 @@ def record(outage: Outage, prometheus: Prometheus, quiet_s: float, outage_s: flo
         lambda: f"scrapes of {outage.target}",
     )
     wait_for(lambda: not prometheus.alerts("pending"), lambda: prometheus.alerts("pending"))
-    # What began meanwhile has a rate by then.
+    # Wait until all new counters have a rate.
     time.sleep(6 * prometheus.every_s)
     began = time.time()
     time.sleep(quiet_s)
@@ -185,7 +186,7 @@ def record(outage: Outage, prometheus: Prometheus, quiet_s: float, outage_s: flo
     peak = total(prometheus, "sum(kafkasafe_spool_records)")
     print(f"{peak:.0f} records are in the spools; the brokers start", flush=True)
     outage.end()
-    # While records go on being sent, a few are always under way.
+    # The producers continue to send, so a few records are always in flight.
     wait_for(
         lambda: (
             total(prometheus, "max(kafkasafe_spool_oldest_record_age_seconds)") < 2
@@ -207,10 +208,10 @@ def record(outage: Outage, prometheus: Prometheus, quiet_s: float, outage_s: flo
 
 
 def fetch_echarts(into: Path) -> Path:
-    """The chart library, as package-lock.json pins it.
+    """Fetches the version of the chart library that package-lock.json pins, and returns its path.
 
     Raises:
-        MissingPackageError: There is no npm, or it does not get the package.
+        MissingPackageError: npm is missing, or it cannot fetch the package.
     """
     npm = shutil.which("npm")
     if npm is None:
@@ -225,7 +226,7 @@ def fetch_echarts(into: Path) -> Path:
 
 @contextlib.contextmanager
 def page(board: dict[str, Any], prometheus: Prometheus, begin: float, end: float) -> Iterator[str]:
-    """The address of a page that draws a board."""
+    """Yields the address of a page that draws a board."""
     with tempfile.TemporaryDirectory(prefix="kafkasafe-board-") as directory:
         here = Path(directory)
         shutil.move(fetch_echarts(here), here / "echarts.min.js")
@@ -245,7 +246,7 @@ def page(board: dict[str, Any], prometheus: Prometheus, begin: float, end: float
 
 
 def sections(drawn: str) -> list[dict[str, str]]:
-    """What the page says of each panel that it has drawn: title, and series or error."""
+    """Returns what the page reports about each panel: its title, and its number of series or its error."""
     return [
         {key: html.unescape(value) for key, value in re.findall(r'data-(\w+)="([^"]*)"', tag)}
         for tag in re.findall(r"<section [^>]*>", drawn)
@@ -253,7 +254,7 @@ def sections(drawn: str) -> list[dict[str, str]]:
 
 
 def draw(prometheus: Prometheus, begin: float, end: float, file: Path) -> None:
-    """The picture of the board Overview.
+    """Draws the picture of the board Overview.
 
     Raises:
         AssertionError: A panel could not be drawn, or has nothing to show.
@@ -266,7 +267,7 @@ def draw(prometheus: Prometheus, begin: float, end: float, file: Path) -> None:
         assert [section["title"] for section in shown] == [panel["title"] for panel in board["panels"]]
         for section in shown:
             assert "error" not in section, section
-            # Without an alert its panel is empty.
+            # The panel of alerts is empty if no alert fired.
             assert section["series"] != "0" or section["title"].startswith("Alerts"), section
         assert re.search(r'data-annotation="Restarts" data-times="1"', drawn), drawn[:3000]
         chromium(
@@ -280,7 +281,7 @@ def draw(prometheus: Prometheus, begin: float, end: float, file: Path) -> None:
 
 
 def main() -> int:
-    """0: the picture is drawn; 1: a check failed; 3: a program is missing."""
+    """Returns 0 if the picture is drawn, 1 if a check failed, 3 if a program is missing."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -289,18 +290,16 @@ def main() -> int:
     )
     parser.add_argument("--outage", type=float, metavar="SECONDS", default=240.0)
     parser.add_argument(
-        "--quiet", type=float, metavar="SECONDS", default=60.0, help="before it, and after it"
+        "--quiet", type=float, metavar="SECONDS", default=60.0, help="time before and after the outage"
     )
-    parser.add_argument(
-        "--scrape", type=int, metavar="SECONDS", default=5, help="from one scrape to the next"
-    )
+    parser.add_argument("--scrape", type=int, metavar="SECONDS", default=5, help="time between two scrapes")
     options = parser.parse_args()
-    # The outage is meant.
+    # The outage is intended, so do not log it.
     logging.getLogger("kafkasafe").setLevel(logging.CRITICAL)
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
 
     def work() -> None:
-        # Before minutes pass.
+        # Find missing programs now, not only after minutes.
         find("chromium", "chromium")
         with tempfile.TemporaryDirectory(prefix="kafkasafe-board-") as directory:
             fetch_echarts(Path(directory))

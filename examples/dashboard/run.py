@@ -1,4 +1,4 @@
-"""A real Kafka, clients with and without faults, and a real Prometheus with the console page: `make dashboard`.
+"""`make dashboard`: runs a real Kafka, clients with and without faults, and a real Prometheus with the console page.
 
 python examples/dashboard/run.py                            # until Ctrl-C; the faults begin after 20 seconds
 python examples/dashboard/run.py --once                     # checks that each alert fires in its fault, and ends
@@ -30,10 +30,10 @@ _PATIENCE_S = 120.0
 def wait_for(
     condition: Callable[[], bool], what: Callable[[], object], timeout_s: float = _PATIENCE_S
 ) -> None:
-    """Until it is so.
+    """Waits until the condition is true.
 
     Raises:
-        TimeoutError: It is not so in time.
+        TimeoutError: The condition did not become true in time.
     """
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -43,10 +43,10 @@ def wait_for(
 
 
 def quiet(workload: Workload, prometheus: Prometheus, seconds: float = 5.0) -> None:
-    """Every client is scraped for so long, and no alert fires or is about to.
+    """Waits until every client was scraped for this number of seconds, and checks that no alert fires or is pending.
 
     Raises:
-        AssertionError: One does.
+        AssertionError: An alert fires or is pending.
     """
     settled = (
         f"count(count_over_time(kafkasafe_spool_records[10m]) >= {int(seconds)}) == {len(PRODUCERS)}"
@@ -61,9 +61,10 @@ def quiet(workload: Workload, prometheus: Prometheus, seconds: float = 5.0) -> N
 
 
 def alarmed(prometheus: Prometheus) -> None:
-    """Each alert fires for the clients whose fault it reports, and for no other.
+    """Waits until each alert fires for the clients with the fault that it reports, and for no other client.
 
-    While the broker is away others may wait for longer than a minute, on a slow machine: that ends with its restart.
+    On a slow machine, other clients may wait for the killed broker for longer than a minute, so that more alerts fire.
+    These alerts end when the broker is back.
     """
     expected = {(alert, client) for alert, clients in ALERTS.items() for client in clients}
     wait_for(
@@ -75,7 +76,7 @@ def alarmed(prometheus: Prometheus) -> None:
 
 
 def over(prometheus: Prometheus) -> None:
-    """The alerts of faults that last end with them; those of what has happened stay."""
+    """Waits until the alerts for repaired faults have ended. Alerts for past events must still fire."""
     left = {
         (alert, client) for alert, clients in ALERTS.items() if alert not in LASTING for client in clients
     }
@@ -83,20 +84,20 @@ def over(prometheus: Prometheus) -> None:
 
 
 def expressions(*, spark: bool = False) -> list[str]:
-    """All of PromQL that Grafana's boards and the console page hold, their variables filled in.
+    """Returns all PromQL expressions of Grafana's boards and of the console page, with values for their variables.
 
     Args:
-        spark: Those of Spark queries; otherwise all others.
+        spark: Whether to return the expressions about Spark queries, or all other expressions.
     """
     boards = [json.loads(file.read_text()) for file in BOARDS]
     found = [target["expr"] for board in boards for panel in panels(board) for target in panel["targets"]]
-    # What is marked at one time is looked for at any time.
+    # An annotation marks one moment, so search for it in the whole time range.
     marks = [annotation["expr"] for board in boards for annotation in board["annotations"]["list"]]
     found += [f"max_over_time(({mark})[$__range:1s])" for mark in marks]
     page = (HERE / "console.html").read_text()
     found += re.findall(r'data-expr="([^"]+)"', page) + re.findall(r'query "([^"]+)"', page)
     assert len(found) > 50, found
-    # Both boards have some of them.
+    # Some expressions are on both boards.
     found = list(dict.fromkeys(found))
     for variable, value in (
         ("$job", ".*"),
@@ -110,11 +111,11 @@ def expressions(*, spark: bool = False) -> list[str]:
 
 
 def answered(prometheus: Prometheus, what: list[str], *, data: bool = True) -> None:
-    """Prometheus takes every expression and, if `data`, has something to show for it.
+    """Checks that Prometheus accepts every expression and, if `data`, waits until each has data.
 
     Raises:
-        ValueError: It does not take one.
-        TimeoutError: It has nothing to show for one.
+        ValueError: Prometheus rejects an expression.
+        TimeoutError: An expression has no data.
     """
     missing = what
     for expression in what:
@@ -130,15 +131,15 @@ def answered(prometheus: Prometheus, what: list[str], *, data: bool = True) -> N
 
 
 def has_data(prometheus: Prometheus, expression: str) -> bool:
-    """A number, in any sample; rates of what does not happen are NaN."""
+    """Returns whether any sample is a number. Quotients of rates without events are NaN."""
     return any(sample["value"][1] != "NaN" for sample in prometheus.query(expression))
 
 
 def idle(prometheus: Prometheus) -> None:
-    """The expressions of the alerts are taken, and find nothing.
+    """Checks that Prometheus accepts the expressions of all alerts, and that none of them returns data.
 
     Raises:
-        AssertionError: One finds something.
+        AssertionError: An expression returns data.
     """
     for group in rules()["groups"]:
         for rule in group["rules"]:
@@ -149,10 +150,10 @@ def idle(prometheus: Prometheus) -> None:
 
 
 def linted(workload: Workload) -> None:
-    """What Prometheus's own tool says of names, types and texts of the metrics.
+    """Checks names, types and texts of the metrics with Prometheus's own tool, promtool.
 
     Raises:
-        AssertionError: It complains.
+        AssertionError: promtool reports a problem.
     """
     with urllib.request.urlopen(f"http://{workload.target}/metrics", timeout=30) as answer:
         text = answer.read()
@@ -169,10 +170,10 @@ def linted(workload: Workload) -> None:
 
 
 def screenshot(prometheus: Prometheus, file: Path) -> None:
-    """A picture of the console page, by headless Chromium, which has drawn all of it.
+    """Takes a picture of the console page in headless Chromium, and checks that the page is complete.
 
     Raises:
-        AssertionError: An alert or a graph is not on it.
+        AssertionError: An alert or a graph is missing on the page.
         RuntimeError: Chromium failed.
     """
     page = f"{prometheus.console}&still"
@@ -189,10 +190,10 @@ def screenshot(prometheus: Prometheus, file: Path) -> None:
 
 
 def chromium(*arguments: str) -> str:
-    """What headless Chromium prints; it gives a page five seconds of the page's own time to draw.
+    """Returns what headless Chromium prints. A page has five seconds of virtual time to draw.
 
     Raises:
-        RuntimeError: It failed.
+        RuntimeError: Chromium failed.
     """
     command = [
         find("chromium", "chromium"),
@@ -205,9 +206,9 @@ def chromium(*arguments: str) -> str:
         "--virtual-time-budget=5000",
     ]
     if os.geteuid() == 0:
-        # Its sandbox refuses to be set up by root; it sees no page but ours.
+        # Chromium's sandbox cannot be set up by root. Chromium opens only our own page here.
         command.append("--no-sandbox")
-    # Its socket there must have a name of at most 107 bytes, whatever TMPDIR is.
+    # The path of Chromium's socket may have at most 107 bytes, so do not use TMPDIR, which may be long.
     with tempfile.TemporaryDirectory(prefix="kafkasafe-chromium-", dir="/tmp") as profile:
         done = subprocess.run(
             [*command, f"--user-data-dir={profile}", *arguments],
@@ -223,7 +224,7 @@ def chromium(*arguments: str) -> str:
 
 
 def once(workload: Workload, prometheus: Prometheus, picture: Path | None) -> None:
-    """All checks, one after the other."""
+    """Runs all checks, one after the other."""
     quiet(workload, prometheus)
     idle(prometheus)
     asked = expressions()
@@ -245,8 +246,11 @@ def once(workload: Workload, prometheus: Prometheus, picture: Path | None) -> No
 
 
 def show(workload: Workload, prometheus: Prometheus) -> None:
-    """Until Ctrl-C: 20 seconds without faults, then faults, repaired after a minute."""
-    print("Ctrl-C ends it. In 20 seconds a disk is lost, a topic has too few replicas, and more", flush=True)
+    """Shows the console page until Ctrl-C: without faults for 20 seconds, with faults for a minute, then repaired."""
+    print(
+        "Ctrl-C ends this program. In 20 seconds a disk is lost, a topic has too few replicas, and more",
+        flush=True,
+    )
     webbrowser.open(prometheus.console)
     time.sleep(20)
     workload.break_everything()
@@ -254,14 +258,14 @@ def show(workload: Workload, prometheus: Prometheus) -> None:
     time.sleep(60)
     workload.repair()
     print(
-        "repaired: what was spooled is delivered; what was lost, skipped or went back is told for 15 minutes"
+        "repaired: spooled records are delivered; alerts about past losses, skips and regressions last 15 minutes"
     )
     while True:
         time.sleep(3600)
 
 
 def main() -> int:
-    """0: as it should be; 1: a check failed; 3: a program is missing."""
+    """Returns 0 on success, 1 if a check failed, 3 if a program is missing."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -270,7 +274,7 @@ def main() -> int:
     )
     parser.add_argument("--screenshot", type=Path, metavar="PNG", help="with --once: a picture of the page")
     options = parser.parse_args()
-    # The workload's spools are in a temporary directory, and its faults are meant.
+    # Do not log warnings: the temporary spool directories and the faults are intended.
     logging.getLogger("kafkasafe").setLevel(logging.CRITICAL)
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
 

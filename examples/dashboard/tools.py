@@ -1,4 +1,4 @@
-"""Debian's packages, and a Prometheus that lives as long as this process."""
+"""Finds or installs Debian packages, and runs a Prometheus that ends with this process."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _POLICY = Path("/usr/sbin/policy-rc.d")
 
 
 class MissingPackageError(RuntimeError):
-    """A program is not there, and cannot be installed."""
+    """A program is missing, and cannot be installed."""
 
 
 def find(program: str, package: str) -> str:
-    """Where a program is; its Debian package is installed if it is not there and this is root.
+    """Returns the path of a program. If it is missing and this process runs as root, installs its Debian package.
 
-    No service of the package is started or enabled, and nothing that is only recommended is installed.
+    Does not start or enable a service of the package, and does not install recommended packages.
 
     Raises:
-        MissingPackageError: It is not there, and this is not root or there is no apt-get.
+        MissingPackageError: The program is missing, and this process is not root or apt-get is missing.
     """
     found = shutil.which(program)
     if found is None:
@@ -54,10 +54,10 @@ def find(program: str, package: str) -> str:
 
 
 def fetch(command: Sequence[str], **options: Any) -> None:
-    """Run a program that gets a package; `options` are `subprocess.run`'s.
+    """Runs a command that fetches a package. `options` are options of `subprocess.run`.
 
     Raises:
-        MissingPackageError: It failed. The message has the end of its output.
+        MissingPackageError: The command failed. The message contains the end of its output.
     """
     done = subprocess.run(
         command,
@@ -73,7 +73,7 @@ def fetch(command: Sequence[str], **options: Any) -> None:
 
 
 def start(work: Callable[[], None], failures: list[Exception]) -> threading.Thread:
-    """Run something on a thread; its error is added to `failures`, to be raised at the end."""
+    """Runs a function on a thread, and appends its error to `failures`. The caller can raise the error later."""
 
     def run() -> None:
         try:
@@ -87,7 +87,7 @@ def start(work: Callable[[], None], failures: list[Exception]) -> threading.Thre
 
 
 def exit_code(work: Callable[[], None]) -> int:
-    """Do it, say what went wrong, and return 0; 1: a check failed; 3: a program is missing."""
+    """Does the work, prints its error, and returns 0, or 1 if a check failed, or 3 if a program is missing."""
     try:
         work()
     except MissingPackageError as error:
@@ -103,14 +103,14 @@ def _install(package: str) -> None:
     print(f"installing Debian's package {package}", flush=True)
     apt = ["apt-get", "--quiet", "--yes", "-o", "DPkg::Lock::Timeout=300"]
     with _no_service():
-        # The lists of a fresh machine are empty, those of an old one name files that are gone.
+        # On a new machine the package lists are empty, and on an old one they name files that no longer exist.
         for command in (
             [*apt, "update"],
             [*apt, "install", "--no-install-recommends", package],
         ):
             fetch(command, env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"}, timeout=600)
     if package == "prometheus" and shutil.which("systemctl"):
-        # Works on a machine that was not started by systemd as well: it removes a link.
+        # This also works on a machine without a running systemd, because it only removes a link.
         subprocess.run(
             ["systemctl", "disable", "prometheus.service"], capture_output=True, timeout=60, check=False
         )
@@ -118,9 +118,9 @@ def _install(package: str) -> None:
 
 @contextlib.contextmanager
 def _no_service() -> Iterator[None]:
-    """Packages ask this script whether they may start their service."""
+    """Prevents packages from starting their services: they ask the script `_POLICY` for permission."""
     if _POLICY.exists():
-        # Somebody's own policy; containers have one that says no.
+        # Keep an existing policy. In containers, it already forbids services.
         yield
         return
     _POLICY.write_text("#!/bin/sh\nexit 101\n")
@@ -132,7 +132,7 @@ def _no_service() -> Iterator[None]:
 
 
 def rules(*, patient: bool = True) -> dict[str, Any]:
-    """rules.yml; where not `patient`, alerts that wait for a minute or two wait for a second."""
+    """Returns the content of rules.yml. Unless `patient`, reduces the waiting time of each alert to a second."""
     loaded: dict[str, Any] = yaml.safe_load((HERE / "rules.yml").read_text())
     if not patient:
         for group in loaded["groups"]:
@@ -143,7 +143,7 @@ def rules(*, patient: bool = True) -> dict[str, Any]:
 
 
 def panels(board: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Those of a Grafana board that show something, those of collapsed rows too."""
+    """Yields the panels of a Grafana board that have queries, including panels in collapsed rows."""
     for panel in board["panels"]:
         if "targets" in panel:
             yield panel
@@ -153,12 +153,13 @@ def panels(board: dict[str, Any]) -> Iterator[dict[str, Any]]:
 class Prometheus:
     """A real Prometheus on 127.0.0.1 that scrapes one endpoint. A context manager.
 
-    It is a child that the kernel kills with this process, on a port of its own, in a directory that is removed.
+    Prometheus is a child process that the kernel kills together with this process. It has its own port, and a
+    temporary directory.
 
     Args:
         target: `host:port` of the endpoint.
         every_s: Seconds between two scrapes.
-        patient: With the waiting times of rules.yml; otherwise alerts that wait for a minute or two wait for a second.
+        patient: Whether alerts have the waiting times of rules.yml. If false, they wait for a second.
     """
 
     def __init__(self, target: str, *, every_s: int = 1, patient: bool = False) -> None:
@@ -190,7 +191,7 @@ class Prometheus:
                 "--storage.tsdb.path=data",
                 f"--web.listen-address=127.0.0.1:{self._port}",
                 "--web.console.templates=consoles",
-                # Its own default is a directory that may not be there.
+                # Prometheus's default is a directory that may not exist.
                 "--web.console.libraries=consoles",
             ],
             here,
@@ -207,7 +208,7 @@ class Prometheus:
         self.close()
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends Prometheus."""
         self._process.terminate()
         try:
             self._process.wait(30)
@@ -237,7 +238,7 @@ class Prometheus:
         """Samples of an instant query.
 
         Raises:
-            ValueError: Prometheus does not take the expression.
+            ValueError: Prometheus rejects the expression.
         """
         url = f"{self.url}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
         try:
@@ -251,7 +252,9 @@ class Prometheus:
         return list(data["result"])
 
     def alerts(self, state: str = "firing") -> set[tuple[str, str]]:
-        """(alert, client id) of those in a state; of Spark's: the query, or the topic; of those of nobody: empty."""
+        """Returns (alert, client id) of the alerts in a state. Alerts of Spark have a query or topic instead of a
+        client id.
+        """
         found = self.query(f'ALERTS{{alertstate="{state}"}}')
         whose = ("client_id", "query", "topic")
         return {

@@ -1,4 +1,4 @@
-"""What the dashboard shows: producers and consumers on a real broker, one of each without a fault, and the faults."""
+"""Runs the clients that the dashboard shows, on a real broker, and causes their faults. Two clients have no fault."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ALERTS = {
     "SpoolNearFull": ("sensors",),
     "SendsNotAccepted": ("sensors",),
     "SpoolStalled": ("sensors",),
-    # Nothing of the sensors is delivered; one partition of the devices is stuck while others go on.
+    # No record of `sensors` is delivered. One partition of `devices` is stuck while others are delivered.
     "PartitionStuck": ("devices", "sensors"),
     "ProducerIdNearExpiry": ("sensors",),
     "BlockedByCluster": ("devices",),
@@ -43,7 +43,7 @@ ALERTS = {
     "RemoteStorageNotReady": ("archive",),
     "ConsumerNotReady": ("archive",),
 }
-"""Alerts, and the clients of the workload whose fault each reports. No other has it."""
+"""Alert → the clients of the workload that have the fault which the alert reports. No other client has it."""
 
 UNSEEN_ALERTS = frozenset(
     {
@@ -56,10 +56,12 @@ UNSEEN_ALERTS = frozenset(
         "MetricsAbsent",
     }
 )
-"""What is not shown here: tests/producer has the faults, in test_default_spool.py, test_place.py, test_connected.py."""
+"""Alerts without a fault in this workload. tests/producer has some: test_default_spool.py, test_place.py,
+test_connected.py.
+"""
 
 SPARK_ALERTS = frozenset({"SparkBatchFailed", "SparkSourceDataLost"})
-"""Those of Spark queries, which this workload does not run: tests/spark/test_dashboard.py does."""
+"""Alerts of Spark queries, which tests/spark/test_dashboard.py runs instead of this workload."""
 
 LASTING = (
     "SpoolNearFull",
@@ -71,7 +73,7 @@ LASTING = (
     "RemoteStorageNotReady",
     "ConsumerNotReady",
 )
-"""Those that end with their fault; the others report for 15 minutes what has happened."""
+"""Alerts that end with their fault. Each of the others reports a past event for 15 minutes."""
 
 PRODUCERS = ("orders", "payments", "sensors", "devices", "uploads", "tickets", "cameras")
 
@@ -85,9 +87,9 @@ _RIGHTS = {
 
 
 class Workload:
-    """A broker behind a fault proxy, its clients, and the endpoint with their metrics. A context manager.
+    """Runs a broker behind a fault proxy, its clients, and an endpoint with their metrics. A context manager.
 
-    `orders` produces and `billing` consumes without a fault, all the time.
+    `orders` produces and `billing` consumes all the time, without a fault.
     """
 
     def __init__(self) -> None:
@@ -132,7 +134,7 @@ class Workload:
         self.cluster.create_topic("uploads", config={"max.message.bytes": "2000"})
         self.registry = CollectorRegistry()
         self.server = stack.enter_context(serve(registry=self.registry, partitions=True))
-        stack.callback(self._end)  # before what the threads use is closed
+        stack.callback(self._end)  # end the threads before the objects that they use are closed
         self._stack = stack
         payments = self._producer("payments", retain_acked_bytes=1 << 20, data_loss_check_ms=500)
         plain = KafkaProducer(bootstrap_servers=self.cluster.bootstrap_servers)
@@ -158,7 +160,7 @@ class Workload:
 
     @property
     def target(self) -> str:
-        """Where its metrics are: `host:port`."""
+        """Address of the metrics, as `host:port`."""
         return f"127.0.0.1:{self.server.port}"
 
     def _producer(self, client: str, **options: Any) -> SafeProducer:
@@ -215,7 +217,7 @@ class Workload:
     # -- faults ------------------------------------------------------------------------------------------------------
 
     def break_everything(self) -> None:
-        """All faults. Each lasts until `repair`, or cannot be repaired."""
+        """Causes all faults. Each fault lasts until `repair`, or cannot be repaired."""
         self.forget_the_tickets()
         self.hold_back_the_end_of_the_invoices()
         self.lose_the_log()
@@ -227,7 +229,7 @@ class Workload:
         self.lose_sight_of_the_archive()
 
     def forget_the_tickets(self) -> None:
-        """Sent, no answer; then the log is trimmed and the brokers forget the producer: RecordsUndecidable."""
+        """Drops answers, trims the log, and lets the brokers forget the producer: RecordsUndecidable."""
         lost = self.proxy.on("Produce", topic="tickets").drop()
         for number in range(5):
             self._tickets.send("tickets", b"%d" % number)
@@ -243,7 +245,7 @@ class Workload:
         self._tickets = self._producer("tickets", on_undecidable="resend")
 
     def hold_back_the_end_of_the_invoices(self) -> None:
-        """What a new leader does that is behind: no alert, but kafkasafe_end_offsets_held_total and others."""
+        """Answers like a new leader that lags behind. No alert fires, but kafkasafe_end_offsets_held_total grows."""
         ends = self.proxy.on("ListOffsets", topic="invoices")
         ends.when(lambda exchange: exchange.request.topics[0].partitions[0].timestamp == -1)
         ends.answer(code=78, offset=-1, times=3)
@@ -258,7 +260,7 @@ class Workload:
         behind.wait(3, 60)
 
     def lose_the_log(self) -> None:
-        """A disk is lost: DataLost (the payments are restored), and EndOffsetRegressed of the invoices."""
+        """Deletes logs: DataLost for `payments`, whose records are restored, and EndOffsetRegressed for `invoices`."""
         self.cluster.kill_all()
         for topic in ("payments", "invoices"):
             shutil.rmtree(self.cluster.data_dir(1) / f"{topic}-0")
@@ -270,15 +272,15 @@ class Workload:
             spool_max_bytes=32 << 20,
             max_block_ms=100,
             max_request_size=500_000,
-            # 1,200 s of outage are 86 % of it.
+            # The outage of 1,200 s is 86 % of this time.
             producer_id_expiration_ms=1_400_000,
         )
 
     def refuse_the_sensors(self) -> None:
-        """Too few replicas for 20 minutes, and a restart.
+        """Simulates 20 minutes with too few replicas, and restarts the producer.
 
-        SpoolStalled, SpoolNearFull, SendsNotAccepted, PartitionStuck, ProducerIdNearExpiry. Records of an earlier life
-        are as old as their timestamps, so that the 20 minutes need not pass.
+        SpoolStalled, SpoolNearFull, SendsNotAccepted, PartitionStuck, ProducerIdNearExpiry. After a restart, kafkasafe
+        takes the age of a record from its timestamp, so the 20 minutes need not pass.
         """
         sensors = self._sensors
         rule = self.proxy.on("Produce", topic="sensors").answer_without_forwarding(code=19)
@@ -287,7 +289,7 @@ class Workload:
         for number in range(50):
             sensors.send("sensors", b"%d" % number, timestamp_ms=then_ms)
         sensors.durable(60)
-        rule.wait(1, 60)  # sent: it has an id, and is in doubt
+        rule.wait(1, 60)  # the batch was sent, so it has an id and is in doubt
         sensors.close(timeout=0)
         self._sensors = self._open_sensors()
         with contextlib.suppress(SpoolFullError):
@@ -295,10 +297,11 @@ class Workload:
                 self._sensors.send("sensors", bytes(100_000))
 
     def refuse_one_device(self) -> None:
-        """One partition has had too few replicas for 20 minutes, others go on: PartitionStuck, and no SpoolStalled.
+        """Blocks one partition of two for 20 minutes: PartitionStuck, but not SpoolStalled.
 
-        A right is taken away as well: BlockedByCluster. And answers of the partition that goes on are of somebody who
-        lost the batch before (45), or has it twice (46): a sequence error is a question, not a loss.
+        Also revokes a permission: BlockedByCluster. And answers for the other partition report that the previous batch
+        is missing (45) or that this batch is there already (46). The producer must not take these sequence errors for
+        a loss.
         """
         self._devices.send("devices", b"first", partition=1).get(60)
         self._rules.append(
@@ -328,12 +331,12 @@ class Workload:
             devices.send("devices", b"on", partition=1)
 
     def send_what_is_too_large(self) -> None:
-        """A record that no leader takes: RecordsRejected."""
+        """Sends a record that is too large for its topic: RecordsRejected."""
         with contextlib.suppress(RejectedError):
             self._uploads.send("uploads", random.randbytes(5000)).get(60)
 
     def damage_the_cameras(self) -> None:
-        """A bit of the spool is flipped while nobody has it open: SpoolCorrupt."""
+        """Flips a bit of a closed spool, and opens it: SpoolCorrupt."""
         away = self.proxy.on("Produce", topic="cameras").answer_without_forwarding(code=19)
         for number in range(10):
             self._cameras.send("cameras", b"picture %d" % number).durable(60)
@@ -347,9 +350,9 @@ class Workload:
         self._cameras = self._producer("cameras", on_corrupt="quarantine")
 
     def trim_the_reports(self) -> None:
-        """Retention passes a consumer that was away: ConsumerSkipped. Before that its leader falters for a moment.
+        """Deletes records that a consumer has not read: ConsumerSkipped. Before that, its leader fails for a moment.
 
-        One that may not be reset has to be given a position: StoppedPartitions.
+        A consumer whose position may not be reset waits until the program chooses one: StoppedPartitions.
         """
         falters = self.proxy.on("Fetch", topic="reports").answer(
             code=9, high_watermark=-1, records=None, times=3
@@ -363,7 +366,7 @@ class Workload:
         self._auditor.go_back_to(50)
 
     def lose_sight_of_the_archive(self) -> None:
-        """What lies in remote storage cannot be read (KIP-1007): RemoteStorageNotReady, ConsumerNotReady."""
+        """Makes records in remote storage unreadable (KIP-1007): RemoteStorageNotReady, ConsumerNotReady."""
 
         def local_start(exchange: Any) -> None:
             for partition in exchange.response.topics[0].partitions:
@@ -397,7 +400,7 @@ def _until(condition: Callable[[], bool], what: str) -> None:
 
 
 class _Reader:
-    """Polls a consumer, which belongs to its thread."""
+    """Polls a consumer on one thread, the only one that uses it."""
 
     def __init__(self, consumer: SafeConsumer, tp: TopicPartition) -> None:
         self._consumer, self._tp = consumer, tp
@@ -405,7 +408,7 @@ class _Reader:
         self.position: int | None = None
 
     def go_back_to(self, offset: int) -> None:
-        """Reads again from there on."""
+        """Lets the consumer read again from this offset on."""
         self.position = None
         self._seek = offset
 
@@ -420,5 +423,5 @@ class _Reader:
                 if each is not None:
                     each(self._consumer)
             except (KafkaError, KafkaSafeError):
-                # A broker that is away, or what the metrics tell.
+                # Either a broker is down, or the metrics already report this error.
                 ended.wait(0.1)

@@ -10,12 +10,12 @@ The faults follow each other:
 - `everything`: all brokers are killed; while none answers, the producing processes are killed too; both start again.
 
 Record *i* belongs to partition *i mod P* and is the *i div P*-th record there. So the numbers alone show loss,
-duplication and order. No number is used twice: a process that starts again continues after the last number that its
+duplication and order. Each number is used only once: a restarted process continues after the last number that its
 predecessor may have sent.
 
-A `Ledger` records what the producer reported to the application. It is a memory-mapped file, so its content survives
-kill -9 of the process. It needs no system call per record, which would change the timing. It has one byte per record
-for each of these facts:
+A `Ledger` records what the producer reported to the application. The ledger is a memory-mapped file, so its content
+survives kill -9 of the process. Writing to it needs no system call per record, which would change the timing. The
+ledger has one byte per record for each of these facts:
 
 - *attempted* before `send`: the number is used from here on;
 - *accepted* after `send` returned;
@@ -23,17 +23,19 @@ for each of these facts:
   row in the outbox;
 - *acked* when the client reports that the cluster has the record, *failed* when it reports that it gave up.
 
-One client for comparison is the usual remedy for a producer that loses records: an **outbox**. The application commits
-each record to a table of SQLite. A relay sends the rows with confluent-kafka, waits for the acknowledgements, and
-deletes the rows. If the relay is killed between Kafka's answer and the deletion, it sends these rows again.
+One of the clients for comparison uses an **outbox**, the usual remedy for a producer that loses records. The
+application commits each record to a table of SQLite. A relay sends the rows with confluent-kafka, waits for the
+acknowledgements, and deletes the rows. If the relay is killed between Kafka's answer and the deletion, it sends these
+rows again.
 
-**Promised** records are those on which the application may rely; the audit judges these. For SafeProducer and the
-outbox they are the durable or acknowledged ones. For the other clients they are those that `send` accepted: an
-application without its own copy knows no more. Records lost *after* their acknowledgement are counted separately.
+**Promised** records are the records on which the application may rely, and the audit counts their losses. For
+SafeProducer and the outbox, they are the durable or acknowledged records. For the other clients, they are the records
+that `send` accepted: an application that keeps no copy learns nothing else. Records lost *after* their acknowledgement
+are counted separately.
 
     ledger.py    what a client reported, in a file that survives kill -9
     clients.py   the producing process: the clients under test
-    worker.py    such a process, from outside
+    worker.py    starts, kills and watches a producing process
     audit.py     compares the contents of the topic with the promises
-    run.py       the brokers, the faults, and the order of all of it
+    run.py       runs the brokers and the faults, in order
 """

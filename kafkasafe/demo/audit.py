@@ -1,4 +1,4 @@
-"""What a topic holds, compared with what a client promised."""
+"""Compares the records in a topic with the records that a client promised."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ class Run:
     Attributes:
         client: One of `CLIENTS`.
         fault: One of `FAULTS`.
-        sent: Promised to the application, see the module.
-        acked: Those of `sent` that the client reported as acknowledged.
-        spooled: Those of `sent` that were on disk before they were promised (`DURABLE_CLIENTS` only).
-        in_log: Those of `sent` that are in the topic.
-        lost: sent - in_log.
-        acked_lost: Those of `lost` that had been acknowledged.
+        sent: Records that the client promised to the application (see `kafkasafe.demo`).
+        acked: Promised records that the client reported as acknowledged.
+        spooled: Promised records that were on disk before the promise (`DURABLE_CLIENTS` only).
+        in_log: Promised records that are in the topic.
+        lost: Promised records that are not in the topic.
+        acked_lost: Lost records that had been acknowledged.
         duplicated: Additional copies in the topic, of promised and unpromised records.
         out_of_order: Records that come after a record of the same partition that was sent later.
-        unpromised: Passed to `send`, but neither durable nor acknowledged when the process was killed (SafeProducer);
-            or killed within `send`. May be in the topic once, or not at all.
-        unpromised_in_log: Those of `unpromised` that are in the topic.
+        unpromised: Records without a promise: the process was killed within `send`, or (SafeProducer) before the
+            record was durable or acknowledged. Such a record may be in the topic once, or not at all.
+        unpromised_in_log: Records without a promise that are in the topic.
         failed: Records that the client itself reported as failed.
-        seconds: From the first record until every record had an outcome.
+        seconds: Time from the first record until every record had an outcome.
     """
 
     client: str

@@ -29,7 +29,7 @@ class Client(Protocol):
     """A producer under test. `observe` and `flushed` record in the ledger what the producer reported."""
 
     def send(self, number: int, partition: int, value: bytes) -> bool:
-        """Sends one record. False: the producer did not accept it, so it must be tried again."""
+        """Sends one record. False: the producer did not accept the record, so the caller must try again."""
 
     def observe(self) -> None:
         """Records the outcomes of earlier records, as far as they are known now."""
@@ -66,7 +66,7 @@ class _Safe:
 
     def __init__(self, servers: list[str], topic: str, ledger: Ledger, partitions: int, spool: str) -> None:
         from kafkasafe.producer import (
-            SafeProducer,  # here, so that the other clients start without its imports
+            SafeProducer,  # imported here, so that the processes of the other clients do not import it
         )
 
         self._producer = SafeProducer(bootstrap_servers=servers, spool_dir=spool, client_id="demo")
@@ -94,7 +94,8 @@ class _Safe:
             self._producer.flush(timeout_s)
         except kafka_errors.KafkaTimeoutError:
             return False
-        # The spool has now delivered what former incarnations promised. This one has no futures for those records.
+        # By now the spool has delivered the records that earlier processes promised. This process has no futures for
+        # them.
         former = slice(0, self._begin)
         self._ledger["acked"][former] |= self._ledger["durable"][former]
         self._begin = 0
@@ -113,7 +114,7 @@ class _KafkaPython:
                 self._producer = KafkaProducer(bootstrap_servers=servers, acks="all")
                 break
             except kafka_errors.KafkaError:
-                time.sleep(0.2)  # it does not start without a broker, so the application tries again
+                time.sleep(0.2)  # without a broker the constructor fails, so the application tries again
         self._topic = topic
         self._futures = _Futures(ledger, partitions)
 
@@ -173,7 +174,8 @@ class _Outbox:
     """confluent-kafka with a table of SQLite as its queue: the outbox pattern.
 
     The application inserts its records, and commits them in groups with synchronous=FULL. The relay is a thread with
-    its own connection and producer. It sends the oldest rows, waits until each is acknowledged, and deletes them.
+    its own connection and producer. The relay sends the oldest rows, waits until each is acknowledged, and deletes
+    them.
     """
 
     _ROWS: Final = 500

@@ -41,11 +41,13 @@ class DemoError(KafkaSafeError, RuntimeError):
 
 
 class Ledger:
-    """What a client reported about each record. The demo and the producing process share it; it survives kill -9.
+    """What a client reported about each record, in a file that the demo and the producing process share.
+
+    The file survives kill -9.
 
     Args:
         path: The file.
-        records: Number of records. If given, the file is created, otherwise opened.
+        records: Number of records. If given, the constructor creates the file, otherwise it opens the file.
 
     Attributes:
         records: Number of records.
@@ -99,6 +101,6 @@ class Ledger:
         self._cells[2] = value
 
     def next_number(self) -> int:
-        """First number that no incarnation of the producer has used."""
+        """Returns the first number that no process of the client has used."""
         # Numbers are used in order and without gaps.
         return int(np.count_nonzero(self["attempted"]))

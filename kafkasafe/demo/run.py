@@ -1,4 +1,4 @@
-"""The brokers of the demo, the faults, and their order."""
+"""Runs the demo: starts the brokers, causes the faults in order, and audits the topics."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ class Demo:
         self._say("FAULT everything: kill -9 of all three brokers at once …")
         self._rest(killed)
         self._kill_producers()
-        # Producers start first, so they start while no broker answers.
+        # Start the producers before the brokers, so that the producers start while no broker answers.
         self._start_producers()
         cluster.start_all()
         self._say(f"all brokers are back {time.monotonic() - killed:.1f} s after they were killed")
@@ -270,7 +270,7 @@ class Demo:
 
     def _kill_producers(self) -> None:
         for worker in self._workers.values():
-            # At a random moment for each client, so that no kill falls between two batches systematically.
+            # Wait a random time before each kill. Otherwise all kills might fall between two batches.
             time.sleep(self._random.uniform(0.0, 0.02))
             worker.kill()
             self._say(f"FAULT producer: kill -9 of {worker.client} after {worker.reached():,} records")

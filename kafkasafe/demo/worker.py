@@ -1,4 +1,4 @@
-"""The process of a client under test, from outside."""
+"""Starts, kills and watches the process of a client under test."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Progress:
 
 
 class Worker:
-    """The process of one client, over all its incarnations."""
+    """The process of one client, which may be killed and started several times."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Worker:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Starts the process, for the first time or again."""
+        """Starts the process, also after it was killed."""
         with self._log.open("ab") as output:
             self._process = subprocess.Popen(
                 self._command,
@@ -93,11 +93,11 @@ class Worker:
             raise DemoError(f"The process of {self.client} ended with code {code}:\n{self.tail()}")
 
     def reached(self) -> int:
-        """First number that was not passed to `send` yet."""
+        """Returns the first number that was not passed to `send` yet."""
         return self.ledger.next_number()
 
     def progress(self) -> Progress:
-        """What the client has reported until now."""
+        """Returns what the client has reported until now."""
         ledger = self.ledger
         accepted, durable, acked = (
             int(np.count_nonzero(ledger[plane])) for plane in ("accepted", "durable", "acked")

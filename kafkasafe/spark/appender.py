@@ -1,4 +1,4 @@
-"""Append one task's batches to the partitions of an open transaction, or to partitions without a transaction.
+"""Appends the batches of one task to partitions, in an open transaction or without a transaction.
 
 The task does not own the transaction; it only has a `WriterIdentity`. An identity without a transactional id has no
 transaction. On each partition the task sends one batch at a time. A resent batch is therefore always the newest batch
@@ -15,8 +15,8 @@ The claim solves this problem:
 
 So the first batch on each partition is small, and its header holds a number that only this attempt knows. The number
 is the base timestamp: the records' timestamps are stored relative to it, so readers see no difference. Once the batch
-is acknowledged, the task reads the header back from the log. A different number shows that another attempt was first,
-and this one ends before it sends anything else.
+is acknowledged, the task reads the header back from the log. A different number shows that another attempt was first.
+Then this attempt ends before it sends anything else.
 
 A batch that is larger than the topic's `max.message.bytes` is divided on the task's thread. Once the broker
 refuses a size, later batches for the topic are divided to at most half of it before they are sent.
@@ -53,7 +53,7 @@ __all__ = ["CLAIM_ROWS", "Appender", "FencedError", "RestartError", "claim_base"
 log = EventLog("spark")
 
 CLAIM_ROWS: Final = 64
-"""Limit for the records of a first batch: each one takes five more bytes, and the batch is read back."""
+"""Largest number of records in a first batch. Each record takes five more bytes there, and the batch is read back."""
 
 _CLAIM_RANGE_MS: Final = 1 << 34
 _FENCED: Final = frozenset({47, 90})
@@ -73,7 +73,7 @@ class FencedError(SparkError, ProducerFencedError):
 
 
 def claim_base(timestamp: int) -> int:
-    """A random base timestamp for a first batch, which no other attempt chooses."""
+    """Returns a random base timestamp for a first batch. No other attempt will choose the same one."""
     return timestamp - 1 - random.randrange(_CLAIM_RANGE_MS)
 
 
@@ -81,8 +81,8 @@ def claim_base(timestamp: int) -> int:
 class _Place:
     """The state of one partition.
 
-    Invariant: `sending` is the batch that is in flight, pausing before a retry, or being read back. Later batches are
-    in `waiting`.
+    Invariant: `sending` is the current batch: it is in flight, waits for a retry, or is being read back. Later batches
+    are in `waiting`.
     """
 
     topic: str
@@ -92,7 +92,7 @@ class _Place:
     in_flight: bool = False
     too_large: bool = False  # `sending` must be divided before it is sent
     claimed: bool = False
-    claim_at: int = -1  # offset of the first batch, from its acknowledgement until it was read back
+    claim_at: int = -1  # offset of the first batch while it is acknowledged but not read back yet
     sequence: int = 0
     failures: int = 0
     again_at: float = 0.0
@@ -105,8 +105,8 @@ class Appender:
 
     Args:
         transport: A started transport. The caller still owns it and closes it.
-        grant: The grant of the transaction, which must have the partitions. If its transactional id is empty, the
-            appender uses no transaction, and the grant holds an idempotent producer's own id and epoch.
+        grant: The transaction's grant. The transaction must already contain the partitions. If its transactional id is
+            empty, the appender uses no transaction, and the grant holds an idempotent producer's own id and epoch.
         attempt: Number of the task's attempt.
         delivery_timeout_s: Time limit for one batch.
         request_timeout_ms: How long the broker may wait for its replicas.
@@ -114,8 +114,8 @@ class Appender:
         claims: False if no other attempt can have the grant. Then no batch is read back, and the first batch may be
             any batch.
         on_acked: Called on the network thread with (topic, partition, offset of the first record) of each acknowledged
-            batch, in order for each partition. If `claims` is true, it is not called for a partition's first batch. For
-            a divided batch it is called once for each part.
+            batch, in order for each partition. If `claims` is true, the function is not called for a partition's first
+            batch. For a divided batch, the function is called once for each part.
     """
 
     def __init__(
@@ -138,17 +138,17 @@ class Appender:
         self._buffer_bytes = buffer_bytes
         self._claims = claims
         self._on_acked = on_acked
-        # Guards all fields below. While it is held, the only call is `notify`.
+        # Guards all fields below. A thread that holds this lock calls nothing but `notify`.
         self._changed = threading.Condition()
         self._places: dict[tuple[str, int], _Place] = {}
         self._buffered = 0
-        self._most_bytes: dict[str, int] = {}  # by topic: largest batch, once the broker refused a larger one
+        self._most_bytes: dict[str, int] = {}  # topic → size limit of batches, set after a refusal
         self._error: BaseException | None = None
         self.retries = 0
         self.bytes = 0
 
     def has(self, topic: str, partition: int) -> bool:
-        """Whether the partition already has a batch. If not, the next batch is its claim."""
+        """Returns whether the partition already has a batch. If not, the next batch is its claim."""
         return (topic, partition) in self._places
 
     def append(self, topic: str, partition: int, data: bytearray) -> None:
@@ -157,8 +157,8 @@ class Appender:
         Args:
             topic: Topic name.
             partition: Partition number.
-            data: One batch with base offset 0, which `append` stamps. The first batch of a partition has a base
-                timestamp from `claim_base`.
+            data: One batch with base offset 0. `append` fills in the producer id, the epoch and the sequence. The
+                first batch of a partition has a base timestamp from `claim_base`.
 
         Raises:
             RestartError: As `finish`, as do its other errors.

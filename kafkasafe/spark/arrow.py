@@ -24,7 +24,7 @@ def map_in_arrow(
     Args:
         df: The data frame.
         function: Maps Arrow batches to Arrow batches of the given schema. Spark pickles the function.
-        schema: Schema of the result. The JVM has to parse a text.
+        schema: Schema of the result. The JVM has to parse a schema that is given as text.
         columns: The names of the data frame's columns, if they are known. Otherwise the JVM is asked for them.
     """
     jdf: Any = getattr(df, "_jdf", None)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["count_ids", "find_runs"]
 
-_arrow: Any = pa  # names from its compiled modules have no type information
+_arrow: Any = pa  # pyarrow's compiled modules have no type information
 
 
 class _Ids(Protocol):

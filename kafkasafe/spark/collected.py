@@ -1,10 +1,10 @@
-"""Small micro-batches: the driver collects the rows, encodes them and sends them. No Python worker takes part.
+"""Collects the rows of small micro-batches on the driver, which encodes and sends them. No Python worker takes part.
 
-A micro-batch is small if the previous one was. If it is large after all, the driver must not run out of memory. So the
-collecting job itself is bounded in the JVM, before a row leaves its task:
+The driver assumes that a micro-batch is small if the previous one was small. If the micro-batch is large after all,
+the driver must not run out of memory. So the JVM limits the result of the job, before a row leaves its task:
 
-- A task returns at most one row more than `Bound.rows`. The surplus row shows that there are more.
-- A row that is larger than `Bound.row_bytes` arrives without its contents, and marked.
+- A task returns at most one row more than `Bound.rows`. The surplus row shows that the task has more rows.
+- A row that is larger than `Bound.row_bytes` arrives without its contents, and with a mark.
 
 In both cases the collected rows are dropped, and another job writes the micro-batch.
 """
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["Bound", "RowTooLargeError", "Size", "bound_of", "collect_rows", "later_size"]
 
 _LEAST_ROWS: Final = 256
-# As with encoded batches (`tasks.inline_limit`): tasks after the 64th return less.
+# Tasks after the 64th may return fewer bytes. The limit for encoded batches works in the same way
+# (`tasks.inline_limit`).
 _FIRST_TASKS: Final = 64
 _LATER_SHARE: Final = 16
 _PAUSE: Final = 100  # micro-batches
@@ -39,7 +40,7 @@ class Size(NamedTuple):
     Attributes:
         rows: Number of rows.
         bytes: Size of the encoded batches, in bytes.
-        pause: For how many of the following micro-batches the driver does not collect the rows.
+        pause: Number of following micro-batches for which the driver does not collect the rows.
     """
 
     rows: int
@@ -66,8 +67,8 @@ class RowTooLargeError(Exception):
 def bound_of(previous: Size, inline_bytes: int) -> Bound | None:
     """Decides whether the driver collects the rows of the next micro-batch, and within which bound.
 
-    A micro-batch may have twice as many rows as the previous one, all in one task, and rows of twice the average size.
-    A task returns at most twice `inline_bytes`.
+    The bound allows twice as many rows as in the previous micro-batch, all in one task, and rows of twice the average
+    size. A task returns at most twice `inline_bytes`.
 
     Args:
         previous: Size of the previous micro-batch.
@@ -87,10 +88,10 @@ def bound_of(previous: Size, inline_bytes: int) -> Bound | None:
 
 
 def later_size(previous: Size | None, rows: int, sent_bytes: int, *, was_refused: bool) -> Size:
-    """Returns what to remember of a micro-batch that was written.
+    """Returns the size of a written micro-batch, to be remembered for the next one.
 
-    A row that is too large to be collected makes a second job necessary. Where one such row is, more may follow, so the
-    driver then collects no rows for the next 100 micro-batches.
+    If a row is too large to be collected, the micro-batch needs a second job. More such rows may follow, so the driver
+    then collects no rows for the next 100 micro-batches.
 
     Args:
         previous: The size that was remembered before this micro-batch; None if there is none.
@@ -111,7 +112,7 @@ class _Guard(NamedTuple):
 
 @functools.lru_cache(maxsize=16)
 def _guard(_jvm: Any, columns: tuple[str, ...], bound: Bound) -> _Guard:
-    """Parsing the expressions takes longer than to run them, so they are kept, as long as the JVM is the same."""
+    """Returns the expressions for a bound. They are cached, because parsing them takes longer than running them."""
     from pyspark.sql.functions import expr
 
     sized = " + ".join(f"coalesce(bigint(octet_length({name})), 0L)" for name in columns if name in _SIZED)
@@ -121,7 +122,8 @@ def _guard(_jvm: Any, columns: tuple[str, ...], bound: Bound) -> _Guard:
     fits = f"{sized} <= {share}"
     chosen = [f"IF({fits}, {name}, NULL) AS {name}" if name in _SIZED else name for name in columns]
     chosen += [f"{fits} AS {_FITS}", f"monotonically_increasing_id() & {_INDEX}L AS {_ROW}"]
-    # Not `limit`: Spark compiles new code for each use, and the limit is for all tasks together, so takes several jobs.
+    # Do not use `limit`: Spark compiles new code for each use, and needs several jobs, because it limits all tasks
+    # together.
     return _Guard(tuple(map(expr, chosen)), expr(f"{_ROW} <= {bound.rows}"))
 
 

@@ -12,7 +12,7 @@ __all__ = ["dead_worker"]
 _REASON: Final = re.compile(
     r"(?:most recent failure: Lost task [^\n]*?\(TID \d+\)(?: \([^)\n]*\))?|Most recent failure reason): *\n?"
 )
-# Errors that Spark itself raises when a worker dies. For these, the stack trace is not checked.
+# Errors that Spark itself raises when a worker dies. For these errors, the stack trace is not checked.
 _DIED: Final = re.compile(
     r"ExecutorLostFailure|FetchFailed\b|Worker died|Executor heartbeat timed out|Remote RPC client disassociated"
     r"|org\.apache\.spark\.shuffle\.(?:Metadata)?FetchFailedException"
@@ -41,7 +41,7 @@ def dead_worker(said: str) -> str | None:
     """
     found = _REASON.search(said)
     if found is None or "Traceback (most recent call last)" in said:
-        return None  # not the failure of a task, or an error raised by Python code
+        return None  # either no task failed, or Python code raised the error
     reason = said[found.end() :]
     head = reason.split("\n", 1)[0].strip()
     if _DIED.match(reason):

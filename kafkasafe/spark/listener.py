@@ -1,6 +1,6 @@
 """Metrics of streaming queries for Prometheus: a `StreamingQueryListener`.
 
-Spark reports how long a batch took and how many rows it read. It does not know whether the sink wrote the batch,
+Spark reports how long a batch took and how many rows it read. Spark does not know whether the sink wrote the batch,
 skipped it as a duplicate, or resumed it. Sinks in this process count these outcomes directly. Writers run in other
 processes and send their outcomes through `outcomes.py`.
 """
@@ -57,7 +57,8 @@ class MetricsListener(StreamingQueryListener):
     - `kafkasafe_spark_active_queries`: queries that are running.
     - `kafkasafe_spark_query_failures_total`: query runs that an exception ended.
 
-    Metric families of kafkasafe's source, with the label `topic`. They count only source processes on this machine:
+    Metric families of kafkasafe's source, with the label `topic`. These metrics count only source processes on this
+    machine:
 
     - `kafkasafe_spark_source_events_total{event,reason}`: `held` (a lower end offset was not accepted), `regressed` (a
       lower end offset was accepted, because a loss of records was proven), `lost` (the query skipped lost records).
@@ -116,7 +117,7 @@ class _Collector(Collector):
         self._queries: dict[str, _Query] = {}
 
     def describe(self) -> list[Metric]:
-        """Returns no families, so that registering the collector does not collect the metrics."""
+        """Returns no families, because otherwise the registration of the collector would collect the metrics."""
         return []
 
     def started(self, query_id: str, run_id: str, name: str | None) -> None:
@@ -223,7 +224,7 @@ class _Collector(Collector):
 def _expect_sources() -> None:
     """Prepares the inbox for events from the sources of this process's Spark driver.
 
-    Does nothing if this process has no JVM. With Spark Connect, it may never have one.
+    Does nothing if this process has no JVM. With Spark Connect, the process may never have a JVM.
     """
     try:
         from pyspark import SparkContext

@@ -24,13 +24,13 @@ class Mark:
     """The position of one partition.
 
     A mark also describes the range of offsets that one micro-batch reads from the partition: the range ends at the
-    mark's position. It normally begins where the range of the previous micro-batch ended.
+    mark's position. The range normally begins where the range of the previous micro-batch ended.
 
     Attributes:
         offset: Next offset to read.
         lineage: Leader epochs of the records before `offset`; empty if they are unknown.
         begin: First offset of the range; None: the range begins where the previous range ended.
-        why: Why records directly before the range were lost; None: no records were lost.
+        why: Reason why records directly before the range were lost; None: no records were lost.
         lost: First and last lost offset (inclusive), if they are known.
         first: First offset of the range, used if the range is the query's first one and `begin` is None. `UNRESOLVED`:
             the starting options could not be evaluated when the range was planned. None: the plan did not record where

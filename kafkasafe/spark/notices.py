@@ -32,7 +32,7 @@ class Notices:
             imported("onEvent", hook)
 
     def tell(self, event: Notice) -> None:
-        """Reports one event. An exception that the hook raises ends the query."""
+        """Reports one event. If the hook raises an exception, the query ends."""
         if isinstance(event, EndOffsetHeld):
             log.info("%s", event)
         else:

@@ -199,8 +199,8 @@ _FORBIDDEN: Final = {
         f"kafkasafe does not use Java's client; for tokens set {_TOKENS}",
     ),
 }
-# Options of the Java clients that have no effect here. They are accepted so that a query can switch to kafkasafe
-# without a change of its options.
+# Options of the Java clients that have no effect here. These options are accepted so that a query can switch to
+# kafkasafe without a change of its options.
 _IGNORED: Final = frozenset(
     {
         "allow.auto.create.topics",
@@ -241,8 +241,8 @@ def kafka_options(
         further: Converters for Kafka's options that are not connection options, by name without `kafka.`.
 
     Returns:
-        Two dicts. The first holds the connection options under kafka-python's names. The second holds the values of
-            those options of `further` that were given.
+        Two dicts. The first dict holds the connection options under kafka-python's names. The second dict holds the
+        values of the given options for which `further` has a converter.
 
     Raises:
         ConfigError: An option is unknown, invalid, or missing.
@@ -452,7 +452,7 @@ class Offsets:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Times in ms since the epoch. Each time selects the first record at or after it.
+    """Times in ms since the epoch. A time selects the first record with this timestamp or a later one.
 
     The fields have the same meaning as in `Offsets`.
     """
@@ -480,7 +480,8 @@ class ReadOptions:
         min_offsets: A micro-batch waits until this number of offsets is available; 0: it does not wait.
         max_trigger_delay_s: Maximum time that a micro-batch waits for `min_offsets`, counted from the previous
             micro-batch.
-        fail_on_data_loss: Whether lost records end the query. If not, the loss is reported and the query continues.
+        fail_on_data_loss: Whether lost records end the query. If false, kafkasafe reports the loss and the query
+            continues.
         include_headers: Whether rows have the column `headers`.
         isolation: 1 for read_committed, 0 for read_uncommitted.
         stall_timeout_s: Maximum time that a task or a plan waits while the brokers send nothing new.

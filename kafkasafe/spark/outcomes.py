@@ -1,7 +1,7 @@
 """Sends counts from Spark's helper processes on the driver to the listener in the driver process.
 
 A data source's writer commits in a separate process, and Spark passes no results from it to the driver process. But
-both processes run on the same machine, as the same user. So they communicate through a datagram socket:
+both processes run on the same machine, as the same user. So the two processes communicate through a datagram socket:
 
 1. The listener's process binds a socket in the directory for temporary files.
 2. When a query starts, the listener creates a symbolic link to the socket, named after the query's id.
@@ -10,8 +10,8 @@ both processes run on the same machine, as the same user. So they communicate th
 
 The datagrams carry only counts. A failure on this path never affects a micro-batch.
 
-The source's planner also runs in a separate process. It does not know the id of its query, but Spark's JVM is one of
-the ancestors of its process. So the listener creates a second link, named after the JVM's process id.
+The source's planner also runs in a separate process. The planner does not know the id of its query, but Spark's JVM is
+one of the ancestors of its process. So the listener creates a second link, named after the JVM's process id.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _directory() -> Path:
 
 
 def _is_ours(directory: Path) -> bool:
-    """Returns whether only this user can access the directory. In /tmp, another user may have created it."""
+    """Returns whether only this user can access the directory. In /tmp, another user may have created it first."""
     try:
         found = directory.lstat()
     except OSError:
@@ -115,7 +115,9 @@ def _link_of(pid: int) -> str:
 
 
 def _ancestors() -> list[int]:
-    """Returns the process ids of this process's ancestors, nearest first. Without /proc, returns only its parent's."""
+    """Returns the process ids of this process's ancestors, nearest first. Without /proc, returns only the id of its
+    parent.
+    """
     found = [os.getppid()]
     with contextlib.suppress(OSError, ValueError, IndexError):
         while found[-1] > 1 and len(found) < _MOST_ANCESTORS:
@@ -154,7 +156,7 @@ class Inbox:
         with self._lock:
             runs = self._runs.setdefault(query_id, set())
             runs.add(run_id)
-            # If an earlier run of the query is still listed, because Spark has not reported its end, the link exists.
+            # If Spark has not reported the end of an earlier run of the query yet, the link already exists.
             if len(runs) > 1 or not _QUERY_ID.fullmatch(query_id):
                 return
             try:
@@ -244,8 +246,8 @@ class Inbox:
         atexit.register(self.close)
 
     def _listen(self, bound: socket.socket) -> None:
-        # Only this thread closes the socket. If another thread closed it, a new file could get the descriptor number
-        # that this thread polls.
+        # Only this thread closes the socket. If another thread closed the socket, a new file could get the descriptor
+        # number that this thread polls.
         with bound:
             poller = select.poll()
             poller.register(bound, select.POLLIN)

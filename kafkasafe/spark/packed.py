@@ -25,8 +25,8 @@ checkpoint's format). The usual cause is that the partitions have had several le
 - `least` and `most`: the lowest and the highest next offset.
 - `dense`: the next offset of each partition and the first offset of each of its epochs, in as few characters as
   possible (`_Dense`).
-- `epochs`: as above, but a first offset is left out, `3,4;;@17,3`. If it is 0, it is in no other field, and its epoch
-  ends with a colon: `3:,4`.
+- `epochs`: the same text without the first offsets, for example `3,4;;@17,3`. `dense` leaves out a first offset that
+  is 0; instead, a colon follows the epoch: `3:,4`.
 """
 
 from __future__ import annotations
@@ -174,14 +174,14 @@ _LETTERS: Final = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) n
 _DIGITS: Final = [one + other for one in _LETTERS for other in _LETTERS]  # a digit is a pair of letters
 _VALUES: Final = {digit: value for value, digit in enumerate(_DIGITS)}
 _BASE: Final = len(_DIGITS)
-_TOGETHER: Final = 64  # number of partitions whose numbers form one number
+_TOGETHER: Final = 64  # number of partitions in a group, whose numbers are encoded as one large number
 
 
 class _Dense:
-    """Numbers with known bounds, as digits of a mixed radix: a number below n takes log2(n) bits and not a bit more.
+    """Encodes numbers with known bounds as digits of a mixed radix, so that a number below n takes only log2(n) bits.
 
-    First offsets of epochs are below those of later epochs, and these are below the next offset. So each has a bound
-    that the reader knows before it reads the number.
+    First offsets of epochs are below those of later epochs, and these are below the next offset. So the reader knows
+    the bound of each number before it reads the number.
 
     Args:
         text: The digits, with a comma between groups of partitions.
@@ -250,7 +250,7 @@ def _pack_densely(found: Sequence[Mark]) -> dict[str, Any]:
 
 
 def _unpack_densely(packed: Mapping[str, Any], texts: Sequence[str]) -> tuple[list[int], list[str]]:
-    """Returns the offsets, and the histories as in version 2."""
+    """Returns the offsets, and the leader epochs in the format of version 2."""
     least, most = offset_of(packed["least"]), offset_of(packed["most"])
     if most < least:
         raise ValueError(f"the highest offset {most} is below the lowest one {least}")

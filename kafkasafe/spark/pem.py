@@ -1,7 +1,8 @@
 """Certificates and keys that options contain as text (KIP-651), for example from Kubernetes secrets.
 
 Java's client accepts PEM text in an option, but Python's `ssl` reads a private key only from a file. A `PemContext`
-loads the texts, once in each of Spark's processes. On systems with in-memory files, it never writes a key to disk.
+loads the texts, once in each of Spark's processes. On systems with in-memory files, a `PemContext` never writes a key
+to disk.
 """
 
 from __future__ import annotations

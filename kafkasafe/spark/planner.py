@@ -10,7 +10,8 @@ End offsets that go backwards (SPARK-26267, SPARK-27281):
 
 To prevent this repetition, the planner first gives the checkpoint's offset to the tracker of `kafkasafe.offsets`. Then
 the tracker checks each end offset. So a range never ends below the offset where it begins. The tracker alone would not
-be enough. After a restart of the driver it knows no end offset, so it would accept B's 480 as the first answer.
+be enough. After a restart of the driver the tracker knows no end offset, so it would accept B's 480 as the first
+answer.
 
 Records that were read and then lost (KIP-279):
 
@@ -19,10 +20,10 @@ Records that were read and then lost (KIP-279):
 3. Producers append. B's log ends at 600 when the next batch is planned.
 
 To detect this loss, the planner checks each new leader once, before it plans a range that continues from offsets
-already read. It asks the leader where the checkpoint's epochs end. B answers that epoch 3 ends at 480. So the records
-480 to 499 that the query has read are lost, and the next range begins at 480. Comparing offsets is not enough. The new
-end of the log, 600, is above 500, so a batch from 500 to 600 would look right. But the query would never read the new
-records 480 to 499.
+already read. The planner asks the leader where the checkpoint's epochs end. B answers that epoch 3 ends at 480. So the
+records 480 to 499 that the query has read are lost, and the next range begins at 480. Comparing offsets is not enough.
+The new end of the log, 600, is above 500, so a batch from 500 to 600 would look right. But the query would never read
+the new records 480 to 499.
 
 Further rules:
 
@@ -236,8 +237,9 @@ class Planner:
                 records. A loss is reported in any case.
 
         Returns:
-            The positions where the batch ends. They are equal to `start` without new records, unless the batch is the
-            query's first. The end of the first batch also holds the offset where the batch begins in each partition.
+            The positions where the batch ends. If there are no new records, they are equal to `start`, unless the
+            batch is the query's first. The end of the first batch also holds the offset where the batch begins in each
+            partition.
 
         Raises:
             DataLossError: Records were lost, and `failOnDataLoss` is true. The message names all losses.
@@ -299,7 +301,7 @@ class Planner:
             begins = self.first().marks
         except (ConfigError, SourceUnavailableError) as problem:
             if isinstance(problem, SourceUnavailableError) and not self._network().connected:
-                raise  # the requests for the ends would fail too
+                raise  # requests for end offsets would fail too
             self.refused = problem
         partitions = self._partitions(fresh=False)
         ends = self._gather({partition: self._lookups.end(*partition) for partition in partitions})
@@ -475,8 +477,8 @@ class Planner:
     def _ask_at_once(self, partitions: Sequence[Partition], start: Positions) -> None:
         """Asks each leader once for the ends of all its partitions, and then for the starts that `_advance` needs.
 
-        This only saves CPU: `_advance` decides, and it uses these answers instead of its first requests. It sends a
-        request of its own for each partition about which a leader did not answer, or answered with an error.
+        This only saves CPU: `_advance` uses these answers instead of its first requests. For each partition about
+        which a leader did not answer, or answered with an error, `_advance` sends its own request.
         """
         ends = self._at_once(partitions, LATEST)
         self._lookups.give(LATEST, ends)
@@ -526,8 +528,8 @@ class Planner:
             if self._checked.get(partition) != (now_id, end.leader_epoch):
                 yield from self._compare(partition, was.lineage, was.offset, found)
             if found.why is None and end.offset < was.offset:
-                # The tracker has accepted a lower end offset. It does so only if a loss of records is proven, or after
-                # an explicit decision. It holds back all other lower end offsets.
+                # The tracker has accepted a lower end offset. The tracker does so only if a loss of records is proven,
+                # or after an explicit decision. The tracker holds back all other lower end offsets.
                 found.begin = found.end = end.offset
                 found.why, found.lost = "truncated", (end.offset, was.offset - 1)
             if found.end > found.begin:
@@ -896,7 +898,7 @@ class Planner:
 
 
 def _none_below() -> Procedure[EpochEnd]:
-    """Returns the answer for the epoch before epoch 0, which does not exist, without a request."""
+    """Returns, without a request, the answer about the epoch before epoch 0, which does not exist."""
     yield from ()
     return EpochEnd(0, UNDEFINED, UNDEFINED)
 
@@ -906,7 +908,7 @@ def _ignore(_: object) -> None:
 
 
 def _all_done(runner: ProcedureRunner, inquiries: Collection[RunningProcedure[Any]], deadline: float) -> bool:
-    """Runs procedures until all inquiries are done. Returns whether that was before the deadline."""
+    """Runs procedures until all inquiries are done. Returns whether they were done before the deadline."""
     while any(not inquiry.done for inquiry in inquiries):
         left = deadline - time.monotonic()
         if left <= 0:

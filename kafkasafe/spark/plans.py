@@ -38,7 +38,7 @@ def _running_query(session: SparkSession, query_id: str | None) -> Any:
 
 
 class _Names(NamedTuple):
-    """Java's functions that this module calls. To find one by its name takes several calls into the JVM."""
+    """Java's functions that this module calls. Finding a function by its name takes several calls into the JVM."""
 
     uuid: Any
     bytes: Any
@@ -77,7 +77,7 @@ def commits_are_validated(session: SparkSession, query_id: str | None) -> bool:
     """Returns whether Spark fails the query if `foreachBatch` leaves the state of this micro-batch uncommitted.
 
     Spark commits the state of a streaming join, aggregation or deduplication as a side effect of computing the data
-    frame. Since SPARK-52008 it also checks, after `foreachBatch`, that each state store committed.
+    frame. Since SPARK-52008 Spark also checks, after `foreachBatch`, that each state store has committed.
 
     Also returns True if Spark makes this check but the query's plan is not available.
     """

@@ -4,15 +4,15 @@
 {"kafkasafe": 1, "topics": {"orders": {"id": "5f…", "partitions": {"0": {"offset": 42, "epochs": "ks1.…"}}}}}
 ```
 
-`offset` is the next offset to read. `epochs` holds the leader epochs of the records before it
+`offset` is the next offset to read. `epochs` holds the leader epochs of the records before that offset
 (`kafkasafe.history.epochs.Lineage`). With these epochs, the next plan can check that the records are still in the log.
 
 If records were lost before a micro-batch, the positions at which the batch ends also record the loss. `begin` is then
 the offset where the range begins, instead of the end of the previous batch. `why` is the reason, and `lost_first` to
 `lost_last` (inclusive) are the lost offsets. With these fields, a batch that is read again has the same range.
 
-The first micro-batch of a query has no previous batch whose end shows where it begins. If the checkpoint did not record
-this offset, the following could happen:
+A micro-batch begins where the previous one ended. But the first micro-batch of a query has no previous one. If the
+checkpoint did not record where the first micro-batch begins, the following could happen:
 
 1. A query starts at "latest". Spark asks for the initial offset and gets 10. Spark plans a first batch that ends
    at 15, and writes this end into the checkpoint.
@@ -22,8 +22,9 @@ this offset, the following could happen:
 
 To prevent such a range, the end of the first batch also records where the batch begins in each partition (`begin`). So
 the batch keeps its range even if `startingOffsets` resolves to other offsets later. The initial offset contains no
-positions. It contains only `"initial": true`, which means that the query has not read any record. Storing positions in
-the initial offset would not help, because Spark does not keep the initial offset of a Python source.
+positions. The initial offset contains only `"initial": true`, which means that the query has not read any record.
+Storing positions in the initial offset would not help, because Spark does not keep the initial offset of a Python
+source.
 
 PySpark 4.0 and 4.1 ask where a batch ends without saying where it begins, so the source does not know whether the batch
 is the query's first. With these versions, the first end that each run plans therefore also holds `first`. If the batch
@@ -146,14 +147,14 @@ class Positions:
 
 
 INITIAL: Final = Positions({}, initial=True)
-"""The initial offset of every query. It has no positions: the planner evaluates the starting options later."""
+"""The initial offset of every query. It holds no positions: the planner evaluates the starting options later."""
 
 
 class Recent:
     """Encodes positions, and decodes them without work if they are among the latest that this object has seen.
 
     Spark returns the end of each micro-batch several times: with the request for its ranges, and as the start of the
-    next micro-batch. To decode an entry of 1,000 partitions takes as long as a third of a plan.
+    next micro-batch. Decoding an entry of 1,000 partitions takes a third of the time of a plan.
     """
 
     def __init__(self) -> None:
@@ -194,7 +195,7 @@ def share(sizes: Mapping[Partition, int], limit: int, turn: int) -> dict[Partiti
     Args:
         sizes: Number of available records, by partition.
         limit: Maximum number of records in total, at least 1.
-        turn: Any number that differs from batch to batch. If there are more partitions than `limit`, it decides which
+        turn: A number that differs for each batch. If there are more partitions than `limit`, it decides which
             of them get a record.
     """
     waiting = sorted(partition for partition, size in sizes.items() if size > 0)
@@ -246,8 +247,8 @@ def ranges_between(start: Positions, end: Positions) -> Iterable[tuple[Partition
     """Yields the ranges of a micro-batch as (partition, begin, end), with begin ≤ end.
 
     Args:
-        start: Positions where the batch begins: the end of the previous batch, or initial positions. The latter must
-            hold a mark for each partition whose mark in `end` has neither `begin` nor `first`.
+        start: Positions where the batch begins: the end of the previous batch, or initial positions. Initial positions
+            must hold a mark for each partition whose mark in `end` has neither `begin` nor `first`.
         end: Positions where the batch ends.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The task of the source, which reads one range of one partition as Arrow batches.
+"""The code of the source's tasks. A task reads one range of one partition as Arrow batches.
 
 A task keeps one fetch request in flight while it decodes the previous response and passes it to Spark. So it holds up
 to two responses and one decoded piece in memory. A response takes about `ReadOptions.fetch_bytes`, or more if a
@@ -11,8 +11,8 @@ The log may be truncated between planning and reading:
 3. The task reads offset 480 and gets a different record from the planned one.
 
 To detect such records, the task compares the leader epoch of each record with the epoch in the plan. At the first
-difference it stops and reports a loss. The next plan finds the same divergence and continues at that offset. The
-planner's own check is not enough, because the election may happen after the check.
+difference, the task stops and reports a loss. The next plan finds the same divergence and continues at that offset.
+The planner's own check is not enough, because the election may happen after the check.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from kafkasafe.spark.planner import Range, SourceUnavailableError
 
 __all__ = ["COLUMNS", "close_connections", "read", "read_headers"]
 
-_arrow: Any = pa  # names from its compiled modules have no type information
+_arrow: Any = pa  # pyarrow's compiled modules have no type information
 _compute: Any = pyarrow.compute
 
 _OUT_OF_RANGE: Final = 1
@@ -252,7 +252,7 @@ class _Fetching:
                 first_offset=lost[0],
                 last_offset=lost[1],
             )
-        # The next plan also compares epochs. It continues from the offset where the log diverges from the plan.
+        # The next plan also compares epochs, and continues from the offset where the log diverges from this plan.
         self._notices.tell(SourceDataLost(piece.topic, piece.partition, "diverged", piece.begin, at, lost))
 
     def _after_error(self, answer: Any, position: int, failures: int) -> int:

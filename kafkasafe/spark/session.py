@@ -148,9 +148,9 @@ class Session:
             query_id: Spark's query id; empty for a batch query, or if it is unknown.
             work: Runs the tasks that append records, with the transaction's producer id and epoch (a grant). Returns
                 the reports of these tasks.
-                `write` calls it again for each new transaction. If it raises RestartError, the transaction is
-                restarted. If it raises FencedError, another driver has taken over. After any other exception the batch
-                fails.
+                `write` calls it again for each new transaction. If the function raises RestartError, the transaction
+                is restarted. If the function raises FencedError, another driver has taken over. After any other
+                exception the batch fails.
             plan: `plan_digest` of the micro-batch; empty if it is unknown.
             count: Returns the number of rows of the micro-batch. `count` is called only if the other fields of the
                 marker do not show whether the batch is committed. None in a batch query, where `txnVersion` alone
@@ -390,12 +390,13 @@ class Session:
         self._coordinator.add_partitions(grant, places)
 
     def appender(self, grant: WriterIdentity, places: Collection[tuple[str, int]]) -> Appender:
-        """An appender for a step WRITE in this process. It needs no claims, because the grant never leaves the process.
+        """Returns an appender for WRITE in this process. It needs no claims: the grant never leaves the process.
 
         Args:
             grant: Grant of the transaction. No other process may get it.
             places: The partitions to which it appends. If the option `topic` is set, the transaction already contains
-                the topic's partitions, except those that were created after it began. Adds the others.
+                the topic's partitions, except those that were created after it began. The method adds the missing
+                partitions.
         """
         known = {(self._options.topic, number) for number in range(self.partitions)}
         if new := set(places) - known:
@@ -431,8 +432,8 @@ class Session:
         """VERIFY: checks that the leaders hold exactly the rows that the tasks reported.
 
         If tasks had the grant, a task that Spark gave up may have appended to any partition of the transaction, so all
-        of them are checked. If only this process had it (`appender`), the partitions without reports have no records.
-        The others are checked, because a leader may have lost acknowledged records.
+        of them are checked. If only this process had the grant (`appender`), partitions without reports have no
+        records. The other partitions are checked, because a leader may have lost acknowledged records.
 
         Raises:
             RestartError: The leaders hold other rows. No row of the transaction is visible.
@@ -453,11 +454,12 @@ class Session:
             raise RestartError(wrong)
 
     def mark(self, grant: WriterIdentity, marker: Marker) -> None:
-        """MARK: writes the marker in the transaction. It is visible if and only if the transaction is committed.
+        """MARK: writes the marker in the transaction. Readers see the marker only if the transaction is committed.
 
-        The marker topic and the group get the marker at the same time. Both have answered when the method ends. If the
-        group refuses it, the method waits for the marker topic's answer for a few seconds: a request that arrives after
-        the transaction was aborted could begin a new one (before KIP-890).
+        The method sends the marker to the marker topic and to the group at the same time, and waits for both answers.
+        If the group refuses the marker, the method waits only a few seconds for the marker topic. It does not return
+        earlier, because a request that arrives after the transaction was aborted could begin a new transaction (before
+        KIP-890).
         """
         send = self._send_to_topic(grant, marker)
         first = Pending(send)
@@ -492,7 +494,7 @@ class Session:
         return send
 
     def _settle_topic(self, first: Pending, send: Callable[[Reply[ProduceReply]], None]) -> None:
-        """Waits until the marker topic has the marker. Sends it again if the first attempt failed."""
+        """Waits until the marker topic has the marker. Sends the marker again if the first attempt failed."""
         topic, number = self._options.marker_topic, self._marker_partition
         attempts = [first]
 

@@ -131,7 +131,7 @@ def stream_id(options: SinkOptions, query_id: str | None, unseen: str) -> str:
     Args:
         options: Options of the sink or the writer.
         query_id: The query id from Spark; empty or None if it is not available.
-        unseen: Text for the error message that says where the query id is not available.
+        unseen: Text for the error message. It says in which cases the query id is not available.
 
     Raises:
         ConfigError: There is neither a `txnAppId` nor a query id.
@@ -173,7 +173,7 @@ def write_batch(
     Args:
         df: As for `foreach_batch_sink`.
         topic: As for `foreach_batch_sink`.
-        options: As for `foreach_batch_sink`, and `txnVersion`.
+        options: The options of `foreach_batch_sink`, and `txnVersion`.
         named: As for `foreach_batch_sink`.
 
     Returns:
@@ -196,7 +196,7 @@ def write_batch(
 
 
 class ForeachBatchSink:
-    """The function that `foreach_batch_sink` returns. Spark calls it with a data frame and a batch id.
+    """The function that `foreach_batch_sink` returns. Spark calls the sink with a data frame and a batch id.
 
     Attributes:
         last: Outcome of the latest micro-batch; None before the first one.
@@ -219,7 +219,7 @@ class ForeachBatchSink:
         self.__init__(options)  # type: ignore[misc]
 
     def close(self) -> None:
-        """Closes the driver's connections. The sink stays usable: its next call opens them again."""
+        """Closes the driver's connections. The sink stays usable: its next call opens new connections."""
         with self._lock:
             for session in self._sessions.values():
                 session.close()
@@ -313,9 +313,10 @@ class _Job:
         df: The data frame.
         batch_id: Chooses the partitions of rows that are not bound to one.
         session: The driver's session.
-        previous: Size of the previous micro-batch; None if it is unknown. If it was small, the rows are probably few.
-            Then the tasks return their rows or batches to the driver, which sends them. This takes one stage of Spark
-            and no claims. If there are more rows than expected, a second job writes them: until then, nothing is sent.
+        previous: Size of the previous micro-batch; None if it is unknown. If it was small, this one probably has few
+            rows. Then the tasks return their rows or batches to the driver, which sends them. This takes one stage of
+            Spark and no claims. If there are more rows than expected, a second job writes them: until then, nothing is
+            sent.
 
     Attributes:
         had_large_row: Whether the driver refused to collect the rows, because one of them is too large.
@@ -436,8 +437,8 @@ class _Job:
                 options=options, grant=grant, add=False, topic=topic, partitions=count, turn=self._batch_id
             )
             return map_in_arrow(df.coalesce(count), write, REPORT_SCHEMA, columns=self._columns), False
-        # With more sending tasks than cores, the surplus tasks would run in a second wave. These would be too few
-        # to keep the brokers busy.
+        # With more sending tasks than cores, the surplus tasks would run in a second wave. The tasks of that wave
+        # would be too few to keep the brokers busy.
         slots = min(count, cores or _MAX_SLOTS) if topic is not None else max(2, parallelism)
         counts = {} if topic is None else {topic: count}
         if not _has(df, _MAX_BYTES):
@@ -556,14 +557,15 @@ def _cores(df: DataFrame) -> int | None:
 
 def _has(df: DataFrame, name: str) -> bool:
     try:
-        # Do not pass a default: `get` would return it even if Spark does not know the name.
+        # Do not pass a default: `get` would return the default even if Spark does not know the name.
         return df.sparkSession.conf.get(name) is not None
     except Exception:  # an older Spark does not know the name
         return False
 
 
 def _exchange_settings(df: DataFrame) -> dict[str, str]:
-    # Each encoded batch is one large row. With Spark's default number of rows, an Arrow batch would take gigabytes.
+    # Each encoded batch is one large row. With Spark's default number of rows, an Arrow batch of such rows would take
+    # gigabytes.
     settings = (
         {_MAX_BYTES: str(_EXCHANGE_BYTES)} if _has(df, _MAX_BYTES) else {_MAX_RECORDS: str(_FEW_RECORDS)}
     )
@@ -579,7 +581,7 @@ def _is_adaptive(df: DataFrame) -> bool:
     if jdf is None:
         return True
     if df.sparkSession.conf.get(_ADAPTIVE) == "false":
-        return False  # so the plan, which takes longer to make, need not be looked at
+        return False  # return without the plan, which takes longer to compute
     return str(jdf.queryExecution().executedPlan().nodeName()).startswith("AdaptiveSparkPlan")
 
 

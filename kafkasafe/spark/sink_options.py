@@ -100,7 +100,7 @@ _KAFKA: Final[dict[str, Converter]] = {
     "default.api.timeout.ms": whole(1, _INT),
     "acks": text,
     "enable.idempotence": boolean,
-    # Tuning options of the Java producer. They are accepted, but have no effect here.
+    # Tuning options of the Java producer. These options are accepted, but have no effect here.
     "linger.ms": _ANY,
     "retries": _ANY,
     "max.in.flight.requests.per.connection": _ANY,

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KafkaSafeSource", "register"]
 
-_arrow: Any = pa  # names from its compiled modules have no type information
+_arrow: Any = pa  # pyarrow's compiled modules have no type information
 
 _HEADERS: Final = ArrayType(
     StructType([StructField("key", StringType()), StructField("value", BinaryType())])

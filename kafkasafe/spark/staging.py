@@ -1,11 +1,11 @@
 """A Kafka topic for encoded batches on their way from tasks to the only process that may write them to their target.
 
 A staged batch is the value of one record. The task that stages it reports its place (`StagedBatch`) by other means than
-Kafka. A record whose place is not reported is garbage, and retention removes it. So other tasks may stage as well, any
-number of times.
+Kafka. A record whose place is not reported is garbage, and retention removes it. So any number of attempts of a task
+may stage batches.
 
-Either a staged batch is found exactly as it was staged, or there is an error: the record at this offset must have this
-size and CRC. If the log was truncated, deleted or replaced, nothing is guessed or left out.
+A reader either finds a staged batch exactly as it was staged, or raises an error: the record at the reported offset
+must have the reported size and CRC. If the log was truncated, deleted or replaced, nothing is guessed or left out.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ _EARLIEST: Final = -2
 
 
 class StagingError(SparkError):
-    """A batch could not be staged, or a staged batch is not there unchanged. Readers see nothing of the micro-batch."""
+    """A batch could not be staged, or a staged batch is missing or was changed. Readers see nothing of the
+    micro-batch.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +170,9 @@ def _ensure(transport: Transport, topic: str, *, timeout_s: float, largest_bytes
     """Returns the number of the staging topic's partitions. Creates the topic if it does not exist."""
     known = transport.topic(topic)
     if known is not None and known.partitions and not known.error_code:
-        return len(known.partitions)  # another request so soon would have to wait
+        return len(known.partitions)  # another metadata request so soon would have to wait
     coordinator = TransactionRequests(transport, "", timeout_s=timeout_s)
-    # First of all: brokers that create topics automatically would create it without our settings.
+    # Create the topic before any other request: brokers that create topics automatically would not use our settings.
     try:
         coordinator.create_topic(
             topic,
@@ -180,7 +182,7 @@ def _ensure(transport: Transport, topic: str, *, timeout_s: float, largest_bytes
                 "retention.ms": str(_RETENTION_MS),
                 "segment.ms": str(_SEGMENT_MS),
                 "segment.bytes": str(_SEGMENT_BYTES),
-                # Its age is then measured by the brokers' clocks, not by those of the tasks' machines.
+                # The brokers' clocks then determine the age of a record, not the clocks of the tasks' machines.
                 "message.timestamp.type": "LogAppendTime",
                 "max.message.bytes": str(largest_bytes + _RECORD_BYTES),
                 "compression.type": "producer",
@@ -219,7 +221,7 @@ def fetch_staged(
 
 
 class _Fetching:
-    """Reads one partition of the staging topic. Requests the next answer while the current one is used."""
+    """Reads one partition of the staging topic. Requests the next answer while the caller uses the current one."""
 
     def __init__(
         self,
@@ -252,7 +254,7 @@ class _Fetching:
             if at < len(self._pieces):
                 self._ask(at)
             yield from found
-            # If our consumer is slow, this does not mean that the brokers have stalled.
+            # Restart the time limit here: time that the caller has used does not mean that the brokers have stalled.
             failures, deadline = 0, time.monotonic() + self._timeout_s
 
     def _ask(self, at: int) -> None:
@@ -266,7 +268,7 @@ class _Fetching:
         )
 
     def _found(self, answer: RecordsFetched, at: int) -> list[tuple[StagedBatch, bytearray]]:
-        """The wanted batches in an answer. Between them are batches that other tasks have staged."""
+        """Returns the wanted batches in an answer, which also contains batches that other tasks have staged."""
         found: list[tuple[StagedBatch, bytearray]] = []
         for begin, header in batch.iter_headers(answer.records):
             if at == len(self._pieces):
@@ -307,7 +309,7 @@ class _Fetching:
             if late or not verdict.retriable:
                 raise self._lost(piece, f"{verdict.name}: {verdict.explanation}")
         if late:
-            # The leader will have it soon, because its replicas have acknowledged it.
+            # The leader should have had the batch long ago, because all in-sync replicas have acknowledged it.
             raise self._lost(piece, f"the log did not reach to it within {self._timeout_s:g} s")
         if not isinstance(answer, Failure) and answer.error_code:
             self._transport.refresh_metadata([self._topic], lambda _: None)

@@ -29,7 +29,7 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """Returns the limit that Spark passes to `latestOffset`.
 
-        If both limits are set, the result is the minimum, and `latestOffset` itself adds the maximum.
+        If both options are set, returns the minimum; `latestOffset` itself applies the maximum.
         """
         options = self._options
         if options.min_offsets:

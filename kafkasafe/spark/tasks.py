@@ -1,6 +1,6 @@
 """The code that Spark's workers run for the sink.
 
-It takes Arrow batches, appends their records to Kafka, and returns a report.
+A task takes Arrow batches, appends their records to Kafka, and returns a report.
 
 A job has one of three shapes:
 
@@ -59,7 +59,7 @@ __all__ = [
 
 RESTART_TAG: Final = "[KAFKASAFE.RESTART_TRANSACTION]"
 FENCED_TAG: Final = "[KAFKASAFE.FENCED]"
-# Built in Python: Spark would parse a text in the JVM for each job.
+# These schemas are built in Python. If they were texts, Spark would parse them in the JVM for each job.
 REPORT_SCHEMA: Final = (
     StructType()
     .add("topic", StringType())
@@ -88,7 +88,7 @@ _HEAD_FROM: Final = 1024
 # of thousands of tasks would fill the driver's memory.
 _FIRST_TASKS: Final = 64
 _LATER_INLINE_BYTES: Final = 64 * 1024
-_TOO_LARGE: Final = -1  # the slot of a row that stands for batches above the limit
+_TOO_LARGE: Final = -1  # slot of the row that a task returns instead of batches above the limit
 
 _arrow: Any = pa
 
@@ -125,7 +125,8 @@ class _Sender:
     Attributes:
         options: Options of the sink.
         grant: Grant of the transaction: its producer id and epoch.
-        add: Whether the task must add partitions to the transaction. It adds each partition before the first use.
+        add: Whether the task must add partitions to the transaction. The task adds each partition before the first
+            use.
     """
 
     options: SinkOptions
@@ -334,7 +335,7 @@ class EncodeRows:
             yield self._out(packed)
 
     def packed(self, rows: Iterator[Any], *, task: int) -> Iterator[PackedBatch]:
-        """Encodes all rows of a task. Its number chooses partitions, as `turn` does."""
+        """Encodes all rows of a task. The number of the task chooses partitions, as `turn` does."""
         packer = _packer(self.options, head_from=_HEAD_FROM)
         counts = dict(self.counts)
         turn = self.turn + task

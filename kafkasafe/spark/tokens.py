@@ -29,8 +29,9 @@ def function_of(name: str) -> Callable[..., Any]:
 class TokenFunction(AbstractTokenProvider):
     """Calls `package.module:function` to get a token, whenever a connection is opened or authenticated again.
 
-    The function takes no arguments. It returns the token, or a tuple of the token and a dict of SASL extensions (text →
-    text), which some clusters need. It runs on the network thread, so it should cache a token while the token is valid.
+    The function takes no arguments. The function returns the token, or a tuple of the token and a dict of SASL
+    extensions (text → text), which some clusters need. The function runs on the network thread, so it should cache a
+    token while the token is valid.
     """
 
     def __init__(self, name: str) -> None:

@@ -1,11 +1,11 @@
-"""The requests of a Kafka transaction: one method for each, which blocks until there is an answer.
+"""The requests of a Kafka transaction. Each request has a method that blocks until the answer arrives.
 
 KafkaProducer's own transactions belong to one process. Here, any process that knows the transactional id, the producer
 id and the epoch can take a step. So a driver can begin and end a transaction that tasks on other machines fill.
 
 Each method repeats its request as long as `kafkasafe.classify` says so and the deadline has not passed. All requests
-are repeatable: the coordinator answers a request that was already carried out as it did before, until it grants a newer
-epoch.
+can be repeated: until the coordinator grants a newer epoch, it answers a repeated request as it answered the first
+one.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _ADDS_ITSELF: Final = 2
 _SOON: Final = Backoff(0.005, 0.4, least_s=0.0, jitter=0.0)
 
 
-# Which permission a request needs: error code → (what the permission is for, by request, otherwise).
+# error code → (the resource, request → the permission that it needs on the resource, the permission of other requests)
 _PERMISSIONS: Final[Mapping[int, tuple[str, Mapping[str, str], str]]] = {
     29: (
         "the topic",
@@ -73,7 +73,7 @@ _PERMISSIONS: Final[Mapping[int, tuple[str, Mapping[str, str], str]]] = {
 
 
 def _error(code: int, message: str) -> Exception:
-    """The error of an answer. `message` begins with the request's name."""
+    """Creates the error for an answer. `message` must begin with the name of the request."""
     if code in _PERMISSIONS:
         what, permissions, otherwise = _PERMISSIONS[code]
         permission = permissions.get(message.split(maxsplit=1)[0], otherwise)
@@ -89,7 +89,7 @@ def _identity(grant: WriterIdentity) -> TransactionIdentity:
 
 
 def identity_of(grant: WriterIdentity) -> TransactionIdentity | None:
-    """What the batches of a grant's transaction are sent under; None if it has no transaction."""
+    """Returns the identity for the batches of a grant's transaction; None if the grant has no transaction."""
     return _identity(grant) if grant.transactional_id else None
 
 
@@ -97,7 +97,7 @@ class Pending:
     """A request that was sent, and its answer.
 
     Args:
-        send: Sends the request. Gets the function that takes the answer.
+        send: Sends the request. Its argument is the function that takes the answer.
     """
 
     def __init__(self, send: Callable[[Reply[Any]], None]) -> None:
@@ -133,12 +133,12 @@ def call(send: Callable[[Reply[Any]], None], timeout_s: float) -> Any:
 
 
 def retry_until(attempt: Callable[[float], T], *, deadline: float, what: str, api: str | None = None) -> T:
-    """Returns the result of `attempt`. Repeats it as long as the verdict on its error says to retry.
+    """Returns the result of `attempt`. Repeats the attempt as long as `classify` says that its error can be retried.
 
     Args:
-        attempt: Makes one attempt. Gets the remaining seconds.
-        deadline: When to give up, in the time of `time.monotonic`.
-        what: Name of the request for the message, "InitProducerId of x".
+        attempt: Makes one attempt. Its argument is the remaining time in seconds.
+        deadline: When to give up, on the clock of `time.monotonic`.
+        what: Name of the request for the message, for example "InitProducerId of x".
         api: Request kind, for the verdict.
 
     Raises:
@@ -154,7 +154,7 @@ def retry_until(attempt: Callable[[float], T], *, deadline: float, what: str, ap
 
 
 def _wait_s(state: tenacity.RetryCallState) -> float:
-    """Seconds to wait before repeating a step of a transaction."""
+    """Returns how many seconds to wait before a step of a transaction is repeated."""
     error = None if state.outcome is None else state.outcome.exception()
     pause_s = PAUSES(state)
     return min(_SOON(state), pause_s) if getattr(error, "errno", None) == _CONCURRENT else pause_s
@@ -184,7 +184,7 @@ class TransactionRequests:
         place: Callable[[Any], str] = lambda _: "",
         timeout_s: float | None = None,
     ) -> Any:
-        """Returns an answer without an error code. `place` says of an answer with one what it is about."""
+        """Returns an answer without an error code. For an error's message, `place` returns the partition."""
         what = f"{api} of {self._id}"
 
         def attempt(left_s: float) -> Any:
@@ -217,7 +217,7 @@ class TransactionRequests:
         places = list(partitions)
 
         def place(answer: PartitionsAdded) -> str:
-            # The partitions that failed only because of another one come last.
+            # Partitions that failed only because another partition failed come last.
             codes = sorted(answer.error_codes.items(), key=lambda item: item[1] == _NOT_ATTEMPTED)
             return next((f", {topic}-{number}" for (topic, number), code in codes if code), "")
 
@@ -250,7 +250,7 @@ class TransactionRequests:
         """Commits or aborts. If the request stays unanswered, only a later `fence` shows whether it was carried out.
 
         Returns:
-            The grant for the next transaction. None with protocol 1, where only `fence` grants one.
+            The grant for the next transaction. None with protocol 1, in which only `fence` grants an epoch.
         """
         ended: TransactionEnded = self._ask(
             "EndTxn",
@@ -261,7 +261,7 @@ class TransactionRequests:
         if following is None or grant.protocol < _ADDS_ITSELF:
             return None
         number, epoch = following.producer_id, following.epoch
-        # An epoch that is not newer would not lock out the tasks of this transaction.
+        # Ignore an epoch that is not newer, because it would not lock out the tasks of this transaction.
         if number < 0 or (number == grant.producer_id and epoch <= grant.epoch):
             return None
         return WriterIdentity(grant.transactional_id, number, epoch, grant.protocol)
@@ -287,7 +287,7 @@ class TransactionRequests:
         )
 
     def committed_offset(self, place: TopicPartition) -> tuple[int, str] | None:
-        """The group's offset of a partition, with its metadata. Waits until no open transaction would change it."""
+        """Returns the group's offset of a partition, with metadata. Waits while an open transaction may change it."""
         found: OffsetCommitted = self._ask(
             "OffsetFetch", lambda reply: self._transport.committed_offset(self._id, *place, reply)
         )
@@ -296,10 +296,10 @@ class TransactionRequests:
     # --- topics ---
 
     def topics(self, names: Sequence[str]) -> Mapping[str, TopicInfo]:
-        """Metadata of topics. Waits until all exist and their leaders are known.
+        """Returns the metadata of topics. Waits until all topics exist and their leaders are known.
 
         Raises:
-            KafkaError: One does not exist in time (UnknownTopicOrPartitionError).
+            KafkaError: A topic still does not exist when the time is over (UnknownTopicOrPartitionError).
         """
 
         def attempt(left_s: float) -> Mapping[str, TopicInfo]:
@@ -345,7 +345,7 @@ class TransactionRequests:
         retry_until(attempt, deadline=deadline, what=f"CreateTopics of {name}", api="CreateTopics")
 
     def producers(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, ProducersDescribed]:
-        """The states of producers that the leaders of partitions remember. Asks the leaders concurrently."""
+        """Returns the producer states that the leaders of partitions remember. Asks the leaders concurrently."""
         left = set(places)
         found: dict[TopicPartition, ProducersDescribed] = {}
 

@@ -1,10 +1,11 @@
-"""One Kafka transaction for each micro-batch: the driver's next step, and which answers it may trust. Without I/O.
+"""Decides, without I/O, the driver's next step in the transaction of a micro-batch, and which answers it may trust.
 
-A micro-batch is identified by (application id, batch id). It must reach its topics exactly once, although drivers and
-tasks that die at any point may compute it any number of times. The transaction that holds its records also holds its
-*marker*, which is the next batch id. A later driver reads the marker to see whether the micro-batch was committed.
+A micro-batch is identified by (application id, batch id). A micro-batch must reach its topics exactly once, although
+drivers and tasks may die at any point, and Spark may compute the micro-batch any number of times. The transaction that
+holds its records also holds its *marker*, which is the next batch id. A later driver reads the marker to see whether
+the micro-batch was committed.
 
-The order of the steps is the proof (docs/spark-guarantees.md has the six properties and the crash tables):
+The order of the steps guarantees this (docs/spark-guarantees.md has the six properties and the crash tables):
 
     FENCE        InitProducerId locks older drivers and their tasks out and ends their open transaction
     READ_MARKER  reads the marker; before the fence the marker could still change
@@ -15,18 +16,18 @@ The order of the steps is the proof (docs/spark-guarantees.md has the six proper
     COMMIT       EndTxn
 
 A failure from OPEN to MARK leads back to FENCE, which aborts the records that were written. Once EndTxn was sent, the
-driver never aborts. It repeats EndTxn until it is answered, or leaves it to the next driver, whose FENCE waits for the
-outcome.
+driver never aborts. The driver repeats EndTxn until the coordinator answers, or leaves EndTxn to the next driver,
+whose FENCE waits for the outcome.
 
 A driver that goes on after its own commit begins at OPEN. With the brokers' protocol 2 (KIP-890) the answer to EndTxn
-grants the epoch of the next transaction. So FENCE and READ_MARKER would tell it nothing that it does not know:
+grants the epoch of the next transaction. So FENCE and READ_MARKER would give the driver no new information:
 
 1. Driver A commits batch 6. The answer says that the transaction has ended, and grants epoch 8.
 2. All tasks of batch 6 have epoch 7, which the coordinator and the leaders refuse from now on, as after FENCE.
 3. No driver can commit under this id without FENCE, and each FENCE grants an epoch above 8. So as long as epoch 8 is
    valid, the marker that A wrote is the newest one.
 4. Driver B takes over before A begins batch 7. Then the coordinator refuses A's OPEN, because B's epoch is newer. A
-   does not know what B wrote. It goes back to FENCE and reads the marker (`Event.LAPSED`).
+   does not know what B wrote, so A goes back to FENCE and reads the marker (`Event.LAPSED`).
 
 `may_go_on` says when a driver may begin at OPEN.
 """
@@ -61,7 +62,7 @@ __all__ = [
 
 
 class Step(enum.Enum):
-    """The next thing to do; the last three are ends."""
+    """A step of an attempt. After one of the last three, the attempt is over."""
 
     FENCE = "fence"
     READ_MARKER = "read marker"
@@ -92,7 +93,7 @@ class Event(enum.Enum):
     """OPEN, as the first step: the epoch that the last commit granted is not valid any more."""
 
 
-# An event that the table lacks is illegal.
+# An event without an entry for the current step is illegal.
 TRANSITIONS: Final[Mapping[Step, Mapping[Event, Step]]] = {
     Step.FENCE: {Event.DONE: Step.READ_MARKER, Event.REFUSED: Step.FAILED},
     Step.READ_MARKER: {
@@ -124,15 +125,15 @@ ENDS: Final = frozenset({Step.WRITTEN, Step.DUPLICATE, Step.FAILED})
 
 
 class IllegalEventError(RuntimeError):
-    """The current step has no such outcome, which is a bug of the caller."""
+    """The current step cannot have this outcome, so the caller has a bug."""
 
 
 class MicroBatch:
     """The state of one driver's attempt to write one micro-batch.
 
     Args:
-        max_restarts: How often it may return to FENCE before it fails.
-        goes_on: Whether it begins at OPEN, with the epoch that the driver's last commit granted.
+        max_restarts: How often the attempt may return to FENCE before it fails.
+        goes_on: Whether the attempt begins at OPEN, with the epoch that the driver's last commit granted.
     """
 
     def __init__(self, max_restarts: int, *, goes_on: bool = False) -> None:
@@ -184,7 +185,8 @@ class MicroBatch:
             raise IllegalEventError(f"{event.name} at {self._step.name} of an epoch that FENCE granted")
         if following is Step.FENCE:
             self._is_carried = False
-            # The first transaction of an attempt is not a restart. If its epoch has lapsed, none was begun.
+            # The first transaction of an attempt is not a restart. After LAPSED, the attempt has not begun a
+            # transaction yet.
             self._restarts += event is not Event.LAPSED
             if self._restarts > self._max_restarts:
                 following = Step.FAILED
@@ -195,7 +197,7 @@ class MicroBatch:
 
     @property
     def committed_by_us(self) -> bool:
-        """At DUPLICATE: whether the committed batch is this attempt's own, whose answer was lost."""
+        """At DUPLICATE: whether this attempt committed the batch itself, but the answer to its commit was lost."""
         return self._step is Step.DUPLICATE and self._commit_sent
 
 
@@ -314,14 +316,15 @@ class MarkerLog:
 def plan_digest(entry: str) -> str:
     """Identifies one planning of a micro-batch: the time at which Spark planned it, and the end of each source.
 
-    Offsets alone prove nothing, so the time is part of the digest. An offset of a file source is a position in a list
-    that the checkpoint keeps. Once a checkpoint is restored, the same position may mean other files.
+    The offsets alone do not identify the input, so the time is part of the digest. An offset of a file source is a
+    position in a list that the checkpoint keeps. Once a checkpoint is restored, the same position may mean other
+    files.
 
     Args:
         entry: An entry of Spark's offset log: a version, a line of metadata, a line for each source.
 
     Returns:
-        A digest; empty if `entry` is not such an entry.
+        The digest; empty if `entry` does not have this form.
     """
     lines = entry.splitlines()
     try:
@@ -367,8 +370,8 @@ def judge_marker(
 
     Spark plans a batch durably before it runs it, and repeats only the last planned batch, with the same input. In a
     healthy checkpoint the marker therefore has two possible values: the batch's id (the batch is not written yet), or
-    that id plus one (it is written, but Spark does not know it). Any other value means that checkpoint and topic do not
-    belong together, and then writing and skipping could both be wrong.
+    that id plus one (the batch is written, but Spark does not know this). Any other value means that the checkpoint
+    and the topic do not belong together. Then writing the batch and skipping it could both be wrong.
 
     The batch id plus one has a second cause: the checkpoint was restored from a copy that is one batch old. Spark then
     plans that batch again, with other rows. So a batch is skipped only if it is proven to be the committed one: by its
@@ -427,7 +430,7 @@ def may_go_on(marker: Marker, batch_id: int, query_id: str, *, plan: str = "") -
 
 
 def judge_version(marker: Marker | None, version: int, *, strict: bool) -> MarkerVerdict:
-    """Decides whether to write a batch query: as in Delta, unless its version or a later one is committed.
+    """Decides whether to write a batch query. As in Delta, write it unless its version or a later one is committed.
 
     Args:
         marker: The marker that was read after the fence; None if there is none.

@@ -330,8 +330,8 @@ def _reports_of(messages: Sequence[WriterCommitMessage | None]) -> list[Message]
         # With a continuous trigger Spark calls `commit` without ever calling `write` (observed with Spark 4.2).
         # No other reason is known.
         raise UsageError(
-            "[KAFKASAFE.CONTINUOUS_TRIGGER] Spark commits an epoch but passed none of its rows to the tasks. It does"
-            " that with trigger(continuous=...), which does not work with Python data sources. Nothing was written. Use"
+            "[KAFKASAFE.CONTINUOUS_TRIGGER] Spark commits an epoch but passed none of its rows to the tasks. The"
+            " cause is trigger(continuous=...), which does not work with Python data sources. Nothing was written. Use"
             " trigger(processingTime=...)."
         )
     if not reports or len(reports) < len(messages):
@@ -400,7 +400,7 @@ def _session(options: SinkOptions, app_id: str) -> Session:
     """
     key = os.getpid(), app_id, repr(options)
     session = _sessions.pop(key, None) or Session(options, app_id)
-    _sessions[key] = session  # moves it to the end: the dict is in order of last use
+    _sessions[key] = session  # moves the session to the end of the dict, which is in order of last use
     for old in list(_sessions)[:-_MOST_SESSIONS]:
         _sessions.pop(old).close()
     return session

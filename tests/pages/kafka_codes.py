@@ -122,9 +122,9 @@ def text() -> str:
     lines = [HEAD + "\n".join(f"| `{action.value}` | {MEANING[action]} |" for action in ErrorAction)]
     lines += [
         "\n## What more is known decides\n",
-        "For some codes, the action depends on what else the caller knows. For 59, the action depends on what was",
-        "acknowledged and where the log starts (KAFKA-5793). For 45 and 46, the action depends on whether the log has the",
-        "batch. For 1 and 9, it depends on whether the topic is tiered (KIP-1007).\n",
+        "For some codes, the action depends on what else the caller knows. For code 59, the action depends on what was",
+        "acknowledged and where the log starts (KAFKA-5793). For codes 45 and 46, the action depends on whether the log has",
+        "the batch. For codes 1 and 9, the action depends on whether the topic is tiered (KIP-1007).\n",
         "| code | request | known | action | fix |\n|---|---|---|---|---|",
     ]
     for code, api, context in CONTEXTS:

@@ -52,7 +52,7 @@ unchanged; a value other than the default is logged as a WARNING ([`option_ignor
 AIO: Final = """
 ## asyncio
 
-`kafkasafe.aio.SafeProducer` and `kafkasafe.aio.SafeConsumer` take the same options with the same defaults. Their types are
+`kafkasafe.aio.SafeProducer` and `kafkasafe.aio.SafeConsumer` take the same options with the same defaults. The types of these options are
 `AsyncProducerOptions` and `AsyncConsumerOptions`. The differences:
 
 | option | |
