@@ -236,7 +236,7 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
         """Continue from the first offset of these partitions, or of all assigned partitions.
 
         Raises:
-            ValueError: As for `seek`; then no position is moved.
+            ValueError: A partition is not assigned (see `seek`). In this case, no position has moved.
         """
         await self._positions.seek_to_beginning(partitions)
         return True

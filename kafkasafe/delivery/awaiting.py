@@ -101,7 +101,7 @@ class Fates:
         parcels, ledger = self._records.parcels, self._ledger
         if ledger.failure is not None or ledger.wrong_cluster is not None:
             return True
-        if parcels is None:  # the thread that seals the open batch notifies if there is something to see
+        if parcels is None:  # not encoded yet; the thread that encodes notifies if parcels are done at once
             return False
         if len(parcels) > _FEW:
             return True

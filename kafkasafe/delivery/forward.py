@@ -31,9 +31,12 @@ def copy_before(
 ) -> int:
     """The position up to which to copy waiting batches to the log's end; -1: copy nothing.
 
-    The less room is left, the more is copied. While more than half of the limit is used, the result frees the shortest
-    front of the log in which waiting batches are at most half of the bytes. While more than three quarters are used,
-    they may be up to three quarters of the bytes.
+    The less room is left, the more is copied:
+
+    - If the log uses at most half of its limit, nothing is copied.
+    - If it uses more, the first segments are worth copying if waiting batches make up at most half of their bytes. The
+      fewest such segments are chosen.
+    - If it uses more than three quarters, waiting batches may make up three quarters of those bytes.
 
     Args:
         closed: The log's first segments, without the last one: each can be deleted once no batch in it waits.

@@ -22,13 +22,13 @@ class LaneSeen:
     Attributes:
         name: Name of the lane's directory.
         owner_pid: Pid of the process that seems to own the lane; 0 if none does.
-        strays_to: The directory at which the owner has the lane open, if it is another one; else empty, also if
-            unknown.
+        strays_to: The directory at which the owner has the lane open, if that is another one; empty if not, or if it
+            is unknown.
         size_bytes: Size of the lane's log.
         waiting_records: Number of records that are not delivered.
         oldest_s: How long the oldest of them has waited, seconds.
         in_doubt_batches: How many of the waiting batches may have been sent.
-        undecidable_batches: For how many of these the owner waits for a decision.
+        undecidable_batches: How many of these the owner found undecidable. They wait for `resolve_undecidable`.
         rejected_records: Number of records in `rejected/`, including those in deleted files.
         damaged: Number of damaged ranges and unreadable files.
     """

@@ -305,7 +305,7 @@ class _Known:
         return previous
 
     def lower_end(self, offset: int, proof: Proof | None) -> int:
-        """Note that the end is lower. Return the former one."""
+        """Replace the end by this lower offset. Return the former end."""
         previous = self.end
         self.end, self.end_epoch = offset, self.newest_epoch
         # The new log may have grown past the offset at which it diverged from the old one.
@@ -327,7 +327,7 @@ class _Known:
         return previous
 
     def lower_start(self, proof: Proof | None) -> int:
-        """Note that the held lower start is the right one. Return the former one."""
+        """Replace the start by the lower one that was held back. Return the former start."""
         previous, offset = self.start, self.lower_starts.answered
         if proof is not None:
             self._cut(proof.end_offset)
@@ -519,7 +519,7 @@ class EndOffsets:
         return self._lower(known, max(known.lower_ends.answered, end_offset), reason, proof)
 
     def accept(self, key: Key) -> Regressed | None:
-        """Accept the held lower answer; the caller's decision in an unproven case.
+        """Accept the lower answer that is held back. If nothing is proven, the caller decides whether to do this.
 
         Returns:
             None when no answer is held.
@@ -626,10 +626,10 @@ class EndOffsets:
         return self._lower_start(known, reason, Proof(requested_epoch, reply_epoch, end_offset, leader_epoch))
 
     def accept_start(self, key: Key) -> Regressed | None:
-        """Accept the held lower start; the caller's decision in an unproven case.
+        """Accept the lower start that is held back. If nothing is proven, the caller decides whether to do this.
 
-        Unlike an end, a start that is too low does no harm: the leader has the records from there on. But to hold a
-        start although the log is another one hides records.
+        Unlike an end, a start that is too low does no harm: the leader has the records from there on. But if the log is
+        another one, the former start hides records.
 
         Returns:
             None when no answer is held.

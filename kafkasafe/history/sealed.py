@@ -21,7 +21,7 @@ def seal(kind: str, version: int, rows: list[dict[str, Any]]) -> str:
     """The text of a file.
 
     Args:
-        kind: What it holds, in words.
+        kind: A text that says what the file holds.
         version: Version of the rows' form.
         rows: One for each partition; plain JSON.
     """

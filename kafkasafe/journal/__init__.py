@@ -2,9 +2,9 @@
 
 Theory of operation
 -------------------
-The shell passes events to the journal (`seal`, `persisted`, `acked`, `refused`, `lost`, `judged` ...) and then takes
-`ready()`: the actions that are due. The contract is that of etcd's raft: *persist before you send, send before you
-resolve*.
+The *shell* is the code that does the I/O for the journal: `delivery/engine`. It passes events to the journal (`seal`,
+`persisted`, `acked`, `refused`, `lost`, `judged` ...) and then takes `ready()`: the actions that are due. The contract
+is that of etcd's raft: *persist before you send, send before you resolve*.
 
     1. `ready().persist` holds batches and marks. Write them as one group, make them durable, call `persisted()`.
        Until then, neither `sends` nor `resolved` contains anything that depends on them.

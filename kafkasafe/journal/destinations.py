@@ -16,9 +16,9 @@ class Destinations:
     """Each destination keeps its number as long as the lane's log names it.
 
     Attributes:
-        all: By number, in the order in which they were declared.
-        partitions: Those of them that are partitions.
-        unassigned: By topic, those whose partitions are not known yet.
+        all: The destinations by number, in the order in which they were declared.
+        partitions: The destinations that are partitions, by number.
+        unassigned: The destinations that are topics with unknown partitions, by topic name.
     """
 
     __slots__ = ("_last_number", "_numbers", "_topics", "all", "partitions", "unassigned")

@@ -20,8 +20,8 @@ class Doubt:
         dead_at: From then on (seconds), no broker can append a request of ours whose answer was lost.
         asked_at: When the pending question was asked (seconds); the answer reflects the log at that time or later.
         asked_from: The pending question is answered by reading the log from this offset on.
-        rescan_from: Set when the log was seen to end before an acknowledged batch: a batch in doubt may be at this
-            offset or later. Otherwise -1.
+        rescan_from: The lowest offset at which a batch in doubt may be, if the log was seen to end before an
+            acknowledged batch. Otherwise -1.
     """
 
     fenced: bool = False

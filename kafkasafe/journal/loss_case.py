@@ -122,6 +122,6 @@ class LossCase:
         self.hole = hole
 
     def take_hole(self) -> Hole | None:
-        """Take the hole, to report it: the survey found that the log has lost nothing."""
+        """Return the hole and forget it, because a survey has ended. If it found a loss, that is reported instead."""
         hole, self.hole = self.hole, None
         return hole

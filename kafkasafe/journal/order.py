@@ -137,8 +137,8 @@ def holds(
     """The positions from which on a lane holds its batches back.
 
     Args:
-        afters: The lane's marks.
-        owed: The addresses with unfinished batches of each debt; None while they are not known.
+        afters: The lane's AFTER marks.
+        owed: For each debt, the addresses of its unfinished batches; None while they are not known.
 
     Returns:
         For each address, the position from which on nothing is sent. The key None applies to every address.

@@ -61,7 +61,7 @@ class Sealer:
             unit: The unit (made by `units.seal`) that the batch belongs to. The caller completes it with `close_unit`.
 
         Returns:
-            The batch. The shell stamps its `identity`, if it has one by then, into the bytes when it writes them.
+            The batch. If it has an `identity` when the shell writes it, the shell puts this id into the written bytes.
         """
         batch = self.make(destination, count, size_bytes, max_timestamp)
         batch.choose(given)

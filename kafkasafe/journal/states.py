@@ -65,7 +65,8 @@ class Batch:
         rank: Sorts durable batches of a partition in the order in which their records were accepted.
         heirs: Number of its own unfinished parts.
         revived: The cluster acknowledged and then lost the batch, so it is sent again.
-        origin: Position where its records were first written, before their partitions were chosen; -1 if nowhere else.
+        origin: Spool position where its records were first written, if that was in another batch, which this one
+            replaces; otherwise -1 (see `written_at`).
         unit: The unit to which the batch belongs. A unit is delivered as a whole or not at all.
         given: For a batch whose partitions are not chosen yet: for which runs of records the caller gave the partition
             (see `marks.Given`). None if the batch needs no mark, or the mark is durable.
@@ -142,7 +143,7 @@ class Batch:
         self.rank, self.origin = rank, origin
 
     def come_from(self, position: int) -> None:
-        """Set the position where the records were written before their partitions were chosen; -1: they were not."""
+        """Set the position where its records were first written, in a batch that this one replaces; -1: in none."""
         self.origin = position
 
     # -- units, parents and parts --------------------------------------------------------------------------------------

@@ -170,8 +170,8 @@ class KafkaPython:
     def leave_group(self, reason: str, timeout_ms: float) -> None:
         """Leave the group, and join it again with the next poll, as another member. Its partitions are lost.
 
-        A static member sends no request. The group gives its place to the member that joins with its name, which has
-        another member id (KIP-345).
+        A static member sends no request. When it joins again under the same instance id, the group gives it a new
+        member id and its former place (KIP-345).
 
         Args:
             reason: For the broker's log (KIP-800).

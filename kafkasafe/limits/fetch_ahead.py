@@ -22,7 +22,7 @@ from typing import Any, Final, Generic, Self, TypeVar
 __all__ = ["AHEAD_BYTES", "AheadOffset", "FetchAhead", "ResponseEnd"]
 
 AHEAD_BYTES: Final = 16 * 1024 * 1024
-"""Largest total size of the responses that are fetched ahead, by the requested sizes."""
+"""Maximum bytes that are fetched ahead at once. A response counts with the size that its request asked for."""
 
 _Place = TypeVar("_Place", bound=Hashable)
 

@@ -43,7 +43,10 @@ class SpoolOutcome(enum.Enum):
 
 
 class ExchangeStep(enum.Enum):
-    """How far a batch is in the two-phase exchange of KAFKA-156, whose staging area is the spool."""
+    """How far the delivery of a batch is, in the four steps of Kafka's ticket KAFKA-156.
+
+    The ticket describes two phases: a batch is prepared in a staging area (here the spool), then it is committed.
+    """
 
     PREPARED = "prepared"
     """1: the batch is staged. It has no batch id yet, so it cannot have been sent."""

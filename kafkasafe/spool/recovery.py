@@ -167,7 +167,8 @@ class Log:
         manifest: By (segment, byte offset), a group's manifest entry of a damaged data batch.
         skipped: Positions of torn batches before complete ones of the same group.
         extent: The claims of the lane's `extent`.
-        records_after_end: Records of intact batches at and after the end that the extent claims.
+        records_after_end: Number of records in intact batches at or after the position where the log ends according to
+            `extent`.
     """
 
     segments: list[StoredSegment]
@@ -565,7 +566,8 @@ def _missing_front(lane: Path, segments: list[StoredSegment], extent: Extent) ->
 
 
 def _counted(damage: list[Damage], entries: list[Entry], extent: Extent, before: int) -> list[Damage]:
-    """Adds the number of records to each damage, computed from the positions or from the totals of the extent.
+    """Returns the damage, with the number of records in each damaged range. The number follows from positions, or from
+    the totals in `extent`.
 
     `before` is the number of records between the extent's ends that are not in `entries`.
     """

@@ -1,4 +1,4 @@
-"""The two-phase exchange of KAFKA-156 as a log: the step that each batch id has reached, and when. Uses only marks."""
+"""When each batch reached the steps of Kafka's ticket KAFKA-156 (see `ExchangeStep`). Uses only marks."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class FaultProxy(Relay[_Connection]):
         nodes: Node ids of the brokers. Not used with `bootstrap`.
         bootstrap: `host:port` of any broker.
         host: Address to listen on.
-        verify: Also decode and encode every frame, and count the frames that change in `unfaithful`.
+        verify: Also decode every frame and encode it again. `unfaithful` counts the frames that change by this.
 
     Attributes:
         ports: Port for each node id.

@@ -1,7 +1,8 @@
 """Units: batches of any partitions, and offsets of consumer groups, that Kafka gets in one transaction or not at all.
 
-The package does no I/O. The shell reports what happened, takes the actions of `advance()` and carries them out. It
-reports an action that failed with `failed`, and gets it again after a pause, as a `RetryLater`.
+The package does no I/O. The *shell* (`delivery/engine`) reports what happened, takes the actions of `advance()` and
+carries them out. If an action fails, the shell calls `failed`, and gets the action again after a pause, as a
+`RetryLater`.
 
 The order of the steps is what keeps the promise (docs/staged-protocol.md says what a crash after each step leaves):
 

@@ -143,7 +143,7 @@ class Units:
 
         Args:
             unit_id: 16 bytes.
-            transactional_id: The user's transactional id; empty: the unit gets one of the lane's own.
+            transactional_id: The user's transactional id; empty: the unit gets one of the lane's own ids.
             offsets: The offsets of consumer groups.
             readings: The readings of consumers that these offsets belong to.
         """

@@ -60,7 +60,7 @@ class Lines:
                 line.insert(len(line) - later, entry)
 
     def unite(self, transaction: Transaction) -> None:
-        """Replace units by their transaction, in their places."""
+        """In each line, replace the units of a transaction by the transaction."""
         for at in transaction.lines:
             line = self._lines[at]
             mine_here = [each for each in transaction.units if at in each.lines]
@@ -69,7 +69,7 @@ class Lines:
                 line.remove(each)
 
     def part(self, transaction: Transaction) -> None:
-        """Replace a transaction by its units, in its place."""
+        """In each line, replace a transaction by its units."""
         for at in transaction.lines:
             line = self._lines[at]
             index = line.index(transaction)

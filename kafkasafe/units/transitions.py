@@ -97,7 +97,7 @@ class Transitions:
         self.part(transaction)
 
     def part(self, transaction: Transaction) -> None:
-        """Replace a transaction by its units in the lines."""
+        """In each line, replace a transaction by its units."""
         self._lines.part(transaction)
         transaction.part()
 
@@ -319,7 +319,7 @@ class Transitions:
         self._out.change()
 
     def leave_group(self, transaction: Transaction, group: str, code: int, reason: str) -> None:
-        """Drop the units of a transaction whose consumer this group refuses."""
+        """Drop those units of a transaction that have offsets of this group: it refuses the consumer that read them."""
         if transaction.is_shared:
             self._break_up(transaction)
         for each in transaction.units:

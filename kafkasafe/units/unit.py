@@ -30,7 +30,7 @@ class Unit(UnitContent):
     Attributes:
         number: Ascends in the order in which units were accepted, within this incarnation.
         unit_id: 16 bytes.
-        transactional_id: The user's; empty: it gets one of the lane's own.
+        transactional_id: The id that the user chose; empty: the unit gets one of the lane's own ids.
         offsets: The offsets of consumer groups.
         readings: By group partition, the reading that the offset belongs to.
         recorded: The readings as in the unit's READ mark; empty without such a mark.
@@ -320,7 +320,7 @@ class Transaction(UnitContent):
 
     @property
     def transactional_id(self) -> str:
-        """The user's transactional id; empty: it has one of the lane's own."""
+        """The user's transactional id; empty: it has one of the lane's own ids."""
         return self.units[0].transactional_id
 
     @property

@@ -34,10 +34,10 @@ def spool_show(
     every: Annotated[bool, typer.Option("--all", help="Show delivered and replaced batches too.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show the batches of a spool directory, each with its ids, its status and its step of KAFKA-156.
+    """Show the batches of a spool directory, each with its ids, its status and its last completed step.
 
-    Steps: 1 prepared (on disk), 2 prepare acknowledged (durable on disk with its batch id, so it may have been sent),
-    3 committed (in the cluster's log), 4 commit acknowledged (its offset is known).
+    Steps (as in Kafka's ticket KAFKA-156): 1 prepared (on disk), 2 prepare acknowledged (durable on disk with its batch
+    id, so it may have been sent), 3 committed (in the cluster's log), 4 commit acknowledged (its offset is known).
     """
     found = _found(directory, lane, position, every=every)
     if position is not None and not found.rows:

@@ -66,7 +66,7 @@ class Mailbox:
             self._network.wake()
 
     def at_end_of_look(self, step: Callable[[], None]) -> None:
-        """Sets a function that ends each look into the mailbox. Call it before the thread starts."""
+        """Sets a function that `look` calls after it has run the jobs. May only be set before the thread starts."""
         self._at_end = step
 
     def look(self) -> None:

@@ -197,7 +197,8 @@ class Intake:
         """
         if not divides and not lane.undivided:
             return False
-        # The journal may have named an undivided batch again, sent it again, or given it up.
+        # A batch that an earlier call left undivided may be in `divides` as well. Or it needs no division any more,
+        # because the journal has sent it again, or given it up.
         unique = {divide.batch.handle: divide for divide in (*lane.divisions.take(), *divides)}
         todo = [divide for handle, divide in unique.items() if handle in lane.parcels and divide.is_due]
         stuck: list[j.Divide] = []

@@ -130,8 +130,8 @@ class Ledger:
     def submit(self, parcels: Sequence[Parcel]) -> None:
         """Accept parcels, in order. Never blocks; the caller has checked `room` before.
 
-        A caller that was interrupted in here (Ctrl-C) calls again with the same parcels, and so does a signal handler
-        that interrupts this call. The ledger accepts each parcel only once.
+        The same parcels may come again: from a caller whose first call was interrupted (Ctrl-C), or from a signal
+        handler that runs during this call. The ledger accepts each parcel only once.
         """
         now = self._context.clock.monotonic()
         with self.lock:
@@ -310,8 +310,8 @@ class Ledger:
         return len(self.open) + self._packed
 
     def unfinished_records(self, number: int) -> int:
-        """About how many records without a fate are in parcels up to this number. If one packed parcel counts, all of
-        them do.
+        """About how many records without a fate are in parcels up to this number. If a packed parcel is among these
+        parcels, the records of all packed parcels are included.
         """
         packed = self._packed_records if self._first_packed <= number else 0
         return packed + sum(parcel.count for parcel in list(self.open.values()) if parcel.number <= number)

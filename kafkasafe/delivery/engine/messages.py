@@ -233,7 +233,7 @@ class ChoreDue:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RetryDue:
-    """The pause of a destination is over: this one, not a later one of the same destination."""
+    """A pause of a destination is over. Each pause has its own object, so this one cannot end a later pause."""
 
     lane: Lane
     destination: int

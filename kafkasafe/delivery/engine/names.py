@@ -130,8 +130,8 @@ def _is_of_offsets(action: u.Request) -> bool:
 
 
 def _name(lane: Lane, action: u.Request) -> tuple[str, str]:
-    """The refused name in words (one name for all of the lane's own ids), and the group if the name is
-    a user's group.
+    """The refused id or group as a text such as "group orders" (one text for all of the lane's own ids); and the group,
+    if it is a user's, otherwise "".
     """
     if isinstance(action, u.CommitOffsets) and action.index >= 0:
         group = action.transaction.offsets[action.index].group

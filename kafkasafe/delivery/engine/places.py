@@ -101,7 +101,7 @@ class PlaceKeeper:
         return len(self._troubles)
 
     def confirm(self, lane: Lane) -> bool:
-        """Whether the next start would find the group just synced. Restores the lane if it is displaced.
+        """Whether the next start would find the group that was just synced. Restores the lane if it is displaced.
 
         Raises:
             LaneBusyError: Another process has the producer's own lane now. Nothing may be written or sent any more.

@@ -180,8 +180,9 @@ class OutcomeInquiry:
     def _is_proven(self, by_state: Judgement) -> Procedure[bool]:
         """Whether the producer state can be believed.
 
-        An empty log accepts any sequence number, so the state after one late request would wrongly include earlier
-        batches.
+        A leader that lost its log accepts any sequence number. After one late request, its producer state looks as if
+        all earlier batches had arrived, too. So a state that shows several batches is believed only if the log still
+        reaches the offset where they can begin, as far as the leader can tell.
         """
         ask = self._ask
         epoch = self._lane.journal.views.leader_epoch(ask.destination)

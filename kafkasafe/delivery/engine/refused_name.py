@@ -64,7 +64,10 @@ class RefusedName:
 
 
 class NameRefusals:
-    """The refused names of one lane, each in words. They may be read from any thread."""
+    """The transactional ids and groups that the cluster refuses to one lane, each under a text such as "group orders".
+
+    They may be read from any thread.
+    """
 
     __slots__ = ("_found",)
 

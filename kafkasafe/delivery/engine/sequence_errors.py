@@ -56,7 +56,7 @@ class SequenceErrors:
         self._pending[address] = name, 0 <= last_acked < log_start_offset
 
     def judged(self, address: Address, verdict: str) -> None:
-        """Count the pending error with this verdict on the partition's batches in doubt."""
+        """Count the partition's pending error, if there is one, with this verdict as its result."""
         if found := self._pending.pop(address, None):
             self._stats.sequence_errors[found[0], verdict] += 1
 

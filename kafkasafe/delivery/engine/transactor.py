@@ -269,7 +269,10 @@ class Transactor:
         return u.outcome_of(grant, answer.state, answer.producer_id, answer.epoch, own=own)
 
     def _look_into_log(self, lane: Lane, action: u.FindOutcome) -> bool:
-        """Look for the outcome in the log, because groups forget a marker after a week. False: no offset is known."""
+        """Find the outcome by reading the log, because the marker may have expired (`offsets.retention.minutes`).
+
+        Returns False if no batch's offset is known.
+        """
         transaction, places = action.transaction, action.transaction.places
         batch = next((each for each in transaction.batches if places.get(each.handle, -1) >= 0), None)
         if batch is None:

@@ -318,12 +318,12 @@ def stamp_address(buf: bytearray, base_offset: int, partition_leader_epoch: int)
 
 
 def identity_of(buf: Buffer) -> tuple[int, int, int]:
-    """(producer id, epoch, base sequence) of a complete batch. This costs less than to read the whole header."""
+    """(producer id, epoch, base sequence) of a complete batch. This costs less than reading the whole header."""
     return _IDENTITY.unpack_from(buf, _IDENTITY_AT)
 
 
 def crc_and_count(buf: Buffer) -> tuple[int, int]:
-    """CRC and number of records of a complete batch. This costs less than to read the whole header."""
+    """CRC and number of records of a complete batch. This costs less than reading the whole header."""
     return _CRC.unpack_from(buf, _CRC_AT)[0], LENGTH.unpack_from(buf, _COUNT_AT)[0]
 
 

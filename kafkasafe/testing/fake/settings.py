@@ -208,7 +208,7 @@ TOPIC_SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
         "unclean.leader.election.enable": "unclean.leader.election.enable",
     }
 )
-"""A topic's settings that the fake uses -> the broker's setting with the default."""
+"""For each topic setting that the fake uses, the broker setting that applies if the topic does not set it."""
 
 _WITHOUT_EFFECT: Final = frozenset(
     {
