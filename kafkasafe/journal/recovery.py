@@ -251,8 +251,7 @@ class Recovery:
             elif done is None and repeats:
                 pass  # the STATE mark that follows says which batches are acknowledged, possibly more than this one
             elif done is None and base_offset >= 0 and at not in ended:
-                # The batch was released, so it and all earlier batches (except moved ones) were finished. Its record
-                # count is unknown.
+                # It was released, so it and all earlier batches, except moved ones, were finished. Its count is unknown.
                 clear = not known.queue or known.queue[0].rank > (at,)
                 known.log.read_released(base_offset, clear=clear)
             elif at in ended and base_offset >= 0:
@@ -285,8 +284,7 @@ class Recovery:
         first = mark.first
         if self._replay.divides_unit(first):
             return
-        # If a divided unit's first UNIT mark was in a deleted segment, the unit still keeps the turn that this mark
-        # gave it.
+        # A divided unit keeps the turn of its first UNIT mark, even if that mark was in a deleted segment.
         accepted_at = self._replay.origin_from(first, position)
         read = self._units.get(mark.unit_id) or self._units.recover(mark, position, accepted_at)
         self._replay.read_unit(read, range(first, first + mark.batches))
@@ -312,9 +310,7 @@ class Recovery:
                 self._reach(partition, ANYWHERE)
 
     def recover_torn(self, destination: int) -> None:
-        """Note a batch that a crash tore while later batches of its group are intact. No caller was promised its
-        durability.
-        """
+        """Note a batch, promised to no caller, that a crash tore while later batches of its group are intact."""
         self._replay.go_on()
         _explain_gap(self._destinations.declared(destination))
 
@@ -374,9 +370,7 @@ class Recovery:
                 return
 
     def _reach_sent(self, partition: Destination) -> None:
-        """Unpack the first batches that have an id: they may have been sent, even if batches without an id precede
-        them.
-        """
+        """Unpack the first batches with an id: they may have been sent, even if others without an id precede them."""
         queue = partition.queue
         sent = sum(batch.identity is not None for batch in queue)
         while queue.packed_with_id and sent < self._near:
@@ -424,15 +418,14 @@ class Recovery:
                 self._topics.note_topic(partition)
                 self._packer.touch(partition)
                 continue
-            # The journal sends only the first batches of a queue. Batches that were inserted before them later have no
-            # id. If marks are lost, any batch with an id may have been among the first ones.
+            # Only the first batches of a queue are sent. Batches that were inserted before them later have no id. If
+            # marks are lost, any batch with an id may have been among the first ones.
             near = None if self._replay.is_blind else self._near
             doubt = list(islice((batch for batch in partition.queue if batch.identity is not None), near))
             for batch in doubt:
                 batch.on(BatchEvent.MAY_BE_THERE)
             if doubt and partition.queue[0].identity is None:
-                # Lost batches were queued again before this one. Because this batch is sent after them, it needs
-                # another id.
+                # Lost batches were queued again before this one. It is sent after them, so it needs another id.
                 partition.ids.expire()
             if doubt:
                 # The broker may still append the last requests of an earlier incarnation.
@@ -530,9 +523,7 @@ class Recovery:
 
     @staticmethod
     def _drop_lost(partition: Partition, following: Sequence[m.Mark]) -> None:
-        """Drop lost batches that have left the spool. REVIVED does not name them, but STATE says that the log ends
-        before them.
-        """
+        """Drop lost batches that have left the spool: REVIVED does not name them, but STATE ends before them."""
         for state in following:
             if isinstance(state, m.State):
                 partition.log.cut(state.last_acked_offset)
