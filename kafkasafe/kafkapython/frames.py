@@ -1,7 +1,7 @@
 """Converts Kafka frames to kafka-python's protocol classes and back, and finds topics and partitions in them.
 
 Apart from a few names, the module has no code for particular APIs. It searches a message for arrays of topics (structs
-with a `name`, `topic` or `topic_id`), and these for arrays of partitions. So it supports a new kafka-python's APIs.
+with a `name`, `topic` or `topic_id`), and these for arrays of partitions. So it supports APIs of a new kafka-python.
 """
 
 from __future__ import annotations
