@@ -44,7 +44,7 @@ from kafkasafe.spool.rejected import (
     summed_up,
     waits_of,
 )
-from kafkasafe.spool.segment_reader import StoredSegment
+from kafkasafe.spool.segment import StoredSegment
 from kafkasafe.spool.steps import BatchTimes, UnitLog
 from kafkasafe.stats import ConsumerStats
 from kafkasafe.units import Phase

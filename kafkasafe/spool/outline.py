@@ -17,7 +17,8 @@ from typing import Final
 from kafkasafe import marks as m
 from kafkasafe.record import batch as codec
 from kafkasafe.spool.files import Files
-from kafkasafe.spool.segment_reader import ReadGroup, StoredSegment, address_bytes, group_at
+from kafkasafe.spool.segment import StoredSegment
+from kafkasafe.spool.segment_reader import ReadGroup, address_bytes, group_at
 
 __all__ = ["LARGE_BYTES", "OutlineReader"]
 

@@ -22,12 +22,12 @@ from kafkasafe.spool.extent import Extent, decode_extent
 from kafkasafe.spool.files import Files, WholeFiles, read_file, read_whole
 from kafkasafe.spool.outline import OutlineReader
 from kafkasafe.spool.placing import Stored
+from kafkasafe.spool.segment import StoredSegment
 from kafkasafe.spool.segment_reader import (
     OVERHEAD_BYTES,
     Bad,
     ReadGroup,
     SegmentReader,
-    StoredSegment,
     group_at,
 )
 

@@ -36,8 +36,8 @@ from kafkasafe.spool.recovery import (
     segment_name,
 )
 from kafkasafe.spool.reserve import NO_ROOM, Reserve
+from kafkasafe.spool.segment import StoredSegment
 from kafkasafe.spool.segment_files import SegmentFiles
-from kafkasafe.spool.segment_reader import StoredSegment
 from kafkasafe.spool.tail import cut_tail, make_durable, remove_drafts
 
 __all__ = ["BatchEntry", "Entry", "LostEntry", "MarksEntry", "Spool"]
