@@ -251,7 +251,7 @@ def scan(files: Files, lane: Path, each: Callable[[Entry], None] | None = None) 
     reader = SegmentReader(lane_id)
     whole = _Whole(segments, before.of(lane_id), each)
     if each is not None and (lane_id is None or _missing_front(lane, segments, whole.extent) is not None):
-        whole.ended = True
+        whole.end()
     contents = WholeFiles(files)
     outlines = OutlineReader(files, lane_id) if lane_id is not None and each is not None else None
     durable_position = 0 if whole.extent.end is None else whole.extent.end.position
@@ -368,6 +368,10 @@ class _Whole:
         # (segment, position after it, byte after it) of groups that are not yet proven to have been durable.
         self._unproven: deque[tuple[int, int, int]] = deque()
 
+    def end(self) -> None:
+        """Keeps all further groups in `rest`."""
+        self.ended = True
+
     def take(self, item: ReadGroup | Bad) -> None:
         """Processes the next group of the log."""
         if isinstance(item, ReadGroup):
@@ -400,8 +404,7 @@ class _Whole:
         for at, entry, header in item.batches:
             if header is None:
                 continue
-            segment.batches.add(entry.position, Stored(at, entry.size_bytes, entry.crc, entry.destination))
-            segment.records += header.count
+            segment.add(entry, at, header.count)
             self._count(entry.position, header.count)
             self._each(BatchEntry(entry.position, entry.destination, header, entry.size_bytes))
         self.end_position = item.end_position
@@ -419,7 +422,7 @@ class _Whole:
         """Notes that everything before this position was durable."""
         while self._unproven and self._unproven[0][1] <= synced:
             segment, _, end = self._unproven.popleft()
-            self.segments[segment].proven_bytes = end
+            self.segments[segment].prove(end)
 
 
 def _declared(marks: Iterable[m.Mark]) -> dict[int, str]:
@@ -469,7 +472,7 @@ def _judge(lane: Path, whole: _Whole, lane_id: bytes | None, synced: int, extent
             break
         groups += 1
         if item.end_position <= synced:
-            segments[item.segment].proven_bytes = item.end
+            segments[item.segment].prove(item.end)
         closed = item.group.closed
         declared.update(_declared(item.marks))
         entries.append(MarksEntry(item.group.position, item.marks, item.written_ms))
@@ -490,8 +493,7 @@ def _judge(lane: Path, whole: _Whole, lane_id: bytes | None, synced: int, extent
                 manifest[segment.path, at] = entry
                 entries.append(LostEntry(entry.position, entry.destination))
                 continue
-            segment.batches.add(entry.position, Stored(at, entry.size_bytes, entry.crc, entry.destination))
-            segment.records += header.count
+            segment.add(entry, at, header.count)
             entries.append(BatchEntry(entry.position, entry.destination, header, entry.size_bytes))
         if cut is not None:
             torn, next_position = (item.segment, cut[0]), cut[1]
@@ -501,7 +503,7 @@ def _judge(lane: Path, whole: _Whole, lane_id: bytes | None, synced: int, extent
     tail = None
     if torn is not None:
         tail = (segments[torn[0]].path, torn[1])
-        segments[torn[0]].size_bytes = torn[1]
+        segments[torn[0]].ends_at(torn[1])
         doomed = [segment.path for segment in segments[torn[0] + 1 :]]
         segments = segments[: torn[0] + 1]
     else:

@@ -111,13 +111,13 @@ class SegmentReader:
             if limit is not None and group.position >= limit:
                 break  # abandoned bytes: the next segment begins here
             item = self._batches(index, content, at, group, marks, size, limit)
-            segment.written_ms = max(segment.written_ms, codec.read_header(content, at).max_timestamp)
+            segment.note_written(codec.read_header(content, at).max_timestamp)
             yield item
             at, position = item.end, item.end_position
             exact = not item.batches or item.batches[-1][2] is not None
             bound = self._bound(limit, end)
             more = not exact and _may_miss_more(content, item.batches[-1], bound)
-        segment.size_bytes = at
+        segment.ends_at(at)
         bound = self._bound(limit, end)
         if bound is not None and position < bound and (exact or more):
             yield Bad(index, at, at, position, torn=True, end_position=bound)

@@ -433,7 +433,7 @@ class Spool:
         """Use the directory's new path, under which it already is on the disk."""
         self._lane = lane
         for segment in self._segments:
-            segment.path = lane / segment.path.name
+            segment.stands_at(lane)
         self._extent.stands_at(lane)
         self._reserve.stands_at(lane)
 
@@ -600,14 +600,7 @@ class Spool:
         self._unwritten.append(control)
         self._unwritten += [data for _, data in batches]
         size = len(control) + sum(entry.size_bytes for entry in manifest)
-        at = segment.size_bytes + len(control)
-        for entry in manifest:
-            segment.batches.add(entry.position, Stored(at, entry.size_bytes, entry.crc, entry.destination))
-            at += entry.size_bytes
-        segment.size_bytes = at
-        if manifest:
-            segment.records += end_position - manifest[0].position
-        segment.written_ms = self._clock_ms()
+        segment.append(len(control), manifest, end_position, self._clock_ms())
         self._used += size
         self.next_position = end_position
 
@@ -694,7 +687,7 @@ class Spool:
             # Groups that never reached the file must not count: the file would look as if another process had cut it.
             segment = self._segments[-1]
             self._used -= segment.size_bytes - self._unwritten_at
-            segment.size_bytes = self._unwritten_at
+            segment.ends_at(self._unwritten_at)
             self._unwritten = []
         if error.errno in NO_ROOM and not self._sync_failed and self._handle >= 0:
             self._continued = self._segments[-1].first_position, self._handle
@@ -727,9 +720,7 @@ class Spool:
         if self._segments:
             segment = self._segments[-1]
             self._used -= segment.size_bytes - self._promised_bytes
-            segment.records = self._promised_records
-            segment.batches.cut(self.next_position)
-            segment.size_bytes = self._promised_bytes
+            segment.cut(self.next_position, self._promised_bytes, self._promised_records)
             continued, kept = self._continued or (-1, -1)
             continues = continued == segment.first_position
             # Bytes that cannot be cut off are abandoned: the next segment starts at the position of the first of them.

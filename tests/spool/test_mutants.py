@@ -167,7 +167,7 @@ MUTANTS = {
         recovery._Whole, "_is_whole", "if item.torn or any(header is None", "if False and any(header is None",
         flips),
     "what follows a front that is missing is taken while it is read": (
-        test_damage, "scan", "whole.ended = True", "pass", streams),
+        test_damage, "scan", "whole.end()", "pass", streams),
     "what was taken while it was read does not count": (
         recovery._Whole, "_count", "self.between += records", "pass", streams),
     "the manifest's CRC is ignored": (
