@@ -141,14 +141,14 @@ class LaneReader:
                     raise
                 except m.MarkError:
                     # An incomplete end is being written, or a crash tore it.
-                    owed.damaged = owed.damaged or limit is not None
+                    if limit is not None:
+                        owed.note_damage()
                     return
                 if limit is not None and group.position >= limit:
                     return
                 if owed.lane_id not in {b"", group.lane_id}:
-                    owed.damaged = (
-                        True  # a segment of another lane; the owner reports it when it opens the lane
-                    )
+                    # A segment of another lane. The owner reports it when it opens the lane.
+                    owed.note_damage()
                     return
                 at += len(content)
                 places = []

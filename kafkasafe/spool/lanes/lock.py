@@ -237,6 +237,10 @@ class LaneLock:
         self._stands(number, directory, handle)
         self.write(self._said)
 
+    def leave_to_parent(self) -> None:
+        """Forgets the lock file, in a forked child: the parent goes on to own the lane."""
+        self._handle = -1
+
 
 def give_up(files: Files, directory: int, handle: int) -> None:
     """Closes a lane's directory and its lock."""
@@ -249,7 +253,7 @@ def give_up(files: Files, directory: int, handle: int) -> None:
 def _after_fork() -> None:
     """In a forked child, closes the parent's locks. Unlocking them would unlock them for the parent too."""
     for lock in list(_held):
-        lock._handle = -1
+        lock.leave_to_parent()
     while _lockable:
         files, handle = _lockable.pop()
         # Close the next one whatever a disk raises. (A simulated one may raise that its process is dead.)
