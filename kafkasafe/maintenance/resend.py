@@ -68,6 +68,10 @@ class ResendResult:
         """Number of records."""
         return sum(each.kept.records for each in self.files)
 
+    def goes_to(self, lane: str) -> None:
+        """Note the lane that gets the records."""
+        self.lane = lane
+
 
 def find_rejected(directory: SpoolDirectory, topics: Collection[str] = ()) -> ResendResult:
     """Finds out what a resend would return. Changes nothing.
@@ -156,7 +160,7 @@ def bring_back(
                 lock = directory.take_lane(max(directory.lanes()) + 1)
                 opened = stack.enter_context(own_lane(lock, clock_ms))
             own, spool, journal = opened
-            found.lane = own.path.name
+            found.goes_to(own.path.name)
             for done, each in enumerate(found.files):
                 progress(done, len(found.files))
                 _write(directory, spool, journal, each)
