@@ -16,6 +16,7 @@ from kafkasafe.record import batch as codec
 from kafkasafe.spool import extent_file, quarantine, recovery, segment_reader, spool
 from kafkasafe.spool.files import DirectoryFiles
 from kafkasafe.spool.lanes import SpoolDirectory
+from kafkasafe.spool.segment_list import SegmentList
 from kafkasafe.spool.spool import Spool
 from kafkasafe.testing.disk import Disk
 
@@ -123,14 +124,14 @@ MUTANTS = {
     "the old segment is not synced before the new one": (
         Spool, "_roll", "self._to_disk()", "self._disk_position = self.next_position", crashes),
     "nothing is ever synced": (
-        Spool, "_to_disk", "self._files.sync_data(self._handle)", "pass", crashes),
+        Spool, "_to_disk", "self._writer.sync()", "pass", crashes),
     "a failed fsync is tried again, and believed": (
-        Spool, "_to_disk", "self._files.sync_data(self._handle)",
-        "try: self._files.sync_data(self._handle)\n        except OSError: self._files.sync_data(self._handle)",
+        Spool, "_to_disk", "self._writer.sync()",
+        "try: self._writer.sync()\n        except OSError: self._writer.sync()",
         failed_syncs),
     "a segment is written on after its failed fsync": (
-        Spool, "_to_disk", "self._files.sync_data(self._handle)",
-        "try: self._files.sync_data(self._handle)\n        except OSError: return",
+        Spool, "_to_disk", "self._writer.sync()",
+        "try: self._writer.sync()\n        except OSError: return",
         failed_syncs),
     "groups say that they are durable themselves": (
         Spool, "_group", "self._disk_position,", "self.next_position,", crashes),
@@ -138,11 +139,11 @@ MUTANTS = {
         Spool, "__init__", 'found.synced_position if sync == "os" else found.next_position',
         "found.next_position", os_crashes),
     "segments behind the promised end stay": (
-        Spool, "_put_back", "self._unlink(segment)", "pass", crashes),
+        SegmentList, "delete_last", "self._unlink(segment)", "pass", crashes),
     "a release syncs the directory only once": (
-        Spool, "_sync_deletions", "self._files.sync_directory(self._lane)", "pass", crashes),
+        SegmentList, "sync_deletions", "self._files.sync_directory(self._lane)", "pass", crashes),
     "a segment whose deletion is not durable counts as missing": (
-        Spool, "release", "self._deletions_undurable = True", "self._files.sync_directory(self._lane)",
+        SegmentList, "delete_first", "self._deletions_undurable = True", "self._files.sync_directory(self._lane)",
         test_damage.test_a_deletion_that_is_not_durable_yet_is_no_missing_segment),
     "a segment goes before its successor is durable": (
         Spool, "release", "min(before_position, self.synced_position - 1)", "before_position",
@@ -198,8 +199,8 @@ MUTANTS = {
         Spool, "sync", "self._extent.ends(self.synced_position, self._segments)", "pass",
         vanished),
     "what is written is said to be durable": (
-        Spool, "_append", "self._used += size",
-        "self._used += size\n    self._extent.ends(end_position, self._segments)", crashes),
+        Spool, "_append", "self.next_position = end_position",
+        "self.next_position = end_position\n    self._extent.ends(end_position, self._segments)", crashes),
     "segments that are missing in front are not missed": (
         recovery, "_missing_front", "begin.position >= segments[0].first_position", "True", vanished),
     "segments that are missing at the end are not missed": (
