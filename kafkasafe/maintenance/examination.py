@@ -27,14 +27,9 @@ from kafkasafe.record import batch as codec
 from kafkasafe.spool.examine import Examination, ExaminedBatch, Finding, SpoolFate, SpoolOutcome, fates
 from kafkasafe.spool.files import Files
 from kafkasafe.spool.inspection import dropped_in, extent_of, read_lane, resent_in, steps, unreadable
-from kafkasafe.spool.recovery import (
-    BatchEntry,
-    Log,
-    LostEntry,
-    MarksEntry,
-    Stored,
-    replay,
-)
+from kafkasafe.spool.log_content import BatchEntry, Log, LostEntry, MarksEntry
+from kafkasafe.spool.placing import Stored
+from kafkasafe.spool.recovery import replay
 from kafkasafe.spool.refusals import read_needed
 from kafkasafe.spool.rejected import (
     KeptFile,

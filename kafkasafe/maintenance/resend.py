@@ -21,8 +21,9 @@ from kafkasafe.record import batch as codec
 from kafkasafe.spool.files import Files, read_file
 from kafkasafe.spool.inspection import read_lane, resent_in
 from kafkasafe.spool.lanes import LaneLock, SpoolDirectory
+from kafkasafe.spool.log_content import Log
 from kafkasafe.spool.quarantine import already_quarantined
-from kafkasafe.spool.recovery import Log, replay
+from kafkasafe.spool.recovery import replay
 from kafkasafe.spool.rejected import KeptFile, RejectedStore, read_rejected, rejected_names, retire, waits_of
 from kafkasafe.spool.rejected_format import OPERATOR, SET_ASIDE, Refused, marks_to_set_aside
 from kafkasafe.spool.spool import Spool

@@ -16,7 +16,7 @@ from kafkasafe import marks as m
 from kafkasafe.journal.order import Owed
 from kafkasafe.record import batch as codec
 from kafkasafe.spool.files import Files
-from kafkasafe.spool.recovery import SEGMENT_NAME
+from kafkasafe.spool.segment import SEGMENT_NAME
 
 __all__ = ["LaneReader"]
 

@@ -15,12 +15,15 @@ __all__ = [
     "BEGIN_SLOTS",
     "END_SLOT",
     "EXTENT_BYTES",
+    "EXTENT_NAME",
     "Extent",
     "LogEndClaim",
     "decode_extent",
     "encode_claim",
     "extent_trouble",
 ]
+
+EXTENT_NAME: Final = "extent"
 
 _SLOT_BYTES: Final = 512  # a sector: two claims are never torn by one write
 BEGIN_SLOTS: Final = (0, _SLOT_BYTES)

@@ -7,22 +7,20 @@ spool cuts the tail off. The rules are those of `docs/spool-format.md`, section 
 from __future__ import annotations
 
 import itertools
-import re
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Final, TypeAlias
 
 from kafkasafe import marks as m
 from kafkasafe.history.identity import BatchId
 from kafkasafe.journal import Journal
 from kafkasafe.record import batch as codec
-from kafkasafe.spool.extent import Extent, decode_extent
+from kafkasafe.spool.extent import EXTENT_NAME, Extent, decode_extent
 from kafkasafe.spool.files import Files, WholeFiles, read_file, read_whole
+from kafkasafe.spool.log_content import BatchEntry, Damage, Entry, Log, LostEntry, MarksEntry, TornEntry
 from kafkasafe.spool.outline import OutlineReader
-from kafkasafe.spool.placing import Stored
-from kafkasafe.spool.segment import StoredSegment
+from kafkasafe.spool.segment import SEGMENT_NAME, StoredSegment, segment_name
 from kafkasafe.spool.segment_reader import (
     OVERHEAD_BYTES,
     Bad,
@@ -31,157 +29,7 @@ from kafkasafe.spool.segment_reader import (
     group_at,
 )
 
-__all__ = [
-    "SEGMENT_NAME",
-    "BatchEntry",
-    "Damage",
-    "Entry",
-    "Log",
-    "LostEntry",
-    "MarksEntry",
-    "Stored",
-    "TornEntry",
-    "read_extent",
-    "replay",
-    "replay_one",
-    "scan",
-    "segment_name",
-]
-
-SEGMENT_NAME: Final = re.compile(r"\d{20}\.log")
-
-EXTENT_NAME: Final = "extent"
-
-
-@dataclass(frozen=True, slots=True)
-class MarksEntry:
-    """The marks of a group, with the position of its control batch and the time of writing (ms since the epoch)."""
-
-    position: int
-    marks: Sequence[m.Mark]
-    written_ms: int = -1
-
-
-@dataclass(frozen=True, slots=True)
-class BatchEntry:
-    """A complete data batch whose checksums match."""
-
-    position: int
-    destination: int
-    header: codec.BatchHeader
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class LostEntry:
-    """A damaged part of the log.
-
-    Attributes:
-        position: Position of the damaged part.
-        destination: Destination of the damaged data batch; 0 if a whole group is lost, with unknown marks.
-    """
-
-    position: int
-    destination: int
-
-
-@dataclass(frozen=True, slots=True)
-class TornEntry:
-    """A batch that a crash tore, before complete batches of its group. No caller was informed that it is durable."""
-
-    position: int
-    destination: int
-
-
-Entry: TypeAlias = MarksEntry | BatchEntry | LostEntry | TornEntry
-
-
-@dataclass(frozen=True, slots=True)
-class Damage:
-    """A byte range that differs from the written bytes.
-
-    Attributes:
-        path: The segment, which may be missing.
-        start: First byte.
-        end: End of the range (exclusive); equal to `start` if bytes are missing.
-        position: Position of the damaged batch or group.
-        destination: Destination of the data batch; 0 for a group.
-        end_position: End of the damaged positions (exclusive); -1 if unknown.
-        records: Number of damaged data records; -1 if unknown.
-        most: `records` is an upper bound, not the exact number.
-        name: Topic and partition of the data batch, if known.
-        other_lane: Id of another lane that wrote the segment. In this case the whole file is meant.
-    """
-
-    path: Path
-    start: int
-    end: int
-    position: int
-    destination: int
-    end_position: int = -1
-    records: int = -1
-    most: bool = False
-    name: str = ""
-    other_lane: bytes | None = None
-
-    def __str__(self) -> str:
-        many = ""
-        if self.records >= 0:
-            plural = "" if self.records == 1 else "s"
-            many = f" ({'up to ' if self.most else ''}{self.records:,} record{plural})"
-        if self.other_lane is not None:
-            return f"{self.path.name}: a segment of another lane (id {self.other_lane.hex()}){many}"
-        to = f" to {self.end_position - 1}" if self.end_position > self.position + 1 else ""
-        if self.destination:
-            batch = f"a batch for {self.name}" if self.name else f"a batch of destination {self.destination}"
-            what = f"{batch} at position {self.position}{many}"
-        elif self.start == self.end:
-            where = f"position{'s' if to else ''} {self.position}{to}{many}"
-            if self.start == 0:
-                return f"{self.path.name}: missing or empty, and with it {where}"
-            return f"{self.path.name}: ends at byte {self.end}, where {where} should follow"
-        else:
-            what = f"a group at position {self.position}{many}"
-        if self.start == self.end:
-            return f"{self.path.name}: ends at byte {self.end}, where {what} should follow"
-        return f"{self.path.name}: bytes {self.start} to {self.end}, {what}"
-
-
-@dataclass(frozen=True, slots=True)
-class Log:
-    """The content of a lane.
-
-    Attributes:
-        segments: In order, without those after a torn tail.
-        entries: Their content, in log order.
-        damage: Damage, in log order. A torn tail is not damage.
-        torn: (segment, byte offset) where a torn tail begins; None if there is none.
-        doomed: Segments after a torn tail.
-        next_position: Position after the last record.
-        synced_position: Position after the last record that is proven to have been durable.
-        lane_id: Id of the lane; None if it has no group.
-        groups: Number of intact groups.
-        closed: Whether an orderly close wrote the last group.
-        manifest: By (segment, byte offset), a group's manifest entry of a damaged data batch.
-        skipped: Positions of torn batches before complete ones of the same group.
-        extent: The claims of the lane's `extent`.
-        records_after_end: Records of intact batches at and after the end that the extent claims.
-    """
-
-    segments: list[StoredSegment]
-    entries: list[Entry]
-    damage: list[Damage]
-    torn: tuple[Path, int] | None
-    doomed: list[Path]
-    next_position: int
-    synced_position: int
-    lane_id: bytes | None
-    groups: int
-    closed: bool
-    manifest: dict[tuple[Path, int], m.ManifestEntry] = field(default_factory=dict)
-    skipped: tuple[int, ...] = ()
-    extent: Extent = field(default_factory=Extent)
-    records_after_end: int = 0
+__all__ = ["read_extent", "replay", "replay_one", "scan"]
 
 
 def replay(entries: Iterable[Entry], journal: Journal) -> None:
@@ -214,11 +62,6 @@ def replay_one(entry: Entry, journal: Journal) -> None:
             journal.recovery.recover_lost(position, destination)
         case TornEntry(_, destination):
             journal.recovery.recover_torn(destination)
-
-
-def segment_name(first_position: int) -> str:
-    """The file name of the segment that begins at a position."""
-    return f"{first_position:020d}.log"
 
 
 def scan(files: Files, lane: Path, each: Callable[[Entry], None] | None = None) -> Log:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from kafkasafe import marks as m
 from kafkasafe.spool.placing import Places, Stored
 
-__all__ = ["StoredSegment"]
+__all__ = ["SEGMENT_NAME", "StoredSegment", "segment_name"]
+
+SEGMENT_NAME: Final = re.compile(r"\d{20}\.log")
 
 
 @dataclass(slots=True)
@@ -77,3 +81,8 @@ class StoredSegment:
     def stands_at(self, lane: Path) -> None:
         """Use the new path of the lane's directory."""
         self.path = lane / self.path.name
+
+
+def segment_name(first_position: int) -> str:
+    """The file name of the segment that begins at a position."""
+    return f"{first_position:020d}.log"

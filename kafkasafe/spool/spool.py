@@ -17,18 +17,12 @@ from kafkasafe import marks as m
 from kafkasafe.errors import SpoolError, SpoolWriteError
 from kafkasafe.logs import EventLog
 from kafkasafe.record import batch as codec
+from kafkasafe.spool.extent import EXTENT_NAME
 from kafkasafe.spool.extent_file import ExtentFile
 from kafkasafe.spool.files import Files
+from kafkasafe.spool.log_content import BatchEntry, Entry, Log, LostEntry, MarksEntry
 from kafkasafe.spool.quarantine import keep_torn, quarantine_damage
-from kafkasafe.spool.recovery import (
-    EXTENT_NAME,
-    BatchEntry,
-    Entry,
-    Log,
-    LostEntry,
-    MarksEntry,
-    scan,
-)
+from kafkasafe.spool.recovery import scan
 from kafkasafe.spool.reserve import NO_ROOM, Reserve
 from kafkasafe.spool.segment_list import SegmentList
 from kafkasafe.spool.segment_writer import SegmentWriter

@@ -27,7 +27,7 @@ from kafkasafe.delivery.engine.parcels import Parcel
 from kafkasafe.delivery.engine.unit_handles import UnitHandle
 from kafkasafe.errors import SpoolCorruptError, SpoolError, SpoolFormatError
 from kafkasafe.spool.lanes import LaneLock
-from kafkasafe.spool.recovery import Entry
+from kafkasafe.spool.log_content import Entry
 from kafkasafe.spool.rejected import RejectedStore, retire, waits_of
 from kafkasafe.spool.spool import Spool
 
