@@ -276,18 +276,103 @@ def _declared(marks: Iterable[m.Mark]) -> dict[int, str]:
     }
 
 
+class _Rest:
+    """The groups from the first one that is not intact: distinguishes a torn tail from damage.
+
+    Attributes:
+        entries: The groups' entries, up to the torn tail.
+        damage: Damage, in log order.
+        manifest: See `Log`.
+        skipped: See `Log`.
+        torn: (number of the segment, byte offset) where a torn tail begins; None if there is none.
+        groups: Number of intact groups of the log.
+        closed: Whether an orderly close wrote the last group.
+        next_position: Position after the last group, or after the last damaged one.
+    """
+
+    def __init__(self, whole: _Whole, synced: int, next_position: int) -> None:
+        self._segments = whole.segments
+        self._synced = synced
+        self._known_torn = whole.known_torn
+        self._declared = dict(whole.declared)
+        self.entries: list[Entry] = []
+        self.damage: list[Damage] = []
+        self.manifest: dict[tuple[Path, int], m.ManifestEntry] = {}
+        self.skipped: list[int] = []
+        self.torn: tuple[int, int] | None = None
+        self.groups = whole.groups
+        self.closed = whole.closed
+        self.next_position = next_position
+
+    def read(self, items: Iterable[ReadGroup | Bad]) -> None:
+        """Processes the groups up to the torn tail."""
+        for item in items:
+            if isinstance(item, Bad):
+                self._bad(item)
+            else:
+                self._group(item)
+            if self.torn is not None:
+                return
+
+    def _bad(self, item: Bad) -> None:
+        if item.position >= self._synced and item.torn:
+            self.torn, self.next_position = (item.segment, item.at), item.position
+            return
+        path = self._segments[item.segment].path
+        self.damage.append(Damage(path, item.at, item.end, item.position, 0, item.end_position))
+        self.entries.append(LostEntry(item.position, 0))
+        # No later batch gets the position of a damaged group, so that the next incarnation finds the damage again.
+        self.next_position = max(item.position + 1, item.end_position)
+
+    def _group(self, item: ReadGroup) -> None:
+        gone = [
+            (at, e) for at, e in item.torn if e.position >= self._synced or e.position in self._known_torn
+        ]
+        new = [(at, entry) for at, entry in gone if entry.position not in self._known_torn]
+        if new and item.group.atomic:
+            self.torn, self.next_position = (item.segment, item.at), item.group.position
+            return
+        self.groups += 1
+        if item.end_position <= self._synced:
+            self._segments[item.segment].prove(item.end)
+        self.closed = item.group.closed
+        self._declared.update(_declared(item.marks))
+        self.entries.append(MarksEntry(item.group.position, item.marks, item.written_ms))
+        cut = _cut_at(item, new)
+        self._batches(item, {at for at, _ in gone}, None if cut is None else cut[0])
+        if cut is None:
+            self.next_position = item.end_position
+        else:
+            self.torn, self.next_position = (item.segment, cut[0]), cut[1]
+
+    def _batches(self, item: ReadGroup, missing: set[int], cut: int | None) -> None:
+        """Adds a group's batches before the byte where it is cut. A crash tore those at the bytes `missing`."""
+        segment = self._segments[item.segment]
+        for at, entry, header in item.batches:
+            if cut is not None and at >= cut:
+                break
+            if at in missing:
+                self.skipped.append(entry.position)
+                self.entries.append(TornEntry(entry.position, entry.destination))
+                continue
+            if header is None or entry.destination not in self._declared:
+                end = min(at + entry.size_bytes, item.end)
+                name = self._declared.get(entry.destination, "")
+                damage = Damage(segment.path, at, end, entry.position, entry.destination, name=name)
+                self.damage.append(damage)
+                self.manifest[segment.path, at] = entry
+                self.entries.append(LostEntry(entry.position, entry.destination))
+                continue
+            segment.add(entry, at, header.count)
+            self.entries.append(BatchEntry(entry.position, entry.destination, header, entry.size_bytes))
+
+
 def _judge(lane: Path, whole: _Whole, lane_id: bytes | None, synced: int, extent: Extent) -> Log:
     """Distinguishes a torn tail from damage, and keeps the log before the tail."""
-    segments, entries, declared = whole.segments, whole.entries, whole.declared
-    damage: list[Damage] = []
-    manifest: dict[tuple[Path, int], m.ManifestEntry] = {}
-    torn: tuple[int, int] | None = None
-    next_position = segments[0].first_position if segments else 0
-    groups = whole.groups
-    closed = whole.closed
-    skipped: list[int] = []
-    known_torn = whole.known_torn
     whole.prove(synced)
+    segments, entries = whole.segments, whole.entries
+    damage: list[Damage] = []
+    next_position = segments[0].first_position if segments else 0
     front = _missing_front(lane, segments, extent)
     if front is not None:
         damage.append(front)
@@ -297,58 +382,19 @@ def _judge(lane: Path, whole: _Whole, lane_id: bytes | None, synced: int, extent
         next_position = extent.begin.position
     if whole.end_position >= 0:
         next_position = whole.end_position
-    for item in whole.rest:
-        if isinstance(item, Bad):
-            if item.position >= synced and item.torn:
-                torn, next_position = (item.segment, item.at), item.position
-                break
-            path = segments[item.segment].path
-            damage.append(Damage(path, item.at, item.end, item.position, 0, item.end_position))
-            entries.append(LostEntry(item.position, 0))
-            # No later batch gets the position of a damaged group, so that the next incarnation finds the damage again.
-            next_position = max(item.position + 1, item.end_position)
-            continue
-        gone = [(at, e) for at, e in item.torn if e.position >= synced or e.position in known_torn]
-        new = [(at, entry) for at, entry in gone if entry.position not in known_torn]
-        if new and item.group.atomic:
-            torn, next_position = (item.segment, item.at), item.group.position
-            break
-        groups += 1
-        if item.end_position <= synced:
-            segments[item.segment].prove(item.end)
-        closed = item.group.closed
-        declared.update(_declared(item.marks))
-        entries.append(MarksEntry(item.group.position, item.marks, item.written_ms))
-        segment = segments[item.segment]
-        cut = _cut_at(item, new)
-        missing = {at for at, _ in gone}
-        for at, entry, header in item.batches:
-            if cut is not None and at >= cut[0]:
-                break
-            if at in missing:
-                skipped.append(entry.position)
-                entries.append(TornEntry(entry.position, entry.destination))
-                continue
-            if header is None or entry.destination not in declared:
-                end = min(at + entry.size_bytes, item.end)
-                name = declared.get(entry.destination, "")
-                damage.append(Damage(segment.path, at, end, entry.position, entry.destination, name=name))
-                manifest[segment.path, at] = entry
-                entries.append(LostEntry(entry.position, entry.destination))
-                continue
-            segment.add(entry, at, header.count)
-            entries.append(BatchEntry(entry.position, entry.destination, header, entry.size_bytes))
-        if cut is not None:
-            torn, next_position = (item.segment, cut[0]), cut[1]
-            break
-        next_position = item.end_position
+    rest = _Rest(whole, synced, next_position)
+    rest.read(whole.rest)
+    damage += rest.damage
+    entries += rest.entries
+    next_position = rest.next_position
     doomed: list[Path] = []
     tail = None
-    if torn is not None:
-        tail = (segments[torn[0]].path, torn[1])
-        segments[torn[0]].ends_at(torn[1])
-        doomed = [segment.path for segment in segments[torn[0] + 1 :]]
-        segments = segments[: torn[0] + 1]
+    if rest.torn is not None:
+        index, at = rest.torn
+        tail = (segments[index].path, at)
+        segments[index].ends_at(at)
+        doomed = [segment.path for segment in segments[index + 1 :]]
+        segments = segments[: index + 1]
     else:
         if segments:
             next_position = max(next_position, segments[-1].first_position)
@@ -370,10 +416,10 @@ def _judge(lane: Path, whole: _Whole, lane_id: bytes | None, synced: int, extent
         next_position,
         synced,
         lane_id or extent.lane_id,
-        groups,
-        closed,
-        manifest,
-        tuple(skipped),
+        rest.groups,
+        rest.closed,
+        rest.manifest,
+        tuple(rest.skipped),
         extent,
         whole.after + after,
     )

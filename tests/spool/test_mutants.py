@@ -163,7 +163,7 @@ MUTANTS = {
     "damage is not copied aside": (
         quarantine, "_set_aside", "write_whole(files, path, content)", "pass", flips),
     "half an atomic group counts": (
-        recovery, "_judge", "if new and item.group.atomic:", "if False:", atomic_groups),
+        recovery._Rest, "_group", "if new and item.group.atomic:", "if False:", atomic_groups),
     "what is not whole is taken while it is read": (
         recovery._Whole, "_is_whole", "if item.torn or any(header is None", "if False and any(header is None",
         flips),
@@ -179,9 +179,9 @@ MUTANTS = {
     "groups behind a batch that is cut short are not missed": (
         segment_reader.SegmentReader, "segment", "(exact or more)", "exact", short_segments),
     "all damage is taken for a torn tail": (
-        recovery, "_judge", "if item.position >= synced and item.torn:", "if True:", flips),
+        recovery._Rest, "_bad", "if item.position >= self._synced and item.torn:", "if True:", flips),
     "damage behind the last synced position is taken for a torn tail": (
-        recovery, "_judge", "item.position >= synced and item.torn", "item.position >= synced", open_ends),
+        recovery._Rest, "_bad", "item.position >= self._synced and item.torn", "item.position >= self._synced", open_ends),
     "a damaged batch behind it is taken for a torn one": (
         segment_reader, "_may_be_torn", "if end > len(content):", "if True:", open_ends),
     "a sector that is missing is taken for damage": (
