@@ -78,7 +78,7 @@ class Endings:
             self._disk.drop(parcel)
             finished.append(parcel)
         with self._ledger.lock:
-            self._context.progressed()
+            self._context.progress.note()
             for parcel in finished:
                 self._ledger.durable(parcel)
             given_up = any(parcel.done for parcel in finished)

@@ -366,7 +366,7 @@ class LaneKeeper:
         self._reading.discard(path)
         if result is None:
             return None
-        self._context.progressed()
+        self._context.progress.note()
         self._ledger.waiters.notify_all()
         own = path.parent == self._context.directory.path
         if isinstance(result, SpoolError):
