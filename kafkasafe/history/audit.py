@@ -137,6 +137,19 @@ class Producer:
         """In all repeats."""
         return sum(repeat.records for repeat in self.repeats)
 
+    def add(self, run: SequenceRun) -> None:
+        """Count the records of the next run, in offset order."""
+        self.last_offset = max(self.last_offset, run.last_offset)
+        self.batches += run.batches
+        self.records += run.records
+        self.transactional = self.transactional or run.transactional
+        if run.producer_id >= 0 and run.epoch not in self.epochs:
+            self.epochs.append(run.epoch)
+
+    def note_trimmed(self) -> None:
+        """Note that the log begins within its sequences."""
+        self.trimmed = True
+
 
 def runs(headers: Iterable[BatchHeader]) -> list[SequenceRun]:
     """The runs of a part of a log, in the order in which they begin.
@@ -186,19 +199,14 @@ def judge(found: Iterable[SequenceRun], log_start: int = 0) -> dict[int, Produce
         if producer is None:
             producer = Producer(run.producer_id, run.first_offset, run.last_offset)
             producers[run.producer_id] = producer
-        producer.last_offset = max(producer.last_offset, run.last_offset)
-        producer.batches += run.batches
-        producer.records += run.records
-        producer.transactional = producer.transactional or run.transactional
+        producer.add(run)
         if run.producer_id < 0:
             continue
-        if run.epoch not in producer.epochs:
-            producer.epochs.append(run.epoch)
         key = run.producer_id, run.epoch
         if key not in expected:
             expected[key] = 0
             if is_first and run.first_sequence and log_start > 0:
-                producer.trimmed = True
+                producer.note_trimmed()
                 expected[key] = run.first_sequence
         _compare(producer, run, expected)
     return producers

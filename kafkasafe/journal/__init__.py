@@ -58,9 +58,9 @@ Objects that decide. The constructor of each gets the objects that it uses; it d
     recovery    the log of earlier incarnations         machine     the next step of a partition
     rounds      all actions that are due
 
-`parts` makes all of them. `journal` has the facade: `Journal` passes each event to the object that handles it, and
-collects the resulting actions. `settings` has the options of a journal. `views` has read-only queries for callers
-outside, as `Journal.views`.
+`parts` makes all of them, in groups by subject. `journal` has the facade: `Journal` passes each event to the object
+that handles it, and collects the resulting actions. `settings` has the options of a journal. `views` has read-only
+queries for callers outside, as `Journal.views`.
 
 `quiet` has the conditions of a partition that the rules of `machine` check in their order.
 """

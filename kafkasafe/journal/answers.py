@@ -202,31 +202,8 @@ class Answers:
         # An answer is about its own request only. The answer proves nothing while the broker may still append an older
         # request whose answer was lost, or while a probe runs because the leader has the batch.
         alone = now >= partition.doubt.dead_at and partition.flow is not Flow.PROBING
-        if code in {47, 90}:
-            partition.doubt.fence()
-        if (
-            code == 59
-            and partition.log.last_acked_offset >= 0
-            and log_start_offset <= partition.log.last_acked_offset
-        ):
-            # Retention drops a producer's state only with its last record (KAFKA-5793). Old brokers return -1.
-            evidence = (
-                f"the broker does not know the producer, though its log starts at {log_start_offset} and offset"
-                f" {partition.log.last_acked_offset} was acknowledged"
-            )
-            self._suspicions.raise_suspicion(partition, Cause.UNKNOWN_PRODUCER, evidence)
-        lasting = False
-        if scope is Scope.DESTINATION:
-            lasting = self._refusals.note_refusal(partition, code, text, scope, now)
-        elif batch is partition.queue.head:
-            # No earlier batch waits for an answer, so the error is about this batch alone.
-            if scope is Scope.BATCH:
-                lasting = batch.overdue or self._refusals.note_refusal(
-                    partition, code, text, scope, now, handle=batch.handle
-                )
-                batch.refuse_for_long(overdue=lasting)
-            else:
-                self._refusals.clear_refusal(partition)
+        self._note_producer_state(partition, code, log_start_offset)
+        lasting = self._note_refusal(partition, batch, code, text, scope, now)
         if alone and not batch.unanswered and verdict.absent and (final or lasting):
             self._refuse(batch, code, text)
             batch.blame_records(bad_records)
@@ -320,6 +297,40 @@ class Answers:
         partition.progress.explain(reason)
         partition.window.close()
         self._packer.touch(partition)
+
+    def _note_producer_state(self, partition: Partition, code: int, log_start_offset: int) -> None:
+        """Note what an error says about the broker's state of the producer."""
+        if code in {47, 90}:
+            partition.doubt.fence()
+        if (
+            code == 59
+            and partition.log.last_acked_offset >= 0
+            and log_start_offset <= partition.log.last_acked_offset
+        ):
+            # Retention drops a producer's state only with its last record (KAFKA-5793). Old brokers return -1.
+            evidence = (
+                f"the broker does not know the producer, though its log starts at {log_start_offset} and offset"
+                f" {partition.log.last_acked_offset} was acknowledged"
+            )
+            self._suspicions.raise_suspicion(partition, Cause.UNKNOWN_PRODUCER, evidence)
+
+    def _note_refusal(
+        self, partition: Partition, batch: Batch, code: int, text: str, scope: Scope, now: float
+    ) -> bool:
+        """Note since when the broker refuses the destination or the batch. Whether that lasts too long."""
+        if scope is Scope.DESTINATION:
+            return self._refusals.note_refusal(partition, code, text, scope, now)
+        if batch is not partition.queue.head:
+            return False
+        # No earlier batch waits for an answer, so the error is about this batch alone.
+        if scope is not Scope.BATCH:
+            self._refusals.clear_refusal(partition)
+            return False
+        lasting = batch.overdue or self._refusals.note_refusal(
+            partition, code, text, scope, now, handle=batch.handle
+        )
+        batch.refuse_for_long(overdue=lasting)
+        return lasting
 
     @staticmethod
     def _refuse(batch: Batch, code: int, message: str) -> None:

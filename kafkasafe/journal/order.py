@@ -57,6 +57,10 @@ class Owed:
         for old in [at for at in self.open if at < position]:
             del self.open[old]
 
+    def note_damage(self) -> None:
+        """Note that a part of the lane cannot be read."""
+        self.damaged = True
+
     def group(self, group: m.Group, marks: Sequence[m.Mark]) -> None:
         """Take the next group of the log."""
         self.lane_id = group.lane_id

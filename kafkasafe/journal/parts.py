@@ -43,147 +43,269 @@ from kafkasafe.journal.views import Views
 __all__ = ["JournalParts"]
 
 
+class JournalState:
+    """State that no partition owns. The other objects share these."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.handles = itertools.count(1)
+        self.destinations = Destinations()
+        self.out = Outbox()
+        self.index = SpoolIndex()
+        self.home = Home()
+        self.ids = IdSource()
+        self.replay = Replay()
+        self.revivals = Revivals()
+        self.clock = BrokerClock(settings.state_age_s)
+        self.precedence = Precedence()
+        self.quiescence = Quiescence()
+        self.missing = Missing()
+        front = Turns(self.destinations, self.precedence).is_in_front
+        self.units = u.Units(front, newest_reading=settings.newest_reading)
+
+
+class QueueParts:
+    """Batches in a queue: their ids, their division and merging, and what stays of them in memory."""
+
+    def __init__(self, settings: Settings, state: JournalState) -> None:
+        self.packer = Packer(state.destinations, state.out, state.index, state.replay, state.handles)
+        self.identities = Identities(
+            state.destinations,
+            state.out,
+            self.packer,
+            state.ids,
+            state.home,
+            durable_first=settings.durable_first,
+            window=settings.window,
+        )
+        self.sealer = Sealer(
+            state.destinations,
+            state.out,
+            self.packer,
+            state.ids,
+            state.units,
+            state.handles,
+            durable_first=settings.durable_first,
+        )
+        self.divider = Divider(
+            state.destinations,
+            state.out,
+            self.packer,
+            self.sealer,
+            self.identities,
+            state.revivals,
+            state.units,
+        )
+        self.gatherer = Gatherer(
+            state.destinations,
+            state.out,
+            self.packer,
+            self.sealer,
+            state.revivals,
+            state.clock,
+            state.precedence,
+            gather_bytes=settings.gather_bytes,
+        )
+
+
+class SpoolParts:
+    """The spool: marks that it repeats, groups that became durable, and copies of batches."""
+
+    def __init__(self, state: JournalState, packer: Packer) -> None:
+        self.snapshots = Snapshots(
+            state.destinations, state.home, state.precedence, state.ids, state.revivals
+        )
+        self.durability = Durability(
+            state.destinations,
+            state.out,
+            state.index,
+            packer,
+            state.quiescence,
+            state.revivals,
+            state.units,
+        )
+        self.forward = CopyForward(
+            state.destinations, state.out, state.index, packer, self.snapshots, state.revivals
+        )
+
+
+class ClusterParts:
+    """The cluster: its topics, the destinations that it refuses, and what its logs may have lost."""
+
+    def __init__(self, settings: Settings, state: JournalState, packer: Packer, snapshots: Snapshots) -> None:
+        self.suspicions = Suspicions(state.destinations, state.index, packer, state.missing)
+        self.refusals = Refusals(
+            state.destinations,
+            state.out,
+            state.index,
+            packer,
+            state.missing,
+            blocked_timeout_s=settings.blocked_timeout_s,
+            missing_grace_s=settings.missing_grace_s,
+        )
+        self.topics = Topics(
+            state.destinations,
+            state.out,
+            packer,
+            self.suspicions,
+            self.refusals,
+            state.revivals,
+            state.units,
+            state.ids,
+            state.home,
+            state.missing,
+        )
+        self.losses = Losses(
+            state.destinations,
+            state.out,
+            state.index,
+            packer,
+            self.suspicions,
+            snapshots,
+            state.revivals,
+            state.quiescence,
+            state.units,
+            state.home,
+            state.missing,
+            heal=settings.heal,
+            heal_recreated=settings.heal_recreated,
+        )
+
+
+class OutcomeParts:
+    """Outcomes: of requests, of batches in doubt, of batches that are finally refused, and of batches in units."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        state: JournalState,
+        queues: QueueParts,
+        cluster: ClusterParts,
+        durability: Durability,
+    ) -> None:
+        self.rejecter = Rejecter(
+            state.destinations,
+            state.out,
+            state.index,
+            queues.packer,
+            cluster.refusals,
+            queues.identities,
+            queues.sealer,
+            state.units,
+            state.missing,
+            aside_batches=settings.aside_batches,
+        )
+        self.verdicts = Verdicts(
+            state.destinations,
+            state.out,
+            queues.packer,
+            cluster.suspicions,
+            durability,
+            state.replay,
+            request_timeout_s=settings.request_timeout_s,
+        )
+        self.answers = Answers(
+            state.destinations,
+            state.out,
+            queues.packer,
+            cluster.suspicions,
+            cluster.refusals,
+            durability,
+            self.rejecter,
+            state.clock,
+            state.units,
+            request_timeout_s=settings.request_timeout_s,
+        )
+        self.unit_batches = UnitBatches(
+            state.destinations, state.out, cluster.suspicions, cluster.refusals, state.units
+        )
+
+
+class IncarnationParts:
+    """Earlier incarnations and other lanes: what the log says of them, and which batches go first."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        state: JournalState,
+        packer: Packer,
+        spool: SpoolParts,
+        cluster: ClusterParts,
+        outcomes: OutcomeParts,
+    ) -> None:
+        self.incarnations = Incarnations(
+            state.destinations,
+            state.out,
+            state.index,
+            packer,
+            state.precedence,
+            state.quiescence,
+            request_timeout_s=settings.request_timeout_s,
+        )
+        self.recovery = Recovery(
+            state.destinations,
+            state.out,
+            state.index,
+            packer,
+            state.replay,
+            state.handles,
+            cluster.suspicions,
+            cluster.topics,
+            cluster.losses,
+            spool.durability,
+            spool.forward,
+            outcomes.verdicts,
+            outcomes.unit_batches,
+            state.revivals,
+            state.precedence,
+            state.quiescence,
+            state.units,
+            state.home,
+            window=settings.window,
+            request_timeout_s=settings.request_timeout_s,
+        )
+
+
 class JournalParts:
     """Makes all objects of the journal. No object gets the parts as a whole: each knows only its arguments."""
 
     def __init__(self, settings: Settings) -> None:
-        handles = itertools.count(1)
-        self.out = out = Outbox()
-        self.index = index = SpoolIndex()
-        self.home = home = Home()
-        self.ids = ids = IdSource()
-        self.replay = replay = Replay()
-        self.revivals = revivals = Revivals()
-        self.clock = clock = BrokerClock(settings.state_age_s)
-        self.precedence = precedence = Precedence()
-        self.quiescence = quiescence = Quiescence()
-        self.missing = missing = Missing()
-        self.destinations = destinations = Destinations()
-        self.snapshots = snapshots = Snapshots(destinations, home, precedence, ids, revivals)
-        front = Turns(destinations, precedence).is_in_front
-        self.units = units = u.Units(front, newest_reading=settings.newest_reading)
-        self.packer = packer = Packer(destinations, out, index, replay, handles)
-        self.suspicions = suspicions = Suspicions(destinations, index, packer, missing)
-        self.refusals = refusals = Refusals(
-            destinations,
-            out,
-            index,
-            packer,
-            missing,
-            blocked_timeout_s=settings.blocked_timeout_s,
-            missing_grace_s=settings.missing_grace_s,
-        )
-        self.topics = topics = Topics(
-            destinations, out, packer, suspicions, refusals, revivals, units, ids, home, missing
-        )
-        self.losses = losses = Losses(
-            destinations,
-            out,
-            index,
-            packer,
-            suspicions,
-            snapshots,
-            revivals,
-            quiescence,
-            units,
-            home,
-            missing,
-            heal=settings.heal,
-            heal_recreated=settings.heal_recreated,
-        )
-        self.durability = durability = Durability(
-            destinations, out, index, packer, quiescence, revivals, units
-        )
-        self.forward = forward = CopyForward(destinations, out, index, packer, snapshots, revivals)
-        self.identities = identities = Identities(
-            destinations, out, packer, ids, home, durable_first=settings.durable_first, window=settings.window
-        )
-        self.sealer = sealer = Sealer(
-            destinations, out, packer, ids, units, handles, durable_first=settings.durable_first
-        )
-        self.divider = Divider(destinations, out, packer, sealer, identities, revivals, units)
-        self.gatherer = gatherer = Gatherer(
-            destinations, out, packer, sealer, revivals, clock, precedence, gather_bytes=settings.gather_bytes
-        )
-        self.rejecter = rejecter = Rejecter(
-            destinations,
-            out,
-            index,
-            packer,
-            refusals,
-            identities,
-            sealer,
-            units,
-            missing,
-            aside_batches=settings.aside_batches,
-        )
-        self.verdicts = verdicts = Verdicts(
-            destinations,
-            out,
-            packer,
-            suspicions,
-            durability,
-            replay,
-            request_timeout_s=settings.request_timeout_s,
-        )
-        self.answers = Answers(
-            destinations,
-            out,
-            packer,
-            suspicions,
-            refusals,
-            durability,
-            rejecter,
-            clock,
-            units,
-            request_timeout_s=settings.request_timeout_s,
-        )
-        self.unit_batches = unit_batches = UnitBatches(destinations, out, suspicions, refusals, units)
-        self.incarnations = Incarnations(
-            destinations,
-            out,
-            index,
-            packer,
-            precedence,
-            quiescence,
-            request_timeout_s=settings.request_timeout_s,
-        )
-        self.views = Views(destinations, index, units, precedence, revivals, ids, replay)
-        self.recovery = Recovery(
-            destinations,
-            out,
-            index,
-            packer,
-            replay,
-            handles,
-            suspicions,
-            topics,
-            losses,
-            durability,
-            forward,
-            verdicts,
-            unit_batches,
-            revivals,
-            precedence,
-            quiescence,
-            units,
-            home,
-            window=settings.window,
-            request_timeout_s=settings.request_timeout_s,
+        self.state = state = JournalState(settings)
+        self.queues = queues = QueueParts(settings, state)
+        packer = queues.packer
+        self.spool = spool = SpoolParts(state, packer)
+        self.cluster = cluster = ClusterParts(settings, state, packer, spool.snapshots)
+        self.outcomes = outcomes = OutcomeParts(settings, state, queues, cluster, spool.durability)
+        self.earlier = IncarnationParts(settings, state, packer, spool, cluster, outcomes)
+        self.views = Views(
+            state.destinations,
+            state.index,
+            state.units,
+            state.precedence,
+            state.revivals,
+            state.ids,
+            state.replay,
         )
         machine = Machine(
-            destinations,
-            out,
+            state.destinations,
+            state.out,
             packer,
-            identities,
-            sealer,
-            gatherer,
-            rejecter,
-            refusals,
-            topics,
-            losses,
-            clock,
-            precedence,
+            queues.identities,
+            queues.sealer,
+            queues.gatherer,
+            outcomes.rejecter,
+            cluster.refusals,
+            cluster.topics,
+            cluster.losses,
+            state.clock,
+            state.precedence,
             window=settings.window,
         )
-        self.rounds = Rounds(out, ids, losses, machine, unit_batches, quiescence, units)
+        self.rounds = Rounds(
+            state.out,
+            state.ids,
+            cluster.losses,
+            machine,
+            outcomes.unit_batches,
+            state.quiescence,
+            state.units,
+        )

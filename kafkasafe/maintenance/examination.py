@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -27,14 +27,9 @@ from kafkasafe.record import batch as codec
 from kafkasafe.spool.examine import Examination, ExaminedBatch, Finding, SpoolFate, SpoolOutcome, fates
 from kafkasafe.spool.files import Files
 from kafkasafe.spool.inspection import dropped_in, extent_of, read_lane, resent_in, steps, unreadable
-from kafkasafe.spool.recovery import (
-    BatchEntry,
-    Log,
-    LostEntry,
-    MarksEntry,
-    Stored,
-    replay,
-)
+from kafkasafe.spool.log_content import BatchEntry, Log, LostEntry, MarksEntry
+from kafkasafe.spool.placing import Stored
+from kafkasafe.spool.recovery import replay
 from kafkasafe.spool.refusals import read_needed
 from kafkasafe.spool.rejected import (
     KeptFile,
@@ -44,7 +39,7 @@ from kafkasafe.spool.rejected import (
     summed_up,
     waits_of,
 )
-from kafkasafe.spool.segment_reader import StoredSegment
+from kafkasafe.spool.segment import StoredSegment
 from kafkasafe.spool.steps import BatchTimes, UnitLog
 from kafkasafe.stats import ConsumerStats
 from kafkasafe.units import Phase
@@ -195,70 +190,12 @@ def read_content(lane: Path, *, files: Files) -> LaneContent:
     journal = Journal()
     replay(log.entries, journal)
     journal.recovery.recovered(0.0)
-    unfinished = {batch.position: batch for _, _, batch in journal.views.batches()}
     times, units = steps(log)
-    known = fates(
-        [(entry.position, entry.marks) for entry in log.entries if isinstance(entry, MarksEntry)],
-        {position: _may_be_sent(journal, batch) for position, batch in unfinished.items()},
-        max((e.position for e in log.entries if isinstance(e, LostEntry) and not e.destination), default=-1),
-        dropped_in(units),
-    )
-    entries = [entry for entry in log.entries if isinstance(entry, BatchEntry)]
-    there = {entry.position for entry in entries}
     kept = read_rejected(files, lane, lane_id=log.lane_id, waits=waits_of(journal), resent=resent_in(log))
     batches = [
-        SpooledBatch(
-            lane.name,
-            entry.position,
-            *file.address(journal),
-            entry.header.count,
-            entry.header.size_bytes,
-            _identity(entry.header),
-            entry.header.max_timestamp,
-            SpoolFate(
-                SpoolOutcome.REJECTED,
-                note=f"{entry.reason or 'rejected'} ({entry.code})" if entry.code != -1 else "",
-            ),
-            file.path,
-            entry.given,
-        )
-        for file in kept
-        for entry in file.entries
-        # If the spool's log still has the batch, the marks in the log determine its outcome.
-        if not (file.is_of(log.lane_id) and entry.position in there)
+        *_rejected_batches(lane.name, log, journal, kept),
+        *_logged_batches(lane.name, log, journal, kept, units),
     ]
-    held = {entry.position: file.path for file in kept if file.is_of(log.lane_id) for entry in file.entries}
-    given = _given(log)
-    for entry in entries:
-        if entry.destination in journal.views.destinations:
-            topic, partition = journal.views.address(entry.destination)
-            header = entry.header
-            identity = _identity(header)
-            if entry.position in unfinished:
-                identity = unfinished[entry.position].identity
-            # If no mark names a batch, the mark that finished it was deleted together with its segment.
-            fate = known.get(entry.position, SpoolFate(SpoolOutcome.COMMITTED))
-            if fate.fate is SpoolOutcome.NOT_SENT:
-                fate = replace(fate, identified=identity is not None)
-            if fate.fate is SpoolOutcome.REJECTED and entry.position not in held:
-                fate = SpoolFate(SpoolOutcome.RESENT, note=fate.note)
-            elif fate.fate is SpoolOutcome.DROPPED and entry.position in held:
-                fate = SpoolFate(SpoolOutcome.REJECTED, note=fate.note)
-            batches.append(
-                SpooledBatch(
-                    lane.name,
-                    entry.position,
-                    topic,
-                    partition,
-                    header.count,
-                    entry.size_bytes,
-                    identity,
-                    header.max_timestamp,
-                    fate,
-                    held.get(entry.position) if fate.fate is SpoolOutcome.REJECTED else None,
-                    given.get(entry.position),
-                )
-            )
     batches.sort(key=lambda batch: batch.position)
     return LaneContent(
         lane.name,
@@ -272,6 +209,80 @@ def read_content(lane: Path, *, files: Files) -> LaneContent:
         files,
         lane,
     )
+
+
+def _rejected_batches(
+    lane: str, log: Log, journal: Journal, kept: Sequence[KeptFile]
+) -> Iterator[SpooledBatch]:
+    """The batches in `rejected/`, without those that are still in the log."""
+    there = {entry.position for entry in log.entries if isinstance(entry, BatchEntry)}
+    for file in kept:
+        for entry in file.entries:
+            # If the spool's log still has the batch, the marks in the log determine its outcome.
+            if file.is_of(log.lane_id) and entry.position in there:
+                continue
+            note = f"{entry.reason or 'rejected'} ({entry.code})" if entry.code != -1 else ""
+            yield SpooledBatch(
+                lane,
+                entry.position,
+                *file.address(journal),
+                entry.header.count,
+                entry.header.size_bytes,
+                _identity(entry.header),
+                entry.header.max_timestamp,
+                SpoolFate(SpoolOutcome.REJECTED, note=note),
+                file.path,
+                entry.given,
+            )
+
+
+def _logged_batches(
+    lane: str, log: Log, journal: Journal, kept: Sequence[KeptFile], units: Sequence[UnitLog]
+) -> Iterator[SpooledBatch]:
+    """The batches in the log, with their outcomes."""
+    unfinished = {batch.position: batch for _, _, batch in journal.views.batches()}
+    known = fates(
+        [(entry.position, entry.marks) for entry in log.entries if isinstance(entry, MarksEntry)],
+        {position: _may_be_sent(journal, batch) for position, batch in unfinished.items()},
+        max((e.position for e in log.entries if isinstance(e, LostEntry) and not e.destination), default=-1),
+        dropped_in(units),
+    )
+    held = {entry.position: file.path for file in kept if file.is_of(log.lane_id) for entry in file.entries}
+    given = _given(log)
+    for entry in log.entries:
+        if not isinstance(entry, BatchEntry) or entry.destination not in journal.views.destinations:
+            continue
+        topic, partition = journal.views.address(entry.destination)
+        header = entry.header
+        waiting = unfinished.get(entry.position)
+        identity = _identity(header) if waiting is None else waiting.identity
+        # If no mark names a batch, the mark that finished it was deleted together with its segment.
+        fate = known.get(entry.position, SpoolFate(SpoolOutcome.COMMITTED))
+        fate = _completed(fate, identity, is_held=entry.position in held)
+        yield SpooledBatch(
+            lane,
+            entry.position,
+            topic,
+            partition,
+            header.count,
+            entry.size_bytes,
+            identity,
+            header.max_timestamp,
+            fate,
+            held.get(entry.position) if fate.fate is SpoolOutcome.REJECTED else None,
+            given.get(entry.position),
+        )
+
+
+def _completed(fate: SpoolFate, identity: BatchId | None, *, is_held: bool) -> SpoolFate:
+    """An outcome according to the marks, with what the batch's id and its file in `rejected/` say."""
+    if fate.fate is SpoolOutcome.NOT_SENT:
+        return replace(fate, identified=identity is not None)
+    if fate.fate is SpoolOutcome.REJECTED and not is_held:
+        return SpoolFate(SpoolOutcome.RESENT, note=fate.note)
+    if fate.fate is SpoolOutcome.DROPPED and is_held:
+        return SpoolFate(SpoolOutcome.REJECTED, note=fate.note)
+    return fate
 
 
 def _given(log: Log) -> dict[int, tuple[tuple[int, int, int], ...]]:

@@ -19,8 +19,8 @@ from kafkasafe.spool.examine import SpoolFate, SpoolOutcome, fates
 from kafkasafe.spool.files import Files, read_file, size_of, write_all
 from kafkasafe.spool.inspection import dropped_in, read_lane
 from kafkasafe.spool.inspection import steps as steps_in
+from kafkasafe.spool.log_content import Damage, Log, LostEntry, MarksEntry
 from kafkasafe.spool.quarantine import already_quarantined, copy_aside
-from kafkasafe.spool.recovery import Damage, Log, LostEntry, MarksEntry
 from kafkasafe.spool.rejected import read_rejected
 from kafkasafe.spool.segment_reader import address_bytes
 from kafkasafe.spool.tail import cut_tail

@@ -21,8 +21,9 @@ from kafkasafe.record import batch as codec
 from kafkasafe.spool.files import Files, read_file
 from kafkasafe.spool.inspection import read_lane, resent_in
 from kafkasafe.spool.lanes import LaneLock, SpoolDirectory
+from kafkasafe.spool.log_content import Log
 from kafkasafe.spool.quarantine import already_quarantined
-from kafkasafe.spool.recovery import Log, replay
+from kafkasafe.spool.recovery import replay
 from kafkasafe.spool.rejected import KeptFile, RejectedStore, read_rejected, rejected_names, retire, waits_of
 from kafkasafe.spool.rejected_format import OPERATOR, SET_ASIDE, Refused, marks_to_set_aside
 from kafkasafe.spool.spool import Spool
@@ -67,6 +68,10 @@ class ResendResult:
     def records(self) -> int:
         """Number of records."""
         return sum(each.kept.records for each in self.files)
+
+    def goes_to(self, lane: str) -> None:
+        """Note the lane that gets the records."""
+        self.lane = lane
 
 
 def find_rejected(directory: SpoolDirectory, topics: Collection[str] = ()) -> ResendResult:
@@ -156,7 +161,7 @@ def bring_back(
                 lock = directory.take_lane(max(directory.lanes()) + 1)
                 opened = stack.enter_context(own_lane(lock, clock_ms))
             own, spool, journal = opened
-            found.lane = own.path.name
+            found.goes_to(own.path.name)
             for done, each in enumerate(found.files):
                 progress(done, len(found.files))
                 _write(directory, spool, journal, each)

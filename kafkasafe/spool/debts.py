@@ -16,7 +16,7 @@ from kafkasafe import marks as m
 from kafkasafe.journal.order import Owed
 from kafkasafe.record import batch as codec
 from kafkasafe.spool.files import Files
-from kafkasafe.spool.recovery import SEGMENT_NAME
+from kafkasafe.spool.segment import SEGMENT_NAME
 
 __all__ = ["LaneReader"]
 
@@ -142,14 +142,14 @@ class LaneReader:
                     raise
                 except m.MarkError:
                     # If the end is incomplete, the owner is writing it, or a crash tore it.
-                    owed.damaged = owed.damaged or limit is not None
+                    if limit is not None:
+                        owed.note_damage()
                     return
                 if limit is not None and group.position >= limit:
                     return
                 if owed.lane_id not in {b"", group.lane_id}:
-                    owed.damaged = (
-                        True  # a segment of another lane; the owner reports it when it opens the lane
-                    )
+                    # A segment of another lane. The owner reports it when it opens the lane.
+                    owed.note_damage()
                     return
                 at += len(content)
                 places = []

@@ -15,12 +15,15 @@ __all__ = [
     "BEGIN_SLOTS",
     "END_SLOT",
     "EXTENT_BYTES",
+    "EXTENT_NAME",
     "Extent",
     "LogEndClaim",
     "decode_extent",
     "encode_claim",
     "extent_trouble",
 ]
+
+EXTENT_NAME: Final = "extent"
 
 _SLOT_BYTES: Final = 512  # a sector, so that one torn write never damages two claims
 BEGIN_SLOTS: Final = (0, _SLOT_BYTES)

@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from kafkasafe.spool.extent import BEGIN_SLOTS, END_SLOT, EXTENT_BYTES, LogEndClaim, encode_claim
+from kafkasafe.spool.extent import BEGIN_SLOTS, END_SLOT, EXTENT_BYTES, EXTENT_NAME, LogEndClaim, encode_claim
 from kafkasafe.spool.files import Files, write_all
-from kafkasafe.spool.recovery import EXTENT_NAME, Log
-from kafkasafe.spool.segment_reader import StoredSegment
+from kafkasafe.spool.log_content import Log
+from kafkasafe.spool.segment import StoredSegment
 
 __all__ = ["ExtentFile"]
 

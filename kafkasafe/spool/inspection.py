@@ -10,20 +10,11 @@ from typing import Final
 from kafkasafe import marks as m
 from kafkasafe.errors import SpoolError
 from kafkasafe.journal import Journal
-from kafkasafe.spool.extent import extent_trouble
+from kafkasafe.spool.extent import EXTENT_NAME, extent_trouble
 from kafkasafe.spool.files import Files, read_whole, size_of
+from kafkasafe.spool.log_content import BatchEntry, Damage, Log, LostEntry, MarksEntry, TornEntry
 from kafkasafe.spool.quarantine import already_quarantined
-from kafkasafe.spool.recovery import (
-    EXTENT_NAME,
-    BatchEntry,
-    Damage,
-    Log,
-    LostEntry,
-    MarksEntry,
-    TornEntry,
-    replay,
-    scan,
-)
+from kafkasafe.spool.recovery import replay, scan
 from kafkasafe.spool.refusals import counted
 from kafkasafe.spool.rejected import (
     KeptFile,

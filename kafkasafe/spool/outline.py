@@ -19,7 +19,8 @@ from typing import Final
 from kafkasafe import marks as m
 from kafkasafe.record import batch as codec
 from kafkasafe.spool.files import Files
-from kafkasafe.spool.segment_reader import ReadGroup, StoredSegment, address_bytes, group_at
+from kafkasafe.spool.segment import StoredSegment
+from kafkasafe.spool.segment_reader import ReadGroup, address_bytes, group_at
 
 __all__ = ["LARGE_BYTES", "OutlineReader"]
 
@@ -73,8 +74,9 @@ class OutlineReader:
             # The sequences of a segment that is read by another reader are unknown.
             self._next.clear()
             return None
-        segment.size_bytes = groups[-1].end if groups else 0
-        segment.written_ms = max([segment.written_ms, *(group.written_ms for group in groups)])
+        segment.ends_at(groups[-1].end if groups else 0)
+        for group in groups:
+            segment.note_written(group.written_ms)
         return groups
 
     def _groups(self, index: int, position: int, limit: int, window: _Window) -> list[ReadGroup] | None:

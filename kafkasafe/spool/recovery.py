@@ -7,184 +7,29 @@ spool cuts the tail off. The rules are those of `docs/spool-format.md`, section 
 from __future__ import annotations
 
 import itertools
-import re
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Final, TypeAlias
 
 from kafkasafe import marks as m
 from kafkasafe.history.identity import BatchId
 from kafkasafe.journal import Journal
 from kafkasafe.record import batch as codec
-from kafkasafe.spool.extent import Extent, decode_extent
+from kafkasafe.spool.extent import EXTENT_NAME, Extent, decode_extent
 from kafkasafe.spool.files import Files, WholeFiles, read_file, read_whole
+from kafkasafe.spool.log_content import BatchEntry, Damage, Entry, Log, LostEntry, MarksEntry, TornEntry
 from kafkasafe.spool.outline import OutlineReader
-from kafkasafe.spool.placing import Stored
+from kafkasafe.spool.segment import SEGMENT_NAME, StoredSegment, segment_name
 from kafkasafe.spool.segment_reader import (
     OVERHEAD_BYTES,
     Bad,
     ReadGroup,
     SegmentReader,
-    StoredSegment,
     group_at,
 )
 
-__all__ = [
-    "SEGMENT_NAME",
-    "BatchEntry",
-    "Damage",
-    "Entry",
-    "Log",
-    "LostEntry",
-    "MarksEntry",
-    "Stored",
-    "TornEntry",
-    "read_extent",
-    "replay",
-    "replay_one",
-    "scan",
-    "segment_name",
-]
-
-SEGMENT_NAME: Final = re.compile(r"\d{20}\.log")
-
-EXTENT_NAME: Final = "extent"
-
-
-@dataclass(frozen=True, slots=True)
-class MarksEntry:
-    """The marks of a group, with the position of its control batch and the time of writing (ms since the epoch)."""
-
-    position: int
-    marks: Sequence[m.Mark]
-    written_ms: int = -1
-
-
-@dataclass(frozen=True, slots=True)
-class BatchEntry:
-    """A complete data batch whose checksums match."""
-
-    position: int
-    destination: int
-    header: codec.BatchHeader
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class LostEntry:
-    """A damaged part of the log.
-
-    Attributes:
-        position: Position of the damaged part.
-        destination: Destination of the damaged data batch; 0 if a whole group is lost, with unknown marks.
-    """
-
-    position: int
-    destination: int
-
-
-@dataclass(frozen=True, slots=True)
-class TornEntry:
-    """A batch that a crash tore, before complete batches of its group. No caller was informed that the batch is
-    durable.
-    """
-
-    position: int
-    destination: int
-
-
-Entry: TypeAlias = MarksEntry | BatchEntry | LostEntry | TornEntry
-
-
-@dataclass(frozen=True, slots=True)
-class Damage:
-    """A byte range that differs from the written bytes.
-
-    Attributes:
-        path: The segment, which may be missing.
-        start: First byte.
-        end: End of the range (exclusive); equal to `start` if bytes are missing.
-        position: Position of the damaged batch or group.
-        destination: Destination of the data batch; 0 for a group.
-        end_position: End of the damaged positions (exclusive); -1 if unknown.
-        records: Number of damaged data records; -1 if unknown.
-        most: Whether `records` is an upper bound, not the exact number.
-        name: Topic and partition of the data batch, if known.
-        other_lane: Id of another lane that wrote the segment. In this case the damage is the whole file.
-    """
-
-    path: Path
-    start: int
-    end: int
-    position: int
-    destination: int
-    end_position: int = -1
-    records: int = -1
-    most: bool = False
-    name: str = ""
-    other_lane: bytes | None = None
-
-    def __str__(self) -> str:
-        many = ""
-        if self.records >= 0:
-            plural = "" if self.records == 1 else "s"
-            many = f" ({'up to ' if self.most else ''}{self.records:,} record{plural})"
-        if self.other_lane is not None:
-            return f"{self.path.name}: a segment of another lane (id {self.other_lane.hex()}){many}"
-        to = f" to {self.end_position - 1}" if self.end_position > self.position + 1 else ""
-        if self.destination:
-            batch = f"a batch for {self.name}" if self.name else f"a batch of destination {self.destination}"
-            what = f"{batch} at position {self.position}{many}"
-        elif self.start == self.end:
-            where = f"position{'s' if to else ''} {self.position}{to}{many}"
-            if self.start == 0:
-                return f"{self.path.name}: missing or empty, and with it {where}"
-            return f"{self.path.name}: ends at byte {self.end}, where {where} should follow"
-        else:
-            what = f"a group at position {self.position}{many}"
-        if self.start == self.end:
-            return f"{self.path.name}: ends at byte {self.end}, where {what} should follow"
-        return f"{self.path.name}: bytes {self.start} to {self.end}, {what}"
-
-
-@dataclass(frozen=True, slots=True)
-class Log:
-    """The content of a lane.
-
-    Attributes:
-        segments: In order, without those after a torn tail.
-        entries: Their content, in log order.
-        damage: Damage, in log order. A torn tail is not damage.
-        torn: (segment, byte offset) where a torn tail begins; None if there is none.
-        doomed: Segments after a torn tail. They are deleted.
-        next_position: Position after the last record.
-        synced_position: Position after the last record that is proven to have been durable.
-        lane_id: Id of the lane; None if it has no group.
-        groups: Number of intact groups.
-        closed: Whether an orderly close wrote the last group.
-        manifest: By (segment, byte offset), a group's manifest entry of a damaged data batch.
-        skipped: Positions of torn batches before complete ones of the same group.
-        extent: The claims of the lane's `extent`.
-        records_after_end: Number of records in intact batches at or after the position where the log ends according to
-            `extent`.
-    """
-
-    segments: list[StoredSegment]
-    entries: list[Entry]
-    damage: list[Damage]
-    torn: tuple[Path, int] | None
-    doomed: list[Path]
-    next_position: int
-    synced_position: int
-    lane_id: bytes | None
-    groups: int
-    closed: bool
-    manifest: dict[tuple[Path, int], m.ManifestEntry] = field(default_factory=dict)
-    skipped: tuple[int, ...] = ()
-    extent: Extent = field(default_factory=Extent)
-    records_after_end: int = 0
+__all__ = ["read_extent", "replay", "replay_one", "scan"]
 
 
 def replay(entries: Iterable[Entry], journal: Journal) -> None:
@@ -219,11 +64,6 @@ def replay_one(entry: Entry, journal: Journal) -> None:
             journal.recovery.recover_torn(destination)
 
 
-def segment_name(first_position: int) -> str:
-    """The file name of the segment that begins at a position."""
-    return f"{first_position:020d}.log"
-
-
 def scan(files: Files, lane: Path, each: Callable[[Entry], None] | None = None) -> Log:
     """Reads a lane.
 
@@ -255,7 +95,7 @@ def scan(files: Files, lane: Path, each: Callable[[Entry], None] | None = None) 
     reader = SegmentReader(lane_id)
     whole = _Whole(segments, before.of(lane_id), each)
     if each is not None and (lane_id is None or _missing_front(lane, segments, whole.extent) is not None):
-        whole.ended = True
+        whole.end()
     contents = WholeFiles(files)
     outlines = OutlineReader(files, lane_id) if lane_id is not None and each is not None else None
     durable_position = 0 if whole.extent.end is None else whole.extent.end.position
@@ -372,6 +212,10 @@ class _Whole:
         # (segment, position after it, byte after it) of groups that are not yet proven to have been durable.
         self._unproven: deque[tuple[int, int, int]] = deque()
 
+    def end(self) -> None:
+        """Keeps all further groups in `rest`."""
+        self.ended = True
+
     def take(self, item: ReadGroup | Bad) -> None:
         """Processes the next group of the log."""
         if isinstance(item, ReadGroup):
@@ -404,8 +248,7 @@ class _Whole:
         for at, entry, header in item.batches:
             if header is None:
                 continue
-            segment.batches.add(entry.position, Stored(at, entry.size_bytes, entry.crc, entry.destination))
-            segment.records += header.count
+            segment.add(entry, at, header.count)
             self._count(entry.position, header.count)
             self._each(BatchEntry(entry.position, entry.destination, header, entry.size_bytes))
         self.end_position = item.end_position
@@ -423,7 +266,7 @@ class _Whole:
         """Notes that everything before this position was durable."""
         while self._unproven and self._unproven[0][1] <= synced:
             segment, _, end = self._unproven.popleft()
-            self.segments[segment].proven_bytes = end
+            self.segments[segment].prove(end)
 
 
 def _declared(marks: Iterable[m.Mark]) -> dict[int, str]:
@@ -434,18 +277,103 @@ def _declared(marks: Iterable[m.Mark]) -> dict[int, str]:
     }
 
 
+class _Rest:
+    """The groups from the first one that is not intact: distinguishes a torn tail from damage.
+
+    Attributes:
+        entries: The groups' entries, up to the torn tail.
+        damage: Damage, in log order.
+        manifest: See `Log`.
+        skipped: See `Log`.
+        torn: (number of the segment, byte offset) where a torn tail begins; None if there is none.
+        groups: Number of intact groups of the log.
+        closed: Whether an orderly close wrote the last group.
+        next_position: Position after the last group, or after the last damaged one.
+    """
+
+    def __init__(self, whole: _Whole, synced: int, next_position: int) -> None:
+        self._segments = whole.segments
+        self._synced = synced
+        self._known_torn = whole.known_torn
+        self._declared = dict(whole.declared)
+        self.entries: list[Entry] = []
+        self.damage: list[Damage] = []
+        self.manifest: dict[tuple[Path, int], m.ManifestEntry] = {}
+        self.skipped: list[int] = []
+        self.torn: tuple[int, int] | None = None
+        self.groups = whole.groups
+        self.closed = whole.closed
+        self.next_position = next_position
+
+    def read(self, items: Iterable[ReadGroup | Bad]) -> None:
+        """Processes the groups up to the torn tail."""
+        for item in items:
+            if isinstance(item, Bad):
+                self._bad(item)
+            else:
+                self._group(item)
+            if self.torn is not None:
+                return
+
+    def _bad(self, item: Bad) -> None:
+        if item.position >= self._synced and item.torn:
+            self.torn, self.next_position = (item.segment, item.at), item.position
+            return
+        path = self._segments[item.segment].path
+        self.damage.append(Damage(path, item.at, item.end, item.position, 0, item.end_position))
+        self.entries.append(LostEntry(item.position, 0))
+        # No later batch gets the position of a damaged group, so that the next incarnation finds the damage again.
+        self.next_position = max(item.position + 1, item.end_position)
+
+    def _group(self, item: ReadGroup) -> None:
+        gone = [
+            (at, e) for at, e in item.torn if e.position >= self._synced or e.position in self._known_torn
+        ]
+        new = [(at, entry) for at, entry in gone if entry.position not in self._known_torn]
+        if new and item.group.atomic:
+            self.torn, self.next_position = (item.segment, item.at), item.group.position
+            return
+        self.groups += 1
+        if item.end_position <= self._synced:
+            self._segments[item.segment].prove(item.end)
+        self.closed = item.group.closed
+        self._declared.update(_declared(item.marks))
+        self.entries.append(MarksEntry(item.group.position, item.marks, item.written_ms))
+        cut = _cut_at(item, new)
+        self._batches(item, {at for at, _ in gone}, None if cut is None else cut[0])
+        if cut is None:
+            self.next_position = item.end_position
+        else:
+            self.torn, self.next_position = (item.segment, cut[0]), cut[1]
+
+    def _batches(self, item: ReadGroup, missing: set[int], cut: int | None) -> None:
+        """Adds a group's batches before the byte where it is cut. A crash tore those at the bytes `missing`."""
+        segment = self._segments[item.segment]
+        for at, entry, header in item.batches:
+            if cut is not None and at >= cut:
+                break
+            if at in missing:
+                self.skipped.append(entry.position)
+                self.entries.append(TornEntry(entry.position, entry.destination))
+                continue
+            if header is None or entry.destination not in self._declared:
+                end = min(at + entry.size_bytes, item.end)
+                name = self._declared.get(entry.destination, "")
+                damage = Damage(segment.path, at, end, entry.position, entry.destination, name=name)
+                self.damage.append(damage)
+                self.manifest[segment.path, at] = entry
+                self.entries.append(LostEntry(entry.position, entry.destination))
+                continue
+            segment.add(entry, at, header.count)
+            self.entries.append(BatchEntry(entry.position, entry.destination, header, entry.size_bytes))
+
+
 def _judge(lane: Path, whole: _Whole, lane_id: bytes | None, synced: int, extent: Extent) -> Log:
     """Distinguishes a torn tail from damage, and keeps the log before the tail."""
-    segments, entries, declared = whole.segments, whole.entries, whole.declared
-    damage: list[Damage] = []
-    manifest: dict[tuple[Path, int], m.ManifestEntry] = {}
-    torn: tuple[int, int] | None = None
-    next_position = segments[0].first_position if segments else 0
-    groups = whole.groups
-    closed = whole.closed
-    skipped: list[int] = []
-    known_torn = whole.known_torn
     whole.prove(synced)
+    segments, entries = whole.segments, whole.entries
+    damage: list[Damage] = []
+    next_position = segments[0].first_position if segments else 0
     front = _missing_front(lane, segments, extent)
     if front is not None:
         damage.append(front)
@@ -455,59 +383,19 @@ def _judge(lane: Path, whole: _Whole, lane_id: bytes | None, synced: int, extent
         next_position = extent.begin.position
     if whole.end_position >= 0:
         next_position = whole.end_position
-    for item in whole.rest:
-        if isinstance(item, Bad):
-            if item.position >= synced and item.torn:
-                torn, next_position = (item.segment, item.at), item.position
-                break
-            path = segments[item.segment].path
-            damage.append(Damage(path, item.at, item.end, item.position, 0, item.end_position))
-            entries.append(LostEntry(item.position, 0))
-            # No later batch gets the position of a damaged group, so that the next incarnation finds the damage again.
-            next_position = max(item.position + 1, item.end_position)
-            continue
-        gone = [(at, e) for at, e in item.torn if e.position >= synced or e.position in known_torn]
-        new = [(at, entry) for at, entry in gone if entry.position not in known_torn]
-        if new and item.group.atomic:
-            torn, next_position = (item.segment, item.at), item.group.position
-            break
-        groups += 1
-        if item.end_position <= synced:
-            segments[item.segment].proven_bytes = item.end
-        closed = item.group.closed
-        declared.update(_declared(item.marks))
-        entries.append(MarksEntry(item.group.position, item.marks, item.written_ms))
-        segment = segments[item.segment]
-        cut = _cut_at(item, new)
-        missing = {at for at, _ in gone}
-        for at, entry, header in item.batches:
-            if cut is not None and at >= cut[0]:
-                break
-            if at in missing:
-                skipped.append(entry.position)
-                entries.append(TornEntry(entry.position, entry.destination))
-                continue
-            if header is None or entry.destination not in declared:
-                end = min(at + entry.size_bytes, item.end)
-                name = declared.get(entry.destination, "")
-                damage.append(Damage(segment.path, at, end, entry.position, entry.destination, name=name))
-                manifest[segment.path, at] = entry
-                entries.append(LostEntry(entry.position, entry.destination))
-                continue
-            segment.batches.add(entry.position, Stored(at, entry.size_bytes, entry.crc, entry.destination))
-            segment.records += header.count
-            entries.append(BatchEntry(entry.position, entry.destination, header, entry.size_bytes))
-        if cut is not None:
-            torn, next_position = (item.segment, cut[0]), cut[1]
-            break
-        next_position = item.end_position
+    rest = _Rest(whole, synced, next_position)
+    rest.read(whole.rest)
+    damage += rest.damage
+    entries += rest.entries
+    next_position = rest.next_position
     doomed: list[Path] = []
     tail = None
-    if torn is not None:
-        tail = (segments[torn[0]].path, torn[1])
-        segments[torn[0]].size_bytes = torn[1]
-        doomed = [segment.path for segment in segments[torn[0] + 1 :]]
-        segments = segments[: torn[0] + 1]
+    if rest.torn is not None:
+        index, at = rest.torn
+        tail = (segments[index].path, at)
+        segments[index].ends_at(at)
+        doomed = [segment.path for segment in segments[index + 1 :]]
+        segments = segments[: index + 1]
     else:
         if segments:
             next_position = max(next_position, segments[-1].first_position)
@@ -529,10 +417,10 @@ def _judge(lane: Path, whole: _Whole, lane_id: bytes | None, synced: int, extent
         next_position,
         synced,
         lane_id or extent.lane_id,
-        groups,
-        closed,
-        manifest,
-        tuple(skipped),
+        rest.groups,
+        rest.closed,
+        rest.manifest,
+        tuple(rest.skipped),
         extent,
         whole.after + after,
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from kafkasafe.spool.files import Files, Identity, size_of, write_all
-from kafkasafe.spool.segment_reader import StoredSegment
+from kafkasafe.spool.segment import StoredSegment
 
 __all__ = ["SegmentFiles"]
 

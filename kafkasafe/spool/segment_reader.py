@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from kafkasafe import marks as m
@@ -17,7 +16,7 @@ from kafkasafe.errors import SpoolFormatError
 from kafkasafe.record import batch as codec
 from kafkasafe.record.batch import Compression
 from kafkasafe.spool.extent import LogEndClaim
-from kafkasafe.spool.placing import Places
+from kafkasafe.spool.segment import StoredSegment
 
 __all__ = [
     "OVERHEAD_BYTES",
@@ -25,7 +24,6 @@ __all__ = [
     "Content",
     "ReadGroup",
     "SegmentReader",
-    "StoredSegment",
     "address_bytes",
     "group_at",
 ]
@@ -45,29 +43,6 @@ _LAST_ZEROS: Final[dict[int, int]] = {Compression.NONE: 1, Compression.LZ4: 5}
 _LAST_ZEROS_COMPRESSED: Final = 3
 
 Content: TypeAlias = bytes | bytearray
-
-
-@dataclass(slots=True)
-class StoredSegment:
-    """One segment file.
-
-    Attributes:
-        path: The file.
-        first_position: Position of its first record, which is also its name.
-        size_bytes: Valid bytes. Bytes after them were abandoned.
-        batches: Its data batches, by position.
-        records: Number of records in these batches.
-        proven_bytes: All bytes before this offset were durable, according to a later group.
-        written_ms: When its last group was written, ms since the epoch; 0 if unknown.
-    """
-
-    path: Path
-    first_position: int
-    size_bytes: int = 0
-    batches: Places = field(default_factory=Places)
-    records: int = 0
-    proven_bytes: int = 0
-    written_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +112,13 @@ class SegmentReader:
             if limit is not None and group.position >= limit:
                 break  # abandoned bytes: the next segment begins here
             item = self._batches(index, content, at, group, marks, size, limit)
-            segment.written_ms = max(segment.written_ms, codec.read_header(content, at).max_timestamp)
+            segment.note_written(codec.read_header(content, at).max_timestamp)
             yield item
             at, position = item.end, item.end_position
             exact = not item.batches or item.batches[-1][2] is not None
             bound = self._bound(limit, end)
             more = not exact and _may_miss_more(content, item.batches[-1], bound)
-        segment.size_bytes = at
+        segment.ends_at(at)
         bound = self._bound(limit, end)
         if bound is not None and position < bound and (exact or more):
             yield Bad(index, at, at, position, torn=True, end_position=bound)

@@ -7,37 +7,25 @@ id it has. The spool only stores marks and batches, and reads them back.
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import itertools
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
 from kafkasafe import marks as m
-from kafkasafe.errors import SpoolCorruptError, SpoolError, SpoolWriteError
+from kafkasafe.errors import SpoolError, SpoolWriteError
 from kafkasafe.logs import EventLog
 from kafkasafe.record import batch as codec
+from kafkasafe.spool.extent import EXTENT_NAME
 from kafkasafe.spool.extent_file import ExtentFile
-from kafkasafe.spool.files import Files, write_all
-from kafkasafe.spool.quarantine import copy_aside, copy_of, keep_torn, quarantine_damage
-from kafkasafe.spool.recovery import (
-    EXTENT_NAME,
-    BatchEntry,
-    Damage,
-    Entry,
-    Log,
-    LostEntry,
-    MarksEntry,
-    Stored,
-    scan,
-    segment_name,
-)
+from kafkasafe.spool.files import Files
+from kafkasafe.spool.log_content import BatchEntry, Entry, Log, LostEntry, MarksEntry
+from kafkasafe.spool.quarantine import keep_torn, quarantine_damage
+from kafkasafe.spool.recovery import scan
 from kafkasafe.spool.reserve import NO_ROOM, Reserve
-from kafkasafe.spool.segment_files import SegmentFiles
-from kafkasafe.spool.segment_reader import StoredSegment
+from kafkasafe.spool.segment_list import SegmentList
+from kafkasafe.spool.segment_writer import SegmentWriter
 from kafkasafe.spool.tail import cut_tail, make_durable, remove_drafts
 
 __all__ = ["BatchEntry", "Entry", "LostEntry", "MarksEntry", "Spool"]
@@ -46,8 +34,6 @@ log = EventLog("spool")
 
 Sync = Literal["group", "each", "os"]
 
-_PREALLOCATED_BYTES: Final = 16 * 1024 * 1024
-"""Space is reserved in steps of this size: a lane that is hardly used should not occupy a whole segment."""
 _MOST_BATCHES: Final = 1 << 14
 """Maximum number of batches in a segment. Facts about a batch stay in memory until its segment is deleted: up to 2.6 kB
 for an atomic batch, which may have only a few hundred bytes on disk."""
@@ -59,7 +45,6 @@ _DIVIDED_SEGMENT_BYTES: Final = 1024 * 1024
 3. So a division needs as much space as the first segment, and no more for the next one.
 """
 _DIVIDED_SEGMENTS: Final = 512
-_NEVER_PREALLOCATED: Final = 1 << 62
 
 
 class Spool:
@@ -88,29 +73,13 @@ class Spool:
         self._snapshot = snapshot
         self._clock_ms = clock_ms
         self._lane_id = found.lane_id or os.urandom(m.LANE_ID_BYTES)
-        self._segments = found.segments
-        self._used = sum(segment.size_bytes for segment in self._segments)
-        self._held = SegmentFiles(files)
-        for segment in self._segments:
-            self._held.open(segment)
-        self._handle = -1  # handle of the last segment while it is being written
-        self._preallocated = 0
-        self._lost: set[int] = set()
-        """First positions of segments whose content was lost while this process had them."""
+        self._segments = SegmentList(lane, files, found.segments)
+        self._writer = SegmentWriter(files, self._segments)
         self._repair = False
         self._sync_failed = False
-        """Whether a sync has failed since the last repair."""
-        self._deletions_undurable = False
         """Whether a deletion of a segment may not be durable yet."""
-        self._continued: tuple[int, int] | None = None
-        """First position and handle of the segment to continue after the repair: only disk space was missing."""
-        self._unwritten: list[bytearray] = []
-        """Groups of the last segment that will be written together with the next group."""
-        self._unwritten_at = 0
         self._reserve = Reserve(lane, files)
         self._to_divide = 0
-        self._promised_bytes = self._segments[-1].size_bytes if self._segments else 0
-        self._promised_records = self._segments[-1].records if self._segments else 0
         self._torn = found.skipped
         self._extent = ExtentFile(lane, files, found, self._lane_id)
         self._closed = False
@@ -179,7 +148,7 @@ class Spool:
     @property
     def used_bytes(self) -> int:
         """Size of all segments."""
-        return self._used
+        return self._segments.used_bytes
 
     @property
     def lane_id(self) -> bytes:
@@ -239,7 +208,7 @@ class Spool:
             for some_marks, some in self._portions(marks, batches, limit, atomic=atomic):
                 positions += self._write(some_marks, some, limit, atomic=atomic, closed=closed)
             if not more:
-                self._write_out(limit)
+                self._writer.write_out(limit)
         except OSError as error:
             if makes_room or not batches:
                 self._reserve.give_up(error)
@@ -261,19 +230,18 @@ class Spool:
         if self.synced_position < self.next_position:
             if self._repair:
                 raise SpoolError(f"{self._lane}: what failed was not written again")
-            if self._unwritten:
+            if self._writer.has_unwritten:
                 raise SpoolError(f"{self._lane}: the group that was to follow was not written")
             if self._sync != "os" or always:
                 try:
                     self._to_disk()
-                    self._see_written()
+                    self._segments.see_written(self.synced_position)
                 except OSError as error:
                     # Some file systems allocate space only at writeback.
                     self._reserve.give_up(error)
                     raise self._failed("synced", error) from error
             self.synced_position = self.next_position
-            self._promised_bytes = self._segments[-1].size_bytes
-            self._promised_records = self._segments[-1].records
+            self._writer.promise()
             if self._sync != "os":
                 self._extent.ends(self.synced_position, self._segments)
         return self.synced_position
@@ -283,33 +251,9 @@ class Spool:
 
         Raises:
             SpoolCorruptError: The bytes differ from those written, or their file was lost.
-            SpoolError: It cannot be read.
+            SpoolError: The file cannot be read.
         """
-        segment, stored = self._stored(position)
-        if segment.first_position in self._lost:
-            damage = _damage(segment, stored, position)
-            raise SpoolCorruptError(
-                f"The file of a spooled batch was deleted or cut by somebody else: {damage}",
-                damage=(str(damage),),
-            )
-        try:
-            data = bytearray(self._files.read(self._held.handle(segment), stored.at, stored.size_bytes))
-        except OSError as error:
-            raise SpoolError(f"{segment.path} cannot be read at byte {stored.at}: {error}") from error
-        try:
-            header = codec.verify(data)
-        except codec.CorruptBatchError:
-            header = None
-        wanted = (position, stored.destination, stored.size_bytes, stored.crc)
-        if header is None or wanted != (
-            header.base_offset,
-            header.partition_leader_epoch,
-            header.size_bytes,
-            header.crc,
-        ):
-            damage = _damage(segment, stored, position)
-            raise SpoolCorruptError(f"A spooled batch is damaged on disk: {damage}", damage=(str(damage),))
-        return data
+        return self._segments.read(position)
 
     def quarantine(self, position: int) -> Path:
         """Copy the data batch at a position, which is damaged, to quarantine/: durable on return.
@@ -317,20 +261,7 @@ class Spool:
         Raises:
             SpoolError: It cannot be read or written.
         """
-        damage = _damage(*self._stored(position), position)
-        if self._stored(position)[0].first_position in self._lost:
-            damage = replace(damage, start=damage.end)  # nothing of it is left
-        try:
-            copy_aside(self._files, self._lane, [damage])
-        except OSError as error:
-            raise SpoolError(f"{copy_of(self._lane, damage)} cannot be written: {error}") from error
-        return copy_of(self._lane, damage)
-
-    def _stored(self, position: int) -> tuple[StoredSegment, Stored]:
-        segment = next((s for s in self._segments if position in s.batches), None)
-        if segment is None:
-            raise SpoolError(f"{self._lane} has no batch at position {position}")
-        return segment, segment.batches[position]
+        return self._segments.quarantine(position)
 
     @property
     def first_position(self) -> int:
@@ -384,16 +315,10 @@ class Spool:
                 raise SpoolError(f"{self._lane / EXTENT_NAME} cannot be written: {error}") from error
         for segment in done[:going]:
             try:
-                self._sync_deletions()
-                self._unlink(segment)
-                # The file is deleted, even if that is not durable yet. If the segment stayed in the list, the spool
-                # would report it as missing.
-                self._deletions_undurable = True
-                del self._segments[0]
+                self._segments.delete_first()
                 self._extent.gone(segment)
-                self._used -= segment.size_bytes
                 freed += segment.size_bytes
-                self._sync_deletions()
+                self._segments.sync_deletions()
             except OSError as error:
                 raise SpoolError(f"{segment.path} cannot be deleted: {error}") from error
         if freed:
@@ -413,29 +338,28 @@ class Spool:
         if self._closed:
             return
         try:
-            if closed_mark and (marks or self._handle >= 0):
+            if closed_mark and (marks or self._writer.is_open):
                 self.write_group(marks, (), closed=True)
                 self.sync()
         finally:
             self._closed = True
-            self._leave_segment()
+            self._writer.leave()
             self._extent.close()
-            self._held.close()
+            self._segments.close()
 
     def abandon(self) -> None:
         """Close the files without changing them, because another process owns them now."""
         self._closed = True
-        self._handle = -1
+        self._writer.let_go()
         self._extent.close()
-        self._held.close()
+        self._segments.close()
 
     # -- where it stands ---------------------------------------------------------------------------------------------
 
     def stands_at(self, lane: Path) -> None:
         """Note the directory's new path. It was moved on the disk already."""
         self._lane = lane
-        for segment in self._segments:
-            segment.path = lane / segment.path.name
+        self._segments.stands_at(lane)
         self._extent.stands_at(lane)
         self._reserve.stands_at(lane)
 
@@ -446,7 +370,7 @@ class Spool:
         Raises:
             OSError: This cannot be determined.
         """
-        return all(map(self._is_whole, self._segments)) and self._extent.in_place
+        return all(map(self._segments.is_whole, self._segments)) and self._extent.in_place
 
     def restore(self) -> list[tuple[int, int]]:
         """Write files again that were deleted, renamed or cut, from those that are held open: durable on return.
@@ -469,12 +393,11 @@ class Spool:
                 # The extent comes first: after a crash halfway, the next owner must see which segments are missing.
                 self._extent.restore(self._segments, self.synced_position)
             for index, segment in enumerate(self._segments):
-                if self._is_whole(segment) or segment.first_position in self._lost:
+                if self._segments.is_whole(segment):
                     continue
                 if index == len(self._segments) - 1:
-                    self._handle = -1
-                if not self._held.write_again(segment):
-                    self._lost.add(segment.first_position)
+                    self._writer.let_go()
+                if not self._segments.write_again(segment):
                     following = self._segments[index + 1 : index + 2]
                     end = following[0].first_position if following else self.next_position
                     lost.append((segment.first_position, end))
@@ -484,50 +407,15 @@ class Spool:
         self._reserve.forget()
         return lost
 
-    def _is_whole(self, segment: StoredSegment) -> bool:
-        # Lost content cannot be restored.
-        return segment.first_position in self._lost or self._held.is_whole(segment)
-
-    def _see_written(self) -> None:
-        """Check that every segment has its name, and that segments with new records since the last promise are
-        complete.
-
-        Raises:
-            FileNotFoundError: A check failed. The caller must not promise anything.
-        """
-        names: set[str] | None = None
-        for segment, following in itertools.zip_longest(self._segments, self._segments[1:]):
-            written = following is None or following.first_position > self.synced_position
-            if written:
-                whole = self._is_whole(segment)
-            else:
-                # Listing the directory once takes less time than a check of each name. A lane with one segment needs no
-                # list.
-                names = set(self._files.list(self._lane)) if names is None else names
-                whole = self._has_name(segment, names)
-            if not whole:
-                raise FileNotFoundError(errno.ENOENT, "It was deleted, moved or cut", str(segment.path))
-
-    def _has_name(self, segment: StoredSegment, names: Collection[str]) -> bool:
-        return segment.path.name in names or segment.first_position in self._lost
-
-    def _sync_deletions(self) -> None:
-        """Make deletions durable, one by one: a log with a hole in its middle would be damaged."""
-        if self._deletions_undurable:
-            self._files.sync_directory(self._lane)
-            self._deletions_undurable = False
-
-    def _unlink(self, segment: StoredSegment) -> None:
-        self._lost.discard(segment.first_position)
-        self._held.unlink(segment)
-
     # -- writing ---------------------------------------------------------------------------------------------------
 
     def _limit(self, *, divisible: bool) -> int:
         """Maximum size of a segment, bytes."""
         if not divisible:
             return self._segment_bytes
-        return min(self._segment_bytes, max(_DIVIDED_SEGMENT_BYTES, self._used // _DIVIDED_SEGMENTS))
+        return min(
+            self._segment_bytes, max(_DIVIDED_SEGMENT_BYTES, self._segments.used_bytes // _DIVIDED_SEGMENTS)
+        )
 
     def _portions(
         self, marks: Sequence[m.Mark], batches: Sequence[tuple[int, bytearray]], limit: int, *, atomic: bool
@@ -553,7 +441,7 @@ class Spool:
         control, manifest, end_position = self._group(marks, batches, atomic=atomic, closed=closed)
         size = len(control) + sum(entry.size_bytes for entry in manifest)
         if (
-            self._handle < 0
+            not self._writer.is_open
             or self._segments[-1].size_bytes + size > limit
             or len(self._segments[-1].batches) >= _MOST_BATCHES
         ):
@@ -598,54 +486,18 @@ class Spool:
         manifest: Sequence[m.ManifestEntry],
         end_position: int,
     ) -> None:
-        segment = self._segments[-1]
-        if not self._unwritten:
-            self._unwritten_at = segment.size_bytes
-        self._unwritten.append(control)
-        self._unwritten += [data for _, data in batches]
-        size = len(control) + sum(entry.size_bytes for entry in manifest)
-        at = segment.size_bytes + len(control)
-        for entry in manifest:
-            segment.batches.add(entry.position, Stored(at, entry.size_bytes, entry.crc, entry.destination))
-            at += entry.size_bytes
-        segment.size_bytes = at
-        if manifest:
-            segment.records += end_position - manifest[0].position
-        segment.written_ms = self._clock_ms()
-        self._used += size
+        self._writer.append(control, batches, manifest, end_position, self._clock_ms())
         self.next_position = end_position
-
-    def _write_out(self, limit: int) -> None:
-        """Write all pending groups at once."""
-        if not self._unwritten:
-            return
-        segment = self._segments[-1]
-        if self._files.size(self._handle) != self._unwritten_at:
-            # 1. Another process cuts the file (logrotate with copytruncate).
-            # 2. A write past its end would fill the gap with zeros, and the size would look right again.
-            raise OSError(errno.EIO, "It was cut or written to by somebody else", str(segment.path))
-        self._preallocate(segment.size_bytes, limit)
-        write_all(self._files, self._handle, list(self._unwritten), self._unwritten_at)
-        self._unwritten = []
 
     def _roll(self, limit: int) -> None:
         """Start a segment with a snapshot, so that earlier segments can be deleted."""
-        self._write_out(limit)
-        if self._handle >= 0:
+        self._writer.write_out(limit)
+        if self._writer.is_open:
             # The new segment's first group will state that everything before it is durable.
             if self._sync != "os":
                 self._to_disk()
-            self._leave_segment()
-        segment = StoredSegment(self._lane / segment_name(self.next_position), self.next_position)
-        try:
-            handle = self._files.create(segment.path)
-        except FileExistsError:
-            self._held.clear_name(segment.path)
-            handle = self._files.create(segment.path)
-        self._held.add(segment, handle)
-        self._segments.append(segment)
-        self._handle = handle
-        self._preallocated = 0
+            self._writer.leave()
+        self._writer.begin(self.next_position)
         self._files.sync_directory(self._lane)
         marks = list(self._snapshot())
         if self._torn:
@@ -653,15 +505,8 @@ class Spool:
             marks.append(m.Torn(self._torn))
         control, _, end_position = self._group(marks, (), snapshot=True)
         self._append(control, (), (), end_position)
-        self._write_out(limit)
+        self._writer.write_out(limit)
         self._extent.keep(self._segments)
-
-    def _preallocate(self, end: int, limit: int) -> None:
-        if end <= self._preallocated:
-            return
-        wanted = max(end, min(limit, self._preallocated + _PREALLOCATED_BYTES))
-        # If space cannot be reserved, the spool does not try again for this segment.
-        self._preallocated = wanted if self._files.preallocate(self._handle, wanted) else _NEVER_PREALLOCATED
 
     def _to_disk(self) -> None:
         if self._disk_position < self.next_position:
@@ -674,35 +519,15 @@ class Spool:
                         self._files.sync_data(handle)
                     finally:
                         self._files.close(handle)
-            self._files.sync_data(self._handle)
+            self._writer.sync()
             self._sync_failed = False
             self._disk_position = self.next_position
-
-    def _leave_segment(self) -> None:
-        """End the last segment, and free the space that was reserved for more records."""
-        if self._handle < 0:
-            return
-        handle, self._handle = self._handle, -1
-        size = self._segments[-1].size_bytes
-        with contextlib.suppress(OSError):
-            # If another process cut the file, `truncate` must not extend it again.
-            if self._files.size(handle) >= size:
-                self._files.truncate(handle, size)
-        self._held.limit()
 
     # -- failure ---------------------------------------------------------------------------------------------------
 
     def _failed(self, what: str, error: OSError) -> SpoolWriteError:
         """Reset to the last promised position. The next write or recovery repairs the files."""
-        if self._unwritten:
-            # Groups that never reached the file must not count: the file would look as if another process had cut it.
-            segment = self._segments[-1]
-            self._used -= segment.size_bytes - self._unwritten_at
-            segment.size_bytes = self._unwritten_at
-            self._unwritten = []
-        if error.errno in NO_ROOM and not self._sync_failed and self._handle >= 0:
-            self._continued = self._segments[-1].first_position, self._handle
-        self._handle = -1
+        self._writer.fail(may_continue=error.errno in NO_ROOM and not self._sync_failed)
         self._repair = True
         self.next_position = self.synced_position
         self._disk_position = min(self._disk_position, self.synced_position)
@@ -714,46 +539,8 @@ class Spool:
         return SpoolWriteError(f"{self._lane} cannot be {what}: {error}{hint}", full=full)
 
     def _put_back(self) -> None:
-        """Remove everything after the promised position.
-
-        The spool never continues a segment whose fsync failed. It continues a segment if a write failed only because
-        the disk was full:
-
-        1. The disk has room for marks, but not for the next batch.
-        2. Each attempt to write the batch fails, and is followed by a mark.
-        3. A new segment for each mark would use up the remaining space.
-        """
-        while self._segments and self._segments[-1].first_position >= self.next_position:
-            segment = self._segments[-1]
-            self._unlink(segment)
-            self._files.sync_directory(self._lane)
-            self._used -= segment.size_bytes
-            del self._segments[-1]
-        if self._segments:
-            segment = self._segments[-1]
-            self._used -= segment.size_bytes - self._promised_bytes
-            segment.records = self._promised_records
-            segment.batches.cut(self.next_position)
-            segment.size_bytes = self._promised_bytes
-            continued, kept = self._continued or (-1, -1)
-            continues = continued == segment.first_position
-            # Bytes that cannot be cut off are abandoned: the next segment starts at the position of the first of them.
-            with contextlib.suppress(OSError):
-                if self._held.is_whole(segment):
-                    handle = self._files.open(segment.path, write=True)
-                    try:
-                        self._files.truncate(handle, segment.size_bytes)
-                        if continues:
-                            # 1. Half of a batch was written, and is cut off.
-                            # 2. A mark is written in its place, and power goes before it is synced.
-                            # 3. Without this sync, the batch's rest could be found after the mark: as damage.
-                            self._files.sync_data(handle)
-                    finally:
-                        self._files.close(handle)
-                    if continues:
-                        self._handle = kept
-                        self._preallocated = segment.size_bytes
-        self._continued = None
+        """Remove everything after the promised position."""
+        self._writer.put_back(self.next_position)
         self._sync_failed = False
         self._repair = False
 
@@ -773,11 +560,7 @@ class Spool:
 
         If the reserve is too small, it grows until the group is written: others may use the volume's free bytes.
         """
-        if self._handle >= 0 and self._preallocated < _NEVER_PREALLOCATED:
-            left = min(self._preallocated, self._segment_bytes) - self._segments[-1].size_bytes
-            if left >= size_bytes:
-                return True
-        return self._reserve.lend(size_bytes)
+        return self._writer.has_reserved(size_bytes, self._segment_bytes) or self._reserve.lend(size_bytes)
 
     def give_room(self, error: OSError) -> None:
         """Free a part of the reserve, or all of it, because the disk has no room for a small file beside the log."""
@@ -785,8 +568,3 @@ class Spool:
 
     def _wanted_reserve(self) -> int:
         return Reserve.wanted(self._to_divide, self._limit(divisible=True))
-
-
-def _damage(segment: StoredSegment, stored: Stored, position: int) -> Damage:
-    end = stored.at + stored.size_bytes
-    return Damage(segment.path, stored.at, end, position, stored.destination)

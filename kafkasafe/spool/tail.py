@@ -8,7 +8,7 @@ from typing import Final
 
 from kafkasafe.logs import EventLog
 from kafkasafe.spool.files import Files, write_all
-from kafkasafe.spool.recovery import Log
+from kafkasafe.spool.log_content import Log
 
 __all__ = ["cut_tail", "make_durable", "remove_drafts"]
 

@@ -13,6 +13,7 @@ from kafkasafe.delivery.engine.places import PlaceKeeper
 from kafkasafe.delivery.engine.room import RoomKeeper
 from kafkasafe.spool.lanes import SpoolDirectory
 from kafkasafe.spool.segment_files import SegmentFiles
+from kafkasafe.spool.segment_writer import SegmentWriter
 from kafkasafe.spool.spool import Spool
 
 __all__ = ["MUTANTS"]
@@ -32,7 +33,9 @@ MUTANTS: dict[str, Mutant] = {
         source(PlaceKeeper, "confirm", "if self._config.in_memory:", "if True:"), _VOLUME
     ),
     "names of files are not looked at after a sync": Mutant(
-        source(Spool, "sync", "self._see_written()", "pass"), _AT_THAT_MOMENT, {"way": "the newest segment"}
+        source(Spool, "sync", "self._segments.see_written(self.synced_position)", "pass"),
+        _AT_THAT_MOMENT,
+        {"way": "the newest segment"},
     ),
     "lanes are not looked at each second": Mutant(
         source(LaneKeeper, "adopt", "self._disk.look_at_places()", "pass"),
@@ -50,11 +53,16 @@ MUTANTS: dict[str, Mutant] = {
         {"way": "extent", "idle": True},
     ),
     "a file that was cut is written to": Mutant(
-        source(Spool, "_write_out", "if self._files.size(self._handle) != self._unwritten_at:", "if False:"),
+        source(
+            SegmentWriter,
+            "write_out",
+            "if self._files.size(self._handle) != self._unwritten_at:",
+            "if False:",
+        ),
         _CUT,
     ),
     "a file that was cut gets its length again": Mutant(
-        source(Spool, "_leave_segment", "if self._files.size(handle) >= size:", "if True:"), _RESCUED
+        source(SegmentWriter, "leave", "if self._files.size(handle) >= size:", "if True:"), _RESCUED
     ),
     # What follows.
     "what is elsewhere is promised": Mutant(

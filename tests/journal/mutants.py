@@ -14,7 +14,7 @@ from kafkasafe.journal.ids import Identities
 from kafkasafe.journal.loss_case import LossCase
 from kafkasafe.journal.losses import Losses
 from kafkasafe.journal.machine import Machine
-from kafkasafe.journal.parts import JournalParts
+from kafkasafe.journal.parts import IncarnationParts, JournalParts, QueueParts
 from kafkasafe.journal.recovery import Recovery
 from kafkasafe.journal.refusal import RefusalTimer
 from kafkasafe.journal.refusals import Refusals
@@ -98,7 +98,12 @@ MUTANTS: dict[str, Change] = {
     # An old batch may be sent while a request may still be on its way, and others beside it.
     "IgnoresAgeOfTheSent": source(Machine, "_flow", "self._clock.is_old(batch, now_ms)", "False"),
     # Ten in flight.
-    "WideWindow": source(JournalParts, "__init__", "window=settings.window", "window=10"),
+    "WideWindow": both(
+        *(
+            source(parts, "__init__", "window=settings.window", "window=10")
+            for parts in (QueueParts, IncarnationParts, JournalParts)
+        )
+    ),
     # A future resolves with the answer, not with the mark.
     "ResolvesEarly": source(
         Durability, "finish", "self._out.ready.persist.after.append(Ended(batch, Fate.COMMITTED))",

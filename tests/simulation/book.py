@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 
 from kafkasafe import marks as m
 from kafkasafe.record import batch as codec
-from kafkasafe.spool.recovery import BatchEntry, MarksEntry
+from kafkasafe.spool.log_content import BatchEntry, MarksEntry
 
 __all__ = ["Book", "LifeEntry", "Record", "Violation"]
 

@@ -16,6 +16,7 @@ from kafkasafe.record import batch as codec
 from kafkasafe.spool import extent_file, quarantine, recovery, segment_reader, spool
 from kafkasafe.spool.files import DirectoryFiles
 from kafkasafe.spool.lanes import SpoolDirectory
+from kafkasafe.spool.segment_list import SegmentList
 from kafkasafe.spool.spool import Spool
 from kafkasafe.testing.disk import Disk
 
@@ -123,14 +124,14 @@ MUTANTS = {
     "the old segment is not synced before the new one": (
         Spool, "_roll", "self._to_disk()", "self._disk_position = self.next_position", crashes),
     "nothing is ever synced": (
-        Spool, "_to_disk", "self._files.sync_data(self._handle)", "pass", crashes),
+        Spool, "_to_disk", "self._writer.sync()", "pass", crashes),
     "a failed fsync is tried again, and believed": (
-        Spool, "_to_disk", "self._files.sync_data(self._handle)",
-        "try: self._files.sync_data(self._handle)\n        except OSError: self._files.sync_data(self._handle)",
+        Spool, "_to_disk", "self._writer.sync()",
+        "try: self._writer.sync()\n        except OSError: self._writer.sync()",
         failed_syncs),
     "a segment is written on after its failed fsync": (
-        Spool, "_to_disk", "self._files.sync_data(self._handle)",
-        "try: self._files.sync_data(self._handle)\n        except OSError: return",
+        Spool, "_to_disk", "self._writer.sync()",
+        "try: self._writer.sync()\n        except OSError: return",
         failed_syncs),
     "groups say that they are durable themselves": (
         Spool, "_group", "self._disk_position,", "self.next_position,", crashes),
@@ -138,11 +139,11 @@ MUTANTS = {
         Spool, "__init__", 'found.synced_position if sync == "os" else found.next_position',
         "found.next_position", os_crashes),
     "segments behind the promised end stay": (
-        Spool, "_put_back", "self._unlink(segment)", "pass", crashes),
+        SegmentList, "delete_last", "self._unlink(segment)", "pass", crashes),
     "a release syncs the directory only once": (
-        Spool, "_sync_deletions", "self._files.sync_directory(self._lane)", "pass", crashes),
+        SegmentList, "sync_deletions", "self._files.sync_directory(self._lane)", "pass", crashes),
     "a segment whose deletion is not durable counts as missing": (
-        Spool, "release", "self._deletions_undurable = True", "self._files.sync_directory(self._lane)",
+        SegmentList, "delete_first", "self._deletions_undurable = True", "self._files.sync_directory(self._lane)",
         test_damage.test_a_deletion_that_is_not_durable_yet_is_no_missing_segment),
     "a segment goes before its successor is durable": (
         Spool, "release", "min(before_position, self.synced_position - 1)", "before_position",
@@ -162,12 +163,12 @@ MUTANTS = {
     "damage is not copied aside": (
         quarantine, "_set_aside", "write_whole(files, path, content)", "pass", flips),
     "half an atomic group counts": (
-        recovery, "_judge", "if new and item.group.atomic:", "if False:", atomic_groups),
+        recovery._Rest, "_group", "if new and item.group.atomic:", "if False:", atomic_groups),
     "what is not whole is taken while it is read": (
         recovery._Whole, "_is_whole", "if item.torn or any(header is None", "if False and any(header is None",
         flips),
     "what follows a front that is missing is taken while it is read": (
-        test_damage, "scan", "whole.ended = True", "pass", streams),
+        test_damage, "scan", "whole.end()", "pass", streams),
     "what was taken while it was read does not count": (
         recovery._Whole, "_count", "self.between += records", "pass", streams),
     "the manifest's CRC is ignored": (
@@ -178,9 +179,9 @@ MUTANTS = {
     "groups behind a batch that is cut short are not missed": (
         segment_reader.SegmentReader, "segment", "(exact or more)", "exact", short_segments),
     "all damage is taken for a torn tail": (
-        recovery, "_judge", "if item.position >= synced and item.torn:", "if True:", flips),
+        recovery._Rest, "_bad", "if item.position >= self._synced and item.torn:", "if True:", flips),
     "damage behind the last synced position is taken for a torn tail": (
-        recovery, "_judge", "item.position >= synced and item.torn", "item.position >= synced", open_ends),
+        recovery._Rest, "_bad", "item.position >= self._synced and item.torn", "item.position >= self._synced", open_ends),
     "a damaged batch behind it is taken for a torn one": (
         segment_reader, "_may_be_torn", "if end > len(content):", "if True:", open_ends),
     "a sector that is missing is taken for damage": (
@@ -198,8 +199,8 @@ MUTANTS = {
         Spool, "sync", "self._extent.ends(self.synced_position, self._segments)", "pass",
         vanished),
     "what is written is said to be durable": (
-        Spool, "_append", "self._used += size",
-        "self._used += size\n    self._extent.ends(end_position, self._segments)", crashes),
+        Spool, "_append", "self.next_position = end_position",
+        "self.next_position = end_position\n    self._extent.ends(end_position, self._segments)", crashes),
     "segments that are missing in front are not missed": (
         recovery, "_missing_front", "begin.position >= segments[0].first_position", "True", vanished),
     "segments that are missing at the end are not missed": (

@@ -12,7 +12,8 @@ from kafkasafe import marks as m
 from kafkasafe.errors import SpoolCorruptError
 from kafkasafe.record import batch as codec
 from kafkasafe.spool import extent_file, outline
-from kafkasafe.spool.recovery import LostEntry, scan
+from kafkasafe.spool.log_content import LostEntry
+from kafkasafe.spool.recovery import scan
 from kafkasafe.testing.disk import Disk, DiskFiles
 
 from .model import LANE, Group, Owner, encode, open_lane

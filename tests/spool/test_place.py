@@ -124,7 +124,7 @@ def test_what_has_the_name_of_a_segment_and_is_another_file_is_never_deleted():
     assert owner.spool.in_place
     following = LANE / f"{owner.spool.next_position:020d}.log"
     process.writev(process.create(following), [b"nor that"], 0)
-    owner.spool._leave_segment()
+    owner.spool._writer.leave()
     commits(owner, rng, 1)
     kept = {content for path, content in disk.files().items() if path.suffix == ".found"}
     assert kept == {b"nor this", b"nor that"}

@@ -54,7 +54,7 @@ class Absences:
                     case = self._cases[address] = Absence(partition, now, _GRACE_S)
                 proof = case.proven(brokers, now)
                 if proof:
-                    self._context.progressed()
+                    self._context.progress.note()
                     lane.journal.absent(destination, f"{topic} has no partition {partition}: {proof}")
                     continue
                 for node in case.due(brokers, now):

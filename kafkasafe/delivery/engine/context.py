@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -12,12 +10,13 @@ from kafkasafe.cluster.api import Clock, Cluster
 from kafkasafe.cluster.backoff import Backoff
 from kafkasafe.config import ProducerConfig
 from kafkasafe.delivery.clock import SleepingClock
+from kafkasafe.delivery.engine.delivery_progress import DeliveryProgress
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.messages import Message
 from kafkasafe.delivery.engine.sequence_errors import SequenceErrors
+from kafkasafe.delivery.engine.timers import Timers
 from kafkasafe.errors import WrongClusterError
 from kafkasafe.journal import Clock as Moment
-from kafkasafe.limits.patience import Patience
 from kafkasafe.logs import EventLog
 from kafkasafe.spool.files import Files
 from kafkasafe.spool.lanes import SpoolDirectory
@@ -79,8 +78,7 @@ class EngineContext:
         self.slow_backoff = Backoff(config.retry_backoff_s, _REFUSED_PAUSE_S, random_fraction=random_fraction)
         self.own: Lane
         self.lanes: list[Lane] = []
-        self.timers: list[tuple[float, int, Message]] = []
-        self._timer_numbers = itertools.count()
+        self.timers = Timers(clock)
         self.stop = False
         self.closing = False
         self.abandon = False
@@ -93,10 +91,7 @@ class EngineContext:
         """Deleted topics that no records wait for, and since when."""
         self.stats = Stats()
         self.sequence_errors = SequenceErrors(self.stats)
-        self.last_progress = self.clock.monotonic()
-        """Time of the last progress: a new answer about a batch, a grant, or a topic's metadata. Monotonic seconds."""
-        self.pause_until = 0.0
-        """When the longest pause with a known end is over, monotonic seconds."""
+        self.progress = DeliveryProgress(clock)
 
     def now(self) -> float:
         """The journal's time: seconds, including those during which the machine was suspended."""
@@ -108,7 +103,7 @@ class EngineContext:
 
     def timer(self, delay_s: float, message: Message) -> None:
         """Process this message after a delay, in seconds."""
-        heapq.heappush(self.timers, (self.clock.monotonic() + delay_s, next(self._timer_numbers), message))
+        self.timers.add(delay_s, message)
 
     def open(self, own: Lane) -> None:
         """Note the producer's own lane."""
@@ -119,14 +114,6 @@ class EngineContext:
         """Stop trying a failing disk after this time, monotonic seconds."""
         self.close_by = close_by
 
-    def progressed(self) -> None:
-        """Note progress with a batch."""
-        self.last_progress = self.clock.monotonic()
-
-    def pause(self, until: float) -> None:
-        """Note a pause that ends at this time, monotonic seconds."""
-        self.pause_until = max(self.pause_until, until)
-
     def bind(self, cluster_id: str) -> None:
         """Note that the brokers and the spool directory belong to this cluster."""
         self.cluster_id = cluster_id
@@ -134,17 +121,6 @@ class EngineContext:
     def meet_stranger(self, error: WrongClusterError) -> None:
         """End the producer: the brokers belong to another cluster than the spool directory."""
         self.stranger = error
-
-    def patience_ends(self, patience: Patience, began: float, *, paused: bool = False) -> float:
-        """The time at which a caller that has waited for deliveries since `began` gives up, monotonic seconds.
-
-        Args:
-            patience: The caller's patience.
-            began: When the caller began to wait.
-            paused: A pause with an unknown end is under way. It counts if `patience` allows for pauses at all.
-        """
-        until = float("inf") if paused else self.pause_until
-        return patience.ends_at(began, self.last_progress, until)
 
     def leader_epoch(self, topic: str, partition: int) -> int:
         """A partition's leader epoch from the metadata, -1 if unknown."""

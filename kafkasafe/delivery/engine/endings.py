@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import cast
 
 from kafkasafe import events
@@ -63,67 +64,23 @@ class Endings:
                 continue  # divided: its children report the fate
             match resolution.fate:
                 case j.Fate.COMMITTED:
-                    parcel.deliver(batch.base_offset)
-                    self._context.stats.records[parcel.topic, "committed"] += batch.count
-                    now = self._context.clock.monotonic()
-                    for each in parcel.parents or (parcel,):
-                        if each.sealed_at:
-                            self._context.stats.ack.observe(now - each.sealed_at, each.count)
-                    topic, partition = lane.journal.views.address(batch.destination)
-                    if self._config.on_event is not None:
-                        self._context.emit(
-                            events.RecordsCommitted(topic, partition, batch.base_offset, batch.count)
-                        )
+                    self._deliver(lane, batch, parcel)
                 case j.Fate.REJECTED if batch.code == j.DAMAGED:
                     self._context.stats.records[parcel.topic, "damaged"] += batch.count
-                    kept = lane.rejections.finish(batch.handle)
-                    parcel.fail(
-                        SpoolCorruptError(
-                            f"The record was damaged on disk before it was delivered: {batch.message}. The remains of"
-                            f" its batch are in {kept}",
-                            damage=(batch.message,),
-                        )
-                    )
+                    parcel.fail(_damage_error(batch, lane.rejections.finish(batch.handle)))
                 case j.Fate.REJECTED:
                     self._context.stats.records[parcel.topic, "rejected"] += batch.count
-                    kept_where = (
-                        "With spool='never' no copy is kept: the program has to"
-                        if self._config.in_memory
-                        else f"It is kept in the spool directory under {lane.name}/rejected; kafkasafe spool resend"
-                    )
-                    again = (
-                        "send it again, after the cause is removed"
-                        if self._config.in_memory
-                        else "sends it again"
-                    )
-                    what = (
-                        "The cluster rejected the record"
-                        if batch.unit is None
-                        else "The record was part of an atomic batch that was rejected as a whole"
-                    )
-                    parcel.fail(
-                        RejectedError(
-                            f"{what}: {batch.message}. {kept_where} {again}",
-                            code=batch.code,
-                            reason=batch.message,
-                        )
-                    )
+                    parcel.fail(self._rejection_error(lane, batch))
                     self._dead_letter(lane, batch, parcel)
                 case j.Fate.DROPPED:
                     self._context.stats.records[parcel.topic, "dropped"] += batch.count
-                    parcel.fail(
-                        BatchDroppedError(
-                            "The record was part of an atomic batch that was dropped. Readers of committed records see"
-                            f" none of its records: {'' if batch.unit is None else batch.unit.reason}",
-                            code=0 if batch.unit is None else batch.unit.code,
-                        )
-                    )
+                    parcel.fail(_drop_error(batch))
                 case j.Fate.REPLACED:
                     continue
             self._disk.drop(parcel)
             finished.append(parcel)
         with self._ledger.lock:
-            self._context.progressed()
+            self._context.progress.note()
             for parcel in finished:
                 self._ledger.durable(parcel)
             given_up = any(parcel.done for parcel in finished)
@@ -132,6 +89,34 @@ class Endings:
             self._ledger.waiters.notify_all()
         for parcel in finished:
             self._ledger.finish(parcel)
+
+    def _deliver(self, lane: Lane, batch: j.Batch, parcel: Parcel) -> None:
+        """Note that the cluster has a batch."""
+        parcel.deliver(batch.base_offset)
+        self._context.stats.records[parcel.topic, "committed"] += batch.count
+        now = self._context.clock.monotonic()
+        for each in parcel.parents or (parcel,):
+            if each.sealed_at:
+                self._context.stats.ack.observe(now - each.sealed_at, each.count)
+        topic, partition = lane.journal.views.address(batch.destination)
+        if self._config.on_event is not None:
+            self._context.emit(events.RecordsCommitted(topic, partition, batch.base_offset, batch.count))
+
+    def _rejection_error(self, lane: Lane, batch: j.Batch) -> RejectedError:
+        kept_where = (
+            "With spool='never' no copy is kept: the program has to"
+            if self._config.in_memory
+            else f"It is kept in the spool directory under {lane.name}/rejected; kafkasafe spool resend"
+        )
+        again = "send it again, after the cause is removed" if self._config.in_memory else "sends it again"
+        what = (
+            "The cluster rejected the record"
+            if batch.unit is None
+            else "The record was part of an atomic batch that was rejected as a whole"
+        )
+        return RejectedError(
+            f"{what}: {batch.message}. {kept_where} {again}", code=batch.code, reason=batch.message
+        )
 
     def expire(self) -> None:
         """Fail futures whose `delivery_timeout_ms` is over. Their records stay in the spool, and are delivered."""
@@ -397,3 +382,19 @@ class Endings:
                     partition=partition,
                     event="on_rejected_failed",
                 )
+
+
+def _damage_error(batch: j.Batch, kept: Path | None) -> SpoolCorruptError:
+    return SpoolCorruptError(
+        f"The record was damaged on disk before it was delivered: {batch.message}. The remains of its batch are in"
+        f" {kept}",
+        damage=(batch.message,),
+    )
+
+
+def _drop_error(batch: j.Batch) -> BatchDroppedError:
+    return BatchDroppedError(
+        "The record was part of an atomic batch that was dropped. Readers of committed records see none of its"
+        f" records: {'' if batch.unit is None else batch.unit.reason}",
+        code=0 if batch.unit is None else batch.unit.code,
+    )

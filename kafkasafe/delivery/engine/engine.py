@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import heapq
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -254,8 +253,8 @@ class Engine:
         """Process due timers, and drive all lanes."""
         timers = self._context.timers
         now = self._context.clock.monotonic()
-        while timers and timers[0][0] <= now:
-            self.step(heapq.heappop(timers)[2])
+        while (message := timers.take(now)) is not None:
+            self.step(message)
         for lane in list(self._context.lanes):
             self.drive(lane)
         self._answer_looks()
@@ -294,12 +293,12 @@ class Engine:
         Time for reading spools counts as a pause: reading gigabytes takes longer than other waits without progress.
         """
         reads = self._lanes.reads() or self.surroundings.looking
-        return self._context.patience_ends(patience, began, paused=reads)
+        return self._context.progress.patience_ends(patience, began, paused=reads)
 
     @property
     def due(self) -> float:
         """When the next turn is due if no message arrives, monotonic seconds."""
-        return self._context.timers[0][0] if self._context.timers else float("inf")
+        return self._context.timers.next_at
 
     @staticmethod
     def _decide(decided: Sequence[tuple[Lane, j.Batch]], *, resend: bool) -> None:

@@ -325,7 +325,7 @@ class Intake:
             )
             for child, indexes in children
         ]
-        self._context.progressed()
+        self._context.progress.note()
         del lane.parcels[divide.batch.handle]
         made = lane.journal.replaced(divide.batch, described)
         parent.adopt(children)

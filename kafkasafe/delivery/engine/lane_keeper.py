@@ -27,7 +27,7 @@ from kafkasafe.delivery.engine.parcels import Parcel
 from kafkasafe.delivery.engine.unit_handles import UnitHandle
 from kafkasafe.errors import SpoolCorruptError, SpoolError, SpoolFormatError
 from kafkasafe.spool.lanes import LaneLock
-from kafkasafe.spool.recovery import Entry
+from kafkasafe.spool.log_content import Entry
 from kafkasafe.spool.rejected import RejectedStore, retire, waits_of
 from kafkasafe.spool.spool import Spool
 
@@ -367,7 +367,7 @@ class LaneKeeper:
         self._reading.discard(path)
         if result is None:
             return None
-        self._context.progressed()
+        self._context.progress.note()
         self._ledger.waiters.notify_all()
         own = path.parent == self._context.directory.path
         if isinstance(result, SpoolError):

@@ -12,7 +12,8 @@ from kafkasafe.delivery.engine.disk import DiskWriter
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.ledger import Ledger
 from kafkasafe.delivery.engine.parcels import Parcel
-from kafkasafe.spool.recovery import BatchEntry, Entry, LostEntry, MarksEntry, replay_one
+from kafkasafe.spool.log_content import BatchEntry, Entry, LostEntry, MarksEntry
+from kafkasafe.spool.recovery import replay_one
 
 __all__ = ["LogReplay", "Packing", "packs"]
 

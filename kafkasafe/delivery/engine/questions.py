@@ -69,7 +69,7 @@ def _read_pages(context: EngineContext, leader: Leader, log: Scan | Survey, *, p
             log_start_offset=page.log_start_offset,
         )
         if log.next_offset > before:
-            context.progressed()
+            context.progress.note()
             continue
         if not polls:
             return False
@@ -108,7 +108,7 @@ class Baseline:
             return
         info = self._context.cluster.topic(self._leader.address[0])
         topic_id = info.topic_id if info is not None else t.NO_TOPIC_ID
-        self._context.progressed()
+        self._context.progress.note()
         journal.baseline(ask.destination, listed.offset, topic_id)
 
 
@@ -272,7 +272,7 @@ class OutcomeInquiry:
 
     def _count(self, judgement: Judgement, method: str) -> None:
         if judgement.present:
-            self._context.progressed()
+            self._context.progress.note()
         stats = self._context.stats
         stats.in_doubt_resolved["present", method] += judgement.present
         absent = len(self._ask.doubt) - judgement.present

@@ -229,9 +229,9 @@ class Sender:
                 now_ms=self._context.clock.wall_ms(),
             )
             if batch.state is j.BatchState.REFUSED:
-                self._context.progressed()
+                self._context.progress.note()
         else:
-            self._context.progressed()
+            self._context.progress.note()
             parcel = lane.parcels.get(batch.handle)
             self._delivered(address, parcel.sealed_at if parcel is not None else 0.0)
             if parcel is not None:
@@ -343,7 +343,7 @@ class Sender:
                 self._waiting[address] = due
         pause_s = max(wait.at_least_s, backoff_s, self._calm_in_s(topic, partition))
         if wait.at_least_s > backoff_s:
-            self._context.pause(self._context.clock.monotonic() + pause_s)
+            self._context.progress.pause(self._context.clock.monotonic() + pause_s)
         self._context.stats.pauses.add()
         self._context.stats.backoff_s["produce"] += pause_s
         # Without brokers, the transport logs why it cannot use any. A line for each partition would repeat that.
@@ -393,7 +393,7 @@ class Sender:
         """Handle the answer to a request for a producer id."""
         if isinstance(result, t.ProducerIdGranted):
             lane.producer_id.granted()
-            self._context.progressed()
+            self._context.progress.note()
             lane.journal.granted(result.producer_id, result.epoch)
             return
         lane.producer_id.failed()

@@ -79,7 +79,7 @@ class Surroundings:
     def looked_around(self, found: Sequence[LeftBehind]) -> None:
         """Adopt directories of this producer's client id and cluster, and report the others."""
         self.looking = False
-        self._context.progressed()
+        self._context.progress.note()
         self._ledger.waiters.notify_all()
         if self._context.closing or self._context.stranger is not None:
             return

@@ -55,7 +55,7 @@ class TopicKeeper:
     def on_metadata(self, refreshed: t.MetadataRefreshed) -> None:
         """Handle a metadata answer."""
         if refreshed.cluster_id is not None and refreshed.cluster_id != self._context.cluster_id:
-            self._context.progressed()
+            self._context.progress.note()
             self._binding.bind(refreshed.cluster_id)
         self.learn(refreshed.topics, fresh=True)
         for name, info in refreshed.topics.items():
@@ -153,5 +153,5 @@ class TopicKeeper:
             elif info.partitions and not info.error_code and (lane.own or lane.journal.views.waiting(name)):
                 size += lane.journal.views.portion_bytes(name)
                 if lane.journal.learn_topic(name, info.topic_id, max(info.partitions) + 1):
-                    self._context.progressed()
+                    self._context.progress.note()
         return size

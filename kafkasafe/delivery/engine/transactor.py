@@ -338,7 +338,7 @@ class Transactor:
             case _ if answer.error_code:
                 self._refused_by_broker(lane, action, answer)
             case _:
-                self._context.progressed()
+                self._context.progress.note()
                 if not isinstance(answer, x.TransactionAnswer):
                     # AddOffsetsToTxn does not show yet whether the group accepts the offsets.
                     self._names.accepted(lane, action)
@@ -403,7 +403,7 @@ class Transactor:
                 raise AssertionError(f"{answer} is not an answer to {action}")
 
     def _look_at_log(self, lane: Lane, action: u.FindOutcome, answer: t.RecordsFetched) -> None:
-        self._context.progressed()
+        self._context.progress.note()
         self._names.accepted(lane, action)
         code = answer.error_code
         if not code:

@@ -242,6 +242,10 @@ class LaneLock:
         self._stands(number, directory, handle)
         self.write(self._said)
 
+    def leave_to_parent(self) -> None:
+        """Forgets the lock file, in a forked child: the parent goes on to own the lane."""
+        self._handle = -1
+
 
 def give_up(files: Files, directory: int, handle: int) -> None:
     """Closes a lane's directory and its lock."""
@@ -256,7 +260,7 @@ def _after_fork() -> None:
     the parent, too.
     """
     for lock in list(_held):
-        lock._handle = -1
+        lock.leave_to_parent()
     while _lockable:
         files, handle = _lockable.pop()
         # Close the next lock whatever error a disk raises. (A simulated disk may raise that its process is dead.)

@@ -1,0 +1,88 @@
+"""One segment of a lane: where its batches are, and how far its bytes are valid."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from kafkasafe import marks as m
+from kafkasafe.spool.placing import Places, Stored
+
+__all__ = ["SEGMENT_NAME", "StoredSegment", "segment_name"]
+
+SEGMENT_NAME: Final = re.compile(r"\d{20}\.log")
+
+
+@dataclass(slots=True)
+class StoredSegment:
+    """One segment file.
+
+    Attributes:
+        path: The file.
+        first_position: Position of its first record, which is also its name.
+        size_bytes: Valid bytes. Bytes after them were abandoned.
+        batches: Its data batches, by position.
+        records: Number of records in these batches.
+        proven_bytes: All bytes before this offset were durable, according to a later group.
+        written_ms: When its last group was written, ms since the epoch; 0 if unknown.
+    """
+
+    path: Path
+    first_position: int
+    size_bytes: int = 0
+    batches: Places = field(default_factory=Places)
+    records: int = 0
+    proven_bytes: int = 0
+    written_ms: int = 0
+
+    # -- while it is read ------------------------------------------------------------------------------------------
+
+    def note_written(self, written_ms: int) -> None:
+        """Note when one of its groups was written. The newest time counts: clocks may have been set back."""
+        self.written_ms = max(self.written_ms, written_ms)
+
+    def ends_at(self, size_bytes: int) -> None:
+        """Note where its valid bytes end."""
+        self.size_bytes = size_bytes
+
+    def add(self, entry: m.ManifestEntry, at: int, records: int) -> None:
+        """Add an intact data batch that begins at this byte."""
+        self.batches.add(entry.position, Stored(at, entry.size_bytes, entry.crc, entry.destination))
+        self.records += records
+
+    def prove(self, end: int) -> None:
+        """Note that all bytes before this one were durable."""
+        self.proven_bytes = end
+
+    # -- while it is written -----------------------------------------------------------------------------------------
+
+    def append(
+        self, control_bytes: int, manifest: Sequence[m.ManifestEntry], end_position: int, written_ms: int
+    ) -> None:
+        """Add a group after its valid bytes: a control batch of this size, then data batches."""
+        at = self.size_bytes + control_bytes
+        for entry in manifest:
+            self.batches.add(entry.position, Stored(at, entry.size_bytes, entry.crc, entry.destination))
+            at += entry.size_bytes
+        self.size_bytes = at
+        if manifest:
+            self.records += end_position - manifest[0].position
+        self.written_ms = written_ms
+
+    def cut(self, position: int, size_bytes: int, records: int) -> None:
+        """Keep only what is before this position: so many bytes and records."""
+        self.records = records
+        self.batches.cut(position)
+        self.size_bytes = size_bytes
+
+    def stands_at(self, lane: Path) -> None:
+        """Use the new path of the lane's directory."""
+        self.path = lane / self.path.name
+
+
+def segment_name(first_position: int) -> str:
+    """The file name of the segment that begins at a position."""
+    return f"{first_position:020d}.log"

@@ -1,0 +1,167 @@
+"""Writes groups to the last segment of a lane, and cuts off what was written after the last promise."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Sequence
+from typing import Final
+
+from kafkasafe import marks as m
+from kafkasafe.spool.files import Files, write_all
+from kafkasafe.spool.segment_list import SegmentList
+
+__all__ = ["SegmentWriter"]
+
+_PREALLOCATED_BYTES: Final = 16 * 1024 * 1024
+"""Space is reserved in steps of this size: a lane that is hardly used should not occupy a whole segment."""
+_NEVER_PREALLOCATED: Final = 1 << 62
+
+
+class SegmentWriter:
+    """The file of the last segment, while it is being written. Not thread-safe."""
+
+    def __init__(self, files: Files, segments: SegmentList) -> None:
+        self._files = files
+        self._segments = segments
+        self._handle = -1
+        self._preallocated = 0
+        self._unwritten: list[bytearray] = []
+        """Groups of the last segment that will be written together with the next group."""
+        self._unwritten_at = 0
+        self._continued: tuple[int, int] | None = None
+        """First position and handle of the segment to continue after the repair: only disk space was missing."""
+        self._promised_bytes = 0
+        self._promised_records = 0
+        self.promise()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the last segment can be written to."""
+        return self._handle >= 0
+
+    @property
+    def has_unwritten(self) -> bool:
+        """Whether groups wait for the next one."""
+        return bool(self._unwritten)
+
+    def has_reserved(self, size_bytes: int, segment_bytes: int) -> bool:
+        """Whether so many bytes are reserved on the disk for the last segment, whose maximum size is given."""
+        if self._handle < 0 or self._preallocated >= _NEVER_PREALLOCATED:
+            return False
+        left = min(self._preallocated, segment_bytes) - self._segments[-1].size_bytes
+        return left >= size_bytes
+
+    def promise(self) -> None:
+        """Note that all that was written is promised."""
+        self._promised_bytes = self._segments[-1].size_bytes if self._segments else 0
+        self._promised_records = self._segments[-1].records if self._segments else 0
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    def begin(self, position: int) -> None:
+        """Begin a segment at this position. Its name is not durable yet."""
+        self._handle = self._segments.create(position)
+        self._preallocated = 0
+
+    def append(
+        self,
+        control: bytearray,
+        batches: Sequence[tuple[int, bytearray]],
+        manifest: Sequence[m.ManifestEntry],
+        end_position: int,
+        written_ms: int,
+    ) -> None:
+        """Add a group, which `write_out` writes."""
+        if not self._unwritten:
+            self._unwritten_at = self._segments[-1].size_bytes
+        self._unwritten.append(control)
+        self._unwritten += [data for _, data in batches]
+        self._segments.append(len(control), manifest, end_position, written_ms)
+
+    def write_out(self, limit: int) -> None:
+        """Write all pending groups at once."""
+        if not self._unwritten:
+            return
+        segment = self._segments[-1]
+        if self._files.size(self._handle) != self._unwritten_at:
+            # 1. Another process cuts the file (logrotate with copytruncate).
+            # 2. A write past its end would fill the gap with zeros, and the size would look right again.
+            raise OSError(errno.EIO, "It was cut or written to by somebody else", str(segment.path))
+        self._preallocate(segment.size_bytes, limit)
+        write_all(self._files, self._handle, list(self._unwritten), self._unwritten_at)
+        self._unwritten = []
+
+    def _preallocate(self, end: int, limit: int) -> None:
+        if end <= self._preallocated:
+            return
+        wanted = max(end, min(limit, self._preallocated + _PREALLOCATED_BYTES))
+        # If space cannot be reserved, the spool does not try again for this segment.
+        self._preallocated = wanted if self._files.preallocate(self._handle, wanted) else _NEVER_PREALLOCATED
+
+    def sync(self) -> None:
+        """Make what was written to the last segment durable."""
+        self._files.sync_data(self._handle)
+
+    def leave(self) -> None:
+        """End the last segment, and free the space that was reserved for more records."""
+        if self._handle < 0:
+            return
+        handle, self._handle = self._handle, -1
+        size = self._segments[-1].size_bytes
+        with contextlib.suppress(OSError):
+            # If another process cut the file, `truncate` must not extend it again.
+            if self._files.size(handle) >= size:
+                self._files.truncate(handle, size)
+        self._segments.leave_last()
+
+    def let_go(self) -> None:
+        """Do not write to the last segment any more."""
+        self._handle = -1
+
+    # -- failure ---------------------------------------------------------------------------------------------------
+
+    def fail(self, *, may_continue: bool) -> None:
+        """Forget the groups that were not written, and do not write to the file until `put_back`."""
+        if self._unwritten:
+            # Groups that never reached the file must not count: the file would look as if another process had cut it.
+            self._segments.shorten(self._unwritten_at)
+            self._unwritten = []
+        if may_continue and self._handle >= 0:
+            self._continued = self._segments[-1].first_position, self._handle
+        self._handle = -1
+
+    def put_back(self, position: int) -> None:
+        """Remove everything after the promised position, which is this one.
+
+        The spool never continues a segment whose fsync failed. It continues a segment if a write failed only because
+        the disk was full:
+
+        1. The disk has room for marks, but not for the next batch.
+        2. Each attempt to write the batch fails, and is followed by a mark.
+        3. A new segment for each mark would use up the remaining space.
+        """
+        while self._segments and self._segments[-1].first_position >= position:
+            self._segments.delete_last()
+        if self._segments:
+            self._segments.cut(position, self._promised_bytes, self._promised_records)
+            segment = self._segments[-1]
+            continued, kept = self._continued or (-1, -1)
+            continues = continued == segment.first_position
+            # Bytes that cannot be cut off are abandoned: the next segment starts at the position of the first of them.
+            with contextlib.suppress(OSError):
+                if self._segments.has_file(segment):
+                    handle = self._files.open(segment.path, write=True)
+                    try:
+                        self._files.truncate(handle, segment.size_bytes)
+                        if continues:
+                            # 1. Half of a batch was written, and is cut off.
+                            # 2. A mark is written in its place, and power goes before it is synced.
+                            # 3. Without this sync, the batch's rest could be found after the mark: as damage.
+                            self._files.sync_data(handle)
+                    finally:
+                        self._files.close(handle)
+                    if continues:
+                        self._handle = kept
+                        self._preallocated = segment.size_bytes
+        self._continued = None
