@@ -57,6 +57,7 @@ from kafkasafe.offsets import EndOffsetTracker, IsolationLevel
 from kafkasafe.spark.marks import UNRESOLVED, Mark
 from kafkasafe.spark.marks import Why as Loss
 from kafkasafe.spark.notices import Notices
+from kafkasafe.spark.option_values import error
 from kafkasafe.spark.options import (
     EARLIEST,
     LATEST,
@@ -67,7 +68,6 @@ from kafkasafe.spark.options import (
     ReadOptions,
     Subscribe,
     Times,
-    error,
 )
 from kafkasafe.spark.positions import Partition, Positions, divide, ranges_between, share
 from kafkasafe.stats import ConsumerStats

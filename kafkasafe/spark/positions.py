@@ -46,7 +46,7 @@ from typing import Any, Final, TypeAlias
 from kafkasafe.errors import ConfigError
 from kafkasafe.history.epochs import LineageError
 from kafkasafe.spark.marks import UNRESOLVED, Mark, offset_of
-from kafkasafe.spark.options import error
+from kafkasafe.spark.option_values import error
 from kafkasafe.spark.packed import is_dense, pack, unpack
 
 __all__ = [

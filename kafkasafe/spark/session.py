@@ -26,7 +26,7 @@ from kafkasafe.errors import CheckpointMismatchError, ConfigError, WaitTimeoutEr
 from kafkasafe.kafkapython.connect import over_sockets
 from kafkasafe.record import batch
 from kafkasafe.spark.appender import Appender, FencedError, RestartError
-from kafkasafe.spark.options import error
+from kafkasafe.spark.option_values import error
 from kafkasafe.spark.sink_options import SinkOptions
 from kafkasafe.spark.transactions import Pending, TransactionRequests, call, identity_of, retry_until
 from kafkasafe.spark.txn import (

@@ -20,7 +20,7 @@ from kafkasafe.spark.appender import FencedError, RestartError
 from kafkasafe.spark.arrow import map_in_arrow
 from kafkasafe.spark.collected import RowTooLargeError, Size, bound_of, collect_rows, later_size
 from kafkasafe.spark.failures import dead_worker
-from kafkasafe.spark.options import error
+from kafkasafe.spark.option_values import error
 from kafkasafe.spark.plans import commits_are_validated, plan_of_query
 from kafkasafe.spark.session import Outcome, Session
 from kafkasafe.spark.sink_options import SinkOptions, sink_options

@@ -27,7 +27,7 @@ from pyspark.sql.types import StructType
 from kafkasafe.cluster.client import Transport
 from kafkasafe.errors import UsageError
 from kafkasafe.spark import outcomes, tasks
-from kafkasafe.spark.options import error
+from kafkasafe.spark.option_values import error
 from kafkasafe.spark.plans import plan_in_checkpoint
 from kafkasafe.spark.session import Outcome, Session, no_broker, unknown_topic
 from kafkasafe.spark.sink import app_version, refuse_version, stream_id, wanted_columns
