@@ -55,6 +55,7 @@ __all__ = [
     "Positions",
     "Recent",
     "divide",
+    "partition_names",
     "ranges_between",
     "share",
 ]
@@ -217,6 +218,11 @@ def share(sizes: Mapping[Partition, int], limit: int, turn: int) -> dict[Partiti
         shares[partition] += given
         spare -= given
     return shares
+
+
+def partition_names(partitions: Iterable[Partition]) -> str:
+    """Returns the names of partitions as text, for messages."""
+    return ", ".join(f"{topic}-{partition}" for topic, partition in partitions)
 
 
 def divide(
