@@ -65,7 +65,7 @@ class ThreadCalls:
     async def offer_positions(self, fate: Callable[[], OffsetsFate], lane: ProducerLane) -> tuple[Any, ...]:
         """Return what an atomic batch of this lane needs to commit offsets. All returned records count as finished.
 
-        See `kafkasafe.SafeConsumer._offer_positions`.
+        See `kafkasafe._consuming.reading.Reading.offer`.
         """
         check_settings(self._thread.consumer)
         return await self.do(self._thread.offering(fate, lane, self._records.hand_over()))
