@@ -8,10 +8,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from kafkasafe.spark.option_table import Table, Values, nearest
+from kafkasafe.spark.option_table import OptionTable, OptionValues, nearest
 from kafkasafe.spark.option_values import (
     INT32,
-    Value,
+    OptionKind,
     boolean,
     error,
     function,
@@ -43,7 +43,7 @@ _IAM_ALONE: Final = (
     " machine)"
 )
 
-CONNECTION: Final[dict[str, tuple[str, Value]]] = {
+CONNECTION: Final[dict[str, tuple[str, OptionKind]]] = {
     "bootstrap.servers": ("bootstrap_servers", text),
     "client.id": ("client_id", text),
     "client.dns.lookup": ("client_dns_lookup", text),
@@ -71,7 +71,7 @@ CONNECTION: Final[dict[str, tuple[str, Value]]] = {
     "sasl.mechanism": ("sasl_mechanism", one_of(*_MECHANISMS)),
     "sasl.oauth.token.provider": (
         "sasl_oauth_token_provider",
-        Value(function.kind, lambda name, value: TokenFunction(imported(name, value))),
+        OptionKind(function.kind, lambda name, value: TokenFunction(imported(name, value))),
     ),
     "sasl.plain.username": ("sasl_plain_username", text),
     "sasl.plain.password": ("sasl_plain_password", text),
@@ -146,7 +146,7 @@ _IGNORED: Final = frozenset(
 _JAAS: Final = re.compile(r'(\w+)\s*=\s*"((?:[^"\\]|\\.)*)"')
 
 
-def kafka_options(options: Mapping[str, str], table: Table) -> tuple[dict[str, Any], Values]:
+def kafka_options(options: Mapping[str, str], table: OptionTable) -> tuple[dict[str, Any], OptionValues]:
     """Checks and converts Kafka's own options.
 
     Args:
@@ -210,7 +210,7 @@ def kafka_options(options: Mapping[str, str], table: Table) -> tuple[dict[str, A
         )
     if connection.get("sasl_mechanism") == "OAUTHBEARER" and "sasl_oauth_token_provider" not in connection:
         raise error("MISSING_OPTION", f"kafka.sasl.mechanism is OAUTHBEARER: add {_TOKENS}.")
-    return connection, Values(table.rows, others)
+    return connection, OptionValues(table.rows, others)
 
 
 @functools.cache  # one warning per process, although the options are parsed again for each query

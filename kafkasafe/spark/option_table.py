@@ -7,16 +7,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kafkasafe.spark.option_values import Value, error
+from kafkasafe.spark.option_values import OptionKind, error
 
-__all__ = ["Option", "Table", "Values", "nearest"]
+__all__ = ["OptionTable", "OptionValues", "QueryOption", "nearest"]
 
 KAFKAS = "kafka."
 """What the names of Kafka's own options begin with."""
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class QueryOption:
     """One option of the source or of the sink.
 
     Attributes:
@@ -29,14 +29,14 @@ class Option:
     """
 
     name: str
-    value: Value
+    value: OptionKind
     default: Any = None
     help: str = "accepted without effect"
     shown: str | None = None
     refused: str = ""
 
 
-class Values:
+class OptionValues:
     """The values of options, by name. An option that was not given has its default.
 
     Args:
@@ -44,7 +44,7 @@ class Values:
         given: The values that were given.
     """
 
-    def __init__(self, rows: Mapping[str, Option], given: Mapping[str, Any]) -> None:
+    def __init__(self, rows: Mapping[str, QueryOption], given: Mapping[str, Any]) -> None:
         self._rows = rows
         self._given = given
 
@@ -60,7 +60,7 @@ class Values:
         return next((name for name in names if name in self._given), None)
 
 
-class Table:
+class OptionTable:
     """The options of the source or of the sink.
 
     Args:
@@ -73,11 +73,13 @@ class Table:
         kafkas: Those by Kafka's names, without `kafka.`. They do not include the options of connections.
     """
 
-    def __init__(self, what: str, *rows: Option) -> None:
+    def __init__(self, what: str, *rows: QueryOption) -> None:
         self._what = what
-        self.rows: Mapping[str, Option] = {row.name: row for row in rows}
-        self.own: Mapping[str, Option] = {row.name: row for row in rows if not row.name.startswith(KAFKAS)}
-        self.kafkas: Mapping[str, Option] = {
+        self.rows: Mapping[str, QueryOption] = {row.name: row for row in rows}
+        self.own: Mapping[str, QueryOption] = {
+            row.name: row for row in rows if not row.name.startswith(KAFKAS)
+        }
+        self.kafkas: Mapping[str, QueryOption] = {
             row.name.removeprefix(KAFKAS): row for row in rows if row.name.startswith(KAFKAS)
         }
 
@@ -97,7 +99,7 @@ class Table:
             )
             raise error("UNKNOWN_OPTION", f"{option!r} is not an option of {self._what}.{hint}")
 
-    def values(self, options: Mapping[str, str]) -> Values:
+    def values(self, options: Mapping[str, str]) -> OptionValues:
         """Converts the options that this table has under Spark's names, which are not case-sensitive.
 
         Raises:
@@ -105,7 +107,9 @@ class Table:
         """
         names = {name.lower(): name for name in self.own}
         given = {names[name.lower()]: value for name, value in options.items() if name.lower() in names}
-        return Values(self.rows, {name: self.own[name].value(name, value) for name, value in given.items()})
+        return OptionValues(
+            self.rows, {name: self.own[name].value(name, value) for name, value in given.items()}
+        )
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

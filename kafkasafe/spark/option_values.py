@@ -12,7 +12,7 @@ from kafkasafe.spark.tokens import function_of
 
 __all__ = [
     "INT32",
-    "Value",
+    "OptionKind",
     "anything",
     "boolean",
     "duration",
@@ -32,7 +32,7 @@ Converter: TypeAlias = Callable[[str, str], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class OptionKind:
     """What may be given for an option.
 
     Attributes:
@@ -68,7 +68,7 @@ def _boolean(name: str, value: str) -> bool:
     return known
 
 
-def whole(least: int = 0, most: int = _INT64) -> Value:
+def whole(least: int = 0, most: int = _INT64) -> OptionKind:
     """Makes a converter for whole numbers between two bounds (inclusive)."""
 
     def convert(name: str, value: str) -> int:
@@ -83,10 +83,10 @@ def whole(least: int = 0, most: int = _INT64) -> Value:
         return number
 
     bounds = f" from {least}" if most >= INT32 else f", {least} to {most}"
-    return Value(f"whole number{bounds}", convert)
+    return OptionKind(f"whole number{bounds}", convert)
 
 
-def one_of(*choices: str) -> Value:
+def one_of(*choices: str) -> OptionKind:
     """Makes a converter that accepts one of the given words, in upper or lower case."""
 
     def convert(name: str, value: str) -> str:
@@ -95,7 +95,7 @@ def one_of(*choices: str) -> Value:
             raise error("INVALID_OPTION", f"{name} is {value!r}: it must be one of {', '.join(choices)}.")
         return found
 
-    return Value(", ".join(f"`{choice}`" for choice in choices), convert)
+    return OptionKind(", ".join(f"`{choice}`" for choice in choices), convert)
 
 
 _UNITS_S: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -136,8 +136,8 @@ def imported(name: str, value: str) -> str:
     return found
 
 
-anything: Final = Value("any", lambda _, value: value)
-text: Final = Value("text", _text)
-boolean: Final = Value("`true` or `false`", _boolean)
-duration: Final = Value("time, such as `15m` or `500ms`", _duration)
-function: Final = Value("`package.module:function`", _function)
+anything: Final = OptionKind("any", lambda _, value: value)
+text: Final = OptionKind("text", _text)
+boolean: Final = OptionKind("`true` or `false`", _boolean)
+duration: Final = OptionKind("time, such as `15m` or `500ms`", _duration)
+function: Final = OptionKind("`package.module:function`", _function)

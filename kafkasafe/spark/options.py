@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 from kafkasafe.spark.kafka_options import kafka_options
-from kafkasafe.spark.option_table import Option, Table, Values
+from kafkasafe.spark.option_table import OptionTable, OptionValues, QueryOption
 from kafkasafe.spark.option_values import (
     INT32,
     anything,
@@ -137,54 +137,56 @@ _LEVELS: Final = ("read_uncommitted", "read_committed")
 FETCH_BYTES: Final = 4 * 1024 * 1024
 STALL_TIMEOUT_MS: Final = 120_000
 
-SOURCE: Final = Table(
+SOURCE: Final = OptionTable(
     'format("kafkasafe") for reading',
-    Option(
+    QueryOption(
         "subscribe",
         text,
         help="Topics, separated by commas. Give exactly one of `subscribe`, `subscribePattern` and `assign`. The topics"
         " must exist.",
     ),
-    Option(
+    QueryOption(
         "subscribePattern",
         text,
         help="A regular expression (Python's) for whole names of topics. It may match no topic: then a batch query"
         " reads no rows, and a stream waits.",
     ),
-    Option("assign", text, help='Partitions, as JSON such as `{"orders":[0,1]}`. They must exist.'),
-    Option(
+    QueryOption("assign", text, help='Partitions, as JSON such as `{"orders":[0,1]}`. They must exist.'),
+    QueryOption(
         "startingOffsets",
         text,
         shown="`latest`; batch `earliest`",
         help='or JSON for all partitions: `{"orders":{"0":23,"1":-2}}` (-2 earliest, -1 latest)',
     ),
-    Option(
+    QueryOption(
         "startingTimestamp",
         whole(),
         help="Begin with the first record at or after this time (ms since the epoch). It overrides"
         " `startingOffsetsByTimestamp`, which overrides `startingOffsets`.",
     ),
-    Option(
+    QueryOption(
         "startingOffsetsByTimestamp",
         text,
         help='such times for all partitions, as JSON: `{"orders":{"0":1735689600000}}`',
     ),
-    Option(
+    QueryOption(
         "startingOffsetsByTimestampStrategy",
         one_of("error", "latest"),
         "error",
         help="decides what happens on partitions that have no record with the starting time or a later one: an error,"
         " or their end is the start",
     ),
-    Option(
+    QueryOption(
         "endingOffsets",
         text,
         shown="`latest`",
         help="as `startingOffsets`. Batch queries only. An end before the start is an error.",
     ),
-    Option("endingTimestamp", whole(), help="as `startingTimestamp`. Batch queries only."),
-    Option("endingOffsetsByTimestamp", text, help="as `startingOffsetsByTimestamp`. Batch queries only."),
-    Option(
+    QueryOption("endingTimestamp", whole(), help="as `startingTimestamp`. Batch queries only."),
+    QueryOption(
+        "endingOffsetsByTimestamp", text, help="as `startingOffsetsByTimestamp`. Batch queries only."
+    ),
+    QueryOption(
         "maxOffsetsPerTrigger",
         whole(1),
         0,
@@ -192,7 +194,7 @@ SOURCE: Final = Table(
         help="the largest number of offsets in a micro-batch. This includes offsets of transaction markers and of"
         " records that compaction removed. Like `trigger(availableNow=True)`, it needs PySpark 4.2 or later.",
     ),
-    Option(
+    QueryOption(
         "minOffsetsPerTrigger",
         whole(1),
         0,
@@ -201,49 +203,51 @@ SOURCE: Final = Table(
         " previous micro-batch. The first micro-batch of a run does not wait. This needs PySpark 4.2 or later. As in"
         " Spark's connector, it has no effect with `availableNow` and `once`.",
     ),
-    Option(
+    QueryOption(
         "maxTriggerDelay",
         duration,
         900.0,
         shown="`15m`",
         help="how long a micro-batch waits for `minOffsetsPerTrigger`, counted from the previous micro-batch",
     ),
-    Option(
+    QueryOption(
         "minPartitions",
         whole(1, 1_000_000),
         0,
         shown="one task per partition",
         help="The source divides ranges of offsets, so that a micro-batch has at least this number of tasks.",
     ),
-    Option(
+    QueryOption(
         "maxRecordsPerPartition",
         whole(1),
         0,
         shown="no limit",
         help="The source divides ranges of offsets, so that no task has more than this number of offsets.",
     ),
-    Option(
+    QueryOption(
         "failOnDataLoss",
         boolean,
         True,
         help="`true` ends the query when records are lost; `false` reports the loss and continues"
         " ([details](spark-guarantees.md#the-source))",
     ),
-    Option("includeHeaders", boolean, False, help="whether rows have the column `headers`"),
-    Option(
+    QueryOption("includeHeaders", boolean, False, help="whether rows have the column `headers`"),
+    QueryOption(
         "isolationLevel",
         one_of(*_LEVELS),
         shown="`read_uncommitted`",
         help="`read_committed` reads up to the last stable offset, and leaves out aborted records",
     ),
-    Option("kafka.isolation.level", one_of(*_LEVELS), _LEVELS[0], help="another name for `isolationLevel`"),
-    Option(
+    QueryOption(
+        "kafka.isolation.level", one_of(*_LEVELS), _LEVELS[0], help="another name for `isolationLevel`"
+    ),
+    QueryOption(
         "kafkaConsumer.pollTimeoutMs",
         whole(1, INT32),
         STALL_TIMEOUT_MS,
         help="how long a task, or the planning on the driver, waits for a usable answer from the brokers",
     ),
-    Option(
+    QueryOption(
         "kafka.max.partition.fetch.bytes",
         whole(1, INT32),
         FETCH_BYTES,
@@ -251,24 +255,26 @@ SOURCE: Final = Table(
         help="size of a Fetch response. A task needs memory for two responses, and for one decoded piece of about"
         " 8 MiB.",
     ),
-    Option(
+    QueryOption(
         "kafka.fetch.max.bytes",
         whole(1, INT32),
         INT32,
         shown="",
         help="an upper bound for `kafka.max.partition.fetch.bytes`",
     ),
-    Option(
+    QueryOption(
         "onEvent",
         function,
         help="The source calls this function with each event, in the process that noticed it.",
     ),
-    Option("kafka.fetch.min.bytes", whole(1, INT32)),
-    Option("kafka.fetch.max.wait.ms", whole(0, INT32)),
-    Option("kafka.group.id", text, help="accepted without effect, as the source has no consumer group"),
-    Option("groupIdPrefix", anything, help="accepted without effect, as the source has no consumer group"),
-    Option("fetchOffset.numRetries", whole()),
-    Option("fetchOffset.retryIntervalMs", whole()),
+    QueryOption("kafka.fetch.min.bytes", whole(1, INT32)),
+    QueryOption("kafka.fetch.max.wait.ms", whole(0, INT32)),
+    QueryOption("kafka.group.id", text, help="accepted without effect, as the source has no consumer group"),
+    QueryOption(
+        "groupIdPrefix", anything, help="accepted without effect, as the source has no consumer group"
+    ),
+    QueryOption("fetchOffset.numRetries", whole()),
+    QueryOption("fetchOffset.retryIntervalMs", whole()),
 )
 """The options of a reader, except those of the connection."""
 
@@ -335,7 +341,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     )
 
 
-def _what(given: Values) -> Subscribe | Pattern | Assign:
+def _what(given: OptionValues) -> Subscribe | Pattern | Assign:
     named = [name for name in _WHAT if name in given]
     if len(named) != 1:
         which = f"{' and '.join(named)} are given" if named else "None of them is given"
@@ -380,7 +386,7 @@ def _what(given: Values) -> Subscribe | Pattern | Assign:
     return Assign(tuple(partitions))
 
 
-def _bound(given: Values, which: str, default: int) -> Bound:
+def _bound(given: OptionValues, which: str, default: int) -> Bound:
     """Parses the bound `starting` or `ending`.
 
     If several options are given, Spark's precedence applies. One time for all partitions overrides times by partition,

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from kafkasafe.record.batch import Compression
 from kafkasafe.spark.kafka_options import kafka_options
-from kafkasafe.spark.option_table import Option, Table
+from kafkasafe.spark.option_table import OptionTable, QueryOption
 from kafkasafe.spark.option_values import INT32, anything, boolean, error, one_of, text, whole
 
 __all__ = ["SINK", "SinkOptions", "sink_options"]
@@ -67,85 +67,89 @@ class SinkOptions:
         return ",".join(self.connection["bootstrap_servers"])
 
 
-SINK: Final = Table(
+SINK: Final = OptionTable(
     "the kafkasafe sink",
-    Option(
+    QueryOption(
         "topic",
         text,
         help="or the first argument of `foreach_batch_sink` and `write_batch`. Without it, the column `topic` names the"
         " topic of each row.",
     ),
-    Option(
+    QueryOption(
         "txnAppId",
         text,
         shown="query id and topic",
         help="names the marker. Set it with Spark Connect, and for a second sink on the same topic in one query.",
     ),
-    Option("txnVersion", whole(0, 2**53), help="batch jobs only, with `txnAppId`"),
-    Option(
+    QueryOption("txnVersion", whole(0, 2**53), help="batch jobs only, with `txnAppId`"),
+    QueryOption(
         "onMarkerMismatch",
         one_of("fail", "accept"),
         "fail",
         help="with `accept` the sink writes even if marker and checkpoint do not match"
         " ([repair](spark-operations.md#when-marker-and-checkpoint-do-not-match))",
     ),
-    Option(
+    QueryOption(
         "markerTopic",
         text,
         "kafkasafe-spark-markers",
         help="created if missing: compacted, with the brokers' default replication",
     ),
-    Option(
+    QueryOption(
         "exchange",
         one_of("auto", "always", "never"),
         "auto",
         help="`always` or `never` sets whether rows without a fixed partition go through a shuffle before they are sent"
         " ([below](#how-rows-reach-their-partitions)). The writer ignores this option.",
     ),
-    Option(
+    QueryOption(
         "maxRestarts",
         whole(0, 1000),
         5,
         help="how many times the sink may begin a new transaction for one micro-batch",
     ),
-    Option(
+    QueryOption(
         "kafka.compression.type",
         one_of("none", "gzip", "snappy", "lz4", "zstd"),
         "none",
         help="must be the topic's compression, if the topic has one configured",
     ),
-    Option("kafka.compression.gzip.level", whole(-1, 9), shown="the codec's", help="level of `gzip`"),
-    Option("kafka.compression.lz4.level", whole(1, 17), shown="the codec's", help="level of `lz4`"),
-    Option("kafka.compression.zstd.level", whole(-131072, 22), shown="the codec's", help="level of `zstd`"),
-    Option(
+    QueryOption("kafka.compression.gzip.level", whole(-1, 9), shown="the codec's", help="level of `gzip`"),
+    QueryOption("kafka.compression.lz4.level", whole(1, 17), shown="the codec's", help="level of `lz4`"),
+    QueryOption(
+        "kafka.compression.zstd.level", whole(-131072, 22), shown="the codec's", help="level of `zstd`"
+    ),
+    QueryOption(
         "kafka.batch.size",
         whole(1, INT32),
         900_000,
         help="largest batch in bytes, before compression. Set it below the topic's `max.message.bytes`: larger batches"
         " are divided, which takes time.",
     ),
-    Option("kafka.max.request.size", whole(1, INT32), 1_048_576, help="largest record"),
-    Option(
+    QueryOption("kafka.max.request.size", whole(1, INT32), 1_048_576, help="largest record"),
+    QueryOption(
         "kafka.buffer.memory",
         whole(1, INT32),
         16 * 1024 * 1024,
         help="how many bytes of encoded batches a task holds while brokers are slow",
     ),
-    Option(
+    QueryOption(
         "kafka.transaction.timeout.ms",
         whole(1000, INT32),
         600_000,
         help="at most the brokers' `transaction.max.timeout.ms` (15 minutes)",
     ),
-    Option("kafka.delivery.timeout.ms", whole(1, INT32), 120_000, help="time limit for one batch of records"),
-    Option("kafka.max.block.ms", whole(1, INT32), 60_000, help="time limit for one step of the driver"),
-    Option(
+    QueryOption(
+        "kafka.delivery.timeout.ms", whole(1, INT32), 120_000, help="time limit for one batch of records"
+    ),
+    QueryOption("kafka.max.block.ms", whole(1, INT32), 60_000, help="time limit for one step of the driver"),
+    QueryOption(
         "kafka.default.api.timeout.ms",
         whole(1, INT32),
         60_000,
         help="another name for `kafka.max.block.ms`, which overrides it",
     ),
-    Option(
+    QueryOption(
         "inlineBytes",
         whole(0, 256 * 1024 * 1024),
         1024 * 1024,
@@ -155,7 +159,7 @@ SINK: Final = Table(
         " From the 65th task on, the limit is at most 64 KiB per task. This data uses the driver's memory, and counts"
         " towards `spark.driver.maxResultSize`.",
     ),
-    Option(
+    QueryOption(
         "stagingTopic",
         text,
         "kafkasafe-spark-staging",
@@ -163,21 +167,21 @@ SINK: Final = Table(
         " `retention.ms` 6 h, LogAppendTime. If you create it by hand, set `cleanup.policy=delete`, a retention longer"
         " than a micro-batch takes, and `max.message.bytes` above `kafka.batch.size`.",
     ),
-    Option("mode", text, "transaction", help="`transaction` is the only mode"),
-    Option(
+    QueryOption("mode", text, "transaction", help="`transaction` is the only mode"),
+    QueryOption(
         "includeHeaders",
         boolean,
         shown="",
         help="accepted without effect: the headers are written if there is a column `headers`",
     ),
-    Option("kafka.acks", text, "all", help="only `all`"),
-    Option("kafka.enable.idempotence", boolean, True, help="only `true`, because transactions need it"),
-    Option("kafka.linger.ms", anything),
-    Option("kafka.retries", anything),
-    Option("kafka.max.in.flight.requests.per.connection", anything),
-    Option("kafka.transactional.id", anything, refused="set txnAppId, which names the transactions"),
-    Option("kafka.isolation.level", anything, refused="set it for readers instead, to read_committed"),
-    Option(
+    QueryOption("kafka.acks", text, "all", help="only `all`"),
+    QueryOption("kafka.enable.idempotence", boolean, True, help="only `true`, because transactions need it"),
+    QueryOption("kafka.linger.ms", anything),
+    QueryOption("kafka.retries", anything),
+    QueryOption("kafka.max.in.flight.requests.per.connection", anything),
+    QueryOption("kafka.transactional.id", anything, refused="set txnAppId, which names the transactions"),
+    QueryOption("kafka.isolation.level", anything, refused="set it for readers instead, to read_committed"),
+    QueryOption(
         "kafka.partitioner.class",
         anything,
         refused="use the column partition, or leave the choice to Kafka's own hash of the key",
@@ -190,7 +194,7 @@ def sink_options(options: Mapping[str, Any]) -> SinkOptions:
     """Checks and converts the options of a sink.
 
     Args:
-        options: Options by Spark's names, which are not case-sensitive. Values are text, numbers or booleans.
+        options: Options by Spark's names, which are not case-sensitive. OptionValues are text, numbers or booleans.
 
     Raises:
         ConfigError: An option is unknown (the message names the most similar one), invalid, or missing.

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kafkasafe.errors import UsageError
 from kafkasafe.kafkapython import frames
 from kafkasafe.testing.proxy_rules import Call, Exchange, Pending, Rule, Rules
-from kafkasafe.testing.relay import MAX_BUFFERED_BYTES, Connection, Pipe, Relay, connect
+from kafkasafe.testing.relay import MAX_BUFFERED_BYTES, Relay, RelayedConnection, RelayedPipe, connect
 
 if TYPE_CHECKING:
     from kafkasafe.testing.broker import KafkaCluster
@@ -56,7 +56,7 @@ _NAMES_BROKERS: Final = frozenset({"Metadata", "FindCoordinator", "DescribeClust
 _NAMES_TOPICS: Final = frozenset({"Metadata", "CreateTopics"})
 
 
-class _Connection(Connection):
+class _Connection(RelayedConnection):
     def __init__(self, client: socket.socket, target: socket.socket, node: int, number: int) -> None:
         super().__init__(client, target)
         self.node = node
@@ -257,7 +257,7 @@ class FaultProxy(Relay[_Connection]):
         delivered = not any(pending.parts is not None for pending in connection.pending)
         return connection.ending or (connection.responses.ended and (delivered or connection.muted))
 
-    def _read_limit(self, connection: _Connection, pipe: Pipe) -> int:
+    def _read_limit(self, connection: _Connection, pipe: RelayedPipe) -> int:
         if pipe is connection.responses:
             waiting = pipe.outbox.size + connection.ready_bytes
             return _CHUNK_BYTES if waiting < MAX_BUFFERED_BYTES else 0
@@ -268,7 +268,7 @@ class FaultProxy(Relay[_Connection]):
     def _settle(self, connection: _Connection) -> None:
         connection.requests.end_sink()
 
-    def _receive(self, connection: _Connection, pipe: Pipe, data: bytes) -> None:
+    def _receive(self, connection: _Connection, pipe: RelayedPipe, data: bytes) -> None:
         of_client = pipe is connection.requests
         if not data:
             if of_client:

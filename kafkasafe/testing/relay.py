@@ -1,8 +1,8 @@
 """The common part of the proxies: one thread accepts connections, forwards bytes and executes commands.
 
-`TcpProxy` changes bytes, `FaultProxy` the Kafka frames in them. They decide what becomes of the bytes that a `Pipe`
-received, and how many it may receive. Both listen from construction on, but their thread runs only from `start` on.
-This thread alone uses everything that it forwards. Other threads pass closures to it (`_do`).
+`TcpProxy` changes bytes, `FaultProxy` the Kafka frames in them. They decide what becomes of the bytes that a
+`RelayedPipe` received, and how many it may receive. Both listen from construction on, but their thread runs only from
+`start` on. This thread alone uses everything that it forwards. Other threads pass closures to it (`_do`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Container
 from typing import Final, Generic, Self, TypeVar
 
-__all__ = ["MAX_BUFFERED_BYTES", "Connection", "Outbox", "Pipe", "Relay"]
+__all__ = ["MAX_BUFFERED_BYTES", "Outbox", "Relay", "RelayedConnection", "RelayedPipe"]
 
 _T = TypeVar("_T")
 
@@ -79,7 +79,7 @@ class Outbox:
         return data
 
 
-class Pipe:
+class RelayedPipe:
     """One direction of a connection.
 
     Attributes:
@@ -106,7 +106,7 @@ class Pipe:
             self.sink.shutdown(socket.SHUT_WR)
 
 
-class Connection:
+class RelayedConnection:
     """A client's connection, and the connection to the target that was opened for it.
 
     Attributes:
@@ -117,12 +117,12 @@ class Connection:
     def __init__(self, client: socket.socket, target: socket.socket) -> None:
         self.client = client
         self.target = target
-        self.requests = Pipe(client, target)
-        self.responses = Pipe(target, client)
+        self.requests = RelayedPipe(client, target)
+        self.responses = RelayedPipe(target, client)
         self.pipes = (self.requests, self.responses)
 
 
-_L = TypeVar("_L", bound=Connection)
+_L = TypeVar("_L", bound=RelayedConnection)
 
 
 class Relay(abc.ABC, Generic[_L]):
@@ -187,11 +187,11 @@ class Relay(abc.ABC, Generic[_L]):
         """Opens a connection for a client of listener `number`; None if the target cannot be reached."""
 
     @abc.abstractmethod
-    def _read_limit(self, connection: _L, pipe: Pipe) -> int:
+    def _read_limit(self, connection: _L, pipe: RelayedPipe) -> int:
         """Returns how many bytes may be read from the pipe's source at once; 0: none for now."""
 
     @abc.abstractmethod
-    def _receive(self, connection: _L, pipe: Pipe, data: bytes) -> None:
+    def _receive(self, connection: _L, pipe: RelayedPipe, data: bytes) -> None:
         """Handles bytes of the pipe's source; none: it has sent everything."""
 
     @abc.abstractmethod
@@ -329,7 +329,7 @@ class Relay(abc.ABC, Generic[_L]):
         except OSError:
             self._close(connection)
 
-    def _read(self, connection: _L, pipe: Pipe) -> None:
+    def _read(self, connection: _L, pipe: RelayedPipe) -> None:
         limit = self._read_limit(connection, pipe)
         if not limit:
             return

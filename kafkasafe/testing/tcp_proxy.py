@@ -21,13 +21,20 @@ import socket
 import time
 from typing import Final
 
-from kafkasafe.testing.relay import CONNECT_TIMEOUT_S, MAX_BUFFERED_BYTES, Connection, Pipe, Relay, connect
+from kafkasafe.testing.relay import (
+    CONNECT_TIMEOUT_S,
+    MAX_BUFFERED_BYTES,
+    Relay,
+    RelayedConnection,
+    RelayedPipe,
+    connect,
+)
 
 _CHUNK_BYTES: Final = 64 * 1024
 _SLOW_CHUNK_BYTES: Final = 4 * 1024
 
 
-class _Connection(Connection):
+class _Connection(RelayedConnection):
     def __init__(self, client: socket.socket, target: socket.socket) -> None:
         super().__init__(client, target)
         self.damaged = False  # bytes were dropped, so later bytes would make no sense
@@ -216,7 +223,7 @@ class TcpProxy(Relay[_Connection]):
             self._register(connection.target, 0, connection)
         return None
 
-    def _read_limit(self, connection: _Connection, pipe: Pipe) -> int:
+    def _read_limit(self, connection: _Connection, pipe: RelayedPipe) -> int:
         most = self._buffer_bytes if pipe is connection.requests else MAX_BUFFERED_BYTES
         if pipe.outbox.size >= most:
             return 0
@@ -228,7 +235,7 @@ class TcpProxy(Relay[_Connection]):
         if all(pipe.shut for pipe in connection.pipes):
             self._close(connection, reset_only=())
 
-    def _receive(self, connection: _Connection, pipe: Pipe, data: bytes) -> None:
+    def _receive(self, connection: _Connection, pipe: RelayedPipe, data: bytes) -> None:
         if not data:
             return
         is_request = pipe is connection.requests

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from kafkasafe.spark.kafka_options import CONNECTION
-from kafkasafe.spark.option_table import Option
+from kafkasafe.spark.option_table import QueryOption
 from kafkasafe.spark.options import SOURCE
 from tests.pages import DOCS, code, filled, options, table
 
@@ -20,7 +20,7 @@ _OTHERS: Final = {
 """Texts of options that the clients do not have, or not in this form."""
 
 
-def of_query(rows: Mapping[str, Option]) -> str:
+def of_query(rows: Mapping[str, QueryOption]) -> str:
     """The options of the source or of the sink, the required one first."""
     listed = [(code("kafka.bootstrap.servers"), CONNECTION["bootstrap.servers"][1].kind, "", "required")]
     listed += [
@@ -35,7 +35,7 @@ def of_query(rows: Mapping[str, Option]) -> str:
     return table(("option", "value", "default", ""), listed)
 
 
-def _default(row: Option) -> str:
+def _default(row: QueryOption) -> str:
     if row.shown is not None:
         return row.shown
     if row.default is None:
