@@ -171,7 +171,7 @@ def kafka_options(options: Mapping[str, str], table: OptionTable) -> tuple[dict[
             'kafka.bootstrap.servers is missing: add .option("kafka.bootstrap.servers", "host:9092").',
         )
     connection: dict[str, Any] = {}
-    others: dict[str, Any] = {}
+    others: dict[str, str] = {}
     is_iam = given.get("sasl.mechanism", ("", ""))[1].strip().upper() == _IAM
     for name, (key, value) in given.items():
         if name in _FORBIDDEN:
@@ -181,7 +181,8 @@ def kafka_options(options: Mapping[str, str], table: OptionTable) -> tuple[dict[
             raise error("FORBIDDEN_OPTION", f"{key} cannot be set: {why}.")
         if name in table.kafkas:
             row = table.kafkas[name]
-            others[row.name] = row.value(key, value)
+            row.value(key, value)  # raises if it is invalid
+            others[row.name] = value
         elif name in CONNECTION:
             ours, convert = CONNECTION[name]
             connection[ours] = convert(key, value)

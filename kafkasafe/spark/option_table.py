@@ -37,14 +37,14 @@ class QueryOption:
 
 
 class OptionValues:
-    """The values of options, by name. An option that was not given has its default.
+    """The values of options, by name. Each is converted when it is asked for; one that was not given has its default.
 
     Args:
         rows: The options.
-        given: The values that were given.
+        given: The texts of those that were given.
     """
 
-    def __init__(self, rows: Mapping[str, QueryOption], given: Mapping[str, Any]) -> None:
+    def __init__(self, rows: Mapping[str, QueryOption], given: Mapping[str, str]) -> None:
         self._rows = rows
         self._given = given
 
@@ -53,11 +53,18 @@ class OptionValues:
         return name in self._given
 
     def __getitem__(self, name: str) -> Any:
-        return self._given[name] if name in self._given else self._rows[name].default
+        """Returns the value of an option. Raises ConfigError if its text is invalid."""
+        row = self._rows[name]
+        return row.value(name, self._given[name]) if name in self._given else row.default
 
     def first_given(self, *names: str) -> str | None:
         """Returns the first of these names that was given as an option; None if there is none."""
         return next((name for name in names if name in self._given), None)
+
+    def check(self) -> None:
+        """Raises ConfigError if the text of an option is invalid."""
+        for name in self._given:
+            _ = self[name]
 
 
 class OptionTable:
@@ -100,16 +107,10 @@ class OptionTable:
             raise error("UNKNOWN_OPTION", f"{option!r} is not an option of {self._what}.{hint}")
 
     def values(self, options: Mapping[str, str]) -> OptionValues:
-        """Converts the options that this table has under Spark's names, which are not case-sensitive.
-
-        Raises:
-            ConfigError: An option is invalid.
-        """
+        """Returns the options that this table has under Spark's names, which are not case-sensitive."""
         names = {name.lower(): name for name in self.own}
         given = {names[name.lower()]: value for name, value in options.items() if name.lower() in names}
-        return OptionValues(
-            self.rows, {name: self.own[name].value(name, value) for name, value in given.items()}
-        )
+        return OptionValues(self.rows, given)
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

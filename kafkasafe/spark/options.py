@@ -316,6 +316,8 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
             "INVALID_OPTION",
             "minOffsetsPerTrigger is above maxOffsetsPerTrigger, so no batch could satisfy both: correct one of them.",
         )
+    for name in ("fetchOffset.numRetries", "fetchOffset.retryIntervalMs"):
+        _ = given[name]  # no effect, but an invalid value is still an error
     starting = _bound(given, "starting", LATEST if streaming else EARLIEST)
     ending_bound = _bound(given, "ending", LATEST)
     if not streaming:

@@ -202,6 +202,7 @@ def sink_options(options: Mapping[str, Any]) -> SinkOptions:
     given = {name: _as_text(name, value) for name, value in options.items() if value is not None}
     SINK.check_known(given)
     own = SINK.values(given)
+    own.check()
     connection, kafka = kafka_options(given, SINK)
     for name, row in SINK.rows.items():
         if row.refused and name in kafka:
