@@ -22,17 +22,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 import kafka.errors as kafka_errors
 from kafka import TopicPartition
 
-from kafkasafe import marks as m
-from kafkasafe import units as u
 from kafkasafe._producing.open_batch import OpenBatch
 from kafkasafe._producing.opening import ProducerParts
 from kafkasafe._producing.spelling import Absent, Tidy, tidy_dir
+from kafkasafe._producing.unit_offsets import UnitOffsets, is_out, positions_of, stored_text
 from kafkasafe.delivery.awaiting import LoopWaits
-from kafkasafe.delivery.batch_offsets import BatchFate, check_settings
+from kafkasafe.delivery.batch_offsets import check_settings
 from kafkasafe.delivery.callbacks import take
 from kafkasafe.delivery.engine.parcels import Parcel, leaves
 from kafkasafe.delivery.engine.unit_handles import UnitHandle
-from kafkasafe.delivery.readings import OffsetClaim
 from kafkasafe.errors import BatchDroppedError, SpoolFullError, UsageError, WaitTimeoutError
 from kafkasafe.limits.patience import timeout_of
 from kafkasafe.record.batch import RECORD_OVERHEAD
@@ -46,10 +44,6 @@ if TYPE_CHECKING:
 
 __all__ = ["AtomicBatch", "BatchMetadata", "BatchOutcome"]
 
-_TEXT_BYTES: Final = 0x7FFF
-"""Largest size of a string in Kafka's protocol."""
-_INT32: Final = 0x7FFF_FFFF
-_INT64: Final = 0x7FFF_FFFF_FFFF_FFFF
 _FATE: Final = "fate"
 
 
@@ -413,87 +407,6 @@ class BatchDecision:
             raise UsageError("This batch was committed already")
 
 
-class UnitOffsets:
-    """The consumers' offsets of an atomic batch, by group.
-
-    Args:
-        parts: The producer's objects.
-        decision: The decision about the batch.
-    """
-
-    def __init__(self, parts: ProducerParts, decision: BatchDecision) -> None:
-        self._parts = parts
-        self._decision = decision
-        self._offsets: dict[str, m.GroupOffsets] = {}
-        self._readings: dict[u.GroupPartition, u.Reading] = {}
-        self._claims: dict[str, tuple[BatchFate, list[OffsetClaim]]] = {}
-        """For each consumer group: the fate of this batch, and the claims (the offsets to which the batch moves the
-        group)."""
-
-    def __bool__(self) -> bool:
-        return bool(self._offsets)
-
-    @property
-    def groups(self) -> Mapping[str, m.GroupOffsets]:
-        """The offsets of each group."""
-        return self._offsets
-
-    @property
-    def readings(self) -> Mapping[u.GroupPartition, u.Reading]:
-        """The reading of each partition of a group, as far as it is known."""
-        return self._readings
-
-    @property
-    def is_void(self) -> bool:
-        """Whether a consumer went back to an earlier offset, or lost its partitions."""
-        return any(claim.void for _, claims in self._claims.values() for claim in claims)
-
-    def miss(self) -> None:
-        """Note for all claims that the batch does not move its groups."""
-        for fate, _ in self._claims.values():
-            fate.miss()
-
-    def claim(self, group: str) -> BatchFate:
-        """Discard the batch's present offsets for the group, which new ones replace. Return the batch's fate."""
-        former = self._claims.pop(group, None)
-        self._offsets.pop(group, None)
-        if former is not None:
-            former[0].forget()
-        for line in [line for line in self._readings if line[0] == group]:
-            del self._readings[line]
-        return BatchFate(self._decision.fate)
-
-    def give(self, given: m.GroupOffsets, *, informed: bool) -> None:
-        """Add offsets that the program gives, or that a KafkaConsumer has.
-
-        Raises:
-            BatchDroppedError: See `GivenOffsets.offer`.
-        """
-        fate = self.claim(given.group)
-        readings, claims = self._parts.given_offsets.offer(fate, given, informed=informed)
-        self._offsets[given.group] = given
-        self._readings.update(readings)
-        self._claims[given.group] = fate, claims
-
-    def take(
-        self,
-        fate: BatchFate,
-        positions: Mapping[TopicPartition, Any],
-        group: Any,
-        readings: Mapping[TopicPartition, u.Reading],
-        claims: list[OffsetClaim],
-    ) -> None:
-        """Add the offsets of a SafeConsumer, which has claimed them already."""
-        name = str(group.group_id)
-        self._claims[name] = fate, claims
-        if not positions:
-            return
-        for at in positions:
-            self._parts.admission.check_topic(at.topic)
-        self._offsets[name] = _positions(positions, group)
-        self._readings.update(((name, *at), reading) for at, reading in readings.items())
-
-
 @dataclass(frozen=True, slots=True)
 class BatchParts:
     """The objects of an atomic batch. Each owns its state.
@@ -524,7 +437,7 @@ class AtomicBatch:
         self._parts = parts = opener.parts
         self._plain = parts.form.plain
         self._new_future = opener.new_future
-        self._transactional_id = _text("transactional_id", transactional_id)
+        self._transactional_id = stored_text("transactional_id", transactional_id)
         self._open_batches: list[OpenBatch] = []
         self._open: dict[str, OpenBatch] = {}
         self._most = parts.config.spool_segment_bytes
@@ -532,7 +445,7 @@ class AtomicBatch:
         """Number of bytes by which the batch may still grow: it must fit into one file of the spool."""
         self._decision = BatchDecision()
         self._fate = self._decision.fate
-        self._offsets = UnitOffsets(parts, self._decision)
+        self._offsets = UnitOffsets(parts, self._fate)
 
     def __enter__(self) -> Self:
         return self
@@ -700,12 +613,12 @@ class AtomicBatch:
                 self.drop()
                 raise
             return
-        given = _positions(offsets, group)
+        given = positions_of(offsets, group)
         for at in given.positions:
             self._parts.admission.check_topic(at.topic)
         if not given.positions:
             return
-        if _is_out(offsets, given) and self._parts.given_offsets.moves(given):
+        if is_out(offsets, given) and self._parts.given_offsets.moves(given):
             self.drop()
             raise BatchDroppedError(
                 "This consumer is not a member of its group at the moment, and other members may read the same records."
@@ -789,89 +702,3 @@ def parts_of(batch: AtomicBatch) -> BatchParts:
 def unit_of(outcome: BatchOutcome) -> BatchUnit:
     """Return the unit of an atomic batch, for other clients that are built on it."""
     return outcome._unit
-
-
-def _positions(offsets: Any, group: Any) -> m.GroupOffsets:
-    if isinstance(offsets, Mapping):
-        if group is None:
-            raise UsageError(
-                "send_offsets({...}) needs the group: pass consumer.group_metadata(), or a group's name"
-            )
-        for at, given in offsets.items():
-            if not (hasattr(at, "topic") and hasattr(at, "partition")):
-                raise TypeError(f"send_offsets: {at!r} is not a TopicPartition")
-            if not (isinstance(given, int) or (hasattr(given, "offset") and hasattr(given, "metadata"))):
-                raise TypeError(f"send_offsets: {given!r} is neither an OffsetAndMetadata nor a number")
-        if not (isinstance(group, str) or hasattr(group, "group_id")):
-            raise TypeError(f"send_offsets: {group!r} is neither group_metadata() nor the name of a group")
-        if not (group if isinstance(group, str) else group.group_id):
-            raise ValueError("send_offsets: the name of the group is empty")
-        found = {
-            at: (given, "", -1)
-            if isinstance(given, int)
-            else (
-                given.offset,
-                given.metadata or "",
-                -1 if (e := getattr(given, "leader_epoch", -1)) is None else e,
-            )
-            for at, given in offsets.items()
-        }
-    else:
-        consumer = offsets
-        if not all(
-            hasattr(consumer, each) for each in ("config", "group_metadata", "assignment", "position")
-        ):
-            raise TypeError(f"send_offsets: {offsets!r} is neither a consumer nor a dict of offsets")
-        check_settings(consumer)
-        group = consumer.group_metadata()
-        found = {at: (consumer.position(at), "", -1) for at in consumer.assignment()}
-    positions = tuple(
-        m.Position(
-            _text("a topic", at.topic),
-            _number("a partition", at.partition, most=_INT32),
-            _number("an offset", offset, most=_INT64),
-            _number("a leader epoch", epoch, most=_INT32, least=-1),
-            _text("the metadata of an offset", metadata),
-        )
-        for at, (offset, metadata, epoch) in sorted(found.items())
-    )
-    if isinstance(group, str):
-        return m.GroupOffsets(_text("group", group), "", -1, None, positions)
-    return m.GroupOffsets(
-        _text("group_id", group.group_id),
-        _text("member_id", group.member_id or ""),
-        _number("generation_id", group.generation_id, most=_INT32, least=-1),
-        None if group.group_instance_id is None else _text("group_instance_id", group.group_instance_id),
-        positions,
-    )
-
-
-def _is_out(offsets: Any, given: m.GroupOffsets) -> bool:
-    """Return whether the offsets come from a consumer that has fallen out of its group, or has not joined it yet.
-
-    Kafka accepts offsets without a generation from any client, even while other members own the partitions.
-    """
-    if isinstance(offsets, Mapping) or given.generation_id >= 0:
-        return False
-    return hasattr(offsets, "subscription") and offsets.subscription() is not None
-
-
-def _text(what: str, given: Any) -> str:
-    """Refuse a string that the spool cannot store: an error while writing the spool would end the producer."""
-    if not isinstance(given, str):
-        raise TypeError(f"{what}: must be a string, not {given!r}")
-    try:
-        size = len(given.encode())
-    except UnicodeEncodeError as error:
-        raise ValueError(f"{what}: {given!r} cannot be written as UTF-8") from error
-    if size > _TEXT_BYTES:
-        raise ValueError(f"{what}: {size} bytes are too long; the maximum is {_TEXT_BYTES}")
-    return given
-
-
-def _number(what: str, given: Any, *, most: int, least: int = 0) -> int:
-    if type(given) is not int:
-        raise TypeError(f"{what}: must be an int, not {given!r}")
-    if not least <= given <= most:
-        raise ValueError(f"{what}: must be from {least} to {most}, not {given}")
-    return given
