@@ -6,7 +6,8 @@ import os
 import time
 from pathlib import Path
 
-from kafkasafe.spark.session import Session
+from kafkasafe.spark.marker_store import MarkerStore
+from kafkasafe.spark.sink_transaction import SinkTransaction
 from kafkasafe.spark.source import KafkaSafeSource
 from kafkasafe.spark.writers import StreamWriter, stream_writer
 
@@ -18,15 +19,16 @@ class TellingWriter(StreamWriter):
         partial = said.with_suffix(".partial")
         partial.write_text(str(os.getpid()))
         partial.replace(said)
-        # Slow the steps down, as on a slow machine, so that most kills happen within `commit`, at any step.
-        real = {step: getattr(Session, step) for step in ("open", "verify", "mark")}
+        # As on a slow machine: most of the kills that are meant for it then meet it, at any step.
+        steps = [(SinkTransaction, "open"), (SinkTransaction, "verify"), (MarkerStore, "write")]
+        real = {step: getattr(*step) for step in steps}
         for step, carry_out in real.items():
-            setattr(Session, step, _slow(carry_out))
+            setattr(*step, _slow(carry_out))
         try:
             super().commit(messages, batchId)
         finally:
             for step, carry_out in real.items():
-                setattr(Session, step, carry_out)
+                setattr(*step, carry_out)
 
 
 def _slow(carry_out):

@@ -22,17 +22,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 import kafka.errors as kafka_errors
 from kafka import TopicPartition
 
-from kafkasafe import marks as m
-from kafkasafe import units as u
-from kafkasafe._producing.delivery import Delivery
 from kafkasafe._producing.open_batch import OpenBatch
 from kafkasafe._producing.opening import ProducerParts
 from kafkasafe._producing.spelling import Absent, Tidy, tidy_dir
-from kafkasafe.delivery.batch_offsets import BatchFate, check_settings
+from kafkasafe._producing.unit_offsets import UnitOffsets, is_out, positions_of, stored_text
+from kafkasafe.delivery.awaiting import LoopWaits
+from kafkasafe.delivery.batch_offsets import check_settings
 from kafkasafe.delivery.callbacks import take
 from kafkasafe.delivery.engine.parcels import Parcel, leaves
 from kafkasafe.delivery.engine.unit_handles import UnitHandle
-from kafkasafe.delivery.readings import OffsetClaim
 from kafkasafe.errors import BatchDroppedError, SpoolFullError, UsageError, WaitTimeoutError
 from kafkasafe.limits.patience import timeout_of
 from kafkasafe.record.batch import RECORD_OVERHEAD
@@ -40,14 +38,12 @@ from kafkasafe.spool.own_lane import OwnLane
 from kafkasafe.spool.refusals import because
 
 if TYPE_CHECKING:
+    import asyncio
+
     from kafkasafe.producer import RecordFuture, SafeProducer
 
 __all__ = ["AtomicBatch", "BatchMetadata", "BatchOutcome"]
 
-_TEXT_BYTES: Final = 0x7FFF
-"""Largest size of a string in Kafka's protocol."""
-_INT32: Final = 0x7FFF_FFFF
-_INT64: Final = 0x7FFF_FFFF_FFFF_FFFF
 _FATE: Final = "fate"
 
 
@@ -97,7 +93,7 @@ class BatchOutcome(metaclass=Tidy):
         self._producer = producer
         self._parts = batch._parts
         self._head = head
-        self._unit = _Unit(head, batch._open_batches, batch._fate, batch._parts.delivery)
+        self._unit = BatchUnit(head, batch._open_batches, batch._fate, batch._parts)
 
     def __repr__(self) -> str:
         if self.is_done:
@@ -121,16 +117,10 @@ class BatchOutcome(metaclass=Tidy):
         """
         if timeout is not None:
             timeout = timeout_of(timeout)
-        in_memory = self._parts.config.in_memory
-
-        def kept() -> bool:
-            return self._head.done or (self._head.durable and not in_memory)
-
-        if not self._parts.delivery.pump.wait(kept, timeout) and not kept():
+        unit = self._unit
+        if not self._parts.delivery.pump.wait(unit.is_kept, timeout) and not unit.is_kept():
             self._parts.delivery.raise_failure()
-            raise WaitTimeoutError(
-                f"The batch was not durable after {timeout} s.{self._parts.delivery.disk_cause()}{self._because()}"
-            )
+            raise unit.not_durable(timeout)
         if self._head.error is not None:
             raise self._head.error.with_traceback(None)
         return self
@@ -148,8 +138,7 @@ class BatchOutcome(metaclass=Tidy):
             WrongClusterError: The brokers belong to another cluster than the one that the batch is meant for.
         """
         deadline = None if timeout is None else time.monotonic() + (timeout := timeout_of(timeout))
-        pump = self._parts.delivery.pump
-        pump.wait(lambda: self._head.done or pump.ledger.wrong_cluster is not None, timeout)
+        self._parts.delivery.pump.wait(self._unit.done_or_wrong_cluster, timeout)
         if not self._head.done:
             self._parts.delivery.raise_failure()
             self._parts.delivery.raise_wrong_cluster()
@@ -158,16 +147,12 @@ class BatchOutcome(metaclass=Tidy):
                 kept = f"It is not on disk yet.{self._parts.delivery.disk_cause()}"
             raise WaitTimeoutError(
                 f"The batch was not committed after {timeout} s. {kept}"
-                f"{self._parts.delivery.network_cause()}{self._because()}"
+                f"{self._parts.delivery.network_cause()}{self._unit.because()}"
             )
         self._parts.delivery.called(None, deadline)
         if self._head.error is not None:
             raise self._head.error.with_traceback(None)
         return self._metadata()
-
-    def _because(self) -> str:
-        """Return a sentence about blocked records: this batch's own, or earlier ones that the batch waits for."""
-        return because(self._parts.delivery.pump.refused())
 
     @property
     def is_done(self) -> bool:
@@ -226,14 +211,14 @@ class BatchOutcome(metaclass=Tidy):
         return self._unit.metadata()
 
 
-class _Unit:
+class BatchUnit:
     """The records of an atomic batch on their way to the pump, the decision about them, and the calls after their end.
 
     Args:
         head: The parcel that represents the whole batch.
         open_batches: The open batches with the batch's records.
         fate: The batch's `_fate`.
-        delivery: Has the thread that calls back.
+        parts: The producer's objects.
 
     Attributes:
         parcels: The parcels of the batch's records, as soon as these are encoded.
@@ -244,16 +229,17 @@ class _Unit:
         self,
         head: Parcel,
         open_batches: list[OpenBatch],
-        fate: dict[str, _Unit | None],
-        delivery: Delivery,
+        fate: dict[str, BatchUnit | None],
+        parts: ProducerParts,
     ) -> None:
         self.head = head
         self.open_batches = open_batches
         self.parcels: list[Parcel] = []
         self.callbacks: list[tuple[bool, Callable[[Any], object]]] = []
-        self._delivery = delivery
+        self._delivery = parts.delivery
+        self._in_memory = parts.config.in_memory
         self._owner: object = None
-        self._fate: dict[str, _Unit | None] | None = fate
+        self._fate: dict[str, BatchUnit | None] | None = fate
         """None once the pump (the thread that writes and delivers) has the batch. The reset to None breaks a reference
         cycle, because the dict refers back to this object. The cycle would keep both, and the producer, alive until the
         next garbage collection."""
@@ -263,6 +249,36 @@ class _Unit:
         """Whether the producer has accepted the batch."""
         fate = self._fate
         return fate is None or fate.get(_FATE) is self
+
+    def waits(self, loop: asyncio.AbstractEventLoop) -> LoopWaits:
+        """Return the object with which coroutines of a loop wait for the batch."""
+        return LoopWaits.of(self._delivery.pump.ledger.waiters, loop)
+
+    def done_or_wrong_cluster(self) -> bool:
+        """Return whether the batch is committed or dropped, or the brokers belong to another cluster."""
+        return self.head.done or self._delivery.pump.ledger.wrong_cluster is not None
+
+    def done_or_never(self) -> bool:
+        """Return whether `get` can now return a result or raise an error."""
+        return self.done_or_wrong_cluster() or self._delivery.pump.ledger.failure is not None
+
+    def is_kept(self) -> bool:
+        """Return whether the whole batch is on disk; with `spool="never"`: whether it is committed or dropped."""
+        return self.head.done or (self.head.durable and not self._in_memory)
+
+    def kept_or_never(self) -> bool:
+        """Return whether `durable` can now return a result or raise an error."""
+        return self.is_kept() or self._delivery.pump.ledger.failure is not None
+
+    def not_durable(self, timeout: float | None) -> WaitTimeoutError:
+        """Return the error of a `durable` that has waited for this number of seconds."""
+        return WaitTimeoutError(
+            f"The batch was not durable after {timeout} s.{self._delivery.disk_cause()}{self.because()}"
+        )
+
+    def because(self) -> str:
+        """Return a sentence about blocked records: this batch's own, or earlier ones that the batch waits for."""
+        return because(self._delivery.pump.refused())
 
     def carry(self, parcels: list[Parcel]) -> None:
         """Note the parcels of the batch's records."""
@@ -347,6 +363,67 @@ class Opener:
     new_future: type[RecordFuture]
 
 
+class BatchDecision:
+    """The decision about an atomic batch: accepted or dropped. Open until then.
+
+    Attributes:
+        fate: A dict with one entry, the decision: the batch's unit if accepted, None if dropped. Empty while open.
+
+            `setdefault`, a single call into C, makes the decision. So the first decision wins, even if Ctrl-C, a signal
+            handler or another thread interrupts a commit at any moment.
+    """
+
+    def __init__(self) -> None:
+        self.fate: dict[str, BatchUnit | None] = {}
+        self._attempts: dict[BatchUnit, BatchOutcome] = {}
+        """The outcome of each commit that was tried. One of them may be accepted."""
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether the batch was dropped."""
+        return self.fate.get(_FATE, self) is None
+
+    @property
+    def outcome(self) -> BatchOutcome | None:
+        """The outcome of the commit that was accepted; None if none was."""
+        unit = self.fate.get(_FATE)
+        return None if unit is None else self._attempts[unit]
+
+    def begin(self, unit: BatchUnit, outcome: BatchOutcome) -> None:
+        """Note a commit that is tried."""
+        self._attempts[unit] = outcome
+
+    def check_open(self) -> None:
+        """Raise UsageError if the decision is made."""
+        if self.fate:
+            self.check_is(None)
+
+    def check_is(self, outcome: BatchOutcome | None) -> None:
+        """Raise UsageError if another commit than that of this outcome was accepted, or the batch was dropped."""
+        if outcome is None or self.outcome is not outcome:
+            raise UsageError(f"This batch was {'dropped' if self.is_dropped else 'committed'} already")
+
+    def drop(self) -> None:
+        """Drop the batch. Raise UsageError if it is accepted."""
+        if self.fate.setdefault(_FATE, None) is not None:
+            raise UsageError("This batch was committed already")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchParts:
+    """The objects of an atomic batch. Each owns its state.
+
+    Attributes:
+        lane: The lane of the producer.
+        decision: The decision about the batch.
+        offsets: The consumers' offsets that the batch commits.
+    """
+
+    lane: OwnLane
+    decision: BatchDecision
+    offsets: UnitOffsets
+
+
 class AtomicBatch:
     """Collects records and offsets that are delivered together or not at all. Only one thread may use it at a time.
 
@@ -362,38 +439,15 @@ class AtomicBatch:
         self._parts = parts = opener.parts
         self._plain = parts.form.plain
         self._new_future = opener.new_future
-        self._transactional_id = _text("transactional_id", transactional_id)
+        self._transactional_id = stored_text("transactional_id", transactional_id)
         self._open_batches: list[OpenBatch] = []
         self._open: dict[str, OpenBatch] = {}
-        self._offsets: dict[str, m.GroupOffsets] = {}
-        self._readings: dict[u.GroupPartition, u.Reading] = {}
-        self._claims: dict[str, tuple[BatchFate, list[OffsetClaim]]] = {}
-        """For each consumer group: the fate of this batch, and the claims (the offsets to which the batch moves the
-        group)."""
         self._most = parts.config.spool_segment_bytes
         self._room = self._most
         """Number of bytes by which the batch may still grow: it must fit into one file of the spool."""
-        self._attempts: dict[_Unit, BatchOutcome] = {}
-        """The outcome of each commit that was tried. One of them may be accepted."""
-        self._fate: dict[str, _Unit | None] = {}
-        """A dict with one entry, the decision about the batch: its unit if accepted, None if dropped. Empty while open.
-
-        `setdefault`, a single call into C, makes the decision. So the first decision wins, even if Ctrl-C, a signal
-        handler or another thread interrupts a commit at any moment.
-        """
-
-    @property
-    def _lane(self) -> OwnLane:
-        return self._parts.delivery.pump.own_lane
-
-    @property
-    def _dropped(self) -> bool:
-        return self._fate.get(_FATE, self) is None
-
-    @property
-    def _outcome(self) -> BatchOutcome | None:
-        unit = self._fate.get(_FATE)
-        return None if unit is None else self._attempts[unit]
+        self._decision = BatchDecision()
+        self._fate = self._decision.fate
+        self._offsets = UnitOffsets(parts, self._fate)
 
     def __enter__(self) -> Self:
         return self
@@ -415,11 +469,11 @@ class AtomicBatch:
         Raises:
             UsageError: The batch is not committed yet, or was dropped.
         """
-        outcome = self._outcome
+        outcome = self._decision.outcome
         if outcome is None:
             raise UsageError(
                 "This batch was dropped: none of its records is sent"
-                if self._dropped
+                if self._decision.is_dropped
                 else "This batch is still open: commit it, or leave its with block, before you use its outcome"
             )
         # If the commit was interrupted, finish it.
@@ -445,7 +499,7 @@ class AtomicBatch:
             SpoolFullError: The batch would not fit into one file of the spool (`spool_segment_bytes`).
         """
         if self._fate:
-            self._check_fate(None)
+            self._decision.check_is(None)
         open_batch: OpenBatch | None = None
         index = -1
         # The same fast path as in `SafeProducer.send`. All other records take the slow path below.
@@ -550,65 +604,34 @@ class AtomicBatch:
             KafkaTimeoutError: With a SafeConsumer: a batch of another producer with its offsets had no outcome within
                 the consumer's `request_timeout_ms`. This batch stays open.
         """
-        self._check_open()
+        self._decision.check_open()
         if hasattr(offsets, "_offer_positions"):
             check_settings(offsets)
-            fate = self._claim(offsets.config["group_id"])
+            fate = self._offsets.claim(offsets.config["group_id"])
+            lane = self._parts.delivery.pump.own_lane
             try:
-                self._take_offer(fate, *offsets._offer_positions(fate, self._lane))
+                self._offsets.take(fate, *offsets._offer_positions(fate, lane))
             except BatchDroppedError:
                 self.drop()
                 raise
             return
-        given = _positions(offsets, group)
+        given = positions_of(offsets, group)
         for at in given.positions:
             self._parts.admission.check_topic(at.topic)
         if not given.positions:
             return
-        if _is_out(offsets, given) and self._parts.given_offsets.moves(given):
+        if is_out(offsets, given) and self._parts.given_offsets.moves(given):
             self.drop()
             raise BatchDroppedError(
                 "This consumer is not a member of its group at the moment, and other members may read the same records."
                 " Throw away the collected records, call poll(), and seek() each partition to its committed() offset:"
                 " kafkasafe.SafeConsumer does that by itself"
             )
-        fate = self._claim(given.group)
         try:
-            readings, claims = self._parts.given_offsets.offer(fate, given, informed=self._informed)
+            self._offsets.give(given, informed=self._informed)
         except BatchDroppedError:
             self.drop()
             raise
-        self._offsets[given.group] = given
-        self._readings.update(readings)
-        self._claims[given.group] = fate, claims
-
-    def _take_offer(
-        self,
-        fate: BatchFate,
-        positions: Mapping[TopicPartition, Any],
-        group: Any,
-        readings: Mapping[TopicPartition, u.Reading],
-        claims: list[OffsetClaim],
-    ) -> None:
-        """Add the offsets of a SafeConsumer, which has claimed them already."""
-        name = str(group.group_id)
-        self._claims[name] = fate, claims
-        if not positions:
-            return
-        for at in positions:
-            self._parts.admission.check_topic(at.topic)
-        self._offsets[name] = _positions(positions, group)
-        self._readings.update(((name, *at), reading) for at, reading in readings.items())
-
-    def _claim(self, group: str) -> BatchFate:
-        """Discard the batch's present offsets for the group, which new ones replace. Return the batch's fate."""
-        former = self._claims.pop(group, None)
-        self._offsets.pop(group, None)
-        if former is not None:
-            former[0].forget()
-        for line in [line for line in self._readings if line[0] == group]:
-            del self._readings[line]
-        return BatchFate(self._fate)
 
     def commit(self) -> BatchOutcome:
         """Hand the whole batch to the producer. An empty batch is committed at once, without a request.
@@ -627,10 +650,9 @@ class AtomicBatch:
             BatchDroppedError: After `send_offsets` the consumer went back to an earlier offset. Nothing is sent, and
                 the consumer reads the records of all partitions of the batch again.
         """
-        self._check_open()
-        if any(claim.void for _, claims in self._claims.values() for claim in claims):
-            for fate, _ in self._claims.values():
-                fate.miss()
+        self._decision.check_open()
+        if self._offsets.is_void:
+            self._offsets.miss()
             self.drop()
             raise BatchDroppedError(
                 "The consumer whose offsets are in this batch went back to an earlier offset or lost its partitions, so"
@@ -638,14 +660,14 @@ class AtomicBatch:
             )
         unit_handle = UnitHandle(
             transactional_id=self._transactional_id,
-            offsets=tuple(self._offsets.values()),
-            readings=dict(self._readings),
+            offsets=tuple(self._offsets.groups.values()),
+            readings=dict(self._offsets.readings),
         )
         head = Parcel("", -1, None, 0, 0, 0, unit_handle=unit_handle)
         outcome = BatchOutcome(self._producer, head, self)
-        self._attempts[outcome._unit] = outcome
+        self._decision.begin(outcome._unit, outcome)
         self._parts.admission.submit_unit(outcome._unit, self._most - self._room)
-        self._check_fate(outcome)
+        self._decision.check_is(outcome)
         return outcome
 
     def drop(self) -> None:
@@ -654,19 +676,10 @@ class AtomicBatch:
         Raises:
             UsageError: The batch was committed before.
         """
-        if self._fate.setdefault(_FATE, None) is not None:
-            raise UsageError("This batch was committed already")
+        self._decision.drop()
         # Break the reference cycle: it would keep this batch and the producer alive until the next garbage collection.
         self._open.clear()
         self._open_batches.clear()
-
-    def _check_open(self) -> None:
-        if self._fate:
-            self._check_fate(None)
-
-    def _check_fate(self, outcome: BatchOutcome | None) -> None:
-        if outcome is None or self._outcome is not outcome:
-            raise UsageError(f"This batch was {'dropped' if self._dropped else 'committed'} already")
 
     def _cannot_wait(self, instead: str = "wait for it after the block") -> None:
         """Raise UsageError if a call waits for a record of a batch that is dropped or still open.
@@ -674,96 +687,20 @@ class AtomicBatch:
         Args:
             instead: What the message advises if the batch is still open.
         """
-        if self._outcome is None:
+        if self._decision.outcome is None:
             raise UsageError(
                 "The batch of this record was dropped: the record is not sent"
-                if self._dropped
+                if self._decision.is_dropped
                 else "The batch of this record is still open, and nothing of it is sent before the batch is committed:"
                 f" {instead}"
             )
 
 
-def _positions(offsets: Any, group: Any) -> m.GroupOffsets:
-    if isinstance(offsets, Mapping):
-        if group is None:
-            raise UsageError(
-                "send_offsets({...}) needs the group: pass consumer.group_metadata(), or a group's name"
-            )
-        for at, given in offsets.items():
-            if not (hasattr(at, "topic") and hasattr(at, "partition")):
-                raise TypeError(f"send_offsets: {at!r} is not a TopicPartition")
-            if not (isinstance(given, int) or (hasattr(given, "offset") and hasattr(given, "metadata"))):
-                raise TypeError(f"send_offsets: {given!r} is neither an OffsetAndMetadata nor a number")
-        if not (isinstance(group, str) or hasattr(group, "group_id")):
-            raise TypeError(f"send_offsets: {group!r} is neither group_metadata() nor the name of a group")
-        if not (group if isinstance(group, str) else group.group_id):
-            raise ValueError("send_offsets: the name of the group is empty")
-        found = {
-            at: (given, "", -1)
-            if isinstance(given, int)
-            else (
-                given.offset,
-                given.metadata or "",
-                -1 if (e := getattr(given, "leader_epoch", -1)) is None else e,
-            )
-            for at, given in offsets.items()
-        }
-    else:
-        consumer = offsets
-        if not all(
-            hasattr(consumer, each) for each in ("config", "group_metadata", "assignment", "position")
-        ):
-            raise TypeError(f"send_offsets: {offsets!r} is neither a consumer nor a dict of offsets")
-        check_settings(consumer)
-        group = consumer.group_metadata()
-        found = {at: (consumer.position(at), "", -1) for at in consumer.assignment()}
-    positions = tuple(
-        m.Position(
-            _text("a topic", at.topic),
-            _number("a partition", at.partition, most=_INT32),
-            _number("an offset", offset, most=_INT64),
-            _number("a leader epoch", epoch, most=_INT32, least=-1),
-            _text("the metadata of an offset", metadata),
-        )
-        for at, (offset, metadata, epoch) in sorted(found.items())
-    )
-    if isinstance(group, str):
-        return m.GroupOffsets(_text("group", group), "", -1, None, positions)
-    return m.GroupOffsets(
-        _text("group_id", group.group_id),
-        _text("member_id", group.member_id or ""),
-        _number("generation_id", group.generation_id, most=_INT32, least=-1),
-        None if group.group_instance_id is None else _text("group_instance_id", group.group_instance_id),
-        positions,
-    )
+def parts_of(batch: AtomicBatch) -> BatchParts:
+    """Return the objects of an atomic batch, for other clients that are built on them."""
+    return BatchParts(batch._parts.delivery.pump.own_lane, batch._decision, batch._offsets)
 
 
-def _is_out(offsets: Any, given: m.GroupOffsets) -> bool:
-    """Return whether the offsets come from a consumer that has fallen out of its group, or has not joined it yet.
-
-    Kafka accepts offsets without a generation from any client, even while other members own the partitions.
-    """
-    if isinstance(offsets, Mapping) or given.generation_id >= 0:
-        return False
-    return hasattr(offsets, "subscription") and offsets.subscription() is not None
-
-
-def _text(what: str, given: Any) -> str:
-    """Refuse a string that the spool cannot store: an error while writing the spool would end the producer."""
-    if not isinstance(given, str):
-        raise TypeError(f"{what}: must be a string, not {given!r}")
-    try:
-        size = len(given.encode())
-    except UnicodeEncodeError as error:
-        raise ValueError(f"{what}: {given!r} cannot be written as UTF-8") from error
-    if size > _TEXT_BYTES:
-        raise ValueError(f"{what}: {size} bytes are too long; the maximum is {_TEXT_BYTES}")
-    return given
-
-
-def _number(what: str, given: Any, *, most: int, least: int = 0) -> int:
-    if type(given) is not int:
-        raise TypeError(f"{what}: must be an int, not {given!r}")
-    if not least <= given <= most:
-        raise ValueError(f"{what}: must be from {least} to {most}, not {given}")
-    return given
+def unit_of(outcome: BatchOutcome) -> BatchUnit:
+    """Return the unit of an atomic batch, for other clients that are built on it."""
+    return outcome._unit

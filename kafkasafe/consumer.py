@@ -31,7 +31,7 @@ from kafkasafe._consuming.reading import Reading
 from kafkasafe._consuming.reports import Reports
 from kafkasafe.cluster.api import in_words
 from kafkasafe.config import validate_consumer
-from kafkasafe.delivery.readings import Carrier, OffsetsFate, ProducerLane
+from kafkasafe.delivery.readings import OffsetsFate, ProducerLane
 from kafkasafe.errors import UsageError, WaitTimeoutError
 from kafkasafe.health.states import ConsumerHealth
 from kafkasafe.kafkapython.client import OURS
@@ -494,32 +494,9 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
                 raise reading.decisions.error(undecided)
 
     def _offer_positions(self, fate: Callable[[], OffsetsFate], lane: ProducerLane) -> tuple[Any, ...]:
-        """Return the data with which an atomic batch of this lane commits this consumer's offsets.
-
-        The result has four items: the positions after records that were returned and are in no batch yet; the group's
-        metadata; for each partition, its reading (the uninterrupted run of records to which the position belongs); and
-        the claims (entries that record which batch moves the group to which offset).
-
-        Raises:
-            LogDivergedError: A partition waits for the application's decision (see `on_divergence`).
-            BatchDroppedError: See `kafkasafe._consuming.rereading`.
-            UsageError: See `kafkasafe._consuming.other_lanes`.
-            WaitTimeoutError: See `kafkasafe._consuming.other_lanes`.
-        """
-        reading = self._reading
-        if undecided := reading.decisions.due():
-            raise reading.decisions.error(undecided)
+        """Return what an atomic batch of this lane needs to commit this consumer's offsets. See `Reading.offer`."""
         me: Any = self
-        # Take the group's metadata before looking at the positions. If the consumer has lost its membership since, the
-        # group refuses the offsets, because they carry the old generation.
-        group = me.group_metadata()
-        is_assigned = not reading.port.is_subscribed()
-        positions = reading.port.committable()
-        member = (int(group.generation_id), str(group.member_id)) if group.generation_id >= 0 else None
-        moved, readings, claims = reading.rereading.offer(
-            fate, positions, Carrier(lane, member), str(group.group_id), is_assigned=is_assigned
-        )
-        return moved, group, readings, claims
+        return self._reading.offer(fate, lane, me.group_metadata)
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
         """Like KafkaConsumer's `seek_to_beginning`. After a `LogDivergedError`, it also decides where to continue."""
@@ -585,6 +562,11 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         if metrics is None or raw:
             return metrics
         return {**metrics, "kafkasafe-consumer": dict(self.counters)}
+
+
+def reading_of(consumer: SafeConsumer) -> Reading:
+    """Return the objects of a consumer, for other clients that are built on them."""
+    return consumer._reading
 
 
 def check_offset(given: Any) -> None:

@@ -18,23 +18,21 @@ import kafka.errors as kafka_errors
 from kafka.producer.future import FutureRecordMetadata, RecordMetadata
 from kafka.structs import TopicPartition
 
+from kafkasafe._producing.accepted_record import AcceptedRecord
 from kafkasafe._producing.delivery import safely
 from kafkasafe._producing.open_batch import OpenBatch, Special
 from kafkasafe._producing.opening import ProducerParts, opened
 from kafkasafe._producing.spelling import Absent, Tidy, not_for_callers, tidy_dir
 from kafkasafe.atomic import ADD_CALLBACK, GET, IS_DONE, NEVER_CANCELLED, AtomicBatch, Opener
 from kafkasafe.config import DEFAULTS, DEPRECATED, validate
-from kafkasafe.delivery.awaiting import Fates, LoopWaits
-from kafkasafe.delivery.engine.parcels import Parcel
+from kafkasafe.delivery.awaiting import LoopWaits
 from kafkasafe.delivery.metric_readings import producer_readings
-from kafkasafe.errors import WaitTimeoutError
 from kafkasafe.health.states import ProducerHealth
 from kafkasafe.limits.patience import timeout_of
 from kafkasafe.logs import EventLog
 from kafkasafe.options import ProducerOptions
 from kafkasafe.process.one_process import OfOneProcess
 from kafkasafe.record.batch import RECORD_OVERHEAD
-from kafkasafe.spool.refusals import because
 from kafkasafe.stats import Reading
 
 if TYPE_CHECKING:
@@ -89,8 +87,8 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         future._producer, future._open_batch, future._index, future._first = producer, open_batch, index, True
         return future
 
-    def _parcel(self) -> Parcel | None:
-        return None if self._open_batch.parcels is None else self._open_batch.locate(self._index)[0]
+    def _record(self) -> AcceptedRecord:
+        return AcceptedRecord(self._producer._parts, self._open_batch, self._index)
 
     # kafka-python assigns the next three attributes. This class computes them on access.
     @property
@@ -102,13 +100,12 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
     @property
     def value(self) -> RecordMetadata | None:  # type: ignore[override]
         """The metadata; None until the record is acknowledged."""
-        return self._metadata() if self.succeeded() else None
+        return self._open_batch.metadata(self._index) if self.succeeded() else None
 
     @property
     def exception(self) -> BaseException | None:  # type: ignore[override]
         """Why the record was not delivered; None while it is pending, or if it was delivered."""
-        parcel = self._parcel()
-        return parcel.error if parcel is not None and parcel.done else None
+        return self._record().error
 
     def durable(self, timeout: float | None = None) -> RecordFuture:
         """Wait until the record is on disk (fsynced, with its batch id if it has one) or in the cluster.
@@ -127,46 +124,11 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         """
         if timeout is not None:
             timeout = timeout_of(timeout)
+        record = self._record()
         self._producer._parts.accumulator.seal_one(self._open_batch)
-        self._producer._pump.wait(self._durable_or_never, timeout)
-        return self._made_durable(timeout)
-
-    def _durable_or_never(self) -> bool:
-        """Return whether `durable` can now return a result or raise an error."""
-        producer = self._producer
-        in_memory = producer._config.in_memory
-        ledger = producer._pump.ledger
-        return (
-            self._is_durable()
-            or self.is_done
-            or (in_memory and ledger.wrong_cluster is not None)
-            or ledger.failure is not None
-        )
-
-    def _made_durable(self, timeout: float | None) -> RecordFuture:
-        """Finish `durable`: return the future, or raise the error."""
-        in_memory = self._producer._config.in_memory
-        if not self._is_durable():
-            self._producer._parts.delivery.raise_failure()
-            if in_memory and not self.is_done:
-                self._producer._parts.delivery.raise_wrong_cluster()
-            error = self.exception
-            if error is not None:
-                raise error.with_traceback(None)
-            cause = (
-                self._producer._parts.delivery.network_cause()
-                if in_memory
-                else self._producer._parts.delivery.disk_cause()
-            )
-            raise WaitTimeoutError(f"The record was not durable after {timeout} s.{cause}{self._because()}")
+        self._producer._pump.wait(record.durable_or_never, timeout)
+        record.made_durable(timeout)
         return self
-
-    def _is_durable(self) -> bool:
-        parcel = self._parcel()
-        if parcel is None:
-            return False
-        kept = parcel.durable and not self._producer._config.in_memory
-        return kept or (parcel.done and parcel.error is None)
 
     def get(self, timeout: float | None = None) -> RecordMetadata:
         """Wait for the cluster's acknowledgement, and for the record's callbacks.
@@ -182,18 +144,20 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
                 record is delivered when its own cluster answers again.
         """
         deadline = None if timeout is None else time.monotonic() + (timeout := timeout_of(timeout))
+        record = self._record()
         self._producer._parts.accumulator.seal_one(self._open_batch)
-        self._producer._pump.wait(self._done_or_never, timeout, choosy=True)
-        if self.is_done:
+        self._producer._pump.wait(record.done_or_never, timeout, choosy=True)
+        if record.is_done:
             self._producer._parts.delivery.called(self._open_batch, deadline)
-        return self._result(timeout)
+        return record.result(timeout)
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
         """Wait in a coroutine: `await future` is a `get()` that blocks no thread and does not wait for callbacks.
 
         Cancelling the coroutine does not affect the record.
         """
-        if not self.is_done:
+        record = self._record()
+        if not record.is_done:
             import asyncio  # the program that awaits has imported it
 
             if self._open_batch.parcels is None:
@@ -202,48 +166,8 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
                 self._open_batch.make_due()
                 self._producer._pump.wake()
             waits = LoopWaits.of(self._producer._pump.ledger.waiters, asyncio.get_running_loop())
-            yield from self._wait_in_loop(waits)
-        return self._result(None)
-
-    def _wait_in_loop(
-        self, waits: LoopWaits, timeout_s: float | None = None, *, durable: bool = False
-    ) -> Any:
-        """Return an awaitable that ends when `_result` (or `_made_durable`) can return a result or raise an error."""
-        open_batch, producer = self._open_batch, self._producer
-        ledger, kept = producer._pump.ledger, durable and not producer._config.in_memory
-        return waits.until(
-            (open_batch, True) if kept else open_batch,
-            self._index,
-            lambda: Fates(open_batch, ledger, durable=kept),
-            timeout_s,
-        )
-
-    def _done_or_never(self) -> bool:
-        """Return whether `get` can now return a result or raise an error."""
-        ledger = self._producer._pump.ledger
-        return self.is_done or ledger.wrong_cluster is not None or ledger.failure is not None
-
-    def _result(self, timeout: float | None) -> RecordMetadata:
-        """Finish `get`: return the metadata, or raise the error."""
-        parcel = self._parcel()
-        if parcel is not None and parcel.done and parcel.error is None:
-            return self._metadata()
-        if not self.is_done:
-            self._producer._parts.delivery.raise_failure()
-            self._producer._parts.delivery.raise_wrong_cluster()
-            cause = "" if self._is_durable() else self._producer._parts.delivery.disk_cause()
-            cause += self._producer._parts.delivery.network_cause()
-            raise WaitTimeoutError(f"Timeout after waiting for {timeout} secs.{cause}{self._because()}")
-        error = self.exception
-        if error is not None:
-            raise error.with_traceback(None)
-        return self._metadata()
-
-    def _because(self) -> str:
-        return because(self._producer._pump.refused(self._open_batch.topic))
-
-    def _metadata(self) -> RecordMetadata:
-        return self._open_batch.metadata(self._index)
+            yield from record.wait_in_loop(waits)
+        return record.result(None)
 
     def succeeded(self) -> bool:
         """Return whether the record was acknowledged."""
@@ -292,7 +216,7 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         already.
         """
         if not self._enlisted(self._open_batch.callbacks, call) and self.succeeded():
-            safely(lambda: call(self._metadata()))
+            safely(lambda: call(self._open_batch.metadata(self._index)))
         return self
 
     def add_errback(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> RecordFuture:
@@ -326,11 +250,7 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         self.add_errback(eb)
 
     def __repr__(self) -> str:
-        if not self.is_done:
-            return (
-                f"<RecordFuture {self._open_batch.topic} pending{', durable' if self._is_durable() else ''}>"
-            )
-        return f"<RecordFuture {self.exception or self._metadata()}>"
+        return repr(self._record())
 
 
 class SafeProducer(OfOneProcess, metaclass=Tidy):
@@ -614,8 +534,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
     def __del__(self) -> None:
         """Handle a producer that was dropped without `close()`: its pump goes on delivering as long as `close()` would.
 
-        This method waits a second at most, as KafkaProducer's does, so that records of the next producer come later. It
-        takes no lock, because the garbage collector may call it at any place.
+        This method waits a second at most, as KafkaProducer's method does, so that records of the next producer come
+        later. It takes no lock, because the garbage collector may call it at any time.
         """
         if "_parts" in vars(self) and self._parts.shutdown.drop(self):
             with contextlib.suppress(Exception):
@@ -818,9 +738,9 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         return f"<SafeProducer {self._config.client_id} {state} spool={where}>"
 
 
-def future_of(producer: SafeProducer, open_batch: OpenBatch, index: int) -> RecordFuture:
-    """Return a future of record `index` of an open batch."""
-    return producer._future(open_batch, index)
+def place_of(future: RecordFuture) -> tuple[OpenBatch, int]:
+    """Return the open batch of a future's record, and the record's number in it, for other clients' futures."""
+    return future._open_batch, future._index
 
 
 def parts_of(producer: SafeProducer) -> ProducerParts:

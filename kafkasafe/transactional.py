@@ -20,6 +20,7 @@ from kafka.producer.future import RecordMetadata
 from kafka.structs import ConsumerGroupMetadata
 
 from kafkasafe import marks as m
+from kafkasafe._producing.accepted_record import AcceptedRecord
 from kafkasafe.atomic import AtomicBatch, BatchOutcome, Opener
 from kafkasafe.errors import BatchDroppedError, WaitTimeoutError, dropped_for_code
 from kafkasafe.logs import EventLog
@@ -27,6 +28,7 @@ from kafkasafe.producer import RecordFuture, SafeProducer
 from kafkasafe.spool.refusals import because
 
 if TYPE_CHECKING:
+    from kafkasafe._producing.open_batch import OpenBatch
     from kafkasafe._producing.opening import ProducerParts
     from kafkasafe.delivery.callbacks import CallbackThread
     from kafkasafe.delivery.engine.parcels import Parcel
@@ -124,9 +126,10 @@ class TransactionFuture(RecordFuture):
     @property
     def exception(self) -> BaseException | None:  # type: ignore[override]
         """Why the record was not delivered; None while it is pending, or if it was delivered."""
-        if self._transaction.aborted:
-            return kafka_errors.TransactionAbortedError()
-        return super().exception
+        return self._record().error
+
+    def _record(self) -> _RecordOfTransaction:
+        return _RecordOfTransaction(self._transaction, self._open_batch, self._index)
 
     def _raise_aborted(self) -> None:
         if self._transaction.aborted:
@@ -138,11 +141,38 @@ class TransactionFuture(RecordFuture):
         return super().__repr__()
 
 
+class _RecordOfTransaction(AcceptedRecord):
+    """A record of a transaction."""
+
+    __slots__ = ("_transaction",)
+
+    def __init__(self, transaction: _Transaction, open_batch: OpenBatch, index: int) -> None:
+        super().__init__(transaction.parts, open_batch, index)
+        self._transaction = transaction
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the transaction is committed, aborted or dropped."""
+        return self._transaction.aborted or super().is_done
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why the record was not delivered; None while it is pending, or if it was delivered."""
+        if self._transaction.aborted:
+            return kafka_errors.TransactionAbortedError()
+        return super().error
+
+
 class _Transaction(AtomicBatch):
     """One transaction."""
 
     aborted = False
     _informed = True
+
+    @property
+    def parts(self) -> ProducerParts:
+        """The producer's objects."""
+        return self._parts
 
     @property
     def is_open(self) -> bool:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-from collections.abc import Awaitable, Callable, Generator, Iterable
+import functools
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from kafkasafe import atomic
 from kafkasafe._producing.spelling import Absent, Tidy, called, tidy_dir
-from kafkasafe.aio.consumer import SafeConsumer
+from kafkasafe.aio.consumer import SafeConsumer, calls_of
 from kafkasafe.aio.futures import (
     ADD_DONE_CALLBACK,
     DONE,
@@ -19,12 +20,13 @@ from kafkasafe.aio.futures import (
     RESULT,
     Owner,
     RecordFuture,
-    waits_of,
+    of_record,
 )
 from kafkasafe.aio.instead import headers_of
 from kafkasafe.aio.threads import call_in_thread, running_loop
-from kafkasafe.errors import BatchDroppedError, UsageError, WaitTimeoutError
+from kafkasafe.errors import BatchDroppedError, UsageError
 from kafkasafe.limits.patience import timeout_of
+from kafkasafe.producer import place_of
 
 __all__ = ["AtomicBatch", "BatchOutcome"]
 
@@ -55,6 +57,7 @@ class BatchOutcome(metaclass=Tidy):
 
     def __init__(self, outcome: atomic.BatchOutcome) -> None:
         self._outcome = outcome
+        self._unit = atomic.unit_of(outcome)
         self.batch_id = outcome.batch_id
 
     def __await__(self) -> Generator[Any, None, atomic.BatchMetadata]:
@@ -67,11 +70,9 @@ class BatchOutcome(metaclass=Tidy):
         return self._get().__await__()
 
     async def _get(self) -> atomic.BatchMetadata:
-        outcome, ledger = self._outcome, self._outcome._parts.delivery.pump.ledger
-        await waits_of(outcome._parts).wait(
-            lambda: outcome.is_done or ledger.wrong_cluster is not None or ledger.failure is not None
-        )
-        return outcome.get(0.0)
+        unit = self._unit
+        await unit.waits(running_loop()).wait(unit.done_or_never)
+        return self._outcome.get(0.0)
 
     async def durable(self, timeout: float | None = None) -> BatchOutcome:  # noqa: ASYNC109
         """Wait until the whole batch is on disk; with `spool="never"`: until it is committed.
@@ -88,20 +89,10 @@ class BatchOutcome(metaclass=Tidy):
         """
         if timeout is not None:
             timeout = timeout_of(timeout)
-        outcome = self._outcome
-        ledger, in_memory = outcome._parts.delivery.pump.ledger, outcome._parts.config.in_memory
-        in_time = await waits_of(outcome._parts).wait(
-            lambda: (
-                outcome.is_done or (outcome._head.durable and not in_memory) or ledger.failure is not None
-            ),
-            timeout,
-        )
-        if not in_time:
-            raise WaitTimeoutError(
-                f"The batch was not durable after {timeout} s.{outcome._parts.delivery.disk_cause()}"
-                f"{outcome._because()}"
-            )
-        outcome.durable(0.0)
+        unit = self._unit
+        if not await unit.waits(running_loop()).wait(unit.kept_or_never, timeout):
+            raise unit.not_durable(timeout)
+        self._outcome.durable(0.0)
         return self
 
     @called
@@ -172,6 +163,7 @@ class AtomicBatch:
     def __init__(self, owner: Owner, batch: atomic.AtomicBatch) -> None:
         self._owner = owner
         self._batch = batch
+        self._parts = atomic.parts_of(batch)
         self._unawaited: set[_SendingOffsets] = set()
 
     async def __aenter__(self) -> Self:
@@ -180,7 +172,7 @@ class AtomicBatch:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._batch._outcome is not None or self._batch._dropped:
+        if self._parts.decision.fate:
             return
         if kind is None:
             await self.commit()
@@ -214,8 +206,7 @@ class AtomicBatch:
             Exception: As for `kafkasafe.AtomicBatch.send`.
         """
         record = self._batch.send(topic, value, key, headers_of(headers), partition, timestamp_ms)
-        future: RecordFuture = RecordFuture()
-        return future._of_record(self._owner, record._open_batch, record._index)
+        return of_record(RecordFuture(), self._owner, *place_of(record))
 
     def send_offsets(self, offsets: Any, group: Any = None) -> Awaitable[None]:
         """Add a consumer's offsets to the batch, so that both are committed together. Await this call.
@@ -231,30 +222,30 @@ class AtomicBatch:
             UsageError: The batch was committed or dropped before; or the consumer has no group or commits
                 automatically.
         """
-        sending = _SendingOffsets(self, offsets, group)
+        sending = _SendingOffsets(
+            self._unawaited.discard, functools.partial(self._send_offsets, offsets, group)
+        )
         self._unawaited.add(sending)
         return sending
-
-    def _awaited(self, sending: _SendingOffsets) -> None:
-        self._unawaited.discard(sending)
 
     async def _send_offsets(self, offsets: Any, group: Any) -> None:
         if not isinstance(offsets, SafeConsumer):
             self._batch.send_offsets(offsets, group)
             return
-        self._batch._check_open()
-        fate = self._batch._claim(str(offsets.client.config["group_id"]))
+        parts = self._parts
+        parts.decision.check_open()
+        fate = parts.offsets.claim(str(offsets.client.config["group_id"]))
         try:
-            offer = await offsets._offer_positions(fate, self._batch._lane)
-            self._batch._check_open()
-            self._batch._take_offer(fate, *offer)
+            offer = await calls_of(offsets).offer_positions(fate, parts.lane)
+            parts.decision.check_open()
+            parts.offsets.take(fate, *offer)
         except BatchDroppedError:
             self._batch.drop()
             raise
         except BaseException as error:
             # The consumer's thread may still claim offsets for this batch, but these offsets do not become part of it.
             fate.forget()
-            if isinstance(error, asyncio.CancelledError) and self._batch._outcome is None:
+            if isinstance(error, asyncio.CancelledError) and parts.decision.outcome is None:
                 self._batch.drop()  # do not send the batch's records without these offsets
             raise
 
@@ -270,7 +261,7 @@ class AtomicBatch:
                 later.
             UsageError: The batch was committed or dropped before.
         """
-        self._batch._check_open()
+        self._parts.decision.check_open()
         if self._unawaited:
             self._batch.drop()
             raise UsageError(
@@ -290,13 +281,19 @@ class AtomicBatch:
 
 
 class _SendingOffsets:
-    """The result of `send_offsets`. It tells the batch when it is awaited."""
+    """The result of `send_offsets`. It tells the batch when it is awaited.
 
-    def __init__(self, batch: AtomicBatch, offsets: Any, group: Any) -> None:
-        self._batch = batch
-        self._offsets = offsets
-        self._group = group
+    Args:
+        awaited: Called when it is awaited, before `send`.
+        send: Adds the offsets to the batch.
+    """
+
+    def __init__(
+        self, awaited: Callable[[_SendingOffsets], object], send: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
+        self._awaited = awaited
+        self._send = send
 
     def __await__(self) -> Generator[Any, None, None]:
-        self._batch._awaited(self)
-        return self._batch._send_offsets(self._offsets, self._group).__await__()
+        self._awaited(self)
+        return self._send().__await__()

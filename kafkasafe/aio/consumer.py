@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
@@ -25,7 +25,6 @@ from kafkasafe.aio.selection import Selection
 from kafkasafe.aio.thread_calls import ThreadCalls
 from kafkasafe.aio.thread_side import ThreadSide
 from kafkasafe.config import validate_consumer
-from kafkasafe.delivery.readings import OffsetsFate, ProducerLane
 from kafkasafe.health.states import ConsumerHealth, unopened_consumer
 from kafkasafe.limits.patience import closing_timeout
 from kafkasafe.options import AsyncConsumerOptions, ConsumerOptions
@@ -365,8 +364,7 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
     def __repr__(self) -> str:
         return f"<aio.SafeConsumer {self._thread.consumer if self._thread.is_open else 'not started'}>"
 
-    # -- friends -------------------------------------------------------------------------------------------------------
 
-    async def _offer_positions(self, fate: Callable[[], OffsetsFate], lane: ProducerLane) -> tuple[Any, ...]:
-        """Return the data with which an atomic batch commits offsets. See `ThreadCalls.offer_positions`."""
-        return await self._calls.offer_positions(fate, lane)
+def calls_of(consumer: SafeConsumer) -> ThreadCalls:
+    """Return the object that calls a consumer's thread, for atomic batches with its offsets."""
+    return consumer._calls

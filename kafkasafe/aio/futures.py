@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kafka.producer.future import RecordMetadata
 
-from kafkasafe import producer as threads
+from kafkasafe._producing.accepted_record import AcceptedRecord
 from kafkasafe._producing.opening import ProducerParts
 from kafkasafe._producing.spelling import Absent, Tidy, called, tidy_dir
 from kafkasafe.aio.due_batches import DueBatches
@@ -17,9 +17,11 @@ from kafkasafe.aio.threads import running_loop
 from kafkasafe.delivery.awaiting import LoopWaits
 from kafkasafe.limits.patience import timeout_of
 
-__all__ = ["DoneCallbacks", "Owner", "RecordFuture", "waits_of"]
+__all__ = ["DoneCallbacks", "Owner", "RecordFuture", "of_record", "waits_of"]
 
 Call = Callable[["RecordFuture"], object]
+Key = tuple[int, int]
+"""Identifies a record while it is not done: its open batch, and its number there."""
 Waiting = tuple[list[tuple[Call, contextvars.Context | None]], asyncio.Task[None]]
 
 _new_tuple: Final[Any] = tuple.__new__
@@ -39,8 +41,8 @@ class Running(Protocol):
     """The attributes of a started producer that a future uses; see `Opened`."""
 
     @property
-    def producer(self) -> threads.SafeProducer:
-        """The inner producer."""
+    def parts(self) -> ProducerParts:
+        """The objects of the inner producer."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -63,6 +65,11 @@ class Owner(Protocol):
 
     @property
     def _opened(self) -> Running: ...
+
+
+def opened_of(owner: Owner) -> Running:
+    """Return the objects of a future's producer."""
+    return owner._opened
 
 
 class RecordFuture(metaclass=Tidy):
@@ -101,13 +108,8 @@ class RecordFuture(metaclass=Tidy):
         self._owner, self._open_batch, self._index = owner, open_batch, index
         return self
 
-    @property
-    def _key(self) -> tuple[int, int]:
-        """Identifies the record until it is done."""
-        return id(self._open_batch), self._index
-
-    def _record(self) -> threads.RecordFuture:
-        return threads.future_of(self._owner._opened.producer, self._open_batch, self._index)
+    def _record(self) -> AcceptedRecord:
+        return AcceptedRecord(opened_of(self._owner).parts, self._open_batch, self._index)
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
         """Wait for the cluster's acknowledgement.
@@ -134,10 +136,10 @@ class RecordFuture(metaclass=Tidy):
                 return metadata
         record = self._record()
         if not record.is_done:
-            opened = self._owner._opened
+            opened = opened_of(self._owner)
             opened.due_batches.add(open_batch)
-            yield from record._wait_in_loop(opened.waits_here())
-        return record._result(None)
+            yield from record.wait_in_loop(opened.waits_here())
+        return record.result(None)
 
     async def durable(self, timeout: float | None = None) -> RecordFuture:  # noqa: ASYNC109  # as the other future's
         """Wait until the record is on disk (fsynced) or in the cluster. From then on no crash can lose it.
@@ -155,11 +157,11 @@ class RecordFuture(metaclass=Tidy):
         if timeout is not None:
             timeout = timeout_of(timeout)
         record = self._record()
-        if not record._durable_or_never():
-            opened = self._owner._opened
+        if not record.durable_or_never():
+            opened = opened_of(self._owner)
             opened.due_batches.add(self._open_batch)
-            await record._wait_in_loop(opened.waits_here(), timeout, durable=True)
-        record._made_durable(timeout)
+            await record.wait_in_loop(opened.waits_here(), timeout, durable=True)
+        record.made_durable(timeout)
         return self
 
     @called
@@ -176,7 +178,7 @@ class RecordFuture(metaclass=Tidy):
         record = self._record()
         if not record.is_done:
             raise asyncio.InvalidStateError("The record has no result yet: await the future")
-        return record._result(None)
+        return record.result(None)
 
     @called
     def exception(self) -> BaseException | None:
@@ -188,7 +190,7 @@ class RecordFuture(metaclass=Tidy):
         record = self._record()
         if not record.is_done:
             raise asyncio.InvalidStateError("The record has no result yet: await the future")
-        return record.exception
+        return record.error
 
     @staticmethod
     def cancel(msg: object = None) -> bool:  # noqa: ARG004  # asyncio's
@@ -206,20 +208,24 @@ class RecordFuture(metaclass=Tidy):
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
         """Return the loop of the record's producer."""
-        return self._owner._opened.loop
+        return opened_of(self._owner).loop
 
     def add_done_callback(
         self, call: Callable[[RecordFuture], object], *, context: contextvars.Context | None = None
     ) -> None:
         """Call `call(future)` on the loop when the record is done; soon if it already is."""
-        self._owner._opened.callbacks.add(self, call, context)
+        opened_of(self._owner).callbacks.add(self, (id(self._open_batch), self._index), call, context)
 
     def remove_done_callback(self, call: Callable[[RecordFuture], object]) -> int:
         """Remove a callback. Return how many times it had been added."""
-        return self._owner._opened.callbacks.remove(self, call)
+        return opened_of(self._owner).callbacks.remove((id(self._open_batch), self._index), call)
 
     def __repr__(self) -> str:
         return repr(self._record())
+
+
+of_record: Final[Callable[[RecordFuture, Owner, Any, int], RecordFuture]] = RecordFuture._of_record
+"""Makes a new future that of record `index` of an open batch: `of_record(RecordFuture(), owner, open_batch, index)`."""
 
 
 class DoneCallbacks:
@@ -231,20 +237,19 @@ class DoneCallbacks:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._waiting: dict[tuple[int, int], Waiting] = {}
+        self._waiting: dict[Key, Waiting] = {}
 
-    def add(self, future: RecordFuture, call: Call, context: contextvars.Context | None) -> None:
+    def add(self, future: RecordFuture, key: Key, call: Call, context: contextvars.Context | None) -> None:
         """Call `call(future)` when the record is done; soon if it already is."""
         if future.done():
             self._loop.call_soon(call, future, context=context)
             return
-        key = future._key
         known = self._waiting.get(key)
         if known is None:
             known = self._waiting[key] = [], self._loop.create_task(self._wait(key, future))
         known[0].append((call, context))
 
-    async def _wait(self, key: tuple[int, int], future: RecordFuture) -> None:
+    async def _wait(self, key: Key, future: RecordFuture) -> None:
         try:
             await asyncio.gather(future, return_exceptions=True)
         finally:
@@ -252,9 +257,9 @@ class DoneCallbacks:
         for call, context in calls:
             self._loop.call_soon(call, future, context=context)
 
-    def remove(self, future: RecordFuture, call: Call) -> int:
+    def remove(self, key: Key, call: Call) -> int:
         """Remove a callback. Return how many times it had been added."""
-        known = self._waiting.get(future._key)
+        known = self._waiting.get(key)
         if known is None:
             return 0
         before = len(known[0])

@@ -74,7 +74,7 @@ class ThreadSide:
         # All commits ask this object for offsets. It counts only records that were returned, not those that were
         # fetched.
         membership.commit_from(consumer, lambda: self._committable(consumer))
-        consumer._reading.rereading.hand_out_later(self._unhanded)
+        threads.reading_of(consumer).rereading.hand_out_later(self._unhanded)
         self._opened = consumer, Worker(f"{_NAME}-{consumer.client_id}")
 
     def _made(self) -> threads.SafeConsumer:
@@ -147,6 +147,7 @@ class ThreadSide:
             keep: Called on the loop with the result, before the returned future is resolved; also after an error.
         """
         consumer, worker = self._both()
+        reading = threads.reading_of(consumer)
         results: list[PollResult] = []
 
         def poll() -> None:
@@ -158,7 +159,7 @@ class ThreadSide:
                         consumer, request.left_out, request.paused, timeout_ms
                     )
                 else:
-                    with consumer._reading.polls:
+                    with reading.polls:
                         membership.keep_membership(consumer, timeout_ms)
                 joined = membership.has_joined(consumer)
             finally:  # also after an error such as NoOffsetForPartitionError: the program may seek
@@ -209,15 +210,15 @@ class ThreadSide:
     ) -> Callable[[], tuple[Any, ...]]:
         """Return the job that collects the data with which an atomic batch of this lane commits offsets.
 
-        See `kafkasafe.SafeConsumer._offer_positions`.
+        See `kafkasafe._consuming.reading.Reading.offer`.
         """
         consumer = self.consumer
+        reading = threads.reading_of(consumer)
 
         def offer() -> tuple[Any, ...]:
             if handed.late or self._polls.lost_after(handed.kept, handed.partitions):
-                consumer._reading.rereading.handed_out_late()
-            found: tuple[Any, ...] = consumer._offer_positions(fate, lane)
-            return found
+                reading.rereading.handed_out_late()
+            return reading.offer(fate, lane, consumer.group_metadata)
 
         return offer
 
@@ -249,7 +250,9 @@ class ThreadSide:
         """
         if self._dropped:
             return {}
-        found: dict[TopicPartition, Any] = consumer._reading.commits.committable(self._polls.unhanded)
+        found: dict[TopicPartition, Any] = threads.reading_of(consumer).commits.committable(
+            self._polls.unhanded
+        )
         return found
 
     def _unhanded(self) -> Mapping[TopicPartition, int]:

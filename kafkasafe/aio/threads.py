@@ -116,7 +116,11 @@ class _Place:
 
     @property
     def _thread_id(self) -> int | None:
-        return threading.get_ident() if asyncio._get_running_loop() is self._loop else None
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            return None
+        return threading.get_ident() if running is self._loop else None
 
 
 def place_of(loop: asyncio.AbstractEventLoop) -> Any:

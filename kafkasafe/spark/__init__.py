@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from kafkasafe.errors import CheckpointMismatchError, SparkError
     from kafkasafe.spark.appender import FencedError, RestartError
+    from kafkasafe.spark.brokers import SourceUnavailableError
     from kafkasafe.spark.listener import MetricsListener
-    from kafkasafe.spark.planner import SourceUnavailableError
     from kafkasafe.spark.sink import foreach_batch_sink, write_batch
     from kafkasafe.spark.source import KafkaSafeSource, register
     from kafkasafe.spark.staging import StagingError
@@ -44,7 +44,7 @@ _HOMES: Final = {
     "KafkaSafeSource": "kafkasafe.spark.source",
     "MetricsListener": "kafkasafe.spark.listener",
     "RestartError": "kafkasafe.spark.appender",
-    "SourceUnavailableError": "kafkasafe.spark.planner",
+    "SourceUnavailableError": "kafkasafe.spark.brokers",
     "SparkError": "kafkasafe.errors",
     "StagingError": "kafkasafe.spark.staging",
     "foreach_batch_sink": "kafkasafe.spark.sink",

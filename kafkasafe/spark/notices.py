@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from kafkasafe.events import EndOffsetHeld, EndOffsetRegressed, SourceDataLost
-from kafkasafe.spark.options import imported
+from kafkasafe.spark.option_values import imported
 from kafkasafe.spark.outcomes import tell_source_event
 from kafkasafe.spark.tokens import function_of
 

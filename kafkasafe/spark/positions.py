@@ -42,12 +42,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 from kafkasafe.errors import ConfigError
 from kafkasafe.history.epochs import LineageError
 from kafkasafe.spark.marks import UNRESOLVED, Mark, offset_of
-from kafkasafe.spark.options import error
+from kafkasafe.spark.option_values import error
 from kafkasafe.spark.packed import is_dense, pack, unpack
 
 __all__ = [
@@ -56,6 +56,7 @@ __all__ = [
     "Positions",
     "Recent",
     "divide",
+    "partition_names",
     "ranges_between",
     "share",
 ]
@@ -218,6 +219,11 @@ def share(sizes: Mapping[Partition, int], limit: int, turn: int) -> dict[Partiti
         shares[partition] += given
         spare -= given
     return shares
+
+
+def partition_names(partitions: Iterable[Partition]) -> str:
+    """Returns the names of partitions as text, for messages."""
+    return ", ".join(f"{topic}-{partition}" for topic, partition in partitions)
 
 
 def divide(

@@ -39,9 +39,10 @@ from kafkasafe.history.epochs import UNDEFINED, Lineage
 from kafkasafe.kafkapython.connect import connect
 from kafkasafe.record.arrow_decode import HEADERS, Decoder
 from kafkasafe.record.batch import BatchHeader, iter_headers
+from kafkasafe.spark.brokers import SourceUnavailableError
 from kafkasafe.spark.notices import Notices
 from kafkasafe.spark.options import ReadOptions
-from kafkasafe.spark.planner import Range, SourceUnavailableError
+from kafkasafe.spark.planner import Range
 
 __all__ = ["COLUMNS", "close_connections", "read", "read_headers"]
 

@@ -20,7 +20,7 @@ from kafkasafe.spark.appender import FencedError, RestartError
 from kafkasafe.spark.arrow import map_in_arrow
 from kafkasafe.spark.collected import RowTooLargeError, Size, bound_of, collect_rows, later_size
 from kafkasafe.spark.failures import dead_worker
-from kafkasafe.spark.options import error
+from kafkasafe.spark.option_values import error
 from kafkasafe.spark.plans import commits_are_validated, plan_of_query
 from kafkasafe.spark.session import Outcome, Session
 from kafkasafe.spark.sink_options import SinkOptions, sink_options
@@ -332,7 +332,7 @@ class _Job:
     ) -> None:
         self._options = options
         self._batch_id = batch_id
-        self._session = session
+        self._transaction = session.transaction
         self._previous = previous
         self._is_small = (
             previous is not None and previous.bytes < options.inline_bytes and options.exchange is not True
@@ -390,7 +390,7 @@ class _Job:
 
     def _encoded_by_tasks(self) -> list[tuple[str, int, bytearray]] | None:
         topic = self._options.topic
-        encode = self._encoder({} if topic is None else {topic: self._session.partitions})
+        encode = self._encoder({} if topic is None else {topic: self._transaction.partitions})
         job = map_in_arrow(self._df, EncodeInline(encode), ENCODED_SCHEMA, columns=self._columns)
         try:
             return inline_of(job.collect())
@@ -402,13 +402,13 @@ class _Job:
         topic = self._options.topic
         if topic is None:
             named = {name for part in parts for name in part.column("topic").unique().to_pylist()}
-            counts = {name: self._session.partition_count(name) for name in named if name is not None}
+            counts = {name: self._transaction.partition_count(name) for name in named if name is not None}
         else:
-            counts = {topic: self._session.partitions}
+            counts = {topic: self._transaction.partitions}
         return [(*packed.place, packed.data) for packed in self._encoder(counts).packed(iter(parts), task=0)]
 
     def _send(self, grant: WriterIdentity, batches: Sequence[tuple[str, int, bytearray]]) -> Sequence[Report]:
-        appender = self._session.appender(grant, {(topic, partition) for topic, partition, _ in batches})
+        appender = self._transaction.appender(grant, {(topic, partition) for topic, partition, _ in batches})
         try:
             for topic, partition, data in batches:
                 appender.append(topic, partition, data)
@@ -424,7 +424,7 @@ class _Job:
     def _plan(self, grant: WriterIdentity) -> tuple[DataFrame, bool]:
         options, df = self._options, self._df
         topic = options.topic
-        count = self._session.partitions  # partitions in the transaction; the topic may have more by now
+        count = self._transaction.partitions  # partitions in the transaction; the topic may have more by now
         cores = _cores(df)
         parallelism = cores or 2
         # Without an exchange, the stage that computes the rows runs at most one task for each Kafka partition. If there

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kafkasafe.record.batch import Compression
-from kafkasafe.spark.options import Converter, boolean, check_known, error, kafka_options, one_of, text, whole
+from kafkasafe.spark.kafka_options import kafka_options
+from kafkasafe.spark.option_table import OptionTable, QueryOption
+from kafkasafe.spark.option_values import INT32, anything, boolean, error, one_of, text, whole
 
-__all__ = ["SinkOptions", "sink_options"]
-
-_INT: Final = 2**31 - 1
+__all__ = ["SINK", "SinkOptions", "sink_options"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,104 +67,184 @@ class SinkOptions:
         return ",".join(self.connection["bootstrap_servers"])
 
 
-_OPTIONS: Final[dict[str, Converter]] = {
-    "topic": text,
-    "txnAppId": text,
-    "txnVersion": whole(0, 2**53),
-    "mode": text,
-    "markerTopic": text,
-    "onMarkerMismatch": one_of("fail", "accept"),
-    "exchange": one_of("auto", "always", "never"),
-    "maxRestarts": whole(0, 1000),
-    "includeHeaders": boolean,
-    "inlineBytes": whole(0, 256 * 1024 * 1024),
-    "stagingTopic": text,
-}
-_REFUSED: Final = {
-    "transactional.id": "set txnAppId, which names the transactions",
-    "isolation.level": "set it for readers instead, to read_committed",
-    "partitioner.class": "use the column partition, or leave the choice to Kafka's own hash of the key",
-}
-_ANY: Final[Converter] = lambda _, value: value  # noqa: E731  # accepts any value
-_KAFKA: Final[dict[str, Converter]] = {
-    "compression.type": one_of("none", "gzip", "snappy", "lz4", "zstd"),
-    "compression.gzip.level": whole(-1, 9),
-    "compression.lz4.level": whole(1, 17),
-    "compression.zstd.level": whole(-131072, 22),
-    "batch.size": whole(1, _INT),
-    "buffer.memory": whole(1, _INT),
-    "max.request.size": whole(1, _INT),
-    "delivery.timeout.ms": whole(1, _INT),
-    "transaction.timeout.ms": whole(1000, _INT),
-    "max.block.ms": whole(1, _INT),
-    "default.api.timeout.ms": whole(1, _INT),
-    "acks": text,
-    "enable.idempotence": boolean,
-    # Tuning options of the Java producer. These options are accepted, but have no effect here.
-    "linger.ms": _ANY,
-    "retries": _ANY,
-    "max.in.flight.requests.per.connection": _ANY,
-    **dict.fromkeys(_REFUSED, _ANY),
-}
+SINK: Final = OptionTable(
+    "the kafkasafe sink",
+    QueryOption(
+        "topic",
+        text,
+        help="or the first argument of `foreach_batch_sink` and `write_batch`. Without it, the column `topic` names the"
+        " topic of each row.",
+    ),
+    QueryOption(
+        "txnAppId",
+        text,
+        shown="query id and topic",
+        help="names the marker. Set it with Spark Connect, and for a second sink on the same topic in one query.",
+    ),
+    QueryOption("txnVersion", whole(0, 2**53), help="batch jobs only, with `txnAppId`"),
+    QueryOption(
+        "onMarkerMismatch",
+        one_of("fail", "accept"),
+        "fail",
+        help="with `accept` the sink writes even if marker and checkpoint do not match"
+        " ([repair](spark-operations.md#when-marker-and-checkpoint-do-not-match))",
+    ),
+    QueryOption(
+        "markerTopic",
+        text,
+        "kafkasafe-spark-markers",
+        help="created if missing: compacted, with the brokers' default replication",
+    ),
+    QueryOption(
+        "exchange",
+        one_of("auto", "always", "never"),
+        "auto",
+        help="`always` or `never` sets whether rows without a fixed partition go through a shuffle before they are sent"
+        " ([below](#how-rows-reach-their-partitions)). The writer ignores this option.",
+    ),
+    QueryOption(
+        "maxRestarts",
+        whole(0, 1000),
+        5,
+        help="how many times the sink may begin a new transaction for one micro-batch",
+    ),
+    QueryOption(
+        "kafka.compression.type",
+        one_of("none", "gzip", "snappy", "lz4", "zstd"),
+        "none",
+        help="must be the topic's compression, if the topic has one configured",
+    ),
+    QueryOption("kafka.compression.gzip.level", whole(-1, 9), shown="the codec's", help="level of `gzip`"),
+    QueryOption("kafka.compression.lz4.level", whole(1, 17), shown="the codec's", help="level of `lz4`"),
+    QueryOption(
+        "kafka.compression.zstd.level", whole(-131072, 22), shown="the codec's", help="level of `zstd`"
+    ),
+    QueryOption(
+        "kafka.batch.size",
+        whole(1, INT32),
+        900_000,
+        help="largest batch in bytes, before compression. Set it below the topic's `max.message.bytes`: larger batches"
+        " are divided, which takes time.",
+    ),
+    QueryOption("kafka.max.request.size", whole(1, INT32), 1_048_576, help="largest record"),
+    QueryOption(
+        "kafka.buffer.memory",
+        whole(1, INT32),
+        16 * 1024 * 1024,
+        help="how many bytes of encoded batches a task holds while brokers are slow",
+    ),
+    QueryOption(
+        "kafka.transaction.timeout.ms",
+        whole(1000, INT32),
+        600_000,
+        help="at most the brokers' `transaction.max.timeout.ms` (15 minutes)",
+    ),
+    QueryOption(
+        "kafka.delivery.timeout.ms", whole(1, INT32), 120_000, help="time limit for one batch of records"
+    ),
+    QueryOption("kafka.max.block.ms", whole(1, INT32), 60_000, help="time limit for one step of the driver"),
+    QueryOption(
+        "kafka.default.api.timeout.ms",
+        whole(1, INT32),
+        60_000,
+        help="another name for `kafka.max.block.ms`, which overrides it",
+    ),
+    QueryOption(
+        "inlineBytes",
+        whole(0, 256 * 1024 * 1024),
+        1024 * 1024,
+        help="The writer: up to this size, a task's encoded batches go to the driver in the task's commit message. The"
+        " sink: after a micro-batch that was smaller than this, the tasks return their rows or batches to the driver,"
+        " each task up to this size, rows up to twice this size ([below](#how-rows-reach-their-partitions)); 0: never."
+        " From the 65th task on, the limit is at most 64 KiB per task. This data uses the driver's memory, and counts"
+        " towards `spark.driver.maxResultSize`.",
+    ),
+    QueryOption(
+        "stagingTopic",
+        text,
+        "kafkasafe-spark-staging",
+        help="for the writer only. Created when it is first needed: 8 partitions, the brokers' default replication,"
+        " `retention.ms` 6 h, LogAppendTime. If you create it by hand, set `cleanup.policy=delete`, a retention longer"
+        " than a micro-batch takes, and `max.message.bytes` above `kafka.batch.size`.",
+    ),
+    QueryOption("mode", text, "transaction", help="`transaction` is the only mode"),
+    QueryOption(
+        "includeHeaders",
+        boolean,
+        shown="",
+        help="accepted without effect: the headers are written if there is a column `headers`",
+    ),
+    QueryOption("kafka.acks", text, "all", help="only `all`"),
+    QueryOption("kafka.enable.idempotence", boolean, True, help="only `true`, because transactions need it"),
+    QueryOption("kafka.linger.ms", anything),
+    QueryOption("kafka.retries", anything),
+    QueryOption("kafka.max.in.flight.requests.per.connection", anything),
+    QueryOption("kafka.transactional.id", anything, refused="set txnAppId, which names the transactions"),
+    QueryOption("kafka.isolation.level", anything, refused="set it for readers instead, to read_committed"),
+    QueryOption(
+        "kafka.partitioner.class",
+        anything,
+        refused="use the column partition, or leave the choice to Kafka's own hash of the key",
+    ),
+)
+"""The options of a sink or a writer, except those of the connection."""
 
 
 def sink_options(options: Mapping[str, Any]) -> SinkOptions:
     """Checks and converts the options of a sink.
 
     Args:
-        options: Options by Spark's names, which are not case-sensitive. Values are text, numbers or booleans.
+        options: Options by Spark's names, which are not case-sensitive. OptionValues are text, numbers or booleans.
 
     Raises:
         ConfigError: An option is unknown (the message names the most similar one), invalid, or missing.
     """
     given = {name: _as_text(name, value) for name, value in options.items() if value is not None}
-    check_known(given, _OPTIONS, what="the kafkasafe sink")
-    names = {name.lower(): name for name in _OPTIONS}
-    own = {
-        names[name.lower()]: _OPTIONS[names[name.lower()]](names[name.lower()], value)
-        for name, value in given.items()
-        if name.lower() in names
-    }
-    connection, kafka = kafka_options(given, _KAFKA)
-    for name, instead in _REFUSED.items():
-        if name in kafka:
-            raise error("FORBIDDEN_OPTION", f"kafka.{name} cannot be set: {instead}.")
-    if str(kafka.get("acks", "all")) not in {"all", "-1"}:
+    SINK.check_known(given)
+    own = SINK.values(given)
+    own.check()
+    connection, kafka = kafka_options(given, SINK)
+    for name, row in SINK.rows.items():
+        if row.refused and name in kafka:
+            raise error("FORBIDDEN_OPTION", f"{name} cannot be set: {row.refused}.")
+    if str(kafka["kafka.acks"]) not in {"all", "-1"}:
         raise error("FORBIDDEN_OPTION", "kafka.acks must be all for exactly-once delivery: leave it out.")
-    if not kafka.get("enable.idempotence", True):
+    if not kafka["kafka.enable.idempotence"]:
         raise error(
             "FORBIDDEN_OPTION",
             "kafka.enable.idempotence cannot be false, because transactions need it: leave it out.",
         )
-    if (mode := own.get("mode", "transaction")) != "transaction":
+    if (mode := own["mode"]) != "transaction":
         raise error("INVALID_OPTION", f"mode is {mode!r}: use 'transaction', the only mode of this version.")
-    batch_bytes = kafka.get("batch.size", 900_000)
-    max_record_bytes = kafka.get("max.request.size", 1_048_576)
-    compression = Compression[kafka.get("compression.type", "none").upper()]
+    batch_bytes = kafka["kafka.batch.size"]
+    max_record_bytes = kafka["kafka.max.request.size"]
+    compression = Compression[kafka["kafka.compression.type"].upper()]
+    level = f"kafka.compression.{compression.name.lower()}.level"
+    timeout = kafka.first_given("kafka.max.block.ms", "kafka.default.api.timeout.ms") or "kafka.max.block.ms"
     # A request carries at least one batch, so it must have room for the largest one.
     connection.setdefault("max_request_size", max(max_record_bytes, batch_bytes))
     return SinkOptions(
         connection=connection,
-        topic=own.get("topic"),
-        app_id=own.get("txnAppId"),
-        version=own.get("txnVersion"),
-        strict=own.get("onMarkerMismatch", "fail") == "fail",
-        marker_topic=own.get("markerTopic", "kafkasafe-spark-markers"),
-        exchange={"always": True, "never": False}.get(own.get("exchange", "auto")),
-        max_restarts=own.get("maxRestarts", 5),
+        topic=own["topic"],
+        app_id=own["txnAppId"],
+        version=own["txnVersion"],
+        strict=own["onMarkerMismatch"] == "fail",
+        marker_topic=own["markerTopic"],
+        exchange={"always": True, "never": False}.get(own["exchange"]),
+        max_restarts=own["maxRestarts"],
         compression=compression,
-        compression_level=kafka.get(f"compression.{compression.name.lower()}.level"),
+        compression_level=kafka[level] if level in SINK.rows else None,
         # Each batch takes a request, so batches are large here. The Java producer's default of 16 kB suits records that
         # are sent one by one.
         batch_bytes=max(1024, min(batch_bytes, max_record_bytes)),
         max_record_bytes=max_record_bytes,
-        buffer_bytes=kafka.get("buffer.memory", 16 * 1024 * 1024),
-        delivery_timeout_s=kafka.get("delivery.timeout.ms", 120_000) / 1000,
+        buffer_bytes=kafka["kafka.buffer.memory"],
+        delivery_timeout_s=kafka["kafka.delivery.timeout.ms"] / 1000,
         request_timeout_ms=connection.get("request_timeout_ms", 30_000),
-        transaction_timeout_ms=kafka.get("transaction.timeout.ms", 600_000),
-        api_timeout_s=kafka.get("max.block.ms", kafka.get("default.api.timeout.ms", 60_000)) / 1000,
-        inline_bytes=own.get("inlineBytes", 1024 * 1024),
-        staging_topic=own.get("stagingTopic", "kafkasafe-spark-staging"),
+        transaction_timeout_ms=kafka["kafka.transaction.timeout.ms"],
+        api_timeout_s=kafka[timeout] / 1000,
+        inline_bytes=own["inlineBytes"],
+        staging_topic=own["stagingTopic"],
     )
 
 

@@ -39,7 +39,8 @@ from pyspark.sql.types import (
 )
 
 from kafkasafe.spark.notices import Notices
-from kafkasafe.spark.options import ReadOptions, error, read_options
+from kafkasafe.spark.option_values import error
+from kafkasafe.spark.options import ReadOptions, read_options
 from kafkasafe.spark.planner import Planner, Range
 from kafkasafe.spark.positions import INITIAL, Positions, Recent
 from kafkasafe.spark.reading import read

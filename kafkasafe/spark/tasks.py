@@ -36,7 +36,7 @@ from kafkasafe.record import arrow_encode
 from kafkasafe.record.arrow_encode import Rows
 from kafkasafe.record.arrow_pack import ArrowPacker, PackedBatch, unpack
 from kafkasafe.spark.appender import CLAIM_ROWS, Appender, FencedError, RestartError, claim_base
-from kafkasafe.spark.options import error
+from kafkasafe.spark.option_values import error
 from kafkasafe.spark.sink_options import SinkOptions
 from kafkasafe.spark.transactions import TransactionRequests
 from kafkasafe.spark.txn import Report, WriterIdentity

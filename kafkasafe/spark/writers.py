@@ -27,10 +27,11 @@ from pyspark.sql.types import StructType
 from kafkasafe.cluster.client import Transport
 from kafkasafe.errors import UsageError
 from kafkasafe.spark import outcomes, tasks
-from kafkasafe.spark.options import error
+from kafkasafe.spark.option_values import error
 from kafkasafe.spark.plans import plan_in_checkpoint
-from kafkasafe.spark.session import Outcome, Session, no_broker, unknown_topic
+from kafkasafe.spark.session import Outcome, Session
 from kafkasafe.spark.sink import app_version, refuse_version, stream_id, wanted_columns
+from kafkasafe.spark.sink_errors import no_broker, unknown_topic
 from kafkasafe.spark.sink_options import SinkOptions, sink_options
 from kafkasafe.spark.source import arrow_type
 from kafkasafe.spark.staging import StagedBatch, Stager, fetch_staged
@@ -351,7 +352,8 @@ class _Work:
 
     def __init__(self, options: SinkOptions, session: Session, reports: Sequence[Message]) -> None:
         self._options = options
-        self._session = session
+        self._transport = session.transport
+        self._transaction = session.transaction
         self._inline = [piece for message in reports for piece in message.inline]
         self._staged = [piece for message in reports for piece in message.staged]
         self._rows = sum(message.rows for message in reports)
@@ -363,13 +365,12 @@ class _Work:
         return self._rows
 
     def __call__(self, grant: WriterIdentity) -> Sequence[Report]:
-        transport = self._session.transport
         pieces: list[Inline | StagedBatch] = [*self._inline, *self._staged]
-        appender = self._session.appender(grant, {(piece.topic, piece.partition) for piece in pieces})
+        appender = self._transaction.appender(grant, {(piece.topic, piece.partition) for piece in pieces})
         try:
             for piece in self._inline:
                 appender.append(piece.topic, piece.partition, bytearray(piece.data))
-            for place, data in self._fetched(transport):
+            for place, data in self._fetched(self._transport):
                 appender.append(place.topic, place.partition, data)
             reports = appender.finish()
         finally:

@@ -21,7 +21,6 @@ from __future__ import annotations
 import bisect
 import collections
 import logging
-import selectors
 import socket
 import struct
 import threading
@@ -34,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kafkasafe.errors import UsageError
 from kafkasafe.kafkapython import frames
 from kafkasafe.testing.proxy_rules import Call, Exchange, Pending, Rule, Rules
-from kafkasafe.testing.relay import Outbox, Relay, connect
+from kafkasafe.testing.relay import MAX_BUFFERED_BYTES, Relay, RelayedConnection, RelayedPipe, connect
 
 if TYPE_CHECKING:
     from kafkasafe.testing.broker import KafkaCluster
@@ -47,9 +46,6 @@ BOOTSTRAP: Final = -1
 """Number of the listener for bootstrap connections. From answers there, the proxy learns the brokers."""
 
 _CHUNK_BYTES: Final = 256 * 1024
-_MAX_BUFFERED_BYTES: Final = (
-    4 * 1024 * 1024
-)  # limit for each direction of a connection; beyond it, the sender has to wait
 _MAX_PENDING: Final = 1000  # unanswered requests of a connection; beyond it the client has to wait
 _MAX_FRAME_BYTES: Final = 128 * 1024 * 1024
 _LOG_CALLS: Final = 100_000
@@ -60,22 +56,17 @@ _NAMES_BROKERS: Final = frozenset({"Metadata", "FindCoordinator", "DescribeClust
 _NAMES_TOPICS: Final = frozenset({"Metadata", "CreateTopics"})
 
 
-class _Connection:
+class _Connection(RelayedConnection):
     def __init__(self, client: socket.socket, target: socket.socket, node: int, number: int) -> None:
-        self.client = client
-        self.target = target
+        super().__init__(client, target)
         self.node = node
         self.number = number
         self.from_client = bytearray()
         self.from_target = bytearray()
-        self.to_client = Outbox(client)
-        self.to_target = Outbox(target)
         self.pending: collections.deque[Pending] = collections.deque()
         self.ready_bytes = 0
         self.muted = False
         self.ending = False  # close the client's connection after the queued bytes
-        self.target_ended = False
-        self.client_ended = False  # bytes sent before that still go to the broker
 
 
 class FaultProxy(Relay[_Connection]):
@@ -250,69 +241,52 @@ class FaultProxy(Relay[_Connection]):
         self._numbers += 1
         return _Connection(client, target, number, self._numbers)
 
-    def _plan(self) -> float | None:
-        now = time.monotonic()
-        soonest: float | None = None
-        for connection in list(self._connections):
-            if connection.pending:
-                self._deliver(connection, now)
-                if connection.pending and connection.pending[0].parts is not None:
-                    due = connection.pending[0].due
-                    soonest = due if soonest is None else min(soonest, due)
-            if self._is_over(connection):
-                self._close(connection, reset_only=(connection.target,))
-                continue
-            client = target = 0
-            if (
-                not connection.ending
-                and not connection.client_ended
-                and connection.to_target.size < _MAX_BUFFERED_BYTES
-                and len(connection.pending) < _MAX_PENDING
-            ):
-                client |= selectors.EVENT_READ
-            if connection.to_client:
-                client |= selectors.EVENT_WRITE
-            waiting = connection.to_client.size + connection.ready_bytes
-            if not connection.target_ended and waiting < _MAX_BUFFERED_BYTES:
-                target |= selectors.EVENT_READ
-            if connection.to_target and not connection.target_ended:
-                target |= selectors.EVENT_WRITE
-            self._register(connection.client, client, connection)
-            self._register(connection.target, target, connection)
-        return None if soonest is None else max(0.0, soonest - now)
+    def _prepare(self, connection: _Connection, now: float) -> float | None:
+        due = None
+        if connection.pending:
+            self._deliver(connection, now)
+            if connection.pending and connection.pending[0].parts is not None:
+                due = connection.pending[0].due
+        if self._is_over(connection):
+            self._close(connection, reset_only=(connection.target,))
+        return due
 
     @staticmethod
     def _is_over(connection: _Connection) -> bool:
-        if connection.to_client:
+        if connection.responses.outbox:
             return False
         delivered = not any(pending.parts is not None for pending in connection.pending)
-        return connection.ending or (connection.target_ended and (delivered or connection.muted))
+        return connection.ending or (connection.responses.ended and (delivered or connection.muted))
 
-    def _serve(self, connection: _Connection, fileobj: object, events: int) -> None:
+    def _read_limit(self, connection: _Connection, pipe: RelayedPipe) -> int:
+        if pipe is connection.responses:
+            waiting = pipe.outbox.size + connection.ready_bytes
+            return _CHUNK_BYTES if waiting < MAX_BUFFERED_BYTES else 0
+        if connection.ending or len(connection.pending) >= _MAX_PENDING:
+            return 0
+        return _CHUNK_BYTES if pipe.outbox.size < MAX_BUFFERED_BYTES else 0
+
+    def _settle(self, connection: _Connection) -> None:
+        connection.requests.end_sink()
+
+    def _receive(self, connection: _Connection, pipe: RelayedPipe, data: bytes) -> None:
+        of_client = pipe is connection.requests
+        if not data:
+            if of_client:
+                # What the client sent before still goes to the broker, as without a proxy.
+                connection.muted = True
+                connection.responses.outbox.take()
+            else:
+                connection.requests.give_up_sink()
+            return
         try:
-            if events & selectors.EVENT_WRITE:
-                self._write(connection, to_client=fileobj is connection.client)
-            if events & selectors.EVENT_READ:
-                self._read(connection, of_client=fileobj is connection.client)
-        except OSError:
-            self._close(connection)
+            self._split(connection, data, of_client=of_client)
         except ValueError as error:  # the bytes do not follow Kafka's protocol
             log.warning("%r: a connection is given up: %s", self, error)
             self._close(connection)
 
-    def _read(self, connection: _Connection, *, of_client: bool) -> None:
-        try:
-            data = (connection.client if of_client else connection.target).recv(_CHUNK_BYTES)
-        except BlockingIOError:
-            return
-        if not data:
-            if of_client:
-                connection.client_ended = connection.muted = True
-                connection.to_client.take()
-                self._end_target(connection)
-            else:
-                connection.target_ended = True
-            return
+    def _split(self, connection: _Connection, data: bytes, *, of_client: bool) -> None:
+        """Divides bytes into frames, and handles those that are complete."""
         buffer = connection.from_client if of_client else connection.from_target
         buffer += data
         at = 0
@@ -330,20 +304,6 @@ class FaultProxy(Relay[_Connection]):
             else:
                 self._on_response(connection, frame)
         del buffer[:at]
-
-    @staticmethod
-    def _end_target(connection: _Connection) -> None:
-        """Shuts down the broker's side once the client has ended and everything was written."""
-        if connection.client_ended and not connection.to_target:
-            connection.target.shutdown(socket.SHUT_WR)
-
-    @classmethod
-    def _write(cls, connection: _Connection, *, to_client: bool) -> None:
-        if to_client:
-            connection.to_client.send()
-        else:
-            connection.to_target.send()
-            cls._end_target(connection)
 
     # -- The proxy's thread: frames ------------------------------------------------------------------------------
 
@@ -377,7 +337,7 @@ class FaultProxy(Relay[_Connection]):
             self._calls.append(call)
             self.seen[name, request.version] += 1
         if pending.forwarded:
-            connection.to_target.put(struct.pack(">i", len(frame)) + frame)
+            connection.requests.outbox.put(struct.pack(">i", len(frame)) + frame)
             # With acks=0 the broker does not answer.
             if name == "Produce" and api is not None and request.message.acks == 0:
                 return
@@ -476,16 +436,17 @@ class FaultProxy(Relay[_Connection]):
             connection.ready_bytes -= sum(map(len, head.parts))
             if connection.muted:
                 continue
+            outbox = connection.responses.outbox
             for part in head.parts:
-                connection.to_client.put(part)
+                outbox.put(part)
             connection.muted = head.effects.drop and head.effects.mute
             connection.ending = head.effects.hang_up
-            if connection.to_client:
+            if outbox:
                 try:
-                    self._write(connection, to_client=True)
+                    outbox.send()
                 except OSError:
                     connection.ending = True
-                    connection.to_client.take()
+                    outbox.take()
 
     def _compare(
         self, decoded: frames.RequestFrame | frames.Response, frame: bytes, name: str, version: int, what: str

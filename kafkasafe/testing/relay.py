@@ -1,7 +1,8 @@
 """The common part of the proxies: one thread accepts connections, forwards bytes and executes commands.
 
-`TcpProxy` changes bytes, `FaultProxy` the Kafka frames in them. Both listen from construction on, but their thread runs
-only from `start` on. This thread alone uses everything that it forwards. Other threads pass closures to it (`_do`).
+`TcpProxy` changes bytes, `FaultProxy` the Kafka frames in them. They decide what becomes of the bytes that a
+`RelayedPipe` received, and how many it may receive. Both listen from construction on, but their thread runs only from
+`start` on. This thread alone uses everything that it forwards. Other threads pass closures to it (`_do`).
 """
 
 from __future__ import annotations
@@ -13,14 +14,18 @@ import selectors
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Container
-from typing import Final, Generic, Protocol, Self, TypeVar
+from typing import Final, Generic, Self, TypeVar
 
-__all__ = ["Outbox", "Relay", "RelayedConnection"]
+__all__ = ["MAX_BUFFERED_BYTES", "Outbox", "Relay", "RelayedConnection", "RelayedPipe"]
 
 _T = TypeVar("_T")
 
 CONNECT_TIMEOUT_S: Final = 2.0
+MAX_BUFFERED_BYTES: Final = (
+    4 * 1024 * 1024
+)  # limit for each direction of a connection; beyond it, the sender has to wait
 _COMMAND_TIMEOUT_S: Final = 10.0
 _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER of zero seconds: closing sends RST
 
@@ -74,11 +79,47 @@ class Outbox:
         return data
 
 
-class RelayedConnection(Protocol):
-    """A client's connection, and the connection to the target that was opened for it."""
+class RelayedPipe:
+    """One direction of a connection.
 
-    client: socket.socket
-    target: socket.socket
+    Attributes:
+        outbox: The bytes that wait for the sink.
+        ended: The source has sent everything.
+        shut: Nothing more is sent to the sink.
+    """
+
+    def __init__(self, source: socket.socket, sink: socket.socket) -> None:
+        self.source = source
+        self.sink = sink
+        self.outbox = Outbox(sink)
+        self.ended = False
+        self.shut = False
+
+    def give_up_sink(self) -> None:
+        """Sends the sink nothing more."""
+        self.shut = True
+
+    def end_sink(self) -> None:
+        """Passes the source's end on to the sink, once all bytes before it were sent."""
+        if self.ended and not self.outbox and not self.shut:
+            self.shut = True
+            self.sink.shutdown(socket.SHUT_WR)
+
+
+class RelayedConnection:
+    """A client's connection, and the connection to the target that was opened for it.
+
+    Attributes:
+        requests: From the client to the target.
+        responses: From the target to the client.
+    """
+
+    def __init__(self, client: socket.socket, target: socket.socket) -> None:
+        self.client = client
+        self.target = target
+        self.requests = RelayedPipe(client, target)
+        self.responses = RelayedPipe(target, client)
+        self.pipes = (self.requests, self.responses)
 
 
 _L = TypeVar("_L", bound=RelayedConnection)
@@ -146,12 +187,20 @@ class Relay(abc.ABC, Generic[_L]):
         """Opens a connection for a client of listener `number`; None if the target cannot be reached."""
 
     @abc.abstractmethod
-    def _plan(self) -> float | None:
-        """Registers sockets for the events of interest. Returns the seconds until there is more to do."""
+    def _read_limit(self, connection: _L, pipe: RelayedPipe) -> int:
+        """Returns how many bytes may be read from the pipe's source at once; 0: none for now."""
 
     @abc.abstractmethod
-    def _serve(self, connection: _L, fileobj: object, events: int) -> None:
-        """Handles events of one of the connection's sockets."""
+    def _receive(self, connection: _L, pipe: RelayedPipe, data: bytes) -> None:
+        """Handles bytes of the pipe's source; none: it has sent everything."""
+
+    @abc.abstractmethod
+    def _settle(self, connection: _L) -> None:
+        """Passes on the ends of its pipes, after bytes were read or sent."""
+
+    def _prepare(self, connection: _L, now: float) -> float | None:  # noqa: ARG002
+        """Fills outboxes with what is due, before sockets are waited for. Returns when more will be due."""
+        return None
 
     # -- The thread ----------------------------------------------------------------------------------------------
 
@@ -243,6 +292,53 @@ class Relay(abc.ABC, Generic[_L]):
             return
         while self._commands:
             self._commands.popleft()()
+
+    def _plan(self) -> float | None:
+        """Registers sockets for the events of interest. Returns the seconds until there is more to do."""
+        now = time.monotonic()
+        times = []
+        for connection in list(self._connections):
+            due = self._prepare(connection, now)
+            if due is not None:
+                times.append(due)
+            if connection not in self._connections:
+                continue
+            masks = {connection.client: 0, connection.target: 0}
+            for pipe in connection.pipes:
+                if not pipe.ended and self._read_limit(connection, pipe):
+                    masks[pipe.source] |= selectors.EVENT_READ
+                if pipe.outbox and not pipe.shut:
+                    if pipe.outbox.due <= now:
+                        masks[pipe.sink] |= selectors.EVENT_WRITE
+                    else:
+                        times.append(pipe.outbox.due)
+            for sock, mask in masks.items():
+                self._register(sock, mask, connection)
+        return max(0.0, min(times) - now) if times else None
+
+    def _serve(self, connection: _L, fileobj: object, events: int) -> None:
+        """Handles events of one of the connection's sockets."""
+        try:
+            for pipe in connection.pipes:
+                if pipe.source is fileobj and events & selectors.EVENT_READ:
+                    self._read(connection, pipe)
+                if pipe.sink is fileobj and events & selectors.EVENT_WRITE:
+                    pipe.outbox.send(time.monotonic())
+            if connection in self._connections:
+                self._settle(connection)
+        except OSError:
+            self._close(connection)
+
+    def _read(self, connection: _L, pipe: RelayedPipe) -> None:
+        limit = self._read_limit(connection, pipe)
+        if not limit:
+            return
+        try:
+            data = pipe.source.recv(limit)
+        except BlockingIOError:
+            return
+        pipe.ended = not data
+        self._receive(connection, pipe, data)
 
     def _register(self, sock: socket.socket, mask: int, connection: _L) -> None:
         old = self._masks.get(sock, 0)

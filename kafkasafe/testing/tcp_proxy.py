@@ -17,37 +17,26 @@ the addresses that brokers advertise, not to their bootstrap servers.
 
 from __future__ import annotations
 
-import selectors
 import socket
 import time
 from typing import Final
 
-from kafkasafe.testing.relay import CONNECT_TIMEOUT_S, Outbox, Relay, connect
+from kafkasafe.testing.relay import (
+    CONNECT_TIMEOUT_S,
+    MAX_BUFFERED_BYTES,
+    Relay,
+    RelayedConnection,
+    RelayedPipe,
+    connect,
+)
 
 _CHUNK_BYTES: Final = 64 * 1024
 _SLOW_CHUNK_BYTES: Final = 4 * 1024
-_MAX_BUFFERED_BYTES: Final = (
-    4 * 1024 * 1024
-)  # limit for each direction of a connection; beyond it, the sender has to wait
 
 
-class _Pipe:
-    """One direction of a connection."""
-
-    def __init__(self, source: socket.socket, sink: socket.socket, *, to_target: bool) -> None:
-        self.source = source
-        self.sink = sink
-        self.to_target = to_target
-        self.outbox = Outbox(sink)
-        self.ended = False  # the source has sent everything
-        self.shut = False  # the sink is shut down too
-
-
-class _Connection:
+class _Connection(RelayedConnection):
     def __init__(self, client: socket.socket, target: socket.socket) -> None:
-        self.client = client
-        self.target = target
-        self.pipes = (_Pipe(client, target, to_target=True), _Pipe(target, client, to_target=False))
+        super().__init__(client, target)
         self.damaged = False  # bytes were dropped, so later bytes would make no sense
 
 
@@ -99,7 +88,7 @@ class TcpProxy(Relay[_Connection]):
         self._request_delay_s = 0.0
         self._response_delay_s = 0.0
         self._bytes_per_s = 0.0
-        self._buffer_bytes = _MAX_BUFFERED_BYTES
+        self._buffer_bytes = MAX_BUFFERED_BYTES
         self._free_at = 0.0  # when the slow uplink will have transferred all bytes so far
         self._cut_after: int | None = None
         self._accepted = 0
@@ -159,7 +148,7 @@ class TcpProxy(Relay[_Connection]):
 
         def run() -> None:
             self._bytes_per_s = request_bytes_per_s
-            self._buffer_bytes = buffer_bytes if request_bytes_per_s else _MAX_BUFFERED_BYTES
+            self._buffer_bytes = buffer_bytes if request_bytes_per_s else MAX_BUFFERED_BYTES
             self._free_at = 0.0
 
         self._do(run)
@@ -190,7 +179,7 @@ class TcpProxy(Relay[_Connection]):
         def run() -> None:
             self._stalled = False
             self._request_delay_s = self._response_delay_s = 0.0
-            self._bytes_per_s, self._buffer_bytes = 0.0, _MAX_BUFFERED_BYTES
+            self._bytes_per_s, self._buffer_bytes = 0.0, MAX_BUFFERED_BYTES
             self._cut_after = None
             self._set_drop(requests=False, responses=False)
 
@@ -227,54 +216,30 @@ class TcpProxy(Relay[_Connection]):
         return None if target is None else _Connection(client, target)
 
     def _plan(self) -> float | None:
-        """Registers sockets for the events of interest. Returns the seconds until a delayed piece is due."""
-        now = time.monotonic()
-        soonest: float | None = None
-        for connection in list(self._connections):
-            masks = {connection.client: 0, connection.target: 0}
-            for pipe in connection.pipes:
-                if self._stalled:
-                    continue
-                if not pipe.ended and pipe.outbox.size < (
-                    self._buffer_bytes if pipe.to_target else _MAX_BUFFERED_BYTES
-                ):
-                    masks[pipe.source] |= selectors.EVENT_READ
-                if pipe.outbox:
-                    due = pipe.outbox.due
-                    if due <= now:
-                        masks[pipe.sink] |= selectors.EVENT_WRITE
-                    else:
-                        soonest = due if soonest is None else min(soonest, due)
-            for sock, mask in masks.items():
-                self._register(sock, mask, connection)
-        return None if soonest is None else max(0.0, soonest - now)
+        if not self._stalled:
+            return super()._plan()
+        for connection in self._connections:
+            self._register(connection.client, 0, connection)
+            self._register(connection.target, 0, connection)
+        return None
 
-    def _serve(self, connection: _Connection, fileobj: object, events: int) -> None:
-        try:
-            for pipe in connection.pipes:
-                if pipe.source is fileobj and events & selectors.EVENT_READ:
-                    self._read(connection, pipe)
-                if pipe.sink is fileobj and events & selectors.EVENT_WRITE:
-                    pipe.outbox.send(time.monotonic())
-            for pipe in connection.pipes:
-                if pipe.ended and not pipe.outbox and not pipe.shut:
-                    pipe.shut = True
-                    pipe.sink.shutdown(socket.SHUT_WR)
-        except OSError:
-            self._close(connection)
-            return
-        if connection in self._connections and all(pipe.shut for pipe in connection.pipes):
+    def _read_limit(self, connection: _Connection, pipe: RelayedPipe) -> int:
+        most = self._buffer_bytes if pipe is connection.requests else MAX_BUFFERED_BYTES
+        if pipe.outbox.size >= most:
+            return 0
+        return _SLOW_CHUNK_BYTES if self._bytes_per_s else _CHUNK_BYTES
+
+    def _settle(self, connection: _Connection) -> None:
+        for pipe in connection.pipes:
+            pipe.end_sink()
+        if all(pipe.shut for pipe in connection.pipes):
             self._close(connection, reset_only=())
 
-    def _read(self, connection: _Connection, pipe: _Pipe) -> None:
-        try:
-            data = pipe.source.recv(_SLOW_CHUNK_BYTES if self._bytes_per_s else _CHUNK_BYTES)
-        except BlockingIOError:
-            return
+    def _receive(self, connection: _Connection, pipe: RelayedPipe, data: bytes) -> None:
         if not data:
-            pipe.ended = True
             return
-        if pipe.to_target:
+        is_request = pipe is connection.requests
+        if is_request:
             self._request_bytes += len(data)
             dropped, delay_s = self._drop_requests, self._request_delay_s
         else:
@@ -284,7 +249,7 @@ class TcpProxy(Relay[_Connection]):
             connection.damaged = True
             self._dropped_bytes += len(data)
             return
-        if pipe.to_target and self._cut_after is not None:
+        if is_request and self._cut_after is not None:
             if len(data) >= self._cut_after:
                 # The bytes before the limit must arrive before the reset.
                 pipe.sink.setblocking(True)
@@ -296,7 +261,7 @@ class TcpProxy(Relay[_Connection]):
                 self._cut()
                 return
             self._cut_after -= len(data)
-        if pipe.to_target and self._bytes_per_s:
+        if is_request and self._bytes_per_s:
             now = time.monotonic()
             self._free_at = max(self._free_at, now) + len(data) / self._bytes_per_s
             delay_s += self._free_at - now

@@ -14,6 +14,7 @@ from kafka import TopicPartition
 from kafka.structs import ConsumerGroupMetadata
 
 from kafkasafe.aio import SafeConsumer, SafeProducer
+from kafkasafe.aio.consumer import calls_of
 from kafkasafe.delivery.readings import OffsetsFate
 from kafkasafe.errors import BatchDroppedError, UsageError
 from kafkasafe.spool.own_lane import OwnLane
@@ -210,22 +211,22 @@ def test_what_is_in_memory_of_a_held_partition_is_not_sent_without_its_offsets(o
             await (await deliver(producer, consumer))
             for tp in (TP, MORE):
                 assert await some_of(consumer, tp, 2) == [3, 4]
-                await consumer._offer_positions(functools.partial(fates.get, tp), LANE)
+                await calls_of(consumer).offer_positions(functools.partial(fates.get, tp), LANE)
             assert await some_of(consumer, TP) == [5, 6, 7, 8, 9]
             assert await some_of(consumer, TP, 2) == [10, 11]
             assert await some_of(consumer, MORE, 2) == [5, 6]
             fates[MORE] = OffsetsFate.DROPPED
             with pytest.raises(BatchDroppedError):
-                await consumer._offer_positions(lambda: OffsetsFate.WAITING, LANE)
+                await calls_of(consumer).offer_positions(lambda: OffsetsFate.WAITING, LANE)
             while not consumer.client.counters["PositionRewound"]:
                 await consumer.getmany(EMPTY, timeout_ms=20)
             assert consumer.client._reading.rereading._informed == {TP}
             # Nothing since: it is left out. Then what is in memory is returned, and it cannot be left out.
-            moved, *_ = await consumer._offer_positions(lambda: OffsetsFate.WAITING, LANE)
+            moved, *_ = await calls_of(consumer).offer_positions(lambda: OffsetsFate.WAITING, LANE)
             assert TP not in moved
             assert await some_of(consumer, TP, 2) == [12, 13]
             with pytest.raises(BatchDroppedError):
-                await consumer._offer_positions(lambda: OffsetsFate.WAITING, LANE)
+                await calls_of(consumer).offer_positions(lambda: OffsetsFate.WAITING, LANE)
             fates[TP] = OffsetsFate.COMMITTED
             while consumer.client.counters["PositionRewound"] < 2:
                 await consumer.getmany(EMPTY, timeout_ms=20)

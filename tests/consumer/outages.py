@@ -20,7 +20,7 @@ from kafkasafe.cluster import inquiry, lookups
 from kafkasafe.cluster.api import EARLIEST_LOCAL, OffsetListed, ProduceRequest, RecordsFetched
 from kafkasafe.kafkapython.connect import announced
 from kafkasafe.record import batch
-from kafkasafe.spark import planner
+from kafkasafe.spark import brokers, planner, query_topics
 from kafkasafe.testing.fake import VirtualCluster
 
 __all__ = ["BEGIN_MS", "LOCAL", "RECORDS", "STEP_MS", "Outage", "World", "outages_of"]
@@ -178,8 +178,8 @@ class World:
                 time.run_while(lambda: not self.has_work and time.monotonic() < end)
 
         with announced(servers, self.connect), pytest.MonkeyPatch.context() as patched:
-            for module in (inquiry, lookups, planner, look_ups):
+            for module in (inquiry, lookups, brokers, planner, query_topics, look_ups):
                 patched.setattr(module, "time", SimpleNamespace(monotonic=time.monotonic))
-            for module in (planner, look_ups):
+            for module in (brokers, look_ups):
                 patched.setattr(module, "ProcedureRunner", VirtualRunner)
             yield

@@ -23,9 +23,10 @@ from kafkasafe.errors import RemoteStorageNotReadyError
 from kafkasafe.events import PartitionNotReady, PartitionReady, PositionReset
 from kafkasafe.kafkapython.admin import tidy_client
 from kafkasafe.offsets import EndOffsetTracker
+from kafkasafe.spark.brokers import SourceUnavailableError
 from kafkasafe.spark.notices import Notices
 from kafkasafe.spark.options import read_options
-from kafkasafe.spark.planner import Planner, Range, SourceUnavailableError
+from kafkasafe.spark.planner import Planner, Range
 from kafkasafe.stats import ConsumerStats
 from kafkasafe.testing.broker import KafkaCluster
 

@@ -16,6 +16,8 @@ from tests.pages import (
     options_guide,
     partition_flows,
     position_states,
+    spark_sink,
+    spark_source,
 )
 
 PAGES: Final = (
@@ -30,4 +32,6 @@ PAGES: Final = (
     options_guide,
     partition_flows,
     position_states,
+    spark_sink,
+    spark_source,
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from kafkasafe.spark.session import Session
+from kafkasafe.spark.sink_transaction import SinkTransaction
 from kafkasafe.spark.source import KafkaSafeSource
 from kafkasafe.spark.writers import StreamWriter, stream_writer
 
@@ -35,13 +35,13 @@ def at(step: str, batch_id: int) -> None:
 class KillingWriter(StreamWriter):
     def commit(self, messages, batchId) -> None:  # noqa: N803
         at("begin", batchId)
-        real = Session.verify
+        real = SinkTransaction.verify
 
-        def dies(session, *args):
-            real(session, *args)
+        def dies(transaction, *args):
+            real(transaction, *args)
             at("verify", batchId)
 
-        Session.verify = dies
+        SinkTransaction.verify = dies
         super().commit(messages, batchId)
 
 

@@ -11,7 +11,18 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from kafkasafe.spark.session import Session
+from kafkasafe.spark.marker_store import MarkerStore
+from kafkasafe.spark.sink_transaction import SinkTransaction
+
+STEPS: dict[str, tuple[type[Any], str]] = {
+    "fence": (SinkTransaction, "fence"),
+    "judge": (MarkerStore, "read"),
+    "open": (SinkTransaction, "open"),
+    "verify": (SinkTransaction, "verify"),
+    "mark": (MarkerStore, "write"),
+    "commit": (SinkTransaction, "commit"),
+}
+"""The method of each step of the protocol, but WRITE."""
 
 
 class CrashError(BaseException):
@@ -21,16 +32,17 @@ class CrashError(BaseException):
 @contextlib.contextmanager
 def crash(monkeypatch: pytest.MonkeyPatch, step: str, *, after: bool) -> Iterator[None]:
     """What is done in here dies before or after a step of the protocol."""
-    real = getattr(Session, step)
+    of, name = STEPS[step]
+    real = getattr(of, name)
 
-    def dies(self: Session, *args: Any, **kwargs: Any) -> None:
+    def dies(self: Any, *args: Any, **kwargs: Any) -> None:
         if after:
             real(self, *args, **kwargs)
         raise CrashError
 
     with monkeypatch.context() as patched:
-        patched.setattr(Session, step, dies)
-        patched.setattr(Session, "abort", lambda *_: None)
+        patched.setattr(of, name, dies)
+        patched.setattr(SinkTransaction, "abort", lambda *_: None)
         with pytest.raises(CrashError):
             yield
 

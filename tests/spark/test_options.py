@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kafkasafe.errors import ConfigError
-from kafkasafe.spark import options
+from kafkasafe.spark import kafka_options
 from kafkasafe.spark.options import Assign, Offsets, Pattern, Subscribe, Times, read_options
 
 BASE = {"kafka.bootstrap.servers": "one:9092, two:9093", "subscribe": "orders"}
@@ -145,7 +145,7 @@ def test_a_pattern_that_means_something_else_in_java_is_refused(pattern: str) ->
 
 
 def test_options_of_the_java_client_are_taken_with_a_word(caplog: pytest.LogCaptureFixture) -> None:
-    options._say_ignored.cache_clear()
+    kafka_options._say_ignored.cache_clear()
     given = {"kafka.max.poll.records": "500", "kafka.session.timeout.ms": "1", "kafka.client.rack": "a"}
     plain = read_options(BASE, streaming=True)
     for _ in range(2):

@@ -13,8 +13,9 @@ from sourcing import Source, checkpoint, new_topic, offset_of, until, write
 
 from kafkasafe.errors import ConfigError, DataLossError
 from kafkasafe.events import EndOffsetHeld, SourceDataLost
-from kafkasafe.spark import planner
-from kafkasafe.spark.planner import Range, SourceUnavailableError
+from kafkasafe.spark import query_topics
+from kafkasafe.spark.brokers import SourceUnavailableError
+from kafkasafe.spark.planner import Range
 from kafkasafe.spark.positions import Positions
 from kafkasafe.testing.broker import KafkaCluster
 from kafkasafe.testing.proxy import Exchange, FaultProxy
@@ -240,7 +241,7 @@ def test_a_topic_that_was_created_again(brokers: KafkaCluster, fail: str) -> Non
 
 
 def test_a_topic_that_is_gone_is_a_loss(brokers: KafkaCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planner, "_MISSING_TOPIC_S", 1.0)
+    monkeypatch.setattr(query_topics, "_MISSING_TOPIC_S", 1.0)
     topic, other = new_topic(brokers), new_topic(brokers)
     write(brokers, topic, numbered(0, 3))
     with Source(brokers, subscribe=f"{topic},{other}", startingOffsets="earliest") as source:
@@ -427,7 +428,7 @@ def test_headers_nulls_and_times_are_as_sparks_own_source_gives_them(brokers: Ka
 
 
 def test_what_is_not_there_is_named(brokers: KafkaCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planner, "_MISSING_TOPIC_S", 1.0)
+    monkeypatch.setattr(query_topics, "_MISSING_TOPIC_S", 1.0)
     with (
         Source(brokers, subscribe="no-such-topic") as source,
         pytest.raises(ConfigError, match=r"does not have no-such-topic: create it, or correct subscribe"),

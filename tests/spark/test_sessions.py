@@ -48,10 +48,10 @@ def test_a_transaction_of_another_id_on_the_marker_partition_stops_nobody(kafka,
     old = make()
     assert write(old, 0) == "written"
     # Its next marker, which is aborted.
-    grant = old.fence()
-    old.open(grant)
-    old.mark(grant, Marker(2, "q", 0, "plan 1"))
-    old.abort(grant)
+    grant = old.transaction.fence()
+    old.transaction.open(grant)
+    old.markers.write(grant, Marker(2, "q", 0, "plan 1"))
+    old.transaction.abort(grant)
     blocker = Producer(
         {"bootstrap.servers": ",".join(kafka.bootstrap_servers), "transactional.id": new_name("blocker")}
     )
@@ -66,8 +66,8 @@ def test_a_transaction_of_another_id_on_the_marker_partition_stops_nobody(kafka,
         with kafka.admin() as admin:
             admin.delete_groups([old._id])
         again = make(**{"kafka.max.block.ms": 50_000})
-        again.fence()
-        assert again.marker() == Marker(1, "q", 0, "plan 0")
+        again.transaction.fence()
+        assert again.markers.read() == Marker(1, "q", 0, "plan 0")
         assert write(again, 0) == "duplicate"
         assert write(again, 1) == "written"
     finally:
@@ -79,8 +79,8 @@ def test_a_batch_that_takes_longer_than_its_transaction_names_the_option(make, m
     replaced = make()
 
     def late(_):
-        replaced.fence()  # as the coordinator does when the time is over
-        session._opened_at -= 600
+        replaced.transaction.fence()  # as the coordinator does when the time is over
+        session.transaction._opened_at -= 600
         return []
 
     with pytest.raises(
@@ -136,8 +136,8 @@ def test_a_driver_goes_on_with_the_epoch_that_its_commit_granted(kafka, make, as
     assert later == [(first[0], first[1] + number) for number in (1, 2)]
     # What the brokers have: the newest marker is the third one.
     other = make()
-    other.fence()
-    assert other.marker() == Marker(3, "q", 0, "plan 2")
+    other.transaction.fence()
+    assert other.markers.read() == Marker(3, "q", 0, "plan 2")
 
 
 def test_a_driver_that_was_replaced_between_two_batches_reads_what_the_other_one_wrote(kafka, make, asked):
@@ -169,7 +169,7 @@ def test_tasks_of_the_last_batch_are_locked_out_of_the_next(kafka, make):
     grants = []
 
     def append(grant):
-        appender = session.appender(grant, ())
+        appender = session.transaction.appender(grant, ())
         data = batch.encode([None], [b"x"], timestamps=1)
         appender.append(topic, 0, bytearray(data))
         return appender.finish()
@@ -196,7 +196,7 @@ def test_only_partitions_with_rows_are_verified_where_no_task_had_the_grant(kafk
     topic = session._options.topic
 
     def send(grant):
-        appender = session.appender(grant, ())
+        appender = session.transaction.appender(grant, ())
         appender.append(topic, 1, bytearray(batch.encode([None], [b"x"], timestamps=1)))
         return appender.finish()
 
@@ -238,7 +238,7 @@ def test_the_marker_is_sent_to_its_topic_and_to_the_group_at_the_same_time(proxi
     assert time.monotonic() - began < 0.9
     slow.wait(1)
     running.join(30)
-    assert session.marker() == Marker(2, "q", 0, "plan 1")
+    assert session.markers.read() == Marker(2, "q", 0, "plan 1")
 
 
 def test_a_marker_that_its_topic_refused_for_a_moment_is_sent_again(kafka, proxied):
@@ -247,14 +247,14 @@ def test_a_marker_that_its_topic_refused_for_a_moment_is_sent_again(kafka, proxi
     assert write(session, 1) == "written"
     rule.wait(1)
     kafka.wait_for_markers()
-    assert session._from_topic() == Marker(2, "q", 0, "plan 1").encode()
+    assert session.markers._from_topic() == Marker(2, "q", 0, "plan 1").encode()
 
 
 def test_a_transaction_is_aborted_only_after_its_marker_was_answered(kafka, proxied, monkeypatch):
     proxy, session = proxied
     # A rule of the proxy would not do: all requests have one connection, and a delayed answer delays later ones.
     refused = mock.Mock(side_effect=_error(30, "TxnOffsetCommit of app"))
-    monkeypatch.setattr(session._coordinator, "commit_offset", refused)
+    monkeypatch.setattr(session.markers._requests, "commit_offset", refused)
     proxy.on("Produce", topic=session._options.marker_topic).delay(1.0, times=1)
     with pytest.raises(KafkaError, match="TxnOffsetCommit"):
         write(session, 1)
@@ -264,7 +264,7 @@ def test_a_transaction_is_aborted_only_after_its_marker_was_answered(kafka, prox
     monkeypatch.undo()
     assert write(session, 1) == "written"
     kafka.wait_for_markers()
-    assert session._from_topic() == Marker(2, "q", 0, "plan 1").encode()
+    assert session.markers._from_topic() == Marker(2, "q", 0, "plan 1").encode()
 
 
 def test_rows_that_a_leader_lost_are_noticed_where_no_task_had_the_grant(kafka, make):
@@ -273,7 +273,7 @@ def test_rows_that_a_leader_lost_are_noticed_where_no_task_had_the_grant(kafka, 
     sent = []
 
     def send(grant):
-        appender = session.appender(grant, ())
+        appender = session.transaction.appender(grant, ())
         appender.append(topic, 1, bytearray(batch.encode([None], [b"x"], timestamps=1)))
         (report,) = appender.finish()
         sent.append(grant)

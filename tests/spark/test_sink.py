@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from kafka.admin import NewPartitions
 from prometheus_client import CollectorRegistry
-from sinks import crash, new_name, numbers, options, read, values
+from sinks import STEPS, crash, new_name, numbers, options, read, values
 
 from kafkasafe.errors import CheckpointMismatchError, ConfigError, UsageError
 from kafkasafe.record.partition import partition_for_key
@@ -18,9 +18,10 @@ from kafkasafe.spark import FencedError, MetricsListener, foreach_batch_sink, wr
 from kafkasafe.spark.appender import RestartError
 from kafkasafe.spark.arrow import map_in_arrow
 from kafkasafe.spark.listener import _behind, _Collector
+from kafkasafe.spark.marker_store import MarkerStore
 from kafkasafe.spark.plans import commits_are_validated
-from kafkasafe.spark.session import Session
 from kafkasafe.spark.sink import _exchange_settings, _Job, _with_settings
+from kafkasafe.spark.sink_transaction import SinkTransaction
 from kafkasafe.spark.txn import Marker
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
@@ -71,7 +72,7 @@ def test_a_micro_batch_is_written_once_however_it_comes_again(spark, kafka, topi
 def test_partitions_that_a_topic_gets_during_a_transaction_are_for_the_next_one(
     spark, kafka, topic, make, monkeypatch
 ):
-    opened = Session.open
+    opened = SinkTransaction.open
 
     def open_then_grow(self, grant, **how):
         opened(self, grant, **how)
@@ -82,7 +83,7 @@ def test_partitions_that_a_topic_gets_during_a_transaction_are_for_the_next_one(
     keyed = ["CAST(id AS STRING) AS key", "CAST(id AS STRING) AS value"]
     sink = make()
     with monkeypatch.context() as patched:
-        patched.setattr(Session, "open", open_then_grow)
+        patched.setattr(SinkTransaction, "open", open_then_grow)
         sink(rows(spark, 0, 300, keyed), 0)
     assert (sink.last.name, sink.last.restarts) == ("written", 0)
     sink(rows(spark, 300, 600, keyed), 1)
@@ -148,7 +149,7 @@ def test_every_codec_is_read_by_others(spark, kafka, topic, make, codec):
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("step", ["fence", "judge", "open", "verify", "mark", "commit"])
+@pytest.mark.parametrize("step", STEPS)
 def test_a_driver_that_dies_at_any_step_is_followed_by_one_that_writes_once(
     spark, kafka, topic, make, monkeypatch, step, after
 ):
@@ -168,14 +169,14 @@ def test_a_driver_that_dies_at_any_step_is_followed_by_one_that_writes_once(
 @pytest.fixture
 def lost_answer(mocker):
     """The first commit is carried out, and its answer is lost."""
-    real = Session.commit
+    real = SinkTransaction.commit
 
     def lost(self, grant):
         commit.side_effect = real
         real(self, grant)
         raise TimeoutError("the answer is lost")
 
-    commit = mocker.patch.object(Session, "commit", autospec=True, side_effect=lost)
+    commit = mocker.patch.object(SinkTransaction, "commit", autospec=True, side_effect=lost)
     yield
     assert commit.call_count == 1, "it is looked up, not carried out again"
 
@@ -277,14 +278,14 @@ def test_partitions_of_one_task_are_not_mixed_up(spark, kafka):
 def test_a_driver_that_was_replaced_cannot_write_any_more(spark, kafka, topic, make, mocker):
     old, new = make(), make()
     old(rows(spark, 0, 10), 0)
-    real = Session.mark
+    real = MarkerStore.write
 
     def slow(self, grant, marker):
         mark.side_effect = real
         new(rows(spark, 10, 20), 1)
         real(self, grant, marker)
 
-    mark = mocker.patch.object(Session, "mark", autospec=True, side_effect=slow)
+    mark = mocker.patch.object(MarkerStore, "write", autospec=True, side_effect=slow)
     with pytest.raises(
         FencedError, match=r"Another driver began a transaction for .*Give each driver a txnAppId of its own"
     ):

@@ -23,7 +23,7 @@ from kafkasafe.errors import CheckpointMismatchError, ConfigError, UsageError
 from kafkasafe.record.partition import partition_for_key
 from kafkasafe.spark import MetricsListener, foreach_batch_sink, tasks, write_batch, writers
 from kafkasafe.spark.appender import FencedError
-from kafkasafe.spark.session import Session
+from kafkasafe.spark.marker_store import MarkerStore
 from kafkasafe.spark.staging import StagingError
 from kafkasafe.spark.transactions import TransactionRequests
 from kafkasafe.spark.writers import batch_writer, parts_of_rows, stream_writer
@@ -476,7 +476,7 @@ def test_a_marker_that_does_not_fit_is_refused(kafka, topic, steps):
 def test_a_commit_that_lives_on_without_its_driver_is_locked_out(kafka, topic, steps, mocker):
     steps.commit(steps.write(0, range(10)), 0)
     messages = steps.write(1, range(10, 20))
-    real = Session.mark
+    real = MarkerStore.write
 
     def slow(self, grant, marker):
         mark.side_effect = real
@@ -485,7 +485,7 @@ def test_a_commit_that_lives_on_without_its_driver_is_locked_out(kafka, topic, s
         real(self, grant, marker)
 
     old = writers._session(writers._parsed(steps.options), steps.options["txnAppId"])
-    mark = mocker.patch.object(Session, "mark", autospec=True, side_effect=slow)
+    mark = mocker.patch.object(MarkerStore, "write", autospec=True, side_effect=slow)
     try:
         # Which step finds it out, and whether with the new id or the old, depends on the coordinator's markers.
         with pytest.raises((FencedError, KafkaError)) as refused:

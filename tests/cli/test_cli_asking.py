@@ -15,7 +15,7 @@ import kafkasafe
 from kafkasafe import SafeProducer, cli
 from kafkasafe.cli.common import duration_s
 from kafkasafe.consumer import SafeConsumer
-from kafkasafe.spark.planner import SourceUnavailableError
+from kafkasafe.spark.brokers import SourceUnavailableError
 from kafkasafe.testing import FakeCluster
 
 

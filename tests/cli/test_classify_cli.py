@@ -17,7 +17,7 @@ from kafkasafe import ConfigError, cli
 from kafkasafe.cli import classify as classify_command
 from kafkasafe.codes.rows import BY_API
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.pages import kafka_codes
 
 FLAGS = {"code", "name", "retriable", "refresh_metadata", "action", "note"}

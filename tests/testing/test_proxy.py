@@ -676,7 +676,7 @@ def test_a_client_that_does_not_read_is_not_read_from(proxy, cluster, topic) -> 
                 11,
             )  # fmt: skip
         time.sleep(0.5)
-        held = proxy._do(lambda: max(c.to_client.size + c.ready_bytes for c in proxy._connections))
+        held = proxy._do(lambda: max(c.responses.outbox.size + c.ready_bytes for c in proxy._connections))
         assert held < 6_000_000
         assert [len(wire.frame()) > 900_000 for _ in range(20)] == [True] * 20
 

@@ -17,7 +17,7 @@ from kafkasafe.errors import ConfigError
 from kafkasafe.options import ConsumerOptions, ProducerOptions
 from tests.pages.options import texts
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 ROWS = [
     pytest.param(client, field, row, id=f"{client}-{row.name}")
     for client, rows in (("producer", table.PRODUCER), ("consumer", table.CONSUMER))

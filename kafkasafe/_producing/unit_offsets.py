@@ -1,0 +1,192 @@
+"""The consumers' offsets that an atomic batch commits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from kafka import TopicPartition
+
+from kafkasafe import marks as m
+from kafkasafe import units as u
+from kafkasafe._producing.opening import ProducerParts
+from kafkasafe.delivery.batch_offsets import BatchFate, check_settings
+from kafkasafe.delivery.readings import OffsetClaim
+from kafkasafe.errors import UsageError
+
+__all__ = ["UnitOffsets", "is_out", "positions_of", "stored_text"]
+
+_TEXT_BYTES: Final = 0x7FFF
+"""Largest size of a string in Kafka's protocol."""
+_INT32: Final = 0x7FFF_FFFF
+_INT64: Final = 0x7FFF_FFFF_FFFF_FFFF
+
+
+class UnitOffsets:
+    """The consumers' offsets of an atomic batch, by group.
+
+    Args:
+        parts: The producer's objects.
+        fate: The batch's dict with the decision about it. See `BatchDecision`.
+    """
+
+    def __init__(self, parts: ProducerParts, fate: dict[str, Any]) -> None:
+        self._parts = parts
+        self._fate = fate
+        self._offsets: dict[str, m.GroupOffsets] = {}
+        self._readings: dict[u.GroupPartition, u.Reading] = {}
+        self._claims: dict[str, tuple[BatchFate, list[OffsetClaim]]] = {}
+        """For each consumer group: the fate of this batch, and the claims (the offsets to which the batch moves the
+        group)."""
+
+    def __bool__(self) -> bool:
+        return bool(self._offsets)
+
+    @property
+    def groups(self) -> Mapping[str, m.GroupOffsets]:
+        """The offsets of each group."""
+        return self._offsets
+
+    @property
+    def readings(self) -> Mapping[u.GroupPartition, u.Reading]:
+        """The reading of each partition of a group, as far as it is known."""
+        return self._readings
+
+    @property
+    def is_void(self) -> bool:
+        """Whether a consumer went back to an earlier offset, or lost its partitions."""
+        return any(claim.void for _, claims in self._claims.values() for claim in claims)
+
+    def miss(self) -> None:
+        """Note for all claims that the batch does not move its groups."""
+        for fate, _ in self._claims.values():
+            fate.miss()
+
+    def claim(self, group: str) -> BatchFate:
+        """Discard the batch's present offsets for the group, which new ones replace. Return the batch's fate."""
+        former = self._claims.pop(group, None)
+        self._offsets.pop(group, None)
+        if former is not None:
+            former[0].forget()
+        for line in [line for line in self._readings if line[0] == group]:
+            del self._readings[line]
+        return BatchFate(self._fate)
+
+    def give(self, given: m.GroupOffsets, *, informed: bool) -> None:
+        """Add offsets that the program gives, or that a KafkaConsumer has.
+
+        Raises:
+            BatchDroppedError: See `GivenOffsets.offer`.
+        """
+        fate = self.claim(given.group)
+        readings, claims = self._parts.given_offsets.offer(fate, given, informed=informed)
+        self._offsets[given.group] = given
+        self._readings.update(readings)
+        self._claims[given.group] = fate, claims
+
+    def take(
+        self,
+        fate: BatchFate,
+        positions: Mapping[TopicPartition, Any],
+        group: Any,
+        readings: Mapping[TopicPartition, u.Reading],
+        claims: list[OffsetClaim],
+    ) -> None:
+        """Add the offsets of a SafeConsumer, which has claimed them already."""
+        name = str(group.group_id)
+        self._claims[name] = fate, claims
+        if not positions:
+            return
+        for at in positions:
+            self._parts.admission.check_topic(at.topic)
+        self._offsets[name] = positions_of(positions, group)
+        self._readings.update(((name, *at), reading) for at, reading in readings.items())
+
+
+def positions_of(offsets: Any, group: Any) -> m.GroupOffsets:
+    """Return the offsets that a program gives, or the positions of a consumer. Raises as `AtomicBatch.send_offsets`."""
+    if isinstance(offsets, Mapping):
+        if group is None:
+            raise UsageError(
+                "send_offsets({...}) needs the group: pass consumer.group_metadata(), or a group's name"
+            )
+        for at, given in offsets.items():
+            if not (hasattr(at, "topic") and hasattr(at, "partition")):
+                raise TypeError(f"send_offsets: {at!r} is not a TopicPartition")
+            if not (isinstance(given, int) or (hasattr(given, "offset") and hasattr(given, "metadata"))):
+                raise TypeError(f"send_offsets: {given!r} is neither an OffsetAndMetadata nor a number")
+        if not (isinstance(group, str) or hasattr(group, "group_id")):
+            raise TypeError(f"send_offsets: {group!r} is neither group_metadata() nor the name of a group")
+        if not (group if isinstance(group, str) else group.group_id):
+            raise ValueError("send_offsets: the name of the group is empty")
+        found = {
+            at: (given, "", -1)
+            if isinstance(given, int)
+            else (
+                given.offset,
+                given.metadata or "",
+                -1 if (e := getattr(given, "leader_epoch", -1)) is None else e,
+            )
+            for at, given in offsets.items()
+        }
+    else:
+        consumer = offsets
+        if not all(
+            hasattr(consumer, each) for each in ("config", "group_metadata", "assignment", "position")
+        ):
+            raise TypeError(f"send_offsets: {offsets!r} is neither a consumer nor a dict of offsets")
+        check_settings(consumer)
+        group = consumer.group_metadata()
+        found = {at: (consumer.position(at), "", -1) for at in consumer.assignment()}
+    positions = tuple(
+        m.Position(
+            stored_text("a topic", at.topic),
+            _number("a partition", at.partition, most=_INT32),
+            _number("an offset", offset, most=_INT64),
+            _number("a leader epoch", epoch, most=_INT32, least=-1),
+            stored_text("the metadata of an offset", metadata),
+        )
+        for at, (offset, metadata, epoch) in sorted(found.items())
+    )
+    if isinstance(group, str):
+        return m.GroupOffsets(stored_text("group", group), "", -1, None, positions)
+    return m.GroupOffsets(
+        stored_text("group_id", group.group_id),
+        stored_text("member_id", group.member_id or ""),
+        _number("generation_id", group.generation_id, most=_INT32, least=-1),
+        None
+        if group.group_instance_id is None
+        else stored_text("group_instance_id", group.group_instance_id),
+        positions,
+    )
+
+
+def is_out(offsets: Any, given: m.GroupOffsets) -> bool:
+    """Return whether the offsets come from a consumer that has fallen out of its group, or has not joined it yet.
+
+    Kafka accepts offsets without a generation from any client, even while other members own the partitions.
+    """
+    if isinstance(offsets, Mapping) or given.generation_id >= 0:
+        return False
+    return hasattr(offsets, "subscription") and offsets.subscription() is not None
+
+
+def stored_text(what: str, given: Any) -> str:
+    """Refuse a string that the spool cannot store: an error while writing the spool would end the producer."""
+    if not isinstance(given, str):
+        raise TypeError(f"{what}: must be a string, not {given!r}")
+    try:
+        size = len(given.encode())
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{what}: {given!r} cannot be written as UTF-8") from error
+    if size > _TEXT_BYTES:
+        raise ValueError(f"{what}: {size} bytes are too long; the maximum is {_TEXT_BYTES}")
+    return given
+
+
+def _number(what: str, given: Any, *, most: int, least: int = 0) -> int:
+    if type(given) is not int:
+        raise TypeError(f"{what}: must be an int, not {given!r}")
+    if not least <= given <= most:
+        raise ValueError(f"{what}: must be from {least} to {most}, not {given}")
+    return given

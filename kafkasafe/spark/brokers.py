@@ -1,0 +1,173 @@
+"""The brokers, as the driver of the source asks them: connections, look-ups, and the wait for answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+from kafkasafe.cluster.api import Cluster, OffsetListed, TopicInfo
+from kafkasafe.cluster.inquiry import ProcedureRunner, RunningProcedure
+from kafkasafe.cluster.lookups import LookUps
+from kafkasafe.cluster.procedures import Procedure
+from kafkasafe.errors import RemoteStorageNotReadyError, SparkError
+from kafkasafe.kafkapython.connect import connect
+from kafkasafe.offsets import EndOffsetTracker, IsolationLevel
+from kafkasafe.spark.marks import Mark
+from kafkasafe.spark.notices import Notices
+from kafkasafe.spark.options import ReadOptions
+from kafkasafe.spark.positions import Partition
+from kafkasafe.stats import ConsumerStats
+
+__all__ = ["UNKNOWN_TOPIC", "Brokers", "SourceUnavailableError"]
+
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+
+UNKNOWN_TOPIC: Final = 3
+# How long a plan waits for answers about all partitions at once. After that, it asks about each partition.
+_AT_ONCE_S: Final = 5.0
+
+
+class SourceUnavailableError(SparkError, TimeoutError):
+    """The brokers did not answer in time. Nothing was read or skipped, so the query can be started again."""
+
+
+class Brokers:
+    """Asks brokers for what plans need. Connects when it first needs an answer. Not thread-safe.
+
+    Args:
+        options: Options of the reader.
+        notices: Receives the events of the look-ups.
+
+    Attributes:
+        stats: Counts retries.
+        lookups: Looks up offsets and epochs.
+    """
+
+    def __init__(self, options: ReadOptions, notices: Notices) -> None:
+        self._connection = options.connection
+        self._stall_timeout_s = options.stall_timeout_s
+        self._isolation: IsolationLevel = "read_committed" if options.isolation else "read_uncommitted"
+        self._transport: Cluster | None = None
+        self._tracker = EndOffsetTracker()
+        self._last_problem: Exception | None = None
+        self.stats = ConsumerStats()
+        self.lookups = LookUps(
+            self.network, self._tracker, self.stats, notices.tell, options.isolation, self.note
+        )
+
+    def close(self) -> None:
+        """Closes the connections. A later call opens them again."""
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.close(10.0)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there are connections, or attempts to connect."""
+        return self._transport is not None
+
+    @property
+    def servers(self) -> str:
+        """The bootstrap servers as text, for messages."""
+        return ",".join(self._connection["bootstrap_servers"])
+
+    def network(self) -> Cluster:
+        """Returns the connections. Opens them if they are closed."""
+        if self._transport is None:
+            self._transport = connect({**self._connection, "allow_auto_create_topics": False})
+            self._transport.start()
+        return self._transport
+
+    def note(self, problem: Exception) -> None:
+        """Remembers the error of a failed attempt, for the message when the time is over."""
+        self._last_problem = problem
+
+    def topic(self, topic: str) -> TopicInfo | None:
+        """Returns the metadata of a topic; None if the topic is unknown or does not exist."""
+        info = self.network().topic(topic)
+        return None if info is None or info.error_code == UNKNOWN_TOPIC else info
+
+    def observe(self, partition: Partition, was: Mark, topic_id: bytes | None) -> None:
+        """Gives the checkpoint's offset to the tracker, which knows no end offset after a restart of the driver."""
+        known = self._tracker.end_offset(*partition, isolation_level=self._isolation)
+        if known is None or known < was.offset:
+            self._tracker.observe(
+                *partition,
+                was.offset,
+                leader_epoch=was.lineage.newest_epoch,
+                topic_id=topic_id,
+                isolation_level=self._isolation,
+            )
+
+    def gather(self, procedures: Mapping[K, Procedure[T]], began: float | None = None) -> dict[K, T]:
+        """Runs the procedures concurrently and returns their results under the same keys.
+
+        Args:
+            procedures: The procedures.
+            began: Moment from which the timeout counts; None: now.
+
+        Raises:
+            SourceUnavailableError: A procedure did not finish in time.
+            Exception: The error of the first procedure that failed.
+        """
+        runner = ProcedureRunner()
+        self._last_problem = None
+        deadline = (time.monotonic() if began is None else began) + self._stall_timeout_s
+        inquiries = dict(zip(procedures, runner.begin_all(procedures.values()), strict=True))
+        if not _all_done(runner, inquiries.values(), deadline):
+            open_keys = [str(key) for key, inquiry in inquiries.items() if not inquiry.done]
+            for inquiry in inquiries.values():
+                inquiry.cancel()
+            raise self._too_late(open_keys)
+        for inquiry in inquiries.values():
+            if inquiry.error is not None:
+                raise inquiry.error
+        results: Any = {key: inquiry.result for key, inquiry in inquiries.items()}
+        found: dict[K, T] = results
+        return found
+
+    def at_once(self, partitions: Sequence[Partition], timestamp: int) -> Mapping[Partition, OffsetListed]:
+        """Asks each leader once for an offset of all its partitions. Returns the answers that came in time."""
+        runner = ProcedureRunner()
+        inquiry = runner.begin(self.lookups.ask_at_once(partitions, timestamp))
+        deadline = time.monotonic() + min(_AT_ONCE_S, self._stall_timeout_s / 4)
+        if not _all_done(runner, [inquiry], deadline):
+            inquiry.cancel()
+        return inquiry.result or {}
+
+    def _too_late(self, waiting: list[str]) -> SourceUnavailableError:
+        places = ", ".join(waiting[:5]) + (", ..." if len(waiting) > 5 else "")
+        problem = self._last_problem
+        last = f" The last answer was {type(problem).__name__}: {problem}." if problem else ""
+        connected = self._transport is not None and self._transport.connected
+        if connected and isinstance(problem, RemoteStorageNotReadyError):
+            return SourceUnavailableError(
+                f"[KAFKASAFE.REMOTE_STORAGE_NOT_READY] No reliable answer about {places} within"
+                f" {self._stall_timeout_s:g} s: {problem}. An answer that ignores the remote part of the log"
+                " would leave out records. Check the brokers' remote log manager, or raise"
+                " kafkaConsumer.pollTimeoutMs. Nothing was skipped."
+            )
+        if connected:
+            return SourceUnavailableError(
+                f"[KAFKASAFE.NO_ANSWER] No usable answer about {places} within"
+                f" {self._stall_timeout_s:g} s.{last} Check that these partitions have leaders, or raise"
+                " kafkaConsumer.pollTimeoutMs. Nothing was skipped."
+            )
+        return SourceUnavailableError(
+            f"[KAFKASAFE.BROKERS_UNREACHABLE] No broker at {self.servers} answered within"
+            f" {self._stall_timeout_s:g} s.{last} Check kafka.bootstrap.servers, kafka.security.protocol and"
+            " the network between Spark's driver and the brokers' advertised listeners. Nothing was skipped."
+        )
+
+
+def _all_done(runner: ProcedureRunner, inquiries: Collection[RunningProcedure[Any]], deadline: float) -> bool:
+    """Runs procedures until all inquiries are done. Returns whether they were done before the deadline."""
+    while any(not inquiry.done for inquiry in inquiries):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return False
+        runner.wait(min(left, 1.0))
+        runner.work()
+    return True

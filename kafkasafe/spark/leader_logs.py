@@ -1,0 +1,275 @@
+"""The logs of leaders, compared with what a query of the source has read of them.
+
+End offsets that go backwards (SPARK-26267, SPARK-27281):
+
+1. Broker A leads orders-0. A query reads batches up to offset 500, and the checkpoint stores offset 500.
+2. Broker A fails. Broker B becomes the leader, and for a moment it reports that the log ends at 480.
+3. A planner that trusts this answer writes 480 into the checkpoint. The next batch then reads offsets 480 to 499 again.
+
+To prevent this repetition, the planner first gives the checkpoint's offset to the tracker of `kafkasafe.offsets`. Then
+the tracker checks each end offset. So a range never ends below the offset where it begins. The tracker alone would not
+be enough. After a restart of the driver the tracker knows no end offset, so it would accept B's 480 as the first
+answer.
+
+Records that were read and then lost (KIP-279):
+
+1. A query reads orders-0 up to offset 500. All these records have leader epoch 3, which the checkpoint stores too.
+2. The leader fails. Broker B, whose log ends at 480, wins an unclean election as leader of epoch 4.
+3. Producers append. B's log ends at 600 when the next batch is planned.
+
+To detect this loss, the planner checks each new leader once, before it plans a range that continues from offsets
+already read. The planner asks the leader where the checkpoint's epochs end. B answers that epoch 3 ends at 480. So the
+records 480 to 499 that the query has read are lost, and the next range begins at 480. Comparing offsets is not enough.
+The new end of the log, 600, is above 500, so a batch from 500 to 600 would look right. But the query would never read
+the new records 480 to 499.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kafkasafe.cluster.api import EpochEnd
+from kafkasafe.cluster.inquiry import pause_s
+from kafkasafe.cluster.lookups import LeaderChangedError, id_of
+from kafkasafe.cluster.procedures import Pause, Procedure
+from kafkasafe.history.epochs import UNDEFINED, Diverged, EpochWalk, Lineage, LineageError
+from kafkasafe.spark.brokers import Brokers
+from kafkasafe.spark.marks import Mark
+from kafkasafe.spark.marks import Why as Loss
+from kafkasafe.spark.options import EARLIEST, LATEST
+from kafkasafe.spark.positions import Partition
+
+__all__ = ["LeaderLogs", "LogState"]
+
+
+@dataclass(slots=True)
+class LogState:
+    """The state of one partition, as the planner found it.
+
+    The range from `begin` to `end` may be read now. `why` and `lost` describe a loss. After a loss to retention,
+    `log_start` may hold the first offset of the log, which can be after `end`.
+    """
+
+    begin: int
+    end: int
+    leader_epoch: int = UNDEFINED
+    why: Loss | None = None
+    lost: tuple[int, int] | None = None
+    exists: bool = True
+    log_start: int | None = None
+
+    def lose(
+        self,
+        why: Loss,
+        lost: tuple[int, int] | None,
+        *,
+        begin: int | None = None,
+        end: int | None = None,
+        log_start: int | None = None,
+    ) -> None:
+        """Notes a loss, and the range that may still be read if it is another one."""
+        self.why, self.lost = why, lost
+        self.begin = self.begin if begin is None else begin
+        self.end = self.end if end is None else end
+        self.log_start = self.log_start if log_start is None else log_start
+
+    def stop_at(self, end: int) -> None:
+        """Ends the range before `end`, but not before it begins."""
+        self.end = max(self.begin, min(self.end, end))
+
+    def found_leader(self, epoch: int) -> None:
+        """Notes the epoch of a new leader."""
+        self.leader_epoch = epoch
+
+
+class LeaderLogs:
+    """Knows which leaders' logs hold what the query has read, and the epochs of these logs. Not thread-safe.
+
+    Args:
+        brokers: The brokers to ask.
+    """
+
+    def __init__(self, brokers: Brokers) -> None:
+        self._brokers = brokers
+        self._lookups = brokers.lookups
+        # (topic id, leader epoch) of the latest leader whose log was found to hold all records that the query has read.
+        self._checked: dict[Partition, tuple[bytes | None, int]] = {}
+        # The epochs that a leader reported: (its own epoch, [(epoch, first offset)], lowest offset that they cover).
+        self._runs: dict[Partition, tuple[int, list[tuple[int, int]], int]] = {}
+
+    def advance(self, partition: Partition, was: Mark | None, topic_id: bytes | None) -> Procedure[LogState]:
+        """Finds how far a partition may be read, and whether the log still holds the records already read."""
+        info = self._brokers.topic(partition[0])
+        if info is None or partition[1] not in info.partitions:
+            begin = 0 if was is None else was.offset
+            return LogState(begin, begin, why="missing", exists=False)
+        now_id = id_of(info)
+        if was is None:
+            end = yield from self._lookups.end(*partition)
+            first = (yield from self._lookups.listed(*partition, EARLIEST)).offset
+            found = LogState(first, max(first, end.offset), end.leader_epoch)
+            if first > 0:
+                found.lose("new_partition", (0, first - 1))
+        elif topic_id is not None and now_id is not None and now_id != topic_id:
+            self._checked.pop(partition, None)
+            self._runs.pop(partition, None)
+            end = yield from self._lookups.end(*partition)
+            first = (yield from self._lookups.listed(*partition, EARLIEST)).offset
+            found = LogState(first, max(first, end.offset), end.leader_epoch, "recreated")
+        else:
+            self._brokers.observe(partition, was, now_id)
+            end = yield from self._lookups.end(*partition)
+            found = LogState(was.offset, max(was.offset, end.offset), end.leader_epoch)
+            if self._checked.get(partition) != (now_id, end.leader_epoch):
+                yield from self._compare(partition, was.lineage, was.offset, found)
+            if found.why is None and end.offset < was.offset:
+                # The tracker has accepted a lower end offset. The tracker does so only if a loss of records is proven,
+                # or after an explicit decision. The tracker holds back all other lower end offsets.
+                found.lose("truncated", (end.offset, was.offset - 1), begin=end.offset, end=end.offset)
+            if found.end > found.begin:
+                first = (yield from self._lookups.listed(*partition, EARLIEST)).offset
+                if first > found.begin:
+                    lost = (found.begin, first - 1)
+                    found.lose("retention", lost, begin=first, end=max(first, found.end))
+        if found.why is None:
+            self._checked[partition] = (now_id, end.leader_epoch)
+        if found.end > found.begin:
+            yield from self._learn(partition, found, None if was is None else was.lineage)
+        return found
+
+    def recheck(
+        self, partition: Partition, begin: int, last: int, lineage: Lineage, topic_id: bytes | None
+    ) -> Procedure[LogState]:
+        """Checks that the log still holds a range that an earlier run planned, or that has a new leader since then."""
+        info = self._brokers.topic(partition[0])
+        if info is None or partition[1] not in info.partitions:
+            return LogState(begin, begin, why="missing", exists=False)
+        now_id = id_of(info)
+        answer = yield from self._lookups.listed(*partition, LATEST)
+        found = LogState(begin, last, answer.leader_epoch)
+        if topic_id is not None and now_id is not None and topic_id != now_id:
+            return LogState(begin, begin, answer.leader_epoch, "recreated", (begin, last - 1))
+        before = found.end
+        yield from self._compare(partition, lineage, last, found)
+        if found.why is not None:
+            # The rest of the range is lost. The next plan finds the same divergence, and the next batch reads the
+            # records that replaced the lost ones.
+            lost_from = max(begin, found.begin)
+            found.lose(found.why, (lost_from, last - 1), begin=begin, end=min(before, lost_from))
+        first = (yield from self._lookups.listed(*partition, EARLIEST)).offset
+        if first > begin:
+            lost = (begin, min(first, last) - 1)
+            begin = min(first, last)
+            found.lose("retention", lost, begin=begin, end=max(begin, found.end), log_start=first)
+        if found.why is None:
+            self._checked[partition] = (now_id, found.leader_epoch)
+        return found
+
+    def is_checked(self, partition: Partition) -> bool:
+        """Returns whether the log of the partition's leader was found to hold what the query has read."""
+        info = self._brokers.topic(partition[0])
+        leader = None if info is None else info.partitions.get(partition[1])
+        checked = self._checked.get(partition)
+        if info is None or leader is None or checked is None:
+            return False
+        return checked[0] == id_of(info) and checked[1] >= leader.leader_epoch
+
+    def lineage(self, partition: Partition, known: Lineage, found: LogState) -> Lineage:
+        """Returns the leader epochs of the records before `found.end`, as far as they are certain."""
+        if found.why in {"diverged", "truncated", "recreated", "retention"}:
+            known = known.copy()
+            known.truncate(found.begin)
+            if found.why in {"recreated", "retention"}:
+                known = Lineage()
+        leader_epoch, runs, down_to = self._runs.get(partition, (UNDEFINED, [], -1))
+        if leader_epoch != found.leader_epoch or not runs:
+            return known
+        if known.entries and known.end_offset < down_to:
+            return known
+        entries = [entry for entry in known.entries if entry[0] < runs[0][0] and entry[1] < runs[0][1]]
+        entries += [(epoch, max(begin, 0)) for epoch, begin in runs if begin < found.end]
+        try:
+            return Lineage(entries, found.end)
+        except LineageError:
+            # The epochs in the checkpoint contradict the leader's epochs. Only the leader's epochs are proven.
+            return Lineage([run for run in runs if run[1] < found.end], found.end)
+
+    def _compare(
+        self, partition: Partition, lineage: Lineage, position: int, found: LogState
+    ) -> Procedure[None]:
+        """Checks that the leader's log holds the records before `position`. Stores a loss in `found`."""
+        if not lineage.entries or lineage.start_offset >= position:
+            return
+        tries = 0
+        while True:
+            try:
+                outcome = yield from self._walk(partition, lineage, position, found.leader_epoch)
+            except LeaderChangedError:
+                self._brokers.network().refresh_metadata([partition[0]], _ignore)
+                yield Pause(pause_s(tries))
+                tries += 1
+                found.found_leader((yield from self._lookups.listed(*partition, LATEST)).leader_epoch)
+                continue
+            break
+        if isinstance(outcome, Diverged) and outcome.divergent_offset < position:
+            log_end = (yield from self._lookups.listed(*partition, LATEST)).offset
+            begin = outcome.divergent_offset
+            found.lose("diverged", outcome.rolled_back, begin=begin, end=max(begin, min(found.end, log_end)))
+
+    def _walk(self, partition: Partition, lineage: Lineage, position: int, current: int) -> Procedure[Any]:
+        first = (yield from self._lookups.listed(*partition, EARLIEST)).offset
+        walk = EpochWalk(lineage, position=position, log_start_offset=first)
+        while (epoch := walk.query()) is not None:
+            answer = yield from self._lookups.epoch_end(*partition, epoch, current)
+            walk.answer(answer.leader_epoch, answer.end_offset)
+        outcome = walk.outcome
+        if (
+            isinstance(outcome, Diverged)
+            and outcome.divergent_offset == first
+            and first > 0
+            and outcome.common_epoch is None
+        ):
+            # Retention removed all records already read. That is not a divergence; the caller checks for retention.
+            return None
+        return outcome
+
+    def _learn(self, partition: Partition, found: LogState, history: Lineage | None) -> Procedure[None]:
+        """Asks the leader for its epochs, newest first, down to the known ones. Each new epoch takes one request."""
+        current = found.leader_epoch
+        if current < 0:
+            return
+        known = self._runs.get(partition)
+        keep = history is not None and bool(history.entries) and found.why not in {"recreated", "retention"}
+        down_to = min(history.end_offset, found.begin) if keep and history is not None else found.begin
+        if known is not None and known[0] == current and known[2] <= down_to:
+            return
+        runs: list[tuple[int, int]] = []
+        epoch = current
+        try:
+            while True:
+                below = (
+                    yield from self._lookups.epoch_end(*partition, epoch - 1, current)
+                    if epoch > 0
+                    else _none_below()
+                )
+                begin = max(below.end_offset, 0) if below.leader_epoch >= 0 else 0
+                runs.append((epoch, begin))
+                if begin <= down_to or below.leader_epoch < 0 or below.leader_epoch >= epoch:
+                    break
+                epoch = below.leader_epoch
+        except LeaderChangedError:
+            # The next plan asks the new leader. Until then, the leader's epochs are unknown.
+            return
+        runs.reverse()
+        self._runs[partition] = (current, runs, max(runs[0][1], 0))
+
+
+def _none_below() -> Procedure[EpochEnd]:
+    """Returns, without a request, the answer about the epoch before epoch 0, which does not exist."""
+    yield from ()
+    return EpochEnd(0, UNDEFINED, UNDEFINED)
+
+
+def _ignore(_: object) -> None:
+    """Ignores the reply, because the refresh itself updates the metadata."""

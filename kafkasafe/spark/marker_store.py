@@ -1,0 +1,232 @@
+"""The markers of a sink in Kafka: a compacted topic, and offsets of a consumer group.
+
+A marker names the next batch id. So a later driver knows which batches are committed.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable
+from typing import Final
+
+from kafka.errors import KafkaError
+
+from kafkasafe.classification import classify
+from kafkasafe.cluster.api import OffsetListed, ProduceReply, ProduceRequest, RecordsFetched, Reply
+from kafkasafe.cluster.client import Transport
+from kafkasafe.errors import CheckpointMismatchError, WaitTimeoutError
+from kafkasafe.record import batch
+from kafkasafe.spark.option_values import error
+from kafkasafe.spark.sink_errors import coded, no_broker
+from kafkasafe.spark.sink_options import SinkOptions
+from kafkasafe.spark.transactions import Pending, TransactionRequests, call, identity_of, retry_until
+from kafkasafe.spark.txn import Marker, MarkerLog, WriterIdentity
+
+__all__ = ["MarkerStore"]
+
+_MARKER_PARTITIONS: Final = 8
+_NOT_LET_IN: Final = frozenset({33, 34, 58})
+_BRIEF_S: Final = 5.0
+_LATEST: Final = -1
+_EARLIEST: Final = -2
+_NOT_YET: Final = 78  # OFFSET_NOT_AVAILABLE: the high watermark has not caught up yet
+_FETCH_BYTES: Final = 1024 * 1024
+
+
+class MarkerStore:
+    """Reads and writes the marker of one application id.
+
+    Args:
+        transport: The driver's connections. `start` starts them.
+        requests: Requests of the application id's transactional id, and of the group of the same name.
+        options: Options of the sink.
+        app_id: The application id, for messages.
+        transactional_id: Key of the markers in their topic.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        requests: TransactionRequests,
+        options: SinkOptions,
+        app_id: str,
+        transactional_id: str,
+    ) -> None:
+        self._transport = transport
+        self._requests = requests
+        self._options = options
+        self._app_id = app_id
+        self._id = transactional_id
+        self._started = False
+        self._partition = 0
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """The partition of the marker topic that holds the markers, once `start` has found it."""
+        return self._options.marker_topic, self._partition
+
+    def start(self) -> None:
+        """Connects to the cluster and finds or creates the marker topic. Later calls do nothing."""
+        if self._started:
+            return
+        self._transport.start()
+        topic = self._options.marker_topic
+        try:
+            self._requests.create_topic(
+                topic, partitions=_MARKER_PARTITIONS, config={"cleanup.policy": "compact"}
+            )
+            count = len(self._requests.topics([topic])[topic].partitions)
+        except KafkaError as failed:
+            code = getattr(failed, "errno", None)
+            if code in _NOT_LET_IN:
+                raise error(
+                    "AUTHENTICATION_FAILED",
+                    f"The brokers at {self._options.servers} rejected this user ({failed}): check kafka.sasl.* and"
+                    " kafka.security.protocol.",
+                ) from failed
+            if isinstance(code, int) and code > 0 and not classify(failed).retriable:
+                raise error(
+                    "MARKER_TOPIC",
+                    f"The marker topic {topic!r} cannot be created or described ({failed}): create it by hand with"
+                    " cleanup.policy=compact, or set markerTopic to another topic.",
+                ) from failed
+            raise no_broker(self._options, "the driver", failed) from failed
+        self._partition = zlib.crc32(self._id.encode()) % count
+        self._started = True
+
+    def read(self) -> Marker | None:
+        """Reads the marker of the last committed batch. Call this only after `fence`: until then the marker may change.
+
+        Raises:
+            CheckpointMismatchError: The marker cannot be decoded.
+        """
+        self.start()
+        found = self._requests.committed_offset((self._options.marker_topic, 0))
+        # Offsets of groups without members expire (offsets.retention.minutes). Then read the marker topic instead.
+        content = self._from_topic() if found is None else found[1]
+        if content is None:
+            return None
+        try:
+            return Marker.decode(content)
+        except ValueError as failed:
+            raise CheckpointMismatchError(
+                f"[KAFKASAFE.CHECKPOINT_MISMATCH] The marker of txnAppId {self._app_id!r} cannot be read: {failed}."
+                " Check whether a newer kafkasafe wrote it, or whether another program commits offsets for this group."
+            ) from failed
+
+    def write(self, grant: WriterIdentity, marker: Marker) -> None:
+        """MARK: writes the marker in the transaction. Readers see the marker only if the transaction is committed.
+
+        The method sends the marker to the marker topic and to the group at the same time, and waits for both answers.
+        If the group refuses the marker, the method waits only a few seconds for the marker topic. It does not return
+        earlier, because a request that arrives after the transaction was aborted could begin a new transaction (before
+        KIP-890).
+        """
+        send = self._send_to_topic(grant, marker)
+        first = Pending(send)
+        try:
+            self.write_to_group(grant, marker)
+        except BaseException:
+            first.wait(_BRIEF_S)
+            raise
+        self._settle_topic(first, send)
+
+    def write_to_group(self, grant: WriterIdentity, marker: Marker) -> None:
+        """Writes the marker in the transaction, but only as an offset of the group, which expires."""
+        self._requests.commit_offset(
+            grant, (self._options.marker_topic, 0), marker.next_batch_id, marker.encode()
+        )
+
+    def _send_to_topic(self, grant: WriterIdentity, marker: Marker) -> Callable[[Reply[ProduceReply]], None]:
+        """Returns the function that sends the marker to the marker topic, each time it is called."""
+        topic, number = self._options.marker_topic, self._partition
+        data = batch.encode(
+            [self._id.encode()], [marker.encode().encode()], timestamps=int(time.time() * 1000)
+        )
+        batch.stamp_identity(data, grant.producer_id, grant.epoch, 0, transactional=True)
+
+        def send(reply: Reply[ProduceReply]) -> None:
+            self._transport.produce(
+                [ProduceRequest(None, topic, number, data, transaction=identity_of(grant))],
+                -1,
+                self._options.request_timeout_ms,
+                lambda _, answer: reply(answer),
+            )
+
+        return send
+
+    def _settle_topic(self, first: Pending, send: Callable[[Reply[ProduceReply]], None]) -> None:
+        """Waits until the marker topic has the marker. Sends the marker again if the first attempt failed."""
+        topic, number = self._options.marker_topic, self._partition
+        attempts = [first]
+
+        def append(left_s: float) -> None:
+            answer: ProduceReply = (attempts.pop() if attempts else Pending(send)).answer(left_s)
+            if answer.error_code:
+                raise coded(answer.error_code, f"{topic}-{number}: {answer.error_message or 'Produce'}")
+
+        deadline = time.monotonic() + self._options.delivery_timeout_s
+        retry_until(append, deadline=deadline, what=f"The marker in {topic}", api="produce")
+
+    def _from_topic(self) -> str | None:
+        """Returns the newest committed marker in the marker topic; None if there is none."""
+        topic, number = self._options.marker_topic, self._partition
+        found = MarkerLog(self._id.encode())
+        end, at = self._bound_of_markers(_LATEST), self._bound_of_markers(_EARLIEST)
+        while at < end:
+            answer = self._fetch_markers(at)
+            records = bytes(answer.records)
+            for begin, header in batch.iter_headers(records):
+                if header.base_offset >= end:
+                    break
+                columns = batch.decode(records, begin)
+                if header.is_control:
+                    kind = columns.keys[0]
+                    found.outcome(header.producer_id, committed=kind is not None and kind[2:4] == b"\0\1")
+                    continue
+                for key, value in zip(columns.keys, columns.values, strict=True):
+                    found.record(header.producer_id, key, value, transactional=header.is_transactional)
+            at = answer.next_offset
+        if found.undecided:
+            raise WaitTimeoutError(
+                f"{topic}-{number} holds a marker of {self._id} whose transaction has no outcome, though it was ended:"
+                " another process uses this txnAppId. Try again after that process has ended."
+            )
+        return found.content
+
+    def _fetch_markers(self, at: int) -> RecordsFetched:
+        topic, number = self._options.marker_topic, self._partition
+
+        def attempt(left_s: float) -> RecordsFetched:
+            answer: RecordsFetched = call(
+                lambda reply: self._transport.fetch_records(
+                    topic, number, at, _FETCH_BYTES, reply, max_wait_ms=100
+                ),
+                left_s,
+            )
+            if answer.error_code:
+                raise coded(answer.error_code, f"Fetch of {topic}-{number}")
+            if answer.next_offset <= at:
+                raise coded(_NOT_YET, f"{topic}-{number} returned no records at {at}")
+            return answer
+
+        deadline = time.monotonic() + self._options.api_timeout_s
+        return retry_until(attempt, deadline=deadline, what=f"The markers in {topic}-{number}", api="fetch")
+
+    def _bound_of_markers(self, which: int) -> int:
+        def attempt(left_s: float) -> int:
+            answer: OffsetListed = call(
+                lambda reply: self._transport.list_offset(
+                    self._options.marker_topic, self._partition, which, reply
+                ),
+                left_s,
+            )
+            if answer.error_code:
+                raise coded(answer.error_code, f"ListOffsets of {self._options.marker_topic}")
+            return answer.offset
+
+        deadline = time.monotonic() + self._options.api_timeout_s
+        return retry_until(
+            attempt, deadline=deadline, what="The bounds of the marker topic", api="ListOffsets"
+        )

@@ -1,0 +1,118 @@
+"""What a table of a query's options consists of: one row for each option, for its parsing and for the docs."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kafkasafe.spark.option_values import OptionKind, error
+
+__all__ = ["OptionTable", "OptionValues", "QueryOption", "nearest"]
+
+KAFKAS = "kafka."
+"""What the names of Kafka's own options begin with."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryOption:
+    """One option of the source or of the sink.
+
+    Attributes:
+        name: Spark's name, or Kafka's name after `kafka.`.
+        value: What may be given.
+        default: The value if the option is not given.
+        help: What the option does, for the docs.
+        shown: The default, for the docs; None: `default` as it is.
+        refused: Why the option cannot be set; "" if it can.
+    """
+
+    name: str
+    value: OptionKind
+    default: Any = None
+    help: str = "accepted without effect"
+    shown: str | None = None
+    refused: str = ""
+
+
+class OptionValues:
+    """The values of options, by name. Each is converted when it is asked for; one that was not given has its default.
+
+    Args:
+        rows: The options.
+        given: The texts of those that were given.
+    """
+
+    def __init__(self, rows: Mapping[str, QueryOption], given: Mapping[str, str]) -> None:
+        self._rows = rows
+        self._given = given
+
+    def __contains__(self, name: str) -> bool:
+        """Returns whether the option was given."""
+        return name in self._given
+
+    def __getitem__(self, name: str) -> Any:
+        """Returns the value of an option. Raises ConfigError if its text is invalid."""
+        row = self._rows[name]
+        return row.value(name, self._given[name]) if name in self._given else row.default
+
+    def first_given(self, *names: str) -> str | None:
+        """Returns the first of these names that was given as an option; None if there is none."""
+        return next((name for name in names if name in self._given), None)
+
+    def check(self) -> None:
+        """Raises ConfigError if the text of an option is invalid."""
+        for name in self._given:
+            _ = self[name]
+
+
+class OptionTable:
+    """The options of the source or of the sink.
+
+    Args:
+        what: What the options belong to, for messages.
+        rows: The options, in the order of the docs.
+
+    Attributes:
+        rows: The options by name.
+        own: Those by Spark's names.
+        kafkas: Those by Kafka's names, without `kafka.`. They do not include the options of connections.
+    """
+
+    def __init__(self, what: str, *rows: QueryOption) -> None:
+        self._what = what
+        self.rows: Mapping[str, QueryOption] = {row.name: row for row in rows}
+        self.own: Mapping[str, QueryOption] = {
+            row.name: row for row in rows if not row.name.startswith(KAFKAS)
+        }
+        self.kafkas: Mapping[str, QueryOption] = {
+            row.name.removeprefix(KAFKAS): row for row in rows if row.name.startswith(KAFKAS)
+        }
+
+    def check_known(self, options: Iterable[str]) -> None:
+        """Checks that every option is either in this table or one of Kafka's own (`kafka.*`).
+
+        Raises:
+            ConfigError: An option is neither. The message names the most similar option.
+        """
+        names = {name.lower(): name for name in self.own}
+        for option in options:
+            if option.lower() in names or option.lower().startswith(KAFKAS):
+                continue
+            close = nearest(option.lower(), names)
+            hint = (
+                f" Did you mean {names[close]}?" if close else f" Known: {', '.join(sorted(names.values()))}."
+            )
+            raise error("UNKNOWN_OPTION", f"{option!r} is not an option of {self._what}.{hint}")
+
+    def values(self, options: Mapping[str, str]) -> OptionValues:
+        """Returns the options that this table has under Spark's names, which are not case-sensitive."""
+        names = {name.lower(): name for name in self.own}
+        given = {names[name.lower()]: value for name, value in options.items() if name.lower() in names}
+        return OptionValues(self.rows, given)
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Returns the most similar of the known names; None if none is similar."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)), None)

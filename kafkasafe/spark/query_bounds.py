@@ -1,0 +1,105 @@
+"""The bounds that the user gave for a query of the source, as offsets of the partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kafkasafe.cluster.procedures import Procedure
+from kafkasafe.spark.brokers import Brokers
+from kafkasafe.spark.option_values import error
+from kafkasafe.spark.options import EARLIEST, LATEST, Bound, Offsets, ReadOptions, Times
+from kafkasafe.spark.positions import Partition, partition_names
+
+__all__ = ["QueryBounds"]
+
+
+class QueryBounds:
+    """Evaluates the starting and ending options.
+
+    Args:
+        options: Options of the reader.
+        brokers: The brokers to ask.
+    """
+
+    def __init__(self, options: ReadOptions, brokers: Brokers) -> None:
+        self._options = options
+        self._brokers = brokers
+        self._lookups = brokers.lookups
+
+    def begins(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        """Returns the first offset that a new query reads, by partition.
+
+        Raises:
+            ConfigError: An option does not match the existing partitions, or a time is after the last record.
+            SourceUnavailableError: The brokers do not answer.
+        """
+        return self._resolve(self._options.starting, "starting", partitions)
+
+    def ends(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        """Returns the offset after the last one that a batch query reads, by partition. Raises as `begins`."""
+        return self._resolve(self._options.ending, "ending", partitions)
+
+    def _resolve(self, bound: Bound, which: str, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        partitions = list(partitions)
+        each = bound.each
+        if each is not None:
+            missing, unknown = sorted(set(partitions) - set(each)), sorted(set(each) - set(partitions))
+            if missing or unknown:
+                problems = [f"names {partition_names(unknown)}, which does not exist"] if unknown else []
+                problems += [f"lacks {partition_names(missing)}"] if missing else []
+                name = f"{which}Offsets" + ("ByTimestamp" if isinstance(bound, Times) else "")
+                raise error(
+                    "OFFSETS_DO_NOT_MATCH",
+                    f"{name} {' and '.join(problems)}: it must name every partition that is read, and no other.",
+                )
+        return self._brokers.gather(
+            {
+                partition: self._bound(partition, bound, which, each[partition] if each else bound.everywhere)
+                for partition in partitions
+            }
+        )
+
+    def begin_was_chosen(self, partition: Partition) -> bool:
+        """Returns whether the user chose a first offset other than the start or the end of the log."""
+        starting = self._options.starting
+        value = starting.everywhere if starting.each is None else starting.each[partition]
+        if isinstance(starting, Offsets):
+            return value != EARLIEST
+        # A starting time after the last record resolves to the end of the log.
+        ending = self._options.ending
+        return not (isinstance(ending, Offsets) and ending.everywhere == LATEST)
+
+    def is_fixed(self, partition: Partition, begin: int, end: int) -> bool:
+        """Returns whether the starting options already resolved to `begin` when the batch up to `end` was planned."""
+        starting = self._options.starting
+        if isinstance(starting, Offsets):
+            return (starting.everywhere if starting.each is None else starting.each.get(partition)) != LATEST
+        # The start is given as a time. If a record at or after this time was found before `end`, it existed when the
+        # batch was planned. Otherwise `begin` may be the end of the log, which moves with each appended record.
+        return begin < end
+
+    def _bound(self, partition: Partition, bound: Bound, which: str, value: int | None) -> Procedure[int]:
+        assert value is not None  # noqa: S101  # a bound has `everywhere` or `each`
+        if isinstance(bound, Offsets):
+            if value == EARLIEST:
+                return (yield from self._lookups.start(*partition))
+            end = (yield from self._lookups.end(*partition)).offset
+            if value == LATEST:
+                return end
+            if value > end:
+                raise error(
+                    "OFFSETS_DO_NOT_MATCH",
+                    f"{which}Offsets has {value} for {partition_names([partition])}, which ends at {end}: give an"
+                    " offset that is not after the end.",
+                )
+            return value
+        found = (yield from self._lookups.at_time(*partition, value)).offset
+        if found >= 0:
+            return found
+        if which == "starting" and self._options.time_without_record == "error":
+            raise error(
+                "NO_RECORD_THAT_NEW",
+                f"{partition_names([partition])} has no record at or after {value} ms: choose an earlier time, or set"
+                ' .option("startingOffsetsByTimestampStrategy", "latest").',
+            )
+        return (yield from self._lookups.end(*partition)).offset

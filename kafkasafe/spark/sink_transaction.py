@@ -1,0 +1,177 @@
+"""The transaction of a micro-batch, as the sink's driver carries out its steps.
+
+`kafkasafe.spark.txn` decides the order of the steps and explains it. Each step that asks the cluster has a method here,
+except the steps for the marker (`marker_store`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from kafka.errors import KafkaError
+
+from kafkasafe.cluster.client import Transport
+from kafkasafe.spark.appender import Appender, RestartError
+from kafkasafe.spark.marker_store import MarkerStore
+from kafkasafe.spark.option_values import error
+from kafkasafe.spark.sink_errors import unknown_topic
+from kafkasafe.spark.sink_options import SinkOptions
+from kafkasafe.spark.transactions import TransactionRequests
+from kafkasafe.spark.txn import AppendState, Report, WriterIdentity, judge_partitions
+
+__all__ = ["SinkTransaction"]
+
+log = logging.getLogger(__name__)
+
+_BRIEF_S: Final = 5.0
+
+
+class SinkTransaction:
+    """Begins, fills, checks and ends the transactions of one application id, one after the other.
+
+    Args:
+        transport: The driver's connections.
+        requests: Requests of the application id's transactional id.
+        markers: The markers, whose partition is part of the transactions.
+        options: Options of the sink.
+        app_id: The application id, for messages.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        requests: TransactionRequests,
+        markers: MarkerStore,
+        options: SinkOptions,
+        app_id: str,
+    ) -> None:
+        self._transport = transport
+        self._requests = requests
+        self._markers = markers
+        self._options = options
+        self._app_id = app_id
+        self._opened_at = 0.0
+        self._partitions = 0
+        self._kept: WriterIdentity | None = None  # the grant under which only this process appends
+
+    @property
+    def partitions(self) -> int:
+        """The number of the topic's partitions in the open transaction; 0 if the option `topic` is not set."""
+        return self._partitions
+
+    @property
+    def has_timed_out(self) -> bool:
+        """Whether the cluster may have aborted the transaction because it took too long."""
+        return time.monotonic() - self._opened_at > 0.9 * self._options.transaction_timeout_ms / 1000
+
+    def fence(self) -> WriterIdentity:
+        """FENCE: fences older drivers and their tasks, and ends the transaction that they left open."""
+        self._markers.start()
+        try:
+            return self._requests.fence(self._options.transaction_timeout_ms)
+        except KafkaError as failed:
+            if getattr(failed, "errno", None) == 50:
+                raise error(
+                    "INVALID_OPTION",
+                    f"kafka.transaction.timeout.ms is {self._options.transaction_timeout_ms}, more than the brokers'"
+                    " transaction.max.timeout.ms: lower the option, or raise the brokers' limit.",
+                ) from failed
+            raise
+
+    def open(self, grant: WriterIdentity, *, remember: bool = True) -> None:
+        """OPEN: begins the transaction."""
+        self._opened_at = time.monotonic()
+        places = {self._markers.place} if remember else set()
+        topic = self._options.topic
+        if topic is not None:
+            self._partitions = self.partition_count(topic)
+            places |= {(topic, number) for number in range(self._partitions)}
+        self.add(grant, places)
+
+    def add(self, grant: WriterIdentity, places: Collection[tuple[str, int]]) -> None:
+        """Adds partitions to the transaction. Adding a partition again has no effect."""
+        self._requests.add_partitions(grant, places)
+
+    def appender(self, grant: WriterIdentity, places: Collection[tuple[str, int]]) -> Appender:
+        """Returns an appender for WRITE in this process. It needs no claims: the grant never leaves the process.
+
+        Args:
+            grant: Grant of the transaction. No other process may get it.
+            places: The partitions to which it appends. If the option `topic` is set, the transaction already contains
+                the topic's partitions, except those that were created after it began. The method adds the missing
+                partitions.
+        """
+        known = {(self._options.topic, number) for number in range(self.partitions)}
+        if new := set(places) - known:
+            self.add(grant, new)
+        self._kept = grant
+        options = self._options
+        return Appender(
+            self._transport,
+            grant,
+            attempt=0,
+            delivery_timeout_s=options.delivery_timeout_s,
+            request_timeout_ms=options.request_timeout_ms,
+            buffer_bytes=options.buffer_bytes,
+            claims=False,
+        )
+
+    def partition_count(self, topic: str) -> int:
+        """Asks the brokers how many partitions a topic has.
+
+        Raises:
+            ConfigError: The topic does not exist.
+            KafkaError: No broker answers.
+        """
+        self._markers.start()
+        try:
+            return len(self._requests.topics([topic])[topic].partitions)
+        except KafkaError as failed:
+            if getattr(failed, "errno", None) == 3:
+                raise unknown_topic(topic) from failed
+            raise
+
+    def verify(self, grant: WriterIdentity, reports: Sequence[Report]) -> None:
+        """VERIFY: checks that the leaders hold exactly the rows that the tasks reported.
+
+        If tasks had the grant, a task that Spark gave up may have appended to any partition of the transaction, so all
+        of them are checked. If only this process had the grant (`appender`), partitions without reports have no
+        records. The other partitions are checked, because a leader may have lost acknowledged records.
+
+        Raises:
+            RestartError: The leaders hold other rows. No row of the transaction is visible.
+        """
+        places = {(report.topic, report.partition) for report in reports}
+        known = None if grant == self._kept else self._requests.partitions(grant)
+        if known is not None:
+            if missing := places - known:
+                raise RestartError(f"{sorted(missing)} are not in the transaction")
+            places |= {place for place in known if place[0] != "__consumer_offsets"}
+        places.discard(self._markers.place)
+        answers = self._requests.producers(places)
+        appended: dict[tuple[str, int], AppendState | None] = {}
+        for place, answer in answers.items():
+            state = answer.producers.get(grant.producer_id)
+            appended[place] = None if state is None else AppendState(state.epoch, state.last_sequence)
+        if wrong := judge_partitions(grant, reports, appended):
+            raise RestartError(wrong)
+
+    def commit(self, grant: WriterIdentity) -> WriterIdentity | None:
+        """COMMIT: commits the transaction. If the call fails, only FENCE and the marker show the outcome.
+
+        Returns:
+            The grant for the next transaction; None if only FENCE grants one.
+        """
+        return self._requests.end(grant, commit=True)
+
+    def abort(self, grant: WriterIdentity) -> None:
+        """Aborts a failed transaction, so that it does not block readers. Tries for only a few seconds."""
+        try:
+            self._requests.end(grant, commit=False, timeout_s=_BRIEF_S)
+        except Exception as failed:
+            log.warning(
+                "Could not abort the transaction of %s, which times out later: %r", self._app_id, failed
+            )
