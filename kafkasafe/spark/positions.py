@@ -42,7 +42,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from kafkasafe.errors import ConfigError
 from kafkasafe.history.epochs import LineageError
