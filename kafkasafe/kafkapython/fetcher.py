@@ -191,7 +191,9 @@ class Fetcher(BatchFetcher):
         is_late = self.owner.followers.is_late(completed_fetch.partition_data)
         if not is_late and self.owner.responses.accept(completed_fetch):
             parent: Any = super()
-            return parent._parse_fetched_data(completed_fetch)
+            # An empty response makes this offset the position. A later fetch from there is not ahead of the position.
+            usual = completed_fetch._replace(fetched_offset=int(completed_fetch.fetched_offset))
+            return parent._parse_fetched_data(usual)
         tp = completed_fetch.topic_partition
         if completed_fetch.metric_aggregator:
             completed_fetch.metric_aggregator.record(tp, 0, 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 from consuming import collect, new_topic, until
 from kafka import TopicPartition
@@ -11,6 +13,8 @@ from kafkasafe.kafkapython.fetcher import Fetcher
 from kafkasafe.kafkapython.fetching_ahead import end_of
 from kafkasafe.limits.fetch_ahead import AheadOffset, ResponseEnd
 from kafkasafe.record import batch
+from kafkasafe.testing import FakeCluster
+from kafkasafe.testing.proxy import FaultProxy
 
 BATCHES, EACH = 20, 50
 COUNT = BATCHES * EACH
@@ -90,13 +94,13 @@ def topic(some_kafka, tmp_path):
 
 
 @pytest.fixture
-def opened(some_kafka):
+def opened_at():
     consumers = []
 
-    def open_one(topic, partitions=1, **options):
+    def open_one(kafka, topic, partitions=1, **options):
         options = {"max_partition_fetch_bytes": FETCH_BYTES, "max_poll_records": 10, **options}
         consumer = SafeConsumer(
-            bootstrap_servers=some_kafka.bootstrap_servers,
+            bootstrap_servers=kafka.bootstrap_servers,
             auto_offset_reset="earliest",
             enable_auto_commit=False,
             **options,
@@ -108,6 +112,11 @@ def opened(some_kafka):
     yield open_one
     for consumer in consumers:
         consumer.close()
+
+
+@pytest.fixture
+def opened(some_kafka, opened_at):
+    return functools.partial(opened_at, some_kafka)
 
 
 def in_order(records, first=0):
@@ -230,3 +239,23 @@ def test_a_response_from_before_a_check_is_not_used(topic, opened, ahead, fetche
     records += collect(consumer, COUNT - 10)
     in_order(records)
     assert [int(offset) for offset in fetches].count(former) == 2
+
+
+def test_an_empty_response_ahead_leaves_an_ordinary_position(tmp_path, opened_at):
+    """A broker returns nothing of a partition if others fill the response. Then the leader moves."""
+    with FakeCluster(brokers=2) as kafka, FaultProxy(bootstrap=kafka.bootstrap_servers[0]) as proxy:
+        topic = fill(kafka, tmp_path)
+        tp = TopicPartition(topic, 0)
+        fetches = proxy.on("Fetch", topic=topic)
+        empty = fetches.when(lambda each: each.request.topics[0].partitions[0].fetch_offset > 0)
+        empty.set(records=b"", times=1)
+        consumer = opened_at(proxy, topic)
+        records = collect(consumer, 10)
+        until(lambda: empty.hits and consumer._fetcher._completed_fetches, 30)
+        proxy.on("Fetch", topic=topic).answer(code=6, high_watermark=-1, records=None)
+        while found := consumer.poll(0).get(tp):
+            records += found
+        kafka.move_leader(topic, 0, to=3 - kafka.leader(topic))
+        proxy.clear()
+        in_order(records + collect(consumer, COUNT - len(records), timeout_s=30))
+        consumer.close()
