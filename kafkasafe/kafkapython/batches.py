@@ -271,13 +271,39 @@ class BatchFetcher(Fetcher):
             # None.
             self._next_partition_records = None
         self._left_bytes = _CALL_BYTES
+        self._let_resumed_go_on()
         parent: Any = super()
         records, partial = parent.fetched_records(max_records, update_offsets=update_offsets)
+        while not records and self._resumed():
+            self._next_partition_records = None
+            records, partial = parent.fetched_records(max_records, update_offsets=update_offsets)
         self._own_what_is_paused()
         self._taken = bool(records)
         if records and self._wanted is None:
             self._gave_records = True
         return records, partial
+
+    def _resumed(self) -> list[TopicPartition]:
+        """The partitions with records that waited while they were paused, and that may be returned now."""
+        return [tp for tp in self._paused_partition_records if not self._subscriptions.is_paused(tp)]
+
+    def _let_resumed_go_on(self) -> None:
+        """Lets the rest of a resumed partition and the present one take turns.
+
+        kafka-python waits until nothing is left of the present one. While each next response is fetched ahead, that
+        may never be the case.
+        """
+        current = self._next_partition_records
+        if current is not None and (resumed := self._resumed()):
+            self._next_partition_records = self._paused_partition_records.pop(resumed[0])
+            self._paused_partition_records[current.topic_partition] = current
+
+    def _rest_before(self, completed: Any) -> Any:
+        """The rest of the response before this one, if it has waited while the partition was paused; else None."""
+        rest = self._paused_partition_records.pop(completed.topic_partition, None)
+        if rest is not None:
+            self._completed_fetches.appendleft(completed)
+        return rest
 
     def send_fetches(self) -> Any:
         """See kafka-python's, which waits here with records already taken: an interrupt would lose them."""
@@ -362,6 +388,8 @@ class BatchFetcher(Fetcher):
             if isinstance(data.records, memoryview):
                 data.records = bytes(data.records)
         for tp, part in list(self._paused_partition_records.items()):
+            if not self._subscriptions.is_paused(tp):
+                continue  # it goes on soon
             if isinstance(part, _Batches) and not part.own():
                 del self._paused_partition_records[tp]
                 part.drain()

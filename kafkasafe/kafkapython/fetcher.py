@@ -188,6 +188,8 @@ class Fetcher(BatchFetcher):
         parent._clear_pending_fetch_request(node_id, result)
 
     def _parse_fetched_data(self, completed_fetch: Any) -> Any:
+        if (rest := self._rest_before(completed_fetch)) is not None:
+            return rest
         is_late = self.owner.followers.is_late(completed_fetch.partition_data)
         if not is_late and self.owner.responses.accept(completed_fetch):
             parent: Any = super()

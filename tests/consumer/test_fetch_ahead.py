@@ -193,6 +193,33 @@ def test_many_partitions_stay_in_order_while_some_are_paused(some_kafka, tmp_pat
         in_order(records)
 
 
+def test_a_resumed_partition_does_not_wait_for_the_end_of_another(some_kafka, tmp_path, opened):
+    """Its next response is fetched ahead, so something of the other partition is always left."""
+    topic = fill(some_kafka, tmp_path, partitions=2)
+    other, resumed = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    consumer = opened(topic, 2, max_poll_records=7)
+    consumer.seek(resumed, COUNT - 40)  # one response, and nothing ahead of it
+    found = {other: [], resumed: []}
+
+    def poll():
+        for tp, records in consumer.poll(1000).items():
+            found[tp] += records
+
+    while not found[resumed]:
+        poll()
+    consumer.pause(resumed)
+    while len(found[other]) < 2 * EACH:
+        poll()
+        until(lambda: consumer._fetcher._completed_fetches, 30)
+    consumer.resume(resumed)
+    while len(found[resumed]) < 40:
+        poll()
+        until(lambda: consumer._fetcher._completed_fetches, 30)
+        assert len(found[other]) < 4 * EACH
+    in_order(found[resumed], COUNT - 40)
+    in_order(found[other] + collect(consumer, COUNT - len(found[other])))
+
+
 def test_nothing_is_fetched_ahead_at_the_end_of_the_log(topic, opened, ahead):
     consumer = opened(topic, max_partition_fetch_bytes=1024 * 1024)
     in_order(collect(consumer, COUNT))
