@@ -39,6 +39,7 @@ class Fetcher(BatchFetcher):
         """Ask this object for decisions from now on."""
         self.owner = owner
         self._lost_nodes = set()
+        self.begin_holding()
         self._ahead = FetchingAhead(self._subscriptions)
         self._session_handlers = Sessions(self._session_handlers)
 
@@ -95,10 +96,10 @@ class Fetcher(BatchFetcher):
         return [*self._without_data(), *self._session_handlers.chosen]
 
     def _without_data(self) -> Sequence[TopicPartition]:
-        """Return the partitions of which no response waits, and that do not rest after a failure."""
+        """Return the partitions of which no record waits, in a response or an iterator, and that do not rest."""
         parent: Any = super()
         resting = self.owner.parts.resting(time.monotonic())
-        return [tp for tp in parent._fetchable_partitions() if tp not in resting]
+        return [tp for tp in parent._fetchable_partitions() if tp not in resting and not self._is_held(tp)]
 
     def _fetched_ahead(self) -> dict[TopicPartition, ResponseEnd]:
         """Return the partitions to fetch ahead. Their positions were found valid, and no response is due."""
@@ -190,6 +191,8 @@ class Fetcher(BatchFetcher):
     def _parse_fetched_data(self, completed_fetch: Any) -> Any:
         if (rest := self._rest_before(completed_fetch)) is not None:
             return rest
+        if self._postpones(completed_fetch):
+            return None
         is_late = self.owner.followers.is_late(completed_fetch.partition_data)
         if not is_late and self.owner.responses.accept(completed_fetch):
             parent: Any = super()

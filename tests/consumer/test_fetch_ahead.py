@@ -6,7 +6,7 @@ import functools
 
 import pytest
 from consuming import collect, new_topic, until
-from kafka import TopicPartition
+from kafka import KafkaProducer, TopicPartition
 
 from kafkasafe import SafeConsumer, SafeProducer
 from kafkasafe.kafkapython.fetcher import Fetcher
@@ -246,6 +246,40 @@ def test_the_iterator(topic, opened, ahead):
     records = [next(consumer)]
     until(ahead, 30)
     in_order(records + [next(consumer) for _ in range(COUNT - 1)])
+
+
+def iterate(consumer, count):
+    """Return the next records. Except for the last ones, wait until the response after each of them is there."""
+    records = []
+    while len(records) < count:
+        records.append(next(consumer))
+        if len(records) < count - 3 * EACH:
+            until(lambda: consumer._fetcher._completed_fetches, 30)
+    return records
+
+
+def test_the_iterator_fetches_nothing_twice(topic, opened, fetches):
+    """The position is behind the records that it holds, and before the response that follows them."""
+    consumer = opened(topic, max_poll_records=7)
+    in_order(iterate(consumer, COUNT))
+    assert len(set(fetches)) == len(fetches)
+
+
+def test_the_iterator_goes_on_behind_markers(some_kafka, opened, fetches):
+    """Each response ends with a marker, which is no record."""
+    name = new_topic(some_kafka)
+    with KafkaProducer(bootstrap_servers=some_kafka.bootstrap_servers, transactional_id=name) as producer:
+        producer.init_transactions()
+        for _ in range(BATCHES):
+            producer.begin_transaction()
+            for _ in range(EACH):
+                producer.send(name, b"x" * 60, partition=0)
+            producer.commit_transaction()
+    consumer = opened(name, max_poll_records=7, isolation_level="read_committed")
+    offsets = [record.offset for record in iterate(consumer, COUNT)]
+    assert offsets == [offset for offset in range(BATCHES * (EACH + 1)) if (offset + 1) % (EACH + 1)]
+    assert all((offset + 1) % (EACH + 1) for offset in fetches)
+    assert consumer.position(TopicPartition(name, 0)) == offsets[-1] + 1
 
 
 def test_without_fetch_sessions_nothing_is_fetched_ahead(topic, opened, ahead):
