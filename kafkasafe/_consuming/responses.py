@@ -69,7 +69,7 @@ class Responses:
         if not contradicts and data.records:
             # Newer brokers report their leader epoch and the topic id. These are proof enough without checksums.
             marked = part.checked is None or part.checked[2] < 0 or part.history.topic_id is None
-            contradicts = not part.history.observe(data.records, completed.fetched_offset, marked=marked)
+            contradicts = not part.history.observe(data.records, int(completed.fetched_offset), marked=marked)
         if contradicts:
             self._moves.on(tp, part, PositionEvent.CONTRADICTED)
         return not contradicts

@@ -182,6 +182,28 @@ class _Batches:
         )
 
 
+def _place(state: Any, position: OffsetAndMetadata) -> None:
+    """Sets the position of a partition."""
+    state.position = position
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """The end of records that an iterator has taken and returns one by one. The position follows each of them.
+
+    So the position says too late where to fetch, and which response is the next.
+
+    Attributes:
+        state: kafka-python's state of the partition.
+        after: Offset after the last record.
+        position: The position at which the partition goes on: behind markers, and records that compaction removed.
+    """
+
+    state: Any
+    after: int
+    position: OffsetAndMetadata
+
+
 def _records(fetch_offset: int, tp: TopicPartition, records: Any, *more: Any, **options: Any) -> Records:
     """Makes `Records`. They may wait long for `poll`, so they do not keep a large response for a small part of it."""
     buffer = records._buffer
@@ -196,8 +218,9 @@ class BatchFetcher(Fetcher):
     """kafka-python's fetcher, which can also return RecordBatches.
 
     It also mends faults of kafka-python 3.0.12: a fetch that could not be sent blocks its broker (see
-    `_create_fetch_requests`), an interrupt loses records (see `send_fetches`), damaged data is taken again for ever,
-    and the data of a paused partition keeps the response of all partitions in memory.
+    `_create_fetch_requests`), an interrupt loses records (see `send_fetches`), records that an iterator holds are
+    fetched again (see `_Held`), damaged data is taken again for ever, and the data of a paused partition keeps the
+    response of all partitions in memory.
     """
 
     _wanted: Kind | None = None  # None: return records
@@ -207,6 +230,8 @@ class BatchFetcher(Fetcher):
     _gave_records: bool = False  # the application has received records, not only batches
     _gave_batches: bool = False
     _size: FetchSize | None = None  # None: the size that the application has set
+    _held: dict[TopicPartition, _Held]  # records of the last look that an iterator returns one by one
+    _postponed: list[Any]  # responses that follow them
     _completed_fetches: Any
     _manager: Any
     _next_partition_records: Any
@@ -216,6 +241,11 @@ class BatchFetcher(Fetcher):
     _sensors: Any
     _session_handlers: Any
 
+    def begin_holding(self) -> None:
+        """Takes note, from now on, of the records that an iterator holds."""
+        self._held = {}
+        self._postponed = []
+
     def choose_sizes(self) -> None:
         """Chooses `max_partition_fetch_bytes` from now on."""
         config: Any = self.config
@@ -224,6 +254,7 @@ class BatchFetcher(Fetcher):
 
     def sought(self) -> None:
         """Begins with small requests again, because the application sought: what was fetched is discarded."""
+        self._held = {}
         if self._size is not None:
             self._size.restart(time.monotonic())
 
@@ -272,13 +303,68 @@ class BatchFetcher(Fetcher):
             # None.
             self._next_partition_records = None
         self._left_bytes = _CALL_BYTES
+        self._let_go_of_held()
+        self._let_resumed_go_on()
         parent: Any = super()
-        records, partial = parent.fetched_records(max_records, update_offsets=update_offsets)
+        try:
+            records, partial = parent.fetched_records(max_records, update_offsets=update_offsets)
+            while not records and self._resumed():
+                self._next_partition_records = None
+                records, partial = parent.fetched_records(max_records, update_offsets=update_offsets)
+        finally:
+            if self._postponed:
+                partial = True
+                self._completed_fetches.extendleft(reversed(self._postponed))
+                self._postponed = []
         self._own_what_is_paused()
         self._taken = bool(records)
         if records and self._wanted is None:
             self._gave_records = True
         return records, partial
+
+    def _let_go_of_held(self) -> None:
+        """The iterator has returned its records: go on behind them."""
+        held, self._held = self._held, {}
+        for tp, end in held.items():
+            state = self._subscriptions.assignment.get(tp)
+            if state is end.state and state.is_fetchable() and state.position.offset == end.after:
+                _place(state, end.position)
+
+    def _is_held(self, tp: TopicPartition) -> bool:
+        """Whether an iterator has not returned all records that it took. Any thread may call it."""
+        end = self._held.get(tp)
+        position = None if end is None else end.state.position
+        return end is not None and position is not None and position.offset < end.after
+
+    def _postpones(self, completed: Any) -> bool:
+        """Whether a response follows records that an iterator holds. Then it waits for the next call."""
+        end = self._held.get(completed.topic_partition)
+        if end is None or completed.fetched_offset != end.position.offset:
+            return False
+        self._postponed.append(completed)
+        return True
+
+    def _resumed(self) -> list[TopicPartition]:
+        """The partitions with records that waited while they were paused, and that may be returned now."""
+        return [tp for tp in self._paused_partition_records if not self._subscriptions.is_paused(tp)]
+
+    def _let_resumed_go_on(self) -> None:
+        """Lets the rest of a resumed partition and the present one take turns.
+
+        kafka-python waits until nothing is left of the present one. While each next response is fetched ahead, that
+        may never be the case.
+        """
+        current = self._next_partition_records
+        if current is not None and (resumed := self._resumed()):
+            self._next_partition_records = self._paused_partition_records.pop(resumed[0])
+            self._paused_partition_records[current.topic_partition] = current
+
+    def _rest_before(self, completed: Any) -> Any:
+        """The rest of the response before this one, if it has waited while the partition was paused; else None."""
+        rest = self._paused_partition_records.pop(completed.topic_partition, None)
+        if rest is not None:
+            self._completed_fetches.appendleft(completed)
+        return rest
 
     def send_fetches(self) -> Any:
         """See kafka-python's method, which waits with records already taken: an interrupt would lose them."""
@@ -363,6 +449,8 @@ class BatchFetcher(Fetcher):
             if isinstance(data.records, memoryview):
                 data.records = bytes(data.records)
         for tp, part in list(self._paused_partition_records.items()):
+            if not self._subscriptions.is_paused(tp):
+                continue  # it goes on soon
             if isinstance(part, _Batches) and not part.own():
                 del self._paused_partition_records[tp]
                 part.drain()
@@ -382,11 +470,18 @@ class BatchFetcher(Fetcher):
         if not isinstance(part, _Batches):
             parent: Any = super()
             try:
-                return int(parent._append(drained, part, max_records, update_offsets))
+                count = int(parent._append(drained, part, max_records, update_offsets))
             except Exception:
                 # kafka-python would try to take from the broken data forever. Fetch it again instead.
                 part.drain()
                 raise
+            if count and not update_offsets:
+                tp = part.topic_partition
+                position = OffsetAndMetadata(part.next_fetch_offset, "", part.leader_epoch)
+                self._held[tp] = _Held(
+                    self._subscriptions.assignment.get(tp), drained[tp][-1].offset + 1, position
+                )
+            return count
         tp = part.topic_partition
         state = self._subscriptions.assignment.get(tp)
         if state is None or not state.is_fetchable() or state.position.offset != part.next_fetch_offset:
@@ -395,7 +490,7 @@ class BatchFetcher(Fetcher):
         records = part.take(max_records)
         if state.highwater is not None and self._sensors:
             self._sensors.records_fetch_lag.record(state.highwater - part.next_fetch_offset)
-        state.position = OffsetAndMetadata(part.next_fetch_offset, "", part.leader_epoch)
+        _place(state, OffsetAndMetadata(part.next_fetch_offset, "", part.leader_epoch))
         if records is None:
             return 0
         drained[tp].append(records)

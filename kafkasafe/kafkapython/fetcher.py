@@ -39,6 +39,7 @@ class Fetcher(BatchFetcher):
         """Ask this object for decisions from now on."""
         self.owner = owner
         self._lost_nodes = set()
+        self.begin_holding()
         self._ahead = FetchingAhead(self._subscriptions)
         self._session_handlers = Sessions(self._session_handlers)
 
@@ -97,10 +98,10 @@ class Fetcher(BatchFetcher):
         return [*self._without_data(), *self._session_handlers.chosen]
 
     def _without_data(self) -> Sequence[TopicPartition]:
-        """Return the partitions without a waiting response. Partitions that pause after a failure are left out."""
+        """Return the partitions of which no record waits, in a response or an iterator, and that do not rest."""
         parent: Any = super()
         resting = self.owner.parts.resting(time.monotonic())
-        return [tp for tp in parent._fetchable_partitions() if tp not in resting]
+        return [tp for tp in parent._fetchable_partitions() if tp not in resting and not self._is_held(tp)]
 
     def _fetched_ahead(self) -> dict[TopicPartition, ResponseEnd]:
         """Return the partitions to fetch ahead, and where their next fetch begins."""
@@ -194,10 +195,16 @@ class Fetcher(BatchFetcher):
         parent._clear_pending_fetch_request(node_id, result)
 
     def _parse_fetched_data(self, completed_fetch: Any) -> Any:
+        if (rest := self._rest_before(completed_fetch)) is not None:
+            return rest
+        if self._postpones(completed_fetch):
+            return None
         is_late = self.owner.followers.is_late(completed_fetch.partition_data)
         if not is_late and self.owner.responses.accept(completed_fetch):
             parent: Any = super()
-            return parent._parse_fetched_data(completed_fetch)
+            # An empty response makes this offset the position. A later fetch from there is not ahead of the position.
+            usual = completed_fetch._replace(fetched_offset=int(completed_fetch.fetched_offset))
+            return parent._parse_fetched_data(usual)
         tp = completed_fetch.topic_partition
         if completed_fetch.metric_aggregator:
             completed_fetch.metric_aggregator.record(tp, 0, 0)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 from consuming import collect, new_topic, until
-from kafka import TopicPartition
+from kafka import KafkaProducer, TopicPartition
 
 from kafkasafe import SafeConsumer, SafeProducer
 from kafkasafe.kafkapython.fetcher import Fetcher
 from kafkasafe.kafkapython.fetching_ahead import end_of
 from kafkasafe.limits.fetch_ahead import AheadOffset, ResponseEnd
 from kafkasafe.record import batch
+from kafkasafe.testing import FakeCluster
+from kafkasafe.testing.proxy import FaultProxy
 
 BATCHES, EACH = 20, 50
 COUNT = BATCHES * EACH
@@ -90,13 +94,13 @@ def topic(some_kafka, tmp_path):
 
 
 @pytest.fixture
-def opened(some_kafka):
+def opened_at():
     consumers = []
 
-    def open_one(topic, partitions=1, **options):
+    def open_one(kafka, topic, partitions=1, **options):
         options = {"max_partition_fetch_bytes": FETCH_BYTES, "max_poll_records": 10, **options}
         consumer = SafeConsumer(
-            bootstrap_servers=some_kafka.bootstrap_servers,
+            bootstrap_servers=kafka.bootstrap_servers,
             auto_offset_reset="earliest",
             enable_auto_commit=False,
             **options,
@@ -108,6 +112,11 @@ def opened(some_kafka):
     yield open_one
     for consumer in consumers:
         consumer.close()
+
+
+@pytest.fixture
+def opened(some_kafka, opened_at):
+    return functools.partial(opened_at, some_kafka)
 
 
 def in_order(records, first=0):
@@ -184,6 +193,33 @@ def test_many_partitions_stay_in_order_while_some_are_paused(some_kafka, tmp_pat
         in_order(records)
 
 
+def test_a_resumed_partition_does_not_wait_for_the_end_of_another(some_kafka, tmp_path, opened):
+    """Its next response is fetched ahead, so something of the other partition is always left."""
+    topic = fill(some_kafka, tmp_path, partitions=2)
+    other, resumed = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    consumer = opened(topic, 2, max_poll_records=7)
+    consumer.seek(resumed, COUNT - 40)  # one response, and nothing ahead of it
+    found = {other: [], resumed: []}
+
+    def poll():
+        for tp, records in consumer.poll(1000).items():
+            found[tp] += records
+
+    while not found[resumed]:
+        poll()
+    consumer.pause(resumed)
+    while len(found[other]) < 2 * EACH:
+        poll()
+        until(lambda: consumer._fetcher._completed_fetches, 30)
+    consumer.resume(resumed)
+    while len(found[resumed]) < 40:
+        poll()
+        until(lambda: consumer._fetcher._completed_fetches, 30)
+        assert len(found[other]) < 4 * EACH
+    in_order(found[resumed], COUNT - 40)
+    in_order(found[other] + collect(consumer, COUNT - len(found[other])))
+
+
 def test_nothing_is_fetched_ahead_at_the_end_of_the_log(topic, opened, ahead):
     consumer = opened(topic, max_partition_fetch_bytes=1024 * 1024)
     in_order(collect(consumer, COUNT))
@@ -212,6 +248,40 @@ def test_the_iterator(topic, opened, ahead):
     in_order(records + [next(consumer) for _ in range(COUNT - 1)])
 
 
+def iterate(consumer, count):
+    """Return the next records. Except for the last ones, wait until the response after each of them is there."""
+    records = []
+    while len(records) < count:
+        records.append(next(consumer))
+        if len(records) < count - 3 * EACH:
+            until(lambda: consumer._fetcher._completed_fetches, 30)
+    return records
+
+
+def test_the_iterator_fetches_nothing_twice(topic, opened, fetches):
+    """The position is behind the records that it holds, and before the response that follows them."""
+    consumer = opened(topic, max_poll_records=7)
+    in_order(iterate(consumer, COUNT))
+    assert len(set(fetches)) == len(fetches)
+
+
+def test_the_iterator_goes_on_behind_markers(some_kafka, opened, fetches):
+    """Each response ends with a marker, which is no record."""
+    name = new_topic(some_kafka)
+    with KafkaProducer(bootstrap_servers=some_kafka.bootstrap_servers, transactional_id=name) as producer:
+        producer.init_transactions()
+        for _ in range(BATCHES):
+            producer.begin_transaction()
+            for _ in range(EACH):
+                producer.send(name, b"x" * 60, partition=0)
+            producer.commit_transaction()
+    consumer = opened(name, max_poll_records=7, isolation_level="read_committed")
+    offsets = [record.offset for record in iterate(consumer, COUNT)]
+    assert offsets == [offset for offset in range(BATCHES * (EACH + 1)) if (offset + 1) % (EACH + 1)]
+    assert all((offset + 1) % (EACH + 1) for offset in fetches)
+    assert consumer.position(TopicPartition(name, 0)) == offsets[-1] + 1
+
+
 def test_without_fetch_sessions_nothing_is_fetched_ahead(topic, opened, ahead):
     consumer = opened(topic, enable_incremental_fetch_sessions=False)
     in_order(collect(consumer, COUNT))
@@ -230,3 +300,23 @@ def test_a_response_from_before_a_check_is_not_used(topic, opened, ahead, fetche
     records += collect(consumer, COUNT - 10)
     in_order(records)
     assert [int(offset) for offset in fetches].count(former) == 2
+
+
+def test_an_empty_response_ahead_leaves_an_ordinary_position(tmp_path, opened_at):
+    """A broker returns nothing of a partition if others fill the response. Then the leader moves."""
+    with FakeCluster(brokers=2) as kafka, FaultProxy(bootstrap=kafka.bootstrap_servers[0]) as proxy:
+        topic = fill(kafka, tmp_path)
+        tp = TopicPartition(topic, 0)
+        fetches = proxy.on("Fetch", topic=topic)
+        empty = fetches.when(lambda each: each.request.topics[0].partitions[0].fetch_offset > 0)
+        empty.set(records=b"", times=1)
+        consumer = opened_at(proxy, topic)
+        records = collect(consumer, 10)
+        until(lambda: empty.hits and consumer._fetcher._completed_fetches, 30)
+        proxy.on("Fetch", topic=topic).answer(code=6, high_watermark=-1, records=None)
+        while found := consumer.poll(0).get(tp):
+            records += found
+        kafka.move_leader(topic, 0, to=3 - kafka.leader(topic))
+        proxy.clear()
+        in_order(records + collect(consumer, COUNT - len(records), timeout_s=30))
+        consumer.close()

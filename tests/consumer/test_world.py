@@ -84,7 +84,7 @@ MUTANTS = {
         source(
             Responses,
             "accept",
-            "contradicts = not part.history.observe(data.records, completed.fetched_offset, marked=marked)",
+            "contradicts = not part.history.observe(data.records, int(completed.fetched_offset), marked=marked)",
             "contradicts = False",
         ),
         0,
