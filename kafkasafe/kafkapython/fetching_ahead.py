@@ -92,6 +92,7 @@ class FetchingAhead:
                 available = row.last_stable_offset if read_committed else row.high_watermark
                 end = None if row.error_code else end_of(row.records, fetch_offsets[tp])
                 self._ahead.arrived(tp, end, available)
+        self._ahead.keep(self._subscriptions.assignment)
 
     def choose(
         self,

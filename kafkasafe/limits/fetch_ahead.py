@@ -15,7 +15,7 @@ the broker, and the other partitions of this broker would wait with it.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Self, TypeVar
 
@@ -77,6 +77,11 @@ class FetchAhead(Generic[_Place]):
             self._ends.pop(place, None)
         else:
             self._ends[place] = end
+
+    def keep(self, places: Collection[_Place]) -> None:
+        """Forget all partitions but these, which are assigned."""
+        if len(self._ends) > len(places):
+            self._ends = {place: end for place, end in self._ends.items() if place in places}
 
     def choose(
         self, positions: Iterable[tuple[_Place, int]], fetch_bytes: int, *, count: int = 0

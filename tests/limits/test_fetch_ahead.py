@@ -58,3 +58,11 @@ def test_an_offset_that_knows_its_leadership_is_an_offset():
     assert offset == 7
     assert {7: "x"}[offset] == "x"
     assert offset.checked is leadership
+
+
+def test_partitions_that_are_no_longer_assigned_are_forgotten(ahead):
+    ahead.arrived("b", response(0, 10), 500)
+    ahead.keep({"a", "b", "c"})
+    assert set(ahead.choose([("a", 105), ("b", 5)], MB)) == {"a", "b"}
+    ahead.keep({"b"})
+    assert set(ahead.choose([("a", 105), ("b", 5)], MB)) == {"b"}
