@@ -271,7 +271,7 @@ class BatchUnit:
         return self.is_kept() or self._delivery.pump.ledger.failure is not None
 
     def not_durable(self, timeout: float | None) -> WaitTimeoutError:
-        """Return the error of a `durable` that has waited for this number of seconds."""
+        """Return the error that `durable` raises after it has waited for this number of seconds."""
         return WaitTimeoutError(
             f"The batch was not durable after {timeout} s.{self._delivery.disk_cause()}{self.because()}"
         )

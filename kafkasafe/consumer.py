@@ -102,9 +102,9 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
             offsets_path: File that keeps the highest end and start offsets across restarts. A result of `end_offsets`
                 or `beginning_offsets` is in the file before the method returns it. Each consumer needs a file of its
                 own. Default: no file.
-            offsets_hold_timeout_ms: How long the old value is kept if an offset is lower and nothing explains it. After
-                that, a lower end offset is reported as unproven and the old value is still returned, whereas a lower
-                start offset is accepted. Default: 30000.
+            offsets_hold_timeout_ms: If an offset is lower than before and nothing explains it: how long the consumer
+                keeps the old value. After that, a lower end offset is reported as unproven and the old value is still
+                returned, whereas a lower start offset is accepted. Default: 30000.
             lineage_path: File that keeps, across restarts, the history of the records that were read: leader epochs, or
                 CRCs of batches without epochs. It is for positions that are not committed to a group, or are committed
                 with metadata of your own. `poll` (at most once a second), `save_lineage` and `close` write it. Each

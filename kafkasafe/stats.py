@@ -466,7 +466,7 @@ class Stats(RetryStats):
         losses: By reason: how often acknowledged records were found to be lost.
         lost_records: By topic: number of acknowledged records that were lost.
         healed_records: By topic: number of lost records that are in the log again.
-        history_trimmed: By topic: how often nothing could prove that the log ever had the acknowledged records.
+        history_trimmed: By topic: how often the log no longer showed whether it ever had the acknowledged records.
         units: By outcome: number of atomic batches.
         atomic_batches_asked: How often the cluster was asked about the transaction of an atomic batch.
         unit_failures: By action of an atomic batch: how often it failed.
@@ -569,7 +569,7 @@ class ConsumerStats(RetryStats):
         held: By (topic, reason): lower end offsets that were ignored because nothing proved a loss.
         divergences: By topic: how often records that were read were found to be missing from the log.
         diverged_records: By topic: number of these offsets.
-        history_trimmed: By topic: how often nothing could prove that the log ever had the records that were read.
+        history_trimmed: By topic: how often the log no longer showed whether it ever had the records that were read.
         unavailable_s: By topic: seconds that look-ups of the end waited for a leader that was not ready (78, 5).
         not_ready_s: By topic: seconds during which fetches failed, added once fetches work again.
     """

@@ -83,7 +83,7 @@ class OpenBatch:
             themselves.
         thread: The thread that calls the callbacks.
         guard: Function that raises UsageError while the open batch belongs to an uncommitted atomic batch, because only
-            the commit seals it. An argument replaces the end of the message. None for other open batches.
+            the commit seals it. Its argument, if given, is the end of the error message. None: any other open batch.
         watched: Whether any callback was added.
     """
 

@@ -68,7 +68,10 @@ def in_context(code: int, cell: Cell, api: str | None, context: ErrorContext) ->
 
 
 def _out_of_order(context: ErrorContext) -> Cell | None:
-    """On a resend, error 45 also comes for batches in the log: brokers remember five, and after a restart only one."""
+    """If a batch is sent again, the answer may be error 45 although the log has the batch.
+
+    For each producer, a broker remembers only the last five batches, and after a restart only the last one.
+    """
     if context.in_log is False:
         return Cell(
             ErrorAction.FATAL,

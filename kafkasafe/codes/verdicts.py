@@ -169,7 +169,7 @@ class ProduceVerdict:
         refresh_metadata: The leader may have moved.
         splittable: A batch of several records may hold good ones: divide it before rejecting.
         explanation: Human-readable text.
-        scope: What the journal rejects if RETRY does not help for long.
+        scope: What the journal rejects if the batch was retried for a long time without success.
     """
 
     code: int

@@ -219,8 +219,8 @@ class ConsumerConfig:
         on_divergence: "raise", "seek", or a callable that gets the event and returns the offset at which to continue.
         on_event: Gets each `kafkasafe.events.ConsumerEvent`.
         offsets_path: File that keeps the highest end offsets across restarts; None: no file.
-        offsets_hold_timeout_s: How long the consumer keeps the old value if an end offset is lower and nothing explains
-            it. After that it reports the case as unproven.
+        offsets_hold_timeout_s: If an end offset is lower than before and nothing explains it: how long the consumer
+            keeps the old value before it reports the case as unproven.
         lineage_path: File that keeps, across restarts, the history of the records that were read; None: only committed
             offsets carry this history.
         prometheus: Whether prometheus-client's default registry collects the metrics.

@@ -224,7 +224,8 @@ class ReadingRun:
         """Whether the reading began at the group's offset, and none of its batches has moved the group or may still do
         so.
 
-        Rejected batches do not move it. So if all were rejected, a batch of an earlier reading may still come first.
+        Rejected batches do not move it. So if all batches of this reading were rejected, an undecided batch of an
+        earlier reading may still be the first one that moves the group's offset.
         """
         return (
             self.reached is not None

@@ -67,8 +67,8 @@ class FlowEvent(enum.Enum):
     SUSPECTED = "suspected"
     """The log may have lost acknowledged batches."""
     OLD_HEAD = "old head"
-    """The next batch is old, so the leader may drop our producer state after its append: the journal searches for it
-    first.
+    """The next batch is so old that the leader may forget this producer after appending it. So before sending it, the
+    journal finds out whether the log has it already.
     """
     LATE_REQUEST = "late request"
     """A broker may still append a request whose answer was lost: the journal waits until that is impossible."""

@@ -66,12 +66,12 @@ class Losses:
         self._missing = missing
         self._heal = heal
         self._heal_recreated = heal_recreated
-        # Partitions whose survey begins as soon as no request of a unit to them is in flight.
+        # Partitions to survey as soon as units have no more requests to them in flight.
         self._vacating: dict[int, None] = {}
 
     @property
     def waits_for_units(self) -> bool:
-        """Whether a survey waits for requests of a unit that are in flight to its partition."""
+        """Whether a survey waits until units have no more requests to its partition in flight."""
         return bool(self._vacating)
 
     def look_again(self) -> None:
@@ -271,7 +271,7 @@ class Losses:
             partition.ids.expire()
 
     def _quiet_at(self, partition: Partition, batch: Batch) -> float:
-        """The time from which on no broker can append a request with this acknowledged batch."""
+        """When it becomes impossible that a broker appends a request with this acknowledged batch."""
         former = self._quiescence.dead_at if batch.former_life else 0.0
         return max(former, partition.doubt.dead_at if batch.unanswered else 0.0)
 

@@ -138,14 +138,14 @@ class Owed:
 def holds(
     afters: Iterable[m.After], owed: Mapping[m.Debt, frozenset[Address] | None]
 ) -> Mapping[Address | None, int]:
-    """The positions from which on a lane holds its batches back.
+    """The positions where a lane begins to hold its batches back.
 
     Args:
         afters: The lane's AFTER marks.
         owed: For each debt, the addresses of its unfinished batches; None while they are not known.
 
     Returns:
-        For each address, the position from which on nothing is sent. The key None applies to every address.
+        For each address, a position: from there on, nothing is sent. The key None applies to every address.
     """
     held: dict[Address | None, int] = {}
     for after in afters:
@@ -157,7 +157,7 @@ def holds(
 
 
 def held_from(held: Mapping[Address | None, int], topic: str, partition: int) -> int:
-    """The position from which on nothing is sent to a partition, `NEVER` if everything may be sent.
+    """A position from which nothing more is sent to a partition; `NEVER` if everything may be sent.
 
     Records whose partition is not chosen yet may go to any partition of the topic.
     """

@@ -32,7 +32,7 @@ class Precedence:
 
     @property
     def afters(self) -> Sequence[m.After]:
-        """The debts that are not known to be paid, by the position from which on batches wait for them."""
+        """The debts that are not known to be paid, by the position where batches begin to wait for them."""
         return tuple(self._afters)
 
     def begin_after(self, position: int, debts: Sequence[m.Debt]) -> m.After:

@@ -418,8 +418,8 @@ class Recovery:
                 self._topics.note_topic(partition)
                 self._packer.touch(partition)
                 continue
-            # Only the first batches of a queue are sent. Batches that were inserted before them later have no id. If
-            # marks are lost, any batch with an id may have been among the first ones.
+            # Only the first batches of a queue are sent. If others were put before them afterwards, those have no id.
+            # If marks are lost, any batch with an id may have been among the first ones.
             near = None if self._replay.is_blind else self._near
             doubt = list(islice((batch for batch in partition.queue if batch.identity is not None), near))
             for batch in doubt:

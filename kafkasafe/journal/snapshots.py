@@ -102,7 +102,7 @@ def _newest(partition: Destination) -> Batch | None:
 
 
 def _newest_marks(partition: Destination) -> list[m.Mark]:
-    """The marks before STATE: the id of the newest acknowledged batch, which outlives the batch in the spool.
+    """The marks that precede STATE. They keep the id of the newest acknowledged batch when its segment is deleted.
 
     The recorded leader epoch may be older than the epoch of the leader that acknowledged the batch. If the recorded
     epoch ends before the batch, only the batch itself proves that the log still has it.

@@ -149,7 +149,7 @@ class SpoolIndex:
         """Everything before this position is finished, and not needed.
 
         Args:
-            others: Positions from which on something else is needed.
+            others: Positions of other things that are still needed.
         """
         least = self._batches.least
         first = min(self.end if least is None else least, self.first_packed)

@@ -4,15 +4,17 @@ A program that only sends is faster than any cluster. Without a limit, the spool
 reads nearly every batch back from disk before it sends it, and the kernel needs new page cache for each batch. With a
 limit, a batch is still in memory when the producer sends it.
 
-The limit only serves speed, so a sender must not wait for an outage. Therefore only partitions that answer count:
+The limit only serves speed, so a sender must not wait for an outage. Therefore the outstanding bytes of a partition
+count only while it answers:
 
 1. Brokers 1 and 2 each lead half of the partitions. 14 MB are outstanding, so the sender waits.
 2. Broker 2 hangs. Its partitions acknowledge nothing for half a second, so they no longer count.
 3. The sender continues. Its records for broker 2 are buffered on disk. Its records for broker 1 stay within the limit.
 
 After an outage a partition may answer again with 1 GB outstanding. If a sender had to wait until 14 MB are left, it
-would wait for almost the whole delivery. So the limit is raised to the outstanding bytes, and falls by half of each
-delivery. A sender that is slower than half the delivery does not wait. A faster sender is slowed down to that rate.
+would wait for almost the whole delivery. So the limit is raised to the outstanding bytes. Then it falls by one byte for
+every two bytes that are delivered. So a sender does not wait if it adds records at most half as fast as the cluster
+takes them. A faster sender is slowed down to that rate.
 """
 
 from __future__ import annotations

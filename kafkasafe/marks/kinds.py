@@ -253,7 +253,7 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class Quiet:
-    """The time from which on no broker can append the last request of this lane's owners, or an earlier one.
+    """When it becomes impossible that a broker appends the last request of this lane's owners, or an earlier one.
 
     Attributes:
         until_ms: By the wall clock, ms since the epoch; -1: not known, because the owner sends requests from here on.
@@ -290,7 +290,7 @@ class Revived:
 
 @dataclass(frozen=True, slots=True)
 class Resent:
-    """The lane's log holds the records of a file in `rejected/`.
+    """This lane's log holds the records of a file in a lane's `rejected/`.
 
     If the group is atomic, its data batches hold these records; otherwise earlier batches do.
 

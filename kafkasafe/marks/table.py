@@ -403,8 +403,8 @@ ROWS: Final[tuple[MarkRow[Any], ...]] = (
         Text("file", "file"),
         readers=Reader.JOURNAL,
         valid=_valid_resent,
-        means="The log has the records of that file in the lane's `rejected/`: in the data batches of this group if it"
-        " is atomic, otherwise in earlier batches",
+        means="This lane's log has the records of the named file, which is in the named lane's `rejected/`. They are in"
+        " the data batches of this group if it is atomic, otherwise in earlier batches",
     ),
     MarkRow(
         0x4B0F,

@@ -457,7 +457,7 @@ def _counted(damage: list[Damage], entries: list[Entry], extent: Extent, before:
     """Returns the damage, with the number of records in each damaged range. The number follows from positions, or from
     the totals in `extent`.
 
-    `before` is the number of records between the extent's ends that are not in `entries`.
+    `before` is the number of records that lie between the two claims of the extent, but are not in `entries`.
     """
     follows = {entry.position: following.position for entry, following in itertools.pairwise(entries)}
     counted = []

@@ -30,7 +30,9 @@ class SegmentWriter:
         """Groups of the last segment that will be written together with the next group."""
         self._unwritten_at = 0
         self._continued: tuple[int, int] | None = None
-        """First position and handle of the segment to continue after the repair: only disk space was missing."""
+        """First position and handle of a segment in which a write failed only because the disk was full. After the
+        repair, the spool continues it.
+        """
         self._promised_bytes = 0
         self._promised_records = 0
         self.promise()

@@ -11,9 +11,9 @@ with FaultProxy() as proxy, KafkaCluster(brokers=1, proxy_ports=proxy.ports) as 
     assert proxy.peak("Produce", topic="orders", partition=0) <= 10   # requests in the busiest second
 ```
 
-Frames are decoded with kafka-python's protocol classes, so fields have their names there. Frames that match no rule
-pass byte for byte, and so do APIs and versions that kafka-python does not know. `TcpProxy` is for network faults that
-do not depend on Kafka's protocol.
+kafka-python's protocol classes decode the frames, so fields have the names from these classes. Frames that match no
+rule pass byte for byte, and so do APIs and versions that kafka-python does not know. `TcpProxy` is for network faults
+that do not depend on Kafka's protocol.
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ class Schedule:
         return self._only is None or self._only.issuperset(each.unit_id for each in units)
 
     def _write_offsets(self, transaction: Transaction, tid: TransactionalId) -> None:
-        """Write the offsets of the next group, if no earlier unit will still move that group.
+        """Write the next group's offsets, if all earlier units that move the same offsets are committed or refused.
 
         1. Two units of a consumer are prepared at once. The answer to the first one's TxnOffsetCommit is lost.
         2. The second unit writes its offset.

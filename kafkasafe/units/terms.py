@@ -100,7 +100,7 @@ class Grant:
     Attributes:
         producer_id: The producer id.
         epoch: The producer epoch.
-        protocol: 1, or 2 (KIP-890): each transaction has its own epoch, and partitions add themselves.
+        protocol: 1, or 2 (KIP-890): each transaction has its own epoch, and needs no AddPartitionsToTxn.
     """
 
     producer_id: int

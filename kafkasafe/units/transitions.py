@@ -164,8 +164,8 @@ class Transitions:
         """Find out whether a transaction was committed before EndTxn was refused, without fencing a successor.
 
         If it was not committed, a successor has ended it, or with protocol 1 it may have timed out. `ids._late` decides
-        which, once it is known that the transaction was open. With protocol 1, a delayed request can
-        add our marker to a successor's transaction, so only the log proves the outcome.
+        which, once it is known that the transaction was open. With protocol 1, a delayed TxnOffsetCommit
+        can put this transaction's marker into a successor's transaction, so only the log proves the outcome.
         """
         second = tid.grant is not None and tid.grant.protocol >= 2
         if not second and all(place < 0 for place in transaction.places.values()):
@@ -238,7 +238,8 @@ class Transitions:
             self._moved[line] = transaction.reading(line).number
 
     def drop_superseded(self) -> None:
-        """Drop units of other readings that contain records of units committed since the last call.
+        """Drop each unit that would deliver records again: a unit of another reading also contains them, and was
+        committed since the last call.
 
         1. A program closes its producer with a unit of records 0 to 9 in progress. Its consumer goes back to 0, and a
            unit of another reading has records 0 to 19.

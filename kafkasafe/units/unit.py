@@ -32,7 +32,7 @@ class Unit(UnitContent):
         unit_id: 16 bytes.
         transactional_id: The id that the user chose; empty: the unit gets one of the lane's own ids.
         offsets: The offsets of consumer groups.
-        readings: By group partition, the reading that the offset belongs to.
+        readings: For each partition of a group: the consumer's reading (`Reading`) to which the offset belongs.
         recorded: The readings as in the unit's READ mark; empty without such a mark.
         batches: In order. The parts of a divided batch take its place.
         durable: It is on disk.
@@ -271,14 +271,14 @@ class Transaction(UnitContent):
         tid: The transactional id; None: the transaction is over or aborted.
         grant: Its grant.
         offsets: The offsets of consumer groups: for each group and partition, that of the last unit that moves it.
-        readings: By group partition, the reading that the offset belongs to.
+        readings: For each partition of a group: the consumer's reading (`Reading`) to which the offset belongs.
         batches: Those of all units, in order.
         phase: See `TRANSITIONS`. Its units have the same phase.
         placed: The number of appended batches.
         issued: All batches were passed on to be appended.
         alone: All earlier entries were committed when `issued` was set.
         notes_left: The number of groups, the marker among them, whose offsets are not written yet.
-        next_note: Index of the group whose offsets to write once the transaction is first in its lines; -1: none.
+        next_note: Index of the group whose offsets are written next, once no earlier entry is left; -1: none.
         end_refused: EndTxn was refused because of the epoch.
         group_lines: The group partitions whose offsets it moves.
     """

@@ -148,8 +148,8 @@ class EngineContext:
             self.log.exception("on_event failed for %s", event, event="hook_failed")
 
     def raise_interrupt(self, error: BaseException) -> None:
-        """Raise KeyboardInterrupt for the constructor's caller. On the engine's own thread it would
-        only end delivery.
+        """Raise KeyboardInterrupt for the constructor's caller. Raise nothing on the engine's own thread, because that
+        would only end delivery.
         """
         if not isinstance(error, Exception) and not self.is_own_thread():
             raise error

@@ -452,7 +452,9 @@ class DiskWriter:
             self.watch_undurable()
 
     def spill(self, age_s: float) -> None:
-        """`spool="on_error"`: write parcels to disk that have waited this long; all, if they are too many bytes."""
+        """With `spool="on_error"`: write the parcels that have waited for `age_s` to disk; all of them if there are too
+        many bytes.
+        """
         before = self._context.clock.monotonic() - age_s
         with self._ledger.lock:
             late = [

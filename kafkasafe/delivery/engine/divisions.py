@@ -41,7 +41,7 @@ class Divisions:
         self.room_attempt = 0
 
     def take(self) -> Sequence[j.Divide]:
-        """Take the pending divisions. `leave` returns those that could not be done."""
+        """Take the pending divisions. The caller puts back (`leave`) those that could not be done."""
         pending, self.pending = self.pending, ()
         return pending
 

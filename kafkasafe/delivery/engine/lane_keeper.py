@@ -149,8 +149,8 @@ class LaneKeeper:
         if config.decide is not None:
             journal.halt(halted=True)
             journal.units.decide(config.decide.commit, config.decide.abort)
-        # First create the parcels that stay in memory. Mixed with many parcels that are packed at once, they would
-        # fragment it.
+        # First create the parcels that stay in memory. The others are packed at once, and thereby freed. If the two
+        # kinds were mixed, memory would be fragmented.
         waiting = [*journal.views.batches(far=False), *journal.views.batches(far=True)]
         for topic, partition, batch in waiting:
             parcel = Parcel(

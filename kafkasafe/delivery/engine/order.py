@@ -55,8 +55,8 @@ class LaneOrder:
         self._given_up: set[Path] = set()
         self._reported: set[Path] = set()
         self._dropped: dict[Predecessor, tuple[int, float]] = {}
-        """For each dropped producer that may not have written all accepted records yet: the position from which on the
-        own lane waits for it, and until when at most (monotonic seconds).
+        """The dropped producers that may not have written all accepted records yet. For each: the own lane's position
+        where batches begin to wait for it, and when they stop waiting at the latest (monotonic seconds).
         """
         self._followed: set[Predecessor] = set()
         """Dropped producers that still own their lanes."""

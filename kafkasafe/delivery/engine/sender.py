@@ -124,7 +124,7 @@ class Sender:
             self.produced(Sent(lane, batch, -1), failure)
 
     def _let_out(self) -> None:
-        """Pass as many held batches to the cluster as there is room for, with their bytes."""
+        """Read the bytes of held batches, and pass these batches to the cluster, as long as there is room."""
         if self._context.stranger is not None:
             return
         requests = []

@@ -21,7 +21,7 @@ class UnitHandle:
         unit_id: 16 bytes, never given twice.
         transactional_id: Given by the user; empty: one of the lane's own.
         offsets: Offsets of consumer groups that are part of the unit.
-        readings: The consumer readings that these offsets come from.
+        readings: For each partition of a group: the consumer's reading (`Reading`) to which the offset belongs.
         joins: The topic of a batch of `delivery="transactional"`; other batches of the topic may join the same unit
             until the engine writes it to disk.
         fate: How the unit ended, once that is durable. Set before its first parcel is done.

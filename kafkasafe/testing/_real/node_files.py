@@ -96,7 +96,7 @@ class NodeFiles:
         }
 
     def define_kraft(self, boot: BootFiles) -> None:
-        """Adds the brokers, and the controller unless a single broker is its own."""
+        """Adds the brokers, and a controller, unless the only broker is also the controller."""
         self._nodes.identify(random_id())
         self._release.boot_with(boot.options)
         quorum = {
