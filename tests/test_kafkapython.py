@@ -24,7 +24,6 @@ ADAPTERS = PACKAGE / "kafkapython"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if ADAPTERS not in path.parents)
 
 FRIENDS = {
-    "aio/futures.py": {"_result"},  # of kafkasafe's RecordFuture
     "aio/listeners.py": {"_running"},  # a field of the listener itself
     "logging_handler.py": {"_lock"},  # of the module logging
     "spark/tokens.py": {"_name"},  # a field of the provider itself
