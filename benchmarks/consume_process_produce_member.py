@@ -81,11 +81,12 @@ class Member:
         if inner is None:
             return
         print(inner.group_metadata(), "paused as the program knows it:", self.consumer.paused())
+        rereading = inner._reading.rereading
         for tp, state in dict(inner._subscription.assignment).items():
-            run = inner._rereading._readings.get(tp)
+            run = rereading._readings.get(tp)
             waits = None if run is None else (run.waits, run.broken, run.handed)
             print(tp, {name: value for name, value in vars(state).items() if value}, waits)
-        print(inner._rereading.__dict__, flush=True)
+        print(rereading.__dict__, flush=True)
 
     def of_consumer(self) -> dict[str, Any]:
         from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
@@ -147,9 +148,13 @@ class Member:
         self.note("handed over", len(records))
         inner = getattr(batch, "_batch", batch)
         offsets = {
-            each.partition: each.offset for group in inner._offsets.values() for each in group.positions
+            each.partition: each.offset
+            for group in inner._offsets.groups.values()
+            for each in group.positions
         }
-        readings = {line[2]: (reading.number, reading.start) for line, reading in inner._readings.items()}
+        readings = {
+            line[2]: (reading.number, reading.start) for line, reading in inner._offsets.readings.items()
+        }
         self.trace(
             f"batch {batch.outcome.batch_id}: {_runs(records)}; offsets {offsets}; readings {readings}"
         )
