@@ -307,7 +307,9 @@ async def looped(member: Member) -> None:
         member.note_batch(records, batch)
         outcomes.append(batch.outcome)
 
-    while not member.ending and time.monotonic() < member.until:
+    # Before Python 3.12, `asyncio.wait_for` loses a cancellation (here: SIGINT) that comes together with the result.
+    task = asyncio.current_task()
+    while not member.ending and time.monotonic() < member.until and not (task and task.cancelling()):
         records = await some()
         collected += records
         member.look_at(consumer.client.group_metadata().generation_id)
