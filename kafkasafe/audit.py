@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from kafkasafe.cluster.api import EARLIEST, LATEST
 from kafkasafe.errors import ConfigError, UsageError
 from kafkasafe.history.audit import IdCount, Producer, SequenceRun, judge, runs
 from kafkasafe.spark.notices import Notices
-from kafkasafe.spark.options import EARLIEST, FETCH_BYTES, LATEST, Offsets, ReadOptions, Subscribe
+from kafkasafe.spark.options import FETCH_BYTES, Offsets, ReadOptions, Subscribe
 from kafkasafe.spark.planner import Planner, Range
 from kafkasafe.spark.reading import COLUMNS, close_connections, read, read_headers
 

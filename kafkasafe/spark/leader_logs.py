@@ -29,7 +29,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kafkasafe.cluster.api import EpochEnd
+from kafkasafe.cluster.api import EARLIEST, LATEST, EpochEnd
 from kafkasafe.cluster.inquiry import pause_s
 from kafkasafe.cluster.lookups import LeaderChangedError, id_of
 from kafkasafe.cluster.procedures import Pause, Procedure
@@ -37,7 +37,6 @@ from kafkasafe.history.epochs import UNDEFINED, Diverged, EpochWalk, Lineage, Li
 from kafkasafe.spark.brokers import Brokers
 from kafkasafe.spark.marks import Mark
 from kafkasafe.spark.marks import Why as Loss
-from kafkasafe.spark.options import EARLIEST, LATEST
 from kafkasafe.spark.positions import Partition
 
 __all__ = ["LeaderLogs", "LogState"]

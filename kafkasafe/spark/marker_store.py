@@ -13,7 +13,15 @@ from typing import Final
 from kafka.errors import KafkaError
 
 from kafkasafe.classification import classify
-from kafkasafe.cluster.api import OffsetListed, ProduceReply, ProduceRequest, RecordsFetched, Reply
+from kafkasafe.cluster.api import (
+    EARLIEST,
+    LATEST,
+    OffsetListed,
+    ProduceReply,
+    ProduceRequest,
+    RecordsFetched,
+    Reply,
+)
 from kafkasafe.cluster.client import Transport
 from kafkasafe.errors import CheckpointMismatchError, WaitTimeoutError
 from kafkasafe.record import batch
@@ -28,8 +36,6 @@ __all__ = ["MarkerStore"]
 _MARKER_PARTITIONS: Final = 8
 _NOT_LET_IN: Final = frozenset({33, 34, 58})
 _BRIEF_S: Final = 5.0
-_LATEST: Final = -1
-_EARLIEST: Final = -2
 _NOT_YET: Final = 78  # OFFSET_NOT_AVAILABLE: the high watermark has not caught up yet
 _FETCH_BYTES: Final = 1024 * 1024
 
@@ -173,7 +179,7 @@ class MarkerStore:
         """Returns the newest committed marker in the marker topic; None if there is none."""
         topic, number = self._options.marker_topic, self._partition
         found = MarkerLog(self._id.encode())
-        end, at = self._bound_of_markers(_LATEST), self._bound_of_markers(_EARLIEST)
+        end, at = self._bound_of_markers(LATEST), self._bound_of_markers(EARLIEST)
         while at < end:
             answer = self._fetch_markers(at)
             records = bytes(answer.records)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
+from kafkasafe.cluster.api import EARLIEST, LATEST
 from kafkasafe.spark.kafka_options import kafka_options
 from kafkasafe.spark.option_table import OptionTable, OptionValues, QueryOption
 from kafkasafe.spark.option_values import (
@@ -38,9 +39,6 @@ __all__ = [
     "Times",
     "read_options",
 ]
-
-EARLIEST: Final = -2
-LATEST: Final = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from kafkasafe.cluster.api import EARLIEST, LATEST
 from kafkasafe.errors import ConfigError
 from kafkasafe.history.epochs import Lineage
 from kafkasafe.spark.brokers import Brokers, SourceUnavailableError
@@ -28,7 +29,7 @@ from kafkasafe.spark.leader_logs import LeaderLogs, LogState
 from kafkasafe.spark.marks import UNRESOLVED, Mark
 from kafkasafe.spark.notices import Notices
 from kafkasafe.spark.option_values import error
-from kafkasafe.spark.options import EARLIEST, LATEST, ReadOptions
+from kafkasafe.spark.options import ReadOptions
 from kafkasafe.spark.positions import Partition, Positions, divide, partition_names, ranges_between, share
 from kafkasafe.spark.query_bounds import QueryBounds
 from kafkasafe.spark.query_topics import QueryTopics

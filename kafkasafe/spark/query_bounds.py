@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from kafkasafe.cluster.api import EARLIEST, LATEST
 from kafkasafe.cluster.procedures import Procedure
 from kafkasafe.spark.brokers import Brokers
 from kafkasafe.spark.option_values import error
-from kafkasafe.spark.options import EARLIEST, LATEST, Bound, Offsets, ReadOptions, Times
+from kafkasafe.spark.options import Bound, Offsets, ReadOptions, Times
 from kafkasafe.spark.positions import Partition, partition_names
 
 __all__ = ["QueryBounds"]

@@ -31,7 +31,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from kafkasafe.classification import classify
-from kafkasafe.cluster.api import Cluster, Failure, RecordsFetched
+from kafkasafe.cluster.api import EARLIEST, LATEST, Cluster, Failure, RecordsFetched
 from kafkasafe.cluster.inquiry import pause_s
 from kafkasafe.errors import DataLossError
 from kafkasafe.events import SourceDataLost
@@ -50,8 +50,6 @@ _arrow: Any = pa  # pyarrow's compiled modules have no type information
 _compute: Any = pyarrow.compute
 
 _OUT_OF_RANGE: Final = 1
-_EARLIEST: Final = -2
-_LATEST: Final = -1
 _WAIT_MS: Final = 500
 _PIECE_BYTES: Final = 8 * 1024 * 1024
 
@@ -275,9 +273,9 @@ class _Fetching:
 
     def _out_of_range(self, position: int) -> int:
         piece = self._piece
-        start = self._bound(_EARLIEST)
+        start = self._bound(EARLIEST)
         if start is None or start <= position:
-            end = self._bound(_LATEST)
+            end = self._bound(LATEST)
             self._last_problem = (
                 f"offset {position} is out of range, though the log reaches from {start} to {end}"
             )

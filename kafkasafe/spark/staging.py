@@ -21,7 +21,7 @@ from typing import Any, Final
 import crc32c
 
 from kafkasafe.classification import classify
-from kafkasafe.cluster.api import Failure, OffsetListed, ProducerIdGranted, RecordsFetched
+from kafkasafe.cluster.api import EARLIEST, Failure, OffsetListed, ProducerIdGranted, RecordsFetched
 from kafkasafe.cluster.client import Transport
 from kafkasafe.cluster.inquiry import pause_s
 from kafkasafe.errors import SparkError
@@ -41,7 +41,6 @@ _FETCH_BYTES: Final = 4 * 1024 * 1024
 _FETCH_WAIT_MS: Final = 100
 _OUT_OF_RANGE: Final = 1
 _UNAUTHORIZED: Final = 29
-_EARLIEST: Final = -2
 
 
 class StagingError(SparkError):
@@ -318,7 +317,7 @@ class _Fetching:
     def _start_of_log(self) -> int | None:
         try:
             listed: OffsetListed = call(
-                lambda reply: self._transport.list_offset(self._topic, self._partition, _EARLIEST, reply),
+                lambda reply: self._transport.list_offset(self._topic, self._partition, EARLIEST, reply),
                 self._timeout_s,
             )
         except Exception:  # the caller asks again
