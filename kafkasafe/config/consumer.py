@@ -9,6 +9,7 @@ from typing import Any
 from kafka import KafkaConsumer
 
 from kafkasafe.config.connection import check_connection, check_types
+from kafkasafe.config.kafka_consumer import check_kafka_consumer
 from kafkasafe.config.names import CONSUMER_WITHOUT_EFFECT, check_names, ignored, with_sizes
 from kafkasafe.config.option import fields_of
 from kafkasafe.config.table import CONSUMER, CONSUMER_DEFAULTS, DEFAULTS, ConsumerConfig
@@ -34,6 +35,7 @@ def validate_consumer(options: Mapping[str, Any]) -> ConsumerConfig:
     merged = {**CONSUMER_DEFAULTS, **options}
     check_types(options, KafkaConsumer.DEFAULT_CONFIG)
     check_connection({**KafkaConsumer.DEFAULT_CONFIG, **options})
+    check_kafka_consumer(options, KafkaConsumer.DEFAULT_CONFIG)
     for name, reason in CONSUMER_WITHOUT_EFFECT.items():
         if options.get(name) is not None:
             ignored(name, options[name], reason)

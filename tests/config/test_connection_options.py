@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from kafka.coordinator.assignors.range import RangePartitionAssignor
+from kafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 
 from kafkasafe import SafeConsumer, SafeProducer
+from kafkasafe.config.consumer import validate_consumer
 from kafkasafe.errors import ConfigError
 
 NOWHERE = "127.0.0.1:1"
@@ -174,8 +177,40 @@ def test_a_number_as_text_is_refused_at_once(option, value):
         ),
         ({"lineage_path": "a\0b"}, "lineage_path: .* cannot be a file name: it has a null character"),
         ({"prometheus": "false"}, "prometheus must be True or False, not 'false'"),
+        (
+            {"isolation_level": "read_commited"},
+            "isolation_level must be one of .*; did you mean 'read_committed'",
+        ),
+        ({"max_poll_records": 0}, "max_poll_records must be a number of at least 1, not 0"),
+        ({"auto_commit_interval_ms": -1}, "auto_commit_interval_ms must be a number of at least 0, not -1"),
+        ({"group_id": ""}, "group_id must be a non-empty string, or None for no group, not ''"),
+        ({"group_id": 5}, "group_id must be a non-empty string, or None for no group, not 5"),
+        ({"group_id": "\ud800"}, "group_id: .* cannot be written as UTF-8"),
+        ({"group_instance_id": "one"}, "group_instance_id needs a group: set group_id, too"),
+        ({"group_id": "g", "group_instance_id": "one two"}, "group_instance_id must have .*, not 'one two'"),
+        ({"group_id": "g", "group_instance_id": ".."}, "group_instance_id must have .*, not '..'"),
+        ({"group_id": "g", "session_timeout_ms": 3000}, r"heartbeat_interval_ms \(3000\) must be lower"),
+        ({"group_id": "g", "partition_assignment_strategy": []}, "must be a list of classes .*, not \\[\\]"),
+        ({"group_id": "g", "partition_assignment_strategy": ["range"]}, "; 'range' is not one"),
+        ({"group_id": "g", "partition_assignment_strategy": "range"}, "a list of classes .*, not 'range'"),
     ],
 )
 def test_an_option_of_a_consumer_that_cannot_work_is_named(options, says):
     with pytest.raises(ConfigError, match=says):
         SafeConsumer(bootstrap_servers=NOWHERE, bootstrap_timeout_ms=1, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"group_id": None, "partition_assignment_strategy": ()},
+        {"group_id": None, "session_timeout_ms": 1000},
+        {"isolation_level": 1},
+        {"isolation_level": "READ-COMMITTED"},
+        {"max_poll_records": None},
+        {"group_id": "g", "partition_assignment_strategy": [RangePartitionAssignor()]},
+        {"group_id": "g", "partition_assignment_strategy": (RoundRobinPartitionAssignor,)},
+    ],
+)
+def test_a_consumer_takes_what_kafka_consumer_takes(options):
+    validate_consumer(options)
