@@ -124,11 +124,8 @@ def connection(servers: str | None, config: Path | None) -> dict[str, Any]:
             options = json.loads(text) if config.suffix == ".json" else tomllib.loads(text)
         except (OSError, ValueError, RecursionError) as error:
             # Do not show a line of the file: it may contain a password.
-            why = (
-                error.strerror
-                if isinstance(error, OSError)
-                else f"it is not a {config.suffix[1:] or 'TOML'} file"
-            )
+            wanted = "JSON" if config.suffix == ".json" else "TOML (a file named *.json may contain JSON)"
+            why = error.strerror if isinstance(error, OSError) else f"it is not {wanted}"
             raise typer.BadParameter(f"{config} cannot be read: {why}", param_hint="--config") from None
         if not isinstance(options, dict):
             raise typer.BadParameter(

@@ -322,6 +322,7 @@ def test_secrets_of_a_connection_are_not_told(capsys, lane, tmp_path):
         ("a.toml", 'sasl_plain_password = "hunter2'),
         ("a.json", '{"sasl_plain_password": "hunter2"'),
         ("b.toml", 'bootstrap_servers = "x:1"\nsasl_plain_pasword = "hunter2"'),
+        ("client.properties", "sasl.password=hunter2"),
         ("missing.toml", None),
     ):
         if content is not None:
@@ -330,6 +331,9 @@ def test_secrets_of_a_connection_are_not_told(capsys, lane, tmp_path):
         assert (code, out) == (2, "")
         assert "--config" in err
         assert "hunter2" not in err
+        assert ("it is not TOML (a file named *.json may contain JSON)" in err) == (
+            name in {"a.toml", "client.properties"}
+        )
 
 
 # -- export ------------------------------------------------------------------------------------------------------------
