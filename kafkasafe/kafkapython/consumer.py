@@ -6,29 +6,19 @@ import functools
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any
 
-import pyarrow as pa
 from kafka import KafkaConsumer
 from kafka.structs import TopicPartition
 
 from kafkasafe.kafkapython.adapter import KafkaPython, each_record
-from kafkasafe.kafkapython.batches import Kind
 from kafkasafe.kafkapython.coordinator import Coordinator
 from kafkasafe.kafkapython.fetcher import Fetcher
+from kafkasafe.kafkapython.kinds import Kind
 from kafkasafe.kafkapython.owner import Owner
 from kafkasafe.kafkapython.subscription import Subscription
-from kafkasafe.record.arrow_decode import COLUMNS, schema_of
 
 __all__ = ["ExtendedConsumer"]
-
-_arrow: Any = pa  # names from its compiled modules have no types
-
-_PLACE: Final = [
-    _arrow.field("topic", _arrow.string(), nullable=False),
-    _arrow.field("partition", _arrow.int32(), nullable=False),
-]
-_ORDER: Final = ("offset", "timestamp", "timestamp_type", "key", "value", "headers", "leader_epoch")
 
 
 class ExtendedConsumer(KafkaConsumer):
@@ -173,31 +163,10 @@ class ExtendedConsumer(KafkaConsumer):
             CorruptRecordError: The next batch of a partition is damaged. Its position does not change.
             KafkaError: See `poll`.
         """
-        names = [field.name for field in _PLACE] + list(_ORDER)
-        wanted = set(names if columns is None else columns)
-        if unknown := wanted - set(names):
-            raise ValueError(f"No columns {sorted(unknown)}; there are {', '.join(names)}")
-        known = schema_of(COLUMNS, views=views)
-        fields = [field for field in [*_PLACE, *map(known.field, _ORDER)] if field.name in wanted]
-        schema = _arrow.schema(fields)
-        parts = []
-        # Always read the offset, so that a table with only topic and partition has the right length.
-        for tp, batches in self._poll_batches(
-            timeout_ms, max_records, wanted & set(COLUMNS) | {"offset"}, views=views
-        ).items():
-            for batch in batches:
-                places = {
-                    "topic": lambda rows, tp=tp: _arrow.repeat(_arrow.scalar(tp.topic), rows),
-                    "partition": lambda rows, tp=tp: _arrow.repeat(
-                        _arrow.scalar(tp.partition, _arrow.int32()), rows
-                    ),
-                }
-                arrays = [
-                    places[name](batch.num_rows) if name in places else batch.column(name)
-                    for name in schema.names
-                ]
-                parts.append(_arrow.RecordBatch.from_arrays(arrays, schema=schema))
-        return _arrow.Table.from_batches(parts, schema=schema)
+        from kafkasafe.kafkapython.arrow_tables import TableForm
+
+        form = TableForm(columns, views=views)
+        return form.table(self._poll_batches(timeout_ms, max_records, form.fetched, views=views))
 
     def poll_batches(
         self,
@@ -224,26 +193,19 @@ class ExtendedConsumer(KafkaConsumer):
             CorruptRecordError: See `poll_arrow`.
             KafkaError: See `poll`.
         """
-        wanted = set(COLUMNS if columns is None else columns)
-        if unknown := wanted - set(COLUMNS):
-            raise ValueError(f"No columns {sorted(unknown)}; there are {', '.join(COLUMNS)}")
-        return {
-            tp: batches[0] if len(batches) == 1 else _joined(batches)
-            for tp, batches in self._poll_batches(timeout_ms, max_records, wanted, views=views).items()
-        }
+        from kafkasafe.kafkapython.arrow_tables import columns_of, joined
+
+        found = self._poll_batches(timeout_ms, max_records, columns_of(columns), views=views)
+        return {tp: joined(batches) for tp, batches in found.items()}
 
     def _poll_batches(
-        self, timeout_ms: float, max_records: int | None, columns: Iterable[str], *, views: bool
+        self, timeout_ms: float, max_records: int | None, columns: frozenset[str], *, views: bool
     ) -> Mapping[TopicPartition, list[Any]]:
         # Records that an iterator holds were not returned. They are read again, from the position.
         self._iterator = None
         poll: Any = self.poll
-        with self._fetcher.giving(Kind(frozenset(columns), views)):
+        with self._fetcher.giving(Kind(columns, views)):
             found: Mapping[TopicPartition, list[Any]] = poll(
                 timeout_ms, sys.maxsize if max_records is None else max_records
             )
         return found
-
-
-def _joined(batches: list[Any]) -> Any:
-    return _arrow.Table.from_batches(batches).combine_chunks().to_batches()[0]

@@ -23,7 +23,8 @@ from kafka.structs import OffsetAndMetadata
 
 from kafkasafe.errors import LogDivergedError
 from kafkasafe.events import LogDiverged
-from kafkasafe.kafkapython.batches import Kind, _Batches
+from kafkasafe.kafkapython.arrow_records import ArrowRecords
+from kafkasafe.kafkapython.kinds import Kind
 from kafkasafe.record import batch
 from kafkasafe.testing.broker import KafkaCluster
 
@@ -599,7 +600,7 @@ class TestOldFormats:
         new = batch.encode(None, [b"6", b"7"], timestamps=NOW, headers={1: [("h", b"v")]})
         batch.stamp_address(new, 6, 9)
         drained = []
-        part = _Batches(
+        part = ArrowRecords(
             Kind(frozenset(columns or [*COLUMNS[2:], "leader_epoch"]), views),
             1,
             TopicPartition("t", 0),

@@ -1,0 +1,148 @@
+"""Records of a fetched partition as Arrow batches. Only this module of the fetcher needs pyarrow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import kafka.errors as kafka_errors
+import pyarrow as pa
+from kafka.consumer.fetcher import Fetcher
+from kafka.record import MemoryRecords
+from kafka.structs import TopicPartition
+
+from kafkasafe.kafkapython.kinds import Kind
+from kafkasafe.record.arrow_decode import Decoder, OldFormatError, schema_of
+from kafkasafe.record.batch import CorruptBatchError
+
+__all__ = ["ArrowRecords"]
+
+_arrow: Any = pa  # names from pyarrow's compiled modules have no types
+
+
+class ArrowRecords:
+    """Replaces kafka-python's `PartitionRecords`, with Arrow instead of records.
+
+    Attributes:
+        kind: The form of the result.
+        topic_partition: The records' partition.
+        next_fetch_offset: Offset after the records that were taken.
+        leader_epoch: Leader epoch of the record directly before this offset; -1 if unknown.
+        bytes_read: Bytes of the response, once something was taken.
+        records_read: Number of records that were taken.
+    """
+
+    def __init__(
+        self,
+        kind: Kind,
+        fetch_offset: int,
+        topic_partition: TopicPartition,
+        records: Any,
+        *,
+        check_crcs: bool,
+        isolation_level: int,
+        aborted_transactions: Iterable[Any] | None,
+        metric_aggregator: Any,
+        on_drain: Any,
+        **_: object,
+    ) -> None:
+        self.kind = kind
+        self.topic_partition = topic_partition
+        self.next_fetch_offset = fetch_offset
+        self.leader_epoch = -1
+        self.bytes_read = 0
+        self.records_read = 0
+        self._buffer = records._buffer
+        self._aborted = aborted_transactions
+        self._isolation_level = isolation_level
+        self._check_crcs = check_crcs
+        self._metric_aggregator = metric_aggregator
+        self._on_drain = on_drain
+        self._old: Any = None
+        self._decoder: Decoder | None = Decoder(
+            self._buffer,
+            from_offset=fetch_offset,
+            aborted=[(entry.producer_id, entry.first_offset) for entry in aborted_transactions or ()],
+            read_committed=bool(isolation_level),
+            columns=kind.columns,
+            check_crcs=check_crcs,
+            views=kind.views,
+        )
+
+    def __bool__(self) -> bool:
+        return self._decoder is not None
+
+    def drain(self) -> None:
+        """Ends the object: nothing more is taken from it."""
+        if self._decoder is None:
+            return
+        self._decoder = self._old = None
+        self._buffer = b""  # it may be a view of a large response, and keep all of it in memory
+        if self._metric_aggregator:
+            self._metric_aggregator.record(self.topic_partition, self.bytes_read, self.records_read)
+        self._on_drain(self)
+
+    def own(self) -> bool:
+        """Copies the remaining bytes, so that they do not keep the whole response. Returns False if it cannot."""
+        if self._decoder is None or self._old is not None or self.kind.views:
+            return False
+        self._buffer = self._decoder.own_buffer()
+        return True
+
+    def take(self, most: int) -> Any:
+        """Takes a RecordBatch with at most this many records. None: none is left, and this object is drained.
+
+        Raises:
+            CorruptRecordError: The next batch is damaged. This object is drained; `next_fetch_offset` has not changed.
+        """
+        decoder = self._decoder
+        if decoder is None:
+            return None
+        try:
+            records = decoder.read(most) if self._old is None else None
+            self.next_fetch_offset, self.leader_epoch = decoder.next_offset, decoder.leader_epoch
+        except CorruptBatchError as error:
+            self.drain()
+            topic, partition = self.topic_partition
+            raise kafka_errors.CorruptRecordError(
+                f"{topic}-{partition}: {error}. The position stays {self.next_fetch_offset}: poll again, if it may have"
+                f" been damaged on its way; seek past it to leave it out."
+            ) from error
+        except OldFormatError:
+            # The response has messages of a broker before 0.11. kafka-python reads these.
+            self._old = Fetcher.PartitionRecords(
+                self.next_fetch_offset,
+                self.topic_partition,
+                MemoryRecords(self._buffer),
+                check_crcs=self._check_crcs,
+                isolation_level=self._isolation_level,
+                aborted_transactions=self._aborted,
+            )
+            records = None
+        if self._old is not None:
+            records = self._take_old(most)
+        if records is None:
+            self.drain()
+            return None
+        self.bytes_read = len(self._buffer)
+        self.records_read += records.num_rows
+        return records
+
+    def _take_old(self, most: int) -> Any:
+        rows = self._old.take(most)
+        self.next_fetch_offset, self.leader_epoch = self._old.next_fetch_offset, self._old.leader_epoch
+        if not rows:
+            return None
+        made = {
+            "offset": [row.offset for row in rows],
+            "timestamp": [-1 if row.timestamp is None else row.timestamp for row in rows],
+            "timestamp_type": [row.timestamp_type or 0 for row in rows],
+            "leader_epoch": [row.leader_epoch for row in rows],
+            "key": [row.key for row in rows],
+            "value": [row.value for row in rows],
+            "headers": [[{"key": name, "value": value} for name, value in row.headers] for row in rows],
+        }
+        schema = schema_of(self.kind.columns, views=self.kind.views)
+        return _arrow.RecordBatch.from_arrays(
+            [_arrow.array(made[field.name], field.type) for field in schema], schema=schema
+        )
