@@ -77,7 +77,7 @@ def installed(python: Path, checkout: Path, directory: Path) -> Path:
     wheels, target = directory / "wheels", directory / "installed"
     subprocess.run([*pip, "wheel", "--no-deps", "-w", wheels, checkout], env=environment, check=True)
     (wheel,) = wheels.glob("*.whl")
-    subprocess.run([*pip, "install", wheel, "confluent-kafka"], env=environment, check=True)
+    subprocess.run([*pip, "install", f"{wheel}[arrow,cli]", "confluent-kafka"], env=environment, check=True)
     subprocess.run([*pip, "install", "--no-deps", "--target", target, wheel], env=environment, check=True)
     subprocess.run([*pip, "uninstall", "--yes", "kafkasafe"], env=environment, check=True)
     return target

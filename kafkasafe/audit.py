@@ -14,11 +14,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import pyarrow as pa
-
 from kafkasafe.cluster.api import EARLIEST, LATEST
 from kafkasafe.errors import ConfigError, UsageError
 from kafkasafe.history.audit import IdCount, Producer, SequenceRun, judge, runs
+from kafkasafe.packages import pyarrow_for
 from kafkasafe.spark.notices import Notices
 from kafkasafe.spark.options import FETCH_BYTES, Offsets, ReadOptions, Subscribe
 from kafkasafe.spark.planner import Planner, Range
@@ -38,7 +37,7 @@ __all__ = [
     "draw",
 ]
 
-_arrow: Any = pa  # pyarrow's compiled modules have no types
+_arrow: Any = pyarrow_for("kafkasafe.audit")
 
 MAX_IDS: Final = 5_000_000
 """Largest number of distinct ids that are counted without Spark. So many ids take a few hundred megabytes of memory."""

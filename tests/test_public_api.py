@@ -78,7 +78,7 @@ def test_dir_of_a_package_names_what_is_public(module):
 def test_the_page_has_the_versions_of_the_package():
     page = public_api.PAGE.read_text(encoding="utf-8")
     (client,) = [each for each in PYPROJECT["project"]["dependencies"] if each.startswith("kafka-python")]
-    (spark,) = PYPROJECT["project"]["optional-dependencies"]["spark"]
+    _, spark = PYPROJECT["project"]["optional-dependencies"]["spark"]
     for said in (PYPROJECT["project"]["requires-python"], client, spark):
         assert f"`{re.sub('^[a-z-]+', '', said)}`" in page
     pythons = re.findall(r"Python :: (3\.\d+)", " ".join(PYPROJECT["project"]["classifiers"]))

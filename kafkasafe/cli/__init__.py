@@ -213,8 +213,9 @@ def _run(given: Sequence[str]) -> int:
         from kafka.errors import KafkaError
 
         from kafkasafe.errors import BaselineError
+        from kafkasafe.packages import MissingPackageError
 
-        if not isinstance(error, KafkaError | OSError | BaselineError):
+        if not isinstance(error, KafkaError | OSError | BaselineError | MissingPackageError):
             raise
         text = str(error) or type(error).__name__
         hint = " ".join(getattr(error, "__notes__", ()))

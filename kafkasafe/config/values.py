@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from kafkasafe.errors import ConfigError
+from kafkasafe.packages import MissingPackageError, pyarrow_for
 from kafkasafe.record.batch import Compression
 
 __all__ = [
@@ -265,6 +266,11 @@ def compression_of(options: Mapping[str, Any], name: str) -> Compression:
     if compression is None:
         known = ", ".join(str(word) for word in _COMPRESSION)
         raise ConfigError(f"{name} must be one of {known}, not {kind!r}")
+    if compression not in {Compression.NONE, Compression.GZIP}:
+        try:
+            pyarrow_for(f"{name}={kind!r}")
+        except MissingPackageError as error:
+            raise ConfigError(f"{error}; {name}='gzip' needs no other package") from error
     return compression
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,12 +12,14 @@ from typing import Any
 from kafka import KafkaConsumer
 from kafka.structs import TopicPartition
 
+from kafkasafe.errors import UsageError
 from kafkasafe.kafkapython.adapter import KafkaPython, each_record
 from kafkasafe.kafkapython.coordinator import Coordinator
 from kafkasafe.kafkapython.fetcher import Fetcher
 from kafkasafe.kafkapython.kinds import Kind
 from kafkasafe.kafkapython.owner import Owner
 from kafkasafe.kafkapython.subscription import Subscription
+from kafkasafe.packages import MissingPackageError, pyarrow_for
 
 __all__ = ["ExtendedConsumer"]
 
@@ -159,13 +162,12 @@ class ExtendedConsumer(KafkaConsumer):
             A pyarrow.Table, empty if the time has run out. The records of a partition are in order.
 
         Raises:
+            UsageError: pyarrow is not installed: `pip install 'kafkasafe[arrow]'`.
             ValueError: A column has an unknown name, or a number is out of range.
             CorruptRecordError: The next batch of a partition is damaged. Its position does not change.
             KafkaError: See `poll`.
         """
-        from kafkasafe.kafkapython.arrow_tables import TableForm
-
-        form = TableForm(columns, views=views)
+        form = _arrow_tables("poll_arrow").TableForm(columns, views=views)
         return form.table(self._poll_batches(timeout_ms, max_records, form.fetched, views=views))
 
     def poll_batches(
@@ -189,14 +191,14 @@ class ExtendedConsumer(KafkaConsumer):
             timestamp_type, leader_epoch, key, value, headers.
 
         Raises:
+            UsageError: See `poll_arrow`.
             ValueError: See `poll_arrow`.
             CorruptRecordError: See `poll_arrow`.
             KafkaError: See `poll`.
         """
-        from kafkasafe.kafkapython.arrow_tables import columns_of, joined
-
-        found = self._poll_batches(timeout_ms, max_records, columns_of(columns), views=views)
-        return {tp: joined(batches) for tp, batches in found.items()}
+        tables = _arrow_tables("poll_batches")
+        found = self._poll_batches(timeout_ms, max_records, tables.columns_of(columns), views=views)
+        return {tp: tables.joined(batches) for tp, batches in found.items()}
 
     def _poll_batches(
         self, timeout_ms: float, max_records: int | None, columns: frozenset[str], *, views: bool
@@ -209,3 +211,16 @@ class ExtendedConsumer(KafkaConsumer):
                 timeout_ms, sys.maxsize if max_records is None else max_records
             )
         return found
+
+
+def _arrow_tables(method: str) -> Any:
+    """Return the module `arrow_tables`. It is imported when a method needs it, because it imports pyarrow.
+
+    Raises:
+        UsageError: pyarrow is not installed.
+    """
+    try:
+        pyarrow_for(method)
+    except MissingPackageError as error:
+        raise UsageError(str(error)) from error
+    return importlib.import_module("kafkasafe.kafkapython.arrow_tables")

@@ -21,6 +21,7 @@ from kafka.record.default_records import DefaultRecordBatch
 from kafka.structs import TopicPartition
 
 from kafkasafe.kafkapython.record import Record
+from kafkasafe.packages import MissingPackageError
 from kafkasafe.record.batch import HEADER_BYTES, MAX_BODY_BYTES, BatchHeader, CorruptBatchError
 from kafkasafe.record.batch.compression import decompress
 from kafkasafe.record.record_decode import NO_HEADERS, Piece, Place, Row, read, read_alike
@@ -209,6 +210,10 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
                 body = decompress(bytes(body), header.compression, MAX_BODY_BYTES)
             except CorruptBatchError as error:
                 yield self._without_codec(DefaultRecordBatch(view), error)
+                return
+            except MissingPackageError:
+                # kafka-python decompresses with other packages, and raises an error if these are missing too.
+                yield self._by_kafka_python(DefaultRecordBatch(view))
                 return
             except ValueError:
                 yield self._by_kafka_python(DefaultRecordBatch(view))  # kafka-python raises the error

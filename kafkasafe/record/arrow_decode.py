@@ -22,8 +22,8 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
+from kafkasafe.packages import pyarrow_for
 from kafkasafe.record.batch import (
     HEADER_BYTES,
     MAX_BODY_BYTES,
@@ -38,7 +38,7 @@ from kafkasafe.record.batch.header import crc_of
 
 __all__ = ["COLUMNS", "HEADERS", "SCHEMA", "Decoded", "Decoder", "OldFormatError", "decode", "schema_of"]
 
-_arrow: Any = pa  # the names from pyarrow's compiled modules have no types
+_arrow: Any = pyarrow_for("An Arrow table")
 _Numbers: TypeAlias = npt.NDArray[np.int64]
 _Parsed: TypeAlias = tuple[Any, _Numbers, npt.NDArray[np.int32]]
 """A RecordBatch, its records' offsets and their leader epochs."""

@@ -7,14 +7,14 @@ everything: the data buffer of the joined array *is* the records section of the 
 from __future__ import annotations
 
 import functools
+import importlib
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 
+from kafkasafe.packages import pyarrow_for
 from kafkasafe.record import batch
 from kafkasafe.record.batch import Compression
 from kafkasafe.record.partition import partitions_for_buffer
@@ -22,8 +22,8 @@ from kafkasafe.record.partition import partitions_for_buffer
 __all__ = ["Rows", "encode_columns", "partitions_of", "records"]
 
 # pyarrow ships no types.
-_arrow: Any = pa
-_compute: Any = pc
+_arrow: Any = pyarrow_for("An Arrow table")
+_compute: Any = importlib.import_module("pyarrow.compute")
 _Numbers = npt.NDArray[np.int64]
 
 _BINARY: Final = _arrow.binary()

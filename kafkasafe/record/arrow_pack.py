@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
+from kafkasafe.packages import pyarrow_for
 from kafkasafe.record import arrow_encode, batch
 from kafkasafe.record.arrow_encode import Rows
 from kafkasafe.record.batch import Compression
@@ -23,7 +23,7 @@ __all__ = ["ArrowPacker", "PackedBatch", "divide", "unpack"]
 
 _INT16_MAX: Final = 0x7FFF
 
-_arrow: Any = pa
+_arrow: Any = pyarrow_for("An Arrow table")
 _HEADERS: Final = _arrow.list_(_arrow.struct([("key", _arrow.string()), ("value", _arrow.binary())]))
 
 

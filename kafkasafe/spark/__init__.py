@@ -13,6 +13,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any, Final
 
+from kafkasafe.errors import UsageError
+
 if TYPE_CHECKING:
     from kafkasafe.errors import CheckpointMismatchError, SparkError
     from kafkasafe.spark.appender import FencedError, RestartError
@@ -62,4 +64,9 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(home), name)
+    try:
+        return getattr(importlib.import_module(home), name)
+    except ModuleNotFoundError as error:
+        if error.name in {"pyarrow", "pyspark"}:
+            raise UsageError(f"kafkasafe.spark needs {error.name}: pip install 'kafkasafe[spark]'") from error
+        raise

@@ -18,6 +18,7 @@ The planner's own check is not enough, because the election may happen after the
 from __future__ import annotations
 
 import atexit
+import importlib
 import itertools
 import os
 import queue
@@ -27,8 +28,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute
 
 from kafkasafe.classification import classify
 from kafkasafe.cluster.api import EARLIEST, LATEST, Cluster, Failure, RecordsFetched
@@ -37,6 +36,7 @@ from kafkasafe.errors import DataLossError
 from kafkasafe.events import SourceDataLost
 from kafkasafe.history.epochs import UNDEFINED, Lineage
 from kafkasafe.kafkapython.connect import connect
+from kafkasafe.packages import pyarrow_for
 from kafkasafe.record.arrow_decode import HEADERS, Decoder
 from kafkasafe.record.batch import BatchHeader, iter_headers
 from kafkasafe.spark.brokers import SourceUnavailableError
@@ -46,8 +46,8 @@ from kafkasafe.spark.planner import Range
 
 __all__ = ["COLUMNS", "close_connections", "read", "read_headers"]
 
-_arrow: Any = pa  # pyarrow's compiled modules have no type information
-_compute: Any = pyarrow.compute
+_arrow: Any = pyarrow_for("An Arrow table")
+_compute: Any = importlib.import_module("pyarrow.compute")
 
 _OUT_OF_RANGE: Final = 1
 _WAIT_MS: Final = 500

@@ -10,38 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import typer
 
 from kafkasafe.cli.common import EXIT_BROKEN, Directory, counted, one_line, open_directory, progress
 from kafkasafe.cli.report import show
 from kafkasafe.cli.spool.contents import LaneName, contents_of, records_of
+from kafkasafe.packages import pyarrow_for
 from kafkasafe.spool.examine import SpoolOutcome
 
 __all__ = ["spool_export"]
 
-_pa: Any = pa  # pyarrow ships no types
-
 _STATUSES: Final = tuple(fate.value for fate in SpoolOutcome if fate is not SpoolOutcome.REPLACED)
 
-_SCHEMA: Final = _pa.schema(
-    [
-        ("lane", _pa.string()),
-        ("position", _pa.int64()),
-        ("topic", _pa.string()),
-        ("partition", _pa.int32()),
-        ("offset", _pa.int64()),
-        ("status", _pa.string()),
-        ("producer_id", _pa.int64()),
-        ("producer_epoch", _pa.int16()),
-        ("sequence", _pa.int32()),
-        ("timestamp_ms", _pa.int64()),
-        ("key", _pa.binary()),
-        ("value", _pa.binary()),
-        ("headers", _pa.list_(_pa.struct([("name", _pa.string()), ("value", _pa.binary())]))),
-    ]
-)
 _PAGE_RECORDS: Final = 10_000
 _FORMS: Final[dict[str, Literal["jsonl", "parquet"]]] = {
     ".jsonl": "jsonl",
@@ -193,12 +173,32 @@ def _new_file(path: Path) -> Iterator[Any]:
 
 
 def _write_parquet(path: Path, rows: Iterator[dict[str, Any]]) -> None:
-    with _new_file(path) as file, pq.ParquetWriter(file, _SCHEMA) as writer:
+    pa = pyarrow_for("A Parquet file")
+    import pyarrow.parquet as pq
+
+    schema = pa.schema(
+        [
+            ("lane", pa.string()),
+            ("position", pa.int64()),
+            ("topic", pa.string()),
+            ("partition", pa.int32()),
+            ("offset", pa.int64()),
+            ("status", pa.string()),
+            ("producer_id", pa.int64()),
+            ("producer_epoch", pa.int16()),
+            ("sequence", pa.int32()),
+            ("timestamp_ms", pa.int64()),
+            ("key", pa.binary()),
+            ("value", pa.binary()),
+            ("headers", pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))),
+        ]
+    )
+    with _new_file(path) as file, pq.ParquetWriter(file, schema) as writer:
         page: list[dict[str, Any]] = []
         for row in rows:
             page.append(row)
             if len(page) >= _PAGE_RECORDS:
-                writer.write_table(_pa.Table.from_pylist(page, schema=_SCHEMA))
+                writer.write_table(pa.Table.from_pylist(page, schema=schema))
                 page.clear()
         if page:
-            writer.write_table(_pa.Table.from_pylist(page, schema=_SCHEMA))
+            writer.write_table(pa.Table.from_pylist(page, schema=schema))

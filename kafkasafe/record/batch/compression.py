@@ -6,6 +6,7 @@ import struct
 import zlib
 from typing import Any, Final, cast
 
+from kafkasafe.packages import pyarrow_for
 from kafkasafe.record.batch.header import LENGTH, Buffer, Compression, CorruptBatchError
 
 __all__ = [
@@ -57,10 +58,12 @@ def load_codec(compression: Compression) -> None:
 
 
 def _arrow() -> Any:
-    """pyarrow, which has the codecs. Importing it takes 22 MB, so it is imported only for compressed batches."""
-    import pyarrow as pa
+    """pyarrow, which has the codecs. Importing it takes 22 MB, so it is imported only for compressed batches.
 
-    return pa
+    Raises:
+        MissingPackageError: pyarrow is not installed.
+    """
+    return pyarrow_for("Compression with snappy, lz4 or zstd")
 
 
 def compress(body: Buffer, compression: Compression, level: int | None) -> bytes:

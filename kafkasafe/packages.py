@@ -1,0 +1,27 @@
+"""pyarrow, which an extra of kafkasafe installs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["MissingPackageError", "pyarrow_for"]
+
+
+class MissingPackageError(ImportError):
+    """A package is not installed. The message says which extra of kafkasafe installs it."""
+
+
+def pyarrow_for(what: str) -> Any:
+    """Import pyarrow, which takes 22 MB of memory.
+
+    Args:
+        what: What needs it, as the subject of a sentence.
+
+    Raises:
+        MissingPackageError: pyarrow is not installed.
+    """
+    try:
+        import pyarrow as pa
+    except ImportError as error:
+        raise MissingPackageError(f"{what} needs pyarrow: pip install 'kafkasafe[arrow]'") from error
+    return pa
