@@ -8,9 +8,11 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
+import kafka
 import pyarrow as pa
 from kafka import KafkaConsumer
 from kafka.structs import TopicPartition
+from kafka.version import __version__ as installed
 
 from kafkasafe.kafkapython.adapter import KafkaPython, each_record
 from kafkasafe.kafkapython.batches import Kind
@@ -20,7 +22,7 @@ from kafkasafe.kafkapython.owner import Owner
 from kafkasafe.kafkapython.subscription import Subscription
 from kafkasafe.record.arrow_decode import COLUMNS, schema_of
 
-__all__ = ["ExtendedConsumer"]
+__all__ = ["FIELDS", "ExtendedConsumer"]
 
 _arrow: Any = pa  # names from its compiled modules have no types
 
@@ -31,8 +33,11 @@ _PLACE: Final = [
 _ORDER: Final = ("offset", "timestamp", "timestamp_type", "key", "value", "headers", "leader_epoch")
 
 
+_WRITTEN_FOR: Final = "3.0.12"
+
+
 class ExtendedConsumer(KafkaConsumer):
-    """A KafkaConsumer of kafka-python 3.0.12 whose parts ask the objects of an `Owner` for decisions."""
+    """A KafkaConsumer whose parts ask the objects of an `Owner` for decisions."""
 
     config: dict[str, Any]
     _client: Any
@@ -47,7 +52,20 @@ class ExtendedConsumer(KafkaConsumer):
     _owner: Owner
 
     def _port(self) -> KafkaPython:
-        """Return the interface that decisions about this consumer use."""
+        """Return the interface that decisions about this consumer use.
+
+        Raises:
+            ImportError: This kafka-python has renamed a private field that kafkasafe uses. Without this check, the user
+                would get an AttributeError that names neither the release nor what to do.
+        """
+        missing = [name for name in FIELDS if not hasattr(self, name)]
+        if missing:
+            raise ImportError(
+                f"kafka-python {installed} does not work with kafkasafe: KafkaConsumer has no"
+                f" {', '.join(missing)}. Install a release that works: pip install 'kafka-python=={_WRITTEN_FOR}'",
+                name="kafka",
+                path=kafka.__file__,
+            )
         return KafkaPython(self._subscription, self._fetcher, self._coordinator, self._manager)
 
     def _extend(self, owner: Owner, *, chooses_sizes: bool) -> None:
@@ -247,3 +265,7 @@ class ExtendedConsumer(KafkaConsumer):
 
 def _joined(batches: list[Any]) -> Any:
     return _arrow.Table.from_batches(batches).combine_chunks().to_batches()[0]
+
+
+FIELDS: Final = tuple(name for name in ExtendedConsumer.__annotations__ if name != "_owner")
+"""The fields of KafkaConsumer that this package uses."""
