@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from kafka import KafkaConsumer
 
@@ -12,13 +12,33 @@ from kafkasafe.config.connection import check_connection, check_types
 from kafkasafe.config.names import CONSUMER_WITHOUT_EFFECT, check_names, ignored, with_sizes
 from kafkasafe.config.option import fields_of
 from kafkasafe.config.table import CONSUMER, CONSUMER_DEFAULTS, DEFAULTS, ConsumerConfig
-from kafkasafe.config.values import choice
+from kafkasafe.config.values import Check, choice, deserializer, number, optional, string
 from kafkasafe.errors import ConfigError
 
 __all__ = [
     "ConsumerConfig",
     "validate_consumer",
 ]
+
+
+def _isolation_level(options: Mapping[str, Any], name: str) -> None:
+    # As in kafka-python, the case does not matter, and the values of its enumeration work, too.
+    if isinstance(options[name], str):
+        word = options[name].strip().lower().replace("-", "_")
+        choice("read_uncommitted", "read_committed")({name: word}, name)
+
+
+_CHECKS: Final[Mapping[str, Check]] = {
+    "group_id": optional(string),
+    "group_instance_id": optional(string),
+    "isolation_level": _isolation_level,
+    "max_poll_records": optional(number(least=1)),
+    "key_deserializer": deserializer,
+    "value_deserializer": deserializer,
+}
+"""Options of KafkaConsumer. With a wrong value, kafka-python raises without the option's name, or only when the
+consumer polls.
+"""
 
 
 def validate_consumer(options: Mapping[str, Any]) -> ConsumerConfig:
@@ -34,6 +54,9 @@ def validate_consumer(options: Mapping[str, Any]) -> ConsumerConfig:
     merged = {**CONSUMER_DEFAULTS, **options}
     check_types(options, KafkaConsumer.DEFAULT_CONFIG)
     check_connection({**KafkaConsumer.DEFAULT_CONFIG, **options})
+    for name, check in _CHECKS.items():
+        if name in options:
+            check(options, name)
     for name, reason in CONSUMER_WITHOUT_EFFECT.items():
         if options.get(name) is not None:
             ignored(name, options[name], reason)

@@ -23,6 +23,7 @@ __all__ = [
     "client_id_of",
     "compression_of",
     "consumers_hook",
+    "deserializer",
     "divergence",
     "duration",
     "flag",
@@ -37,6 +38,7 @@ __all__ = [
     "seconds",
     "sendable",
     "serializer",
+    "string",
     "transactional_id_of",
     "window_of",
 ]
@@ -142,6 +144,25 @@ def serializer(options: Mapping[str, Any], name: str) -> Any:
         raise ConfigError(
             f"{name} must be a function or have a method serialize(topic, headers, data), not {value!r}"
         )
+    return value
+
+
+def deserializer(options: Mapping[str, Any], name: str) -> Any:
+    """Return a deserializer, or None."""
+    value = options[name]
+    if value is not None and not callable(getattr(value, "deserialize", value)):
+        raise ConfigError(
+            f"{name} must be a function or have a method deserialize(topic, headers, data), not {value!r}"
+        )
+    return value
+
+
+def string(options: Mapping[str, Any], name: str) -> str:
+    """Return a string that Kafka's protocol can carry."""
+    value = options[name]
+    if not isinstance(value, str):
+        raise ConfigError(f"{name} must be a str, not {value!r}")
+    sendable(name, value)
     return value
 
 
