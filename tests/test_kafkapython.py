@@ -18,6 +18,7 @@ import pytest
 
 import kafkasafe
 from kafkasafe import _kafka_version
+from kafkasafe.kafkapython.consumer import FIELDS, ExtendedConsumer
 
 PACKAGE = Path(kafkasafe.__file__).parent
 ADAPTERS = PACKAGE / "kafkapython"
@@ -204,6 +205,19 @@ def test_a_kafka_python_without_a_version_is_accepted(tmp_path, monkeypatch):
     _kafka_version.check()
     monkeypatch.setitem(sys.modules, "kafka", ModuleType("kafka"))
     _kafka_version.check()
+
+
+def test_a_field_of_a_consumer_that_a_release_has_renamed_is_named():
+    consumer = object.__new__(ExtendedConsumer)
+    for name in FIELDS:
+        if name != "_subscription":
+            setattr(consumer, name, None)
+    with pytest.raises(
+        ImportError, match=r"KafkaConsumer has no _subscription\. Install .* 'kafka-python==3"
+    ) as raised:
+        consumer._port()
+    assert kafka.__version__ in str(raised.value)
+    assert raised.value.name == "kafka"
 
 
 def requirement() -> str:

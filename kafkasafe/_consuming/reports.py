@@ -56,13 +56,7 @@ class Reports:
         """Count, log and pass on an event."""
         self.counters[type(event).__name__] += 1
         self._count(event)
-        match event:
-            case LogDiverged() | EndOffsetRegressed():
-                self._say(logging.ERROR, event)
-            case PositionReset(skipped=skipped) if skipped is not None:
-                self._say(logging.WARNING, event)
-            case _:
-                self._say(logging.INFO, event)
+        self._say(_level_of(event), event)
         if self._on_event is None:
             return
         try:
@@ -109,3 +103,20 @@ class Reports:
                 pass  # `PartitionReady` counts it
             case LossCheckInconclusive():
                 stats.history_trimmed[topic] += 1
+
+
+def _level_of(event: ConsumerEvent) -> int:
+    """Return the level at which an event is logged. `kafkasafe/_log_events.py` has the levels for the documentation."""
+    match event:
+        case LogDiverged() | EndOffsetRegressed():
+            return logging.ERROR
+        case PositionReset(skipped=skipped):
+            return logging.INFO if skipped is None else logging.WARNING
+        case (
+            EndOffsetHeld()
+            | LossCheckInconclusive()
+            | PartitionNotReady()
+            | PartitionReady()
+            | PositionRewound()
+        ):
+            return logging.INFO

@@ -15,27 +15,27 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import typer
-from typer.core import TyperCommand, TyperGroup
 
 import kafkasafe
 from kafkasafe.cli.exits import EXIT_BROKEN_PIPE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
+from kafkasafe.cli.groups import WholeSentences
 
 __all__ = ["app", "main"]
 
 _COMMANDS: Final = {
-    "audit": "Find gaps and repeats in a topic: in each producer's sequence numbers per partition, and in an id of your"
-    " own.",
     "doctor": "Show whether each undelivered batch is in the log, with proof, and which topic settings break a"
     " promise.",
     "health": "Say whether a producer could accept records in a spool directory, and what needs an operator there.",
+    "spool": "Inspect, repair and drain spool directories. Only repair, drain, commit, abort, resend, set-aside,"
+    " discard and prune change anything.",
     "offsets": "Show end offsets that go back only after a proof that records are lost.",
-    "version": "Print the versions of kafkasafe, kafka-python and Python.",
+    "audit": "Find gaps and repeats in a topic: in each producer's sequence numbers per partition, and in an id of your"
+    " own.",
     "classify": "Explain an error code of Kafka, and what to do about it.",
     "lineage": "Find where two logs differ, from their leader epochs, and count the requests and bytes that this"
     " takes.",
     "demo": "Run a real Kafka with 3 brokers on this machine, and kill everything with kill -9.",
-    "spool": "Inspect, repair and drain spool directories. Only repair, drain, commit, abort, resend, set-aside,"
-    " discard and prune change anything.",
+    "version": "Print the versions of kafkasafe, kafka-python and Python.",
 }
 """The first paragraph of each command's help, in the order of `kafkasafe --help`. The texts are here so that neither
 this help nor a single command imports the modules of all commands. Each command except `version` is the `app` of a
@@ -70,7 +70,7 @@ class _OnUse(dict[str, Any]):
         return [(name, self[name]) for name in self]
 
 
-class _Group(TyperGroup):
+class _Group(WholeSentences):
     """The command `kafkasafe` itself."""
 
     def __init__(self, *, commands: Any = None, **settings: Any) -> None:
@@ -79,15 +79,8 @@ class _Group(TyperGroup):
     def list_commands(self, _ctx: Any) -> list[str]:
         return list(self.commands)
 
-    def format_commands(self, _ctx: Any, formatter: Any) -> None:
-        width = formatter.width - 6 - max(map(len, _COMMANDS))
-        with formatter.section("Commands"):
-            formatter.write_dl(
-                [
-                    (name, TyperCommand(name, help=text).get_short_help_str(width))
-                    for name, text in _COMMANDS.items()
-                ]
-            )
+    def helps(self, _ctx: Any) -> list[tuple[str, str]]:
+        return list(_COMMANDS.items())
 
 
 TAGLINE: Final = (kafkasafe.__doc__ or "").partition("\n")[0]

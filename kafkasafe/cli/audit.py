@@ -56,7 +56,7 @@ app = app_of_command()
 
 @app.command("audit", epilog=AUDIT_CODES)
 def audit_topic(
-    topics: Annotated[list[str], typer.Argument(metavar="TOPIC…", help="Topics to count.")],
+    topics: Annotated[list[str], typer.Argument(metavar="TOPIC", help="Topics to count.")],
     servers: Servers = None,
     config: ConfigFile = None,
     record_id: Annotated[

@@ -47,7 +47,7 @@ app = app_of_command()
 @app.command("offsets", epilog=OFFSETS_CODES)
 def offsets(
     topics: Annotated[
-        list[str], typer.Argument(metavar="TOPIC[:PARTITION]…", help="Topics, or single partitions.")
+        list[str], typer.Argument(metavar="TOPIC[:PARTITION]", help="Topics, or single partitions.")
     ],
     servers: Servers = None,
     config: ConfigFile = None,

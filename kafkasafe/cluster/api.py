@@ -438,8 +438,10 @@ _TLS_ALERTS: Final = tuple(f"Invalid frame length: {0x15030000 + (minor << 8)}" 
 
 
 def in_words(error: BaseException) -> str:
-    """An error as text that begins with its name. kafka-python's errors already contain their names."""
+    """An error as text that begins with its name. kafka-python's errors already contain their names, some twice."""
     name, text = type(error).__name__, str(error)
+    if text.startswith(f"{name}: "):
+        text = f"{name}: " + text.replace(f"{name}: ", "")
     if text.endswith(_TLS_ALERTS):
         text += "; it answers in TLS, so security_protocol must be SSL or SASL_SSL"
     return text if text.startswith(name) else f"{name}: {text}" if text else name

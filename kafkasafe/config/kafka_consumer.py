@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from kafkasafe.config.values import choice, number, sendable
+from kafkasafe.config.values import choice, deserializer, number, sendable
 from kafkasafe.errors import ConfigError
 
 __all__ = ["check_kafka_consumer"]
@@ -44,6 +44,9 @@ def check_kafka_consumer(options: Mapping[str, Any], defaults: Mapping[str, Any]
     for name, least in _LEAST.items():
         if options.get(name) is not None:
             number(least=least)(options, name)
+    for name in ("key_deserializer", "value_deserializer"):
+        if name in options:
+            deserializer(options, name)
     if "isolation_level" in options:
         _check_isolation_level(options["isolation_level"])
     _check_group(options, {**defaults, **options})

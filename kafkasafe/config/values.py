@@ -24,6 +24,7 @@ __all__ = [
     "client_id_of",
     "compression_of",
     "consumers_hook",
+    "deserializer",
     "divergence",
     "duration",
     "flag",
@@ -142,6 +143,16 @@ def serializer(options: Mapping[str, Any], name: str) -> Any:
     if value is not None and not callable(getattr(value, "serialize", value)):
         raise ConfigError(
             f"{name} must be a function or have a method serialize(topic, headers, data), not {value!r}"
+        )
+    return value
+
+
+def deserializer(options: Mapping[str, Any], name: str) -> Any:
+    """Return a deserializer, or None."""
+    value = options[name]
+    if value is not None and not callable(getattr(value, "deserialize", value)):
+        raise ConfigError(
+            f"{name} must be a function or have a method deserialize(topic, headers, data), not {value!r}"
         )
     return value
 

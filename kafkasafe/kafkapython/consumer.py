@@ -7,10 +7,12 @@ import importlib
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
+import kafka
 from kafka import KafkaConsumer
 from kafka.structs import TopicPartition
+from kafka.version import __version__ as installed
 
 from kafkasafe.errors import UsageError
 from kafkasafe.kafkapython.adapter import KafkaPython, each_record
@@ -21,11 +23,14 @@ from kafkasafe.kafkapython.owner import Owner
 from kafkasafe.kafkapython.subscription import Subscription
 from kafkasafe.packages import MissingPackageError, pyarrow_for
 
-__all__ = ["ExtendedConsumer"]
+__all__ = ["FIELDS", "ExtendedConsumer"]
+
+
+_WRITTEN_FOR: Final = "3.0.12"
 
 
 class ExtendedConsumer(KafkaConsumer):
-    """A KafkaConsumer of kafka-python 3.0.12 whose parts ask the objects of an `Owner` for decisions."""
+    """A KafkaConsumer whose parts ask the objects of an `Owner` for decisions."""
 
     config: dict[str, Any]
     _client: Any
@@ -40,7 +45,20 @@ class ExtendedConsumer(KafkaConsumer):
     _owner: Owner
 
     def _port(self) -> KafkaPython:
-        """Return the interface that decisions about this consumer use."""
+        """Return the interface that decisions about this consumer use.
+
+        Raises:
+            ImportError: This kafka-python has renamed a private field that kafkasafe uses. Without this check, the user
+                would get an AttributeError that names neither the release nor what to do.
+        """
+        missing = [name for name in FIELDS if not hasattr(self, name)]
+        if missing:
+            raise ImportError(
+                f"kafka-python {installed} does not work with kafkasafe: KafkaConsumer has no"
+                f" {', '.join(missing)}. Install a release that works: pip install 'kafka-python=={_WRITTEN_FOR}'",
+                name="kafka",
+                path=kafka.__file__,
+            )
         return KafkaPython(self._subscription, self._fetcher, self._coordinator, self._manager)
 
     def _extend(self, owner: Owner, *, chooses_sizes: bool) -> None:
@@ -224,3 +242,7 @@ def _arrow_tables(method: str) -> Any:
     except MissingPackageError as error:
         raise UsageError(str(error)) from error
     return importlib.import_module("kafkasafe.kafkapython.arrow_tables")
+
+
+FIELDS: Final = tuple(name for name in ExtendedConsumer.__annotations__ if name != "_owner")
+"""The fields of KafkaConsumer that this package uses."""

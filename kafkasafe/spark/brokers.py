@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from kafkasafe.cluster.api import Cluster, OffsetListed, TopicInfo
+from kafkasafe.cluster.api import Cluster, OffsetListed, TopicInfo, in_words
 from kafkasafe.cluster.inquiry import ProcedureRunner, RunningProcedure
 from kafkasafe.cluster.lookups import LookUps
 from kafkasafe.cluster.procedures import Procedure
@@ -140,7 +140,7 @@ class Brokers:
     def _too_late(self, waiting: list[str]) -> SourceUnavailableError:
         places = ", ".join(waiting[:5]) + (", ..." if len(waiting) > 5 else "")
         problem = self._last_problem
-        last = f" The last answer was {type(problem).__name__}: {problem}." if problem else ""
+        last = f" The last answer was {in_words(problem)}." if problem else ""
         connected = self._transport is not None and self._transport.connected
         if connected and isinstance(problem, RemoteStorageNotReadyError):
             return SourceUnavailableError(

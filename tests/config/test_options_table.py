@@ -103,8 +103,10 @@ def test_the_docstring_agrees_with_the_table(row: Option):
         assert kind == "str"
         assert [word for word in row.check.words if f'"{word}"' not in text] == []
     else:
-        word = {values.flag: "bool", values.hook: "callable"}.get(row.check)
-        assert kind == word if word else kind in {"int", "float"}
+        hint = typing.get_type_hints(ProducerOptions)[row.name]
+        numeric = {int, float} & {hint, *typing.get_args(hint)}
+        word = {values.flag: "bool", values.hook: "callable"}.get(row.check, "number" if numeric else "str")
+        assert kind in {"int", "float"} if word == "number" else kind == word
     numbers = re.findall(r"Default: (\d+)\.", text)
     assert [int(each) for each in numbers] in ([], [row.default])
 

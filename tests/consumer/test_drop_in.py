@@ -235,6 +235,12 @@ class TestOptions:
             {"offsets_path": "/nowhere/ends.json"},
             {"lineage_path": "/nowhere/lineage.json"},
             {"offsets_path": "/tmp/one.json", "lineage_path": "/tmp/one.json"},
+            {"group_id": 5},
+            {"group_instance_id": 5},
+            {"isolation_level": "commited"},
+            {"max_poll_records": 0},
+            {"key_deserializer": "utf-8"},
+            {"value_deserializer": 5},
         ],
     )
     def test_values_that_cannot_work(self, option):

@@ -79,6 +79,8 @@ def waiting_in(producer: SafeProducer) -> int:
         ({"prometheus": "0"}, "prometheus must be True or False, not '0'"),
         ({"retain_acked_ms": 10**400}, "retain_acked_ms is too large .* means no end"),
         ({"spool_dir": "a\0b"}, r"spool_dir: .*a\\x00b' cannot be a file name: it has a null"),
+        # As a path, it is the current directory.
+        ({"spool_dir": ""}, "spool_dir is empty; for the current directory write"),
     ],
 )
 def test_an_option_that_cannot_work_is_named(tmp_path, options, says):
@@ -119,7 +121,8 @@ def test_a_directory_that_cannot_be_written(zygote, producers, tmp_path):
 def test_a_directory_that_cannot_be_made(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(
-        SpoolError, match=r"cannot be used: .*File exists.* No record was accepted, none was lost"
+        SpoolError,
+        match=r"File exists.* The path, or a part of it, is a file; .* No record was accepted, none was lost",
     ):
         SafeProducer(bootstrap_servers=NOWHERE, spool_dir=tmp_path / "file" / "spool")
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import typer
 
+from kafkasafe.cli.groups import WholeSentences
 from kafkasafe.cli.spool.abort import spool_abort
 from kafkasafe.cli.spool.commit import spool_commit
 from kafkasafe.cli.spool.contents import DAMAGED, DAMAGED_OR_REJECTED
@@ -36,6 +37,7 @@ from kafkasafe.cli.spool.verify import spool_verify
 __all__ = ["app"]
 
 app = typer.Typer(
+    cls=WholeSentences,
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -44,15 +46,15 @@ app = typer.Typer(
 )
 
 # The order of these lines is the order in `kafkasafe spool --help`.
-app.command("commit", epilog=DECISION_CODES)(spool_commit)
-app.command("abort", epilog=DECISION_CODES)(spool_abort)
-app.command("discard", epilog=DISCARD_CODES)(spool_discard)
-app.command("prune", epilog=PRUNE_CODES)(spool_prune)
 app.command("ls", epilog=DAMAGED_OR_REJECTED)(spool_ls)
-app.command("verify", epilog=DAMAGED)(spool_verify)
 app.command("show", epilog=DAMAGED_OR_REJECTED)(spool_show)
+app.command("verify", epilog=DAMAGED)(spool_verify)
 app.command("export", epilog=DAMAGED)(spool_export)
 app.command("repair", epilog=REPAIR_CODES)(spool_repair)
 app.command("drain", epilog=DRAIN_CODES)(spool_drain)
+app.command("commit", epilog=DECISION_CODES)(spool_commit)
+app.command("abort", epilog=DECISION_CODES)(spool_abort)
 app.command("resend", epilog=RESEND_CODES)(spool_resend)
+app.command("discard", epilog=DISCARD_CODES)(spool_discard)
+app.command("prune", epilog=PRUNE_CODES)(spool_prune)
 app.command("set-aside", epilog=SET_ASIDE_CODES)(spool_set_aside)

@@ -72,8 +72,10 @@ class SpoolDirectory:
         try:
             make_format(path, files)
         except OSError as error:
+            is_file = isinstance(error, (FileExistsError, NotADirectoryError))
+            must = "The path, or a part of it, is a file" if is_file else "It must be writable by this user"
             raise SpoolError(
-                f"The spool directory {path} cannot be used: {error}. It must be writable by this user; choose another"
+                f"The spool directory {path} cannot be used: {error}. {must}; choose another"
                 " with spool_dir= or KAFKASAFE_SPOOL_DIR. No record was accepted, none was lost"
             ) from error
         return cls(path, files)

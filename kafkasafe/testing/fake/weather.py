@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from kafkasafe.errors import UsageError
@@ -75,9 +75,7 @@ class Network:
 
     def restore(self) -> None:
         """Ends all faults. Dropped requests and responses stay lost."""
-        self._change(
-            None, drop_responses=False, drop_requests=False, stall=False, refuse=False, response_delay_ms=0
-        )
+        self._change(None, **asdict(Weather()))
 
     @abstractmethod
     def cut(self, *, node: int | None = None) -> int:

@@ -1,0 +1,29 @@
+"""Groups of commands whose help is complete."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from typer.core import TyperCommand, TyperGroup
+
+__all__ = ["WholeSentences"]
+
+_LONGEST: Final = 10_000
+
+
+class WholeSentences(TyperGroup):
+    """A group whose help has the whole first sentence of each command. Click would cut it at the end of the line."""
+
+    def helps(self, ctx: Any) -> list[tuple[str, str]]:
+        """The name and the help of each command, in the order of the output."""
+        return [(name, (self.get_command(ctx, name) or self).help or "") for name in self.list_commands(ctx)]
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the names, and beside them the sentences, over several lines if necessary."""
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [
+                    (name, TyperCommand(name, help=text).get_short_help_str(_LONGEST))
+                    for name, text in self.helps(ctx)
+                ]
+            )
