@@ -5,8 +5,8 @@ partitions, through the product's own adapter. Only what has threads and sockets
 coordinator and the metadata are the small classes `Fetches`, `Group` and `Metadata`. `World.poll` does what
 kafka-python's `poll` does, in the same order (`KafkaConsumer._poll_once`).
 
-`Book` checks what a consumer promises. `play` plays the history of a seed; `python tests/consumer/world.py 1000` plays
-many, and `python tests/consumer/world.py --seed 7` shows one.
+`Book` checks what a consumer promises. `play` plays the history of a seed; `python tests/consumer/consumer_world.py 1000`
+plays many, and `python tests/consumer/consumer_world.py --seed 7` shows one.
 """
 
 from __future__ import annotations
