@@ -25,7 +25,7 @@ from kafka import TopicPartition
 from kafkasafe._producing.open_batch import OpenBatch
 from kafkasafe._producing.opening import ProducerParts
 from kafkasafe._producing.spelling import Absent, Tidy, tidy_dir
-from kafkasafe._producing.unit_offsets import UnitOffsets, is_out, positions_of, stored_text
+from kafkasafe._producing.unit_offsets import UnitOffsets, is_out, positions_of, text_of
 from kafkasafe.delivery.awaiting import LoopWaits
 from kafkasafe.delivery.batch_offsets import check_settings
 from kafkasafe.delivery.callbacks import take
@@ -439,7 +439,7 @@ class AtomicBatch:
         self._parts = parts = opener.parts
         self._plain = parts.form.plain
         self._new_future = opener.new_future
-        self._transactional_id = stored_text("transactional_id", transactional_id)
+        self._transactional_id = text_of("transactional_id", transactional_id)
         self._open_batches: list[OpenBatch] = []
         self._open: dict[str, OpenBatch] = {}
         self._most = parts.config.spool_segment_bytes
@@ -594,7 +594,8 @@ class AtomicBatch:
             UsageError: The batch was committed or dropped before. Or the consumer has no group, commits automatically,
                 or does not ask for stable offsets (KIP-447). The message says which option to set.
             TypeError: A partition, an offset or the group has the wrong type.
-            ValueError: A value is out of range: a negative offset, a string that is too long.
+            ValueError: A number is out of range, such as a negative offset.
+            ConfigError: A string is too long, or cannot be written as UTF-8.
             BatchDroppedError: An earlier batch was dropped, so the consumer will go back and read that batch's input
                 again. Discard the present batch, and continue with `poll`. With a KafkaConsumer, first `seek` to the
                 offsets that `committed` returns.
