@@ -26,14 +26,14 @@ from kafkasafe._producing.spelling import Absent, Tidy, not_for_callers, tidy_di
 from kafkasafe.atomic import ADD_CALLBACK, GET, IS_DONE, NEVER_CANCELLED, AtomicBatch, Opener
 from kafkasafe.config import DEFAULTS, DEPRECATED, validate
 from kafkasafe.delivery.awaiting import LoopWaits
-from kafkasafe.delivery.metric_readings import producer_readings
+from kafkasafe.delivery.metric_samples import producer_samples
 from kafkasafe.health.states import ProducerHealth
 from kafkasafe.limits.patience import timeout_of
 from kafkasafe.logs import EventLog
 from kafkasafe.options import ProducerOptions
 from kafkasafe.process.one_process import OfOneProcess
 from kafkasafe.record.batch import RECORD_OVERHEAD
-from kafkasafe.stats import Reading
+from kafkasafe.stats import Sample
 
 if TYPE_CHECKING:
     from kafkasafe.transactional import LastTransaction, Transactions
@@ -568,9 +568,9 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         """
         return self._parts.admission.health()
 
-    def _readings(self) -> Iterable[Reading]:
+    def _samples(self) -> Iterable[Sample]:
         """Return the values that `kafkasafe.metrics` collects."""
-        return producer_readings(self._pump, closed=self._parts.lifecycle.closed is not None)
+        return producer_samples(self._pump, closed=self._parts.lifecycle.closed is not None)
 
     def init_transactions(self) -> LastTransaction | None:
         """Take over the transactional id. Call it once, before the first transaction.

@@ -20,7 +20,7 @@ from kafkasafe.classification import ErrorAction, Verdict, classify
 from kafkasafe.cluster.backoff import Backoff
 from kafkasafe.errors import ConfigError, UsageError, WaitTimeoutError
 from kafkasafe.logs import EventLog
-from kafkasafe.stats import Reading, RetryStats
+from kafkasafe.stats import RetryStats, Sample
 
 __all__ = ["RetryEvent", "RetryPolicy", "Times", "retry_if_kafka_retriable"]
 
@@ -258,9 +258,9 @@ class RetryPolicy:
 
     # --- metrics ---
 
-    def _readings(self) -> Iterator[Reading]:
+    def _samples(self) -> Iterator[Sample]:
         with self._lock:
-            yield from list(self._stats.retry_readings())
+            yield from list(self._stats.retry_samples())
 
     def _count(self, api: str, error: str, pause_s: float | None, gave_up: _GaveUp | None) -> None:
         with self._lock:
