@@ -22,8 +22,17 @@ from kafkasafe._producing.accepted_record import AcceptedRecord
 from kafkasafe._producing.delivery import safely
 from kafkasafe._producing.open_batch import OpenBatch, Special
 from kafkasafe._producing.opening import ProducerParts, opened
-from kafkasafe._producing.spelling import Absent, Tidy, not_for_callers, tidy_dir
-from kafkasafe.atomic import ADD_CALLBACK, GET, IS_DONE, NEVER_CANCELLED, AtomicBatch, Opener
+from kafkasafe._producing.spelling import (
+    ADD_CALLBACK,
+    GET,
+    IS_DONE,
+    NEVER_CANCELLED,
+    Absent,
+    Tidy,
+    not_for_callers,
+    tidy_dir,
+)
+from kafkasafe.atomic import AtomicBatch, Opener
 from kafkasafe.config import DEFAULTS, DEPRECATED, validate
 from kafkasafe.delivery.awaiting import LoopWaits
 from kafkasafe.delivery.metric_samples import producer_samples

@@ -32,7 +32,7 @@ EXCEPTIONS = {
     "units": 0,
     "delivery/engine": 0,
     "cluster/client": 0,
-    "_producing": 3,
+    "_producing": 0,
     "aio": 4,  # in the fast path of `send`
     "kafkapython": 56,  # most of them on objects of kafka-python
 }

@@ -153,7 +153,7 @@ class Accumulator:
                 open_batch.shut()
                 parcels += open_batch.keep(open_batch.encoded or self._encoder.encoded(open_batch)).parcels
             for parcel in parcels:
-                parcel.unit_handle = unit_handle
+                parcel.belong_to(unit_handle)
             unit.carry(parcels)
             try:
                 self._units[unit] = None
@@ -373,5 +373,5 @@ def _as_unit(parcels: Sequence[Parcel]) -> Parcel:
     """Join parcels into one unit (`delivery="transactional"`). Return the parcel that represents the unit."""
     unit_handle = UnitHandle(joins=parcels[0].topic)
     for parcel in parcels:
-        parcel.unit_handle = unit_handle
+        parcel.belong_to(unit_handle)
     return Parcel("", -1, None, 0, 0, 0, unit_handle=unit_handle)
