@@ -204,11 +204,13 @@ class Opener:
         producer: The producer. It must live as long as futures and callbacks of the batch.
         parts: The objects of the producer.
         new_future: The producer's class of futures.
+        future_of: Makes a future of this class for a producer's record, by open batch and number.
     """
 
     producer: SafeProducer
     parts: ProducerParts
     new_future: type[RecordFuture]
+    future_of: Callable[[type[RecordFuture], SafeProducer, OpenBatch, int], RecordFuture]
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +243,7 @@ class AtomicBatch:
         self._parts = parts = opener.parts
         self._plain = parts.form.plain
         self._new_future = opener.new_future
+        self._future_of = opener.future_of
         self._transactional_id = text_of("transactional_id", transactional_id)
         self._open_batches: list[OpenBatch] = []
         self._open: dict[str, OpenBatch] = {}
@@ -375,7 +378,7 @@ class AtomicBatch:
             index = next(open_batch.numbers)
         open_batch.left -= size
         open_batch.put(index, key, value, special)
-        future: RecordFuture = self._new_future._of(self._producer, open_batch, index)
+        future = self._future_of(self._new_future, self._producer, open_batch, index)
         self._room -= size
         return future
 

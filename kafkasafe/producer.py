@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar, Unpack
 
 import kafka.errors as kafka_errors
 from kafka.producer.future import FutureRecordMetadata, RecordMetadata
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from kafkasafe.transactional import LastTransaction, Transactions
 
 __all__ = ["RecordFuture", "SafeProducer"]
+
+_Future = TypeVar("_Future", bound="RecordFuture")
 
 log = EventLog("producer")
 
@@ -88,13 +90,6 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         remove_done_callback = Absent("a callback cannot be removed")
         cancel = Absent(NEVER_CANCELLED)
         cancelled = Absent(NEVER_CANCELLED)
-
-    @classmethod
-    def _of(cls, producer: SafeProducer, open_batch: OpenBatch, index: int) -> Self:
-        """Return a future of record `index` of an open batch. `send` does the same without a call."""
-        future: Self = cls()
-        future._producer, future._open_batch, future._index, future._first = producer, open_batch, index, True
-        return future
 
     def _record(self) -> AcceptedRecord:
         return AcceptedRecord(self._producer._parts, self._open_batch, self._index)
@@ -470,10 +465,10 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             transactional_id: The transactional id to use. Default: one of this producer's own ids.
         """
         self._parts.lifecycle.raise_closed()
-        return AtomicBatch(Opener(self, self._parts, RecordFuture), transactional_id)
+        return AtomicBatch(opener_of(self), transactional_id)
 
     def _future(self, open_batch: OpenBatch, index: int) -> RecordFuture:
-        future: RecordFuture = RecordFuture._of(self, open_batch, index)
+        future: RecordFuture = future_of(RecordFuture, self, open_batch, index)
         return future
 
     def flush(self, timeout: float | None = None) -> None:
@@ -745,6 +740,18 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         state = "closed" if self._parts.lifecycle.closed else "open"
         where = "never" if self._config.in_memory else self._config.spool_dir
         return f"<SafeProducer {self._config.client_id} {state} spool={where}>"
+
+
+def future_of(kind: type[_Future], producer: SafeProducer, open_batch: OpenBatch, index: int) -> _Future:
+    """Return a future of this class for record `index` of an open batch. `send` does the same without a call."""
+    future: _Future = kind()
+    future._producer, future._open_batch, future._index, future._first = producer, open_batch, index, True
+    return future
+
+
+def opener_of(producer: SafeProducer) -> Opener:
+    """Return what an atomic batch of a producer needs."""
+    return Opener(producer, producer._parts, RecordFuture, future_of)
 
 
 def place_of(future: RecordFuture) -> tuple[OpenBatch, int]:
