@@ -120,7 +120,7 @@ class Accumulator:
 
     def interrupted(self) -> bool:
         """Return whether this thread holds the lock: then the caller is a signal handler that interrupted a call."""
-        return self.lock._is_owned()  # type: ignore[attr-defined, no-any-return]
+        return _is_held(self.lock)
 
     def forked(self) -> None:
         """In a forked child: forget everything, because the parent delivers it.
@@ -223,7 +223,7 @@ class Accumulator:
         """
         held: list[Any] = []
         for lock in (self._pump.ledger.lock, self.lock):
-            while lock._is_owned():  # type: ignore[attr-defined]
+            while _is_held(lock):
                 if not held:
                     self.seal_all()
                 lock.release()
@@ -367,6 +367,11 @@ def _most_room(config: ProducerConfig) -> int:
         return 0
     ahead = config.run_ahead_bytes
     return MOST_BYTES if ahead is None else min(MOST_BYTES, ahead // 2)
+
+
+def _is_held(lock: Any) -> bool:
+    """Return whether this thread holds an RLock. CPython's method is private, and no public one says it."""
+    return bool(lock._is_owned())
 
 
 def _as_unit(parcels: Sequence[Parcel]) -> Parcel:
