@@ -275,9 +275,17 @@ class Book:
     def sought(self, tp: TopicPartition, offset: int) -> None:
         self.places[tp].next, self.places[tp].undecided = offset, None
 
-    def assigned(self, tp: TopicPartition) -> None:
-        """The partition is assigned again: it begins at the group's offset, or where a reset says."""
-        self.places[tp].next = self.places[tp].undecided = None
+    def assigned(self, tp: TopicPartition, committed: OffsetAndMetadata | None) -> None:
+        """The partition is assigned again: it begins at the group's offset, or where a reset says.
+
+        The history that a committed offset carries replaces the consumer's own (`History.restore`), because other
+        members may have read another log since. So the consumer no longer knows the records from this offset on: it
+        reads them again, or the application seeks past them.
+        """
+        place = self.places[tp]
+        place.next = place.undecided = None
+        if committed is not None:
+            place.handed = {at: value for at, value in place.handed.items() if at < committed.offset}
 
     def cannot_know(self, tp: TopicPartition) -> None:
         """No client can find out that the records that were returned are no longer in the log."""
@@ -603,7 +611,7 @@ class World:
         others = [each for each in PLACES if each != tp]
         self.subscription.assign_from_user(others)
         self.run(self.rng.choice([0.0, 0.5]))
-        self.book.assigned(tp)
+        self.book.assigned(tp, self.group.committed.get(tp))
         self.subscription.assign_from_user(PLACES)
 
     def do_seek(self, tp: TopicPartition) -> None:
