@@ -92,7 +92,7 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         cancelled = Absent(NEVER_CANCELLED)
 
     def _record(self) -> AcceptedRecord:
-        return AcceptedRecord(self._producer._parts, self._open_batch, self._index)
+        return AcceptedRecord(parts_of(self._producer), self._open_batch, self._index)
 
     # kafka-python assigns the next three attributes. This class computes them on access.
     @property
@@ -129,8 +129,9 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         if timeout is not None:
             timeout = timeout_of(timeout)
         record = self._record()
-        self._producer._parts.accumulator.seal_one(self._open_batch)
-        self._producer._pump.wait(record.durable_or_never, timeout)
+        parts = parts_of(self._producer)
+        parts.accumulator.seal_one(self._open_batch)
+        parts.delivery.pump.wait(record.durable_or_never, timeout)
         record.made_durable(timeout)
         return self
 
@@ -149,10 +150,11 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         """
         deadline = None if timeout is None else time.monotonic() + (timeout := timeout_of(timeout))
         record = self._record()
-        self._producer._parts.accumulator.seal_one(self._open_batch)
-        self._producer._pump.wait(record.done_or_never, timeout, choosy=True)
+        parts = parts_of(self._producer)
+        parts.accumulator.seal_one(self._open_batch)
+        parts.delivery.pump.wait(record.done_or_never, timeout, choosy=True)
         if record.is_done:
-            self._producer._parts.delivery.called(self._open_batch, deadline)
+            parts.delivery.called(self._open_batch, deadline)
         return record.result(timeout)
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
@@ -164,12 +166,13 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         if not record.is_done:
             import asyncio  # the program that awaits has imported it
 
+            pump = parts_of(self._producer).delivery.pump
             if self._open_batch.parcels is None:
                 # Let the pump's thread seal the open batch: choosing partitions and encoding records would block the
                 # event loop.
                 self._open_batch.make_due()
-                self._producer._pump.wake()
-            waits = LoopWaits.of(self._producer._pump.ledger.waiters, asyncio.get_running_loop())
+                pump.wake()
+            waits = LoopWaits.of(pump.ledger.waiters, asyncio.get_running_loop())
             yield from record.wait_in_loop(waits)
         return record.result(None)
 
@@ -751,7 +754,7 @@ def future_of(kind: type[_Future], producer: SafeProducer, open_batch: OpenBatch
 
 def opener_of(producer: SafeProducer) -> Opener:
     """Return what an atomic batch of a producer needs."""
-    return Opener(producer, producer._parts, RecordFuture, future_of)
+    return Opener(producer, parts_of(producer), RecordFuture, future_of)
 
 
 def place_of(future: RecordFuture) -> tuple[OpenBatch, int]:
