@@ -544,11 +544,6 @@ def endpoints(message: Any) -> Iterator[tuple[int, Any]]:
 # -- Answers -----------------------------------------------------------------------------------------------------------
 
 
-def has_field(message: Any, name: str) -> bool:
-    """Whether messages of this kind have a field of this name."""
-    return name in message._struct.fields
-
-
 def fill(message: Any, fields: Mapping[str, Any]) -> None:
     """Sets fields of a message, at any depth. Dicts and lists of dicts become structs.
 
