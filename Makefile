@@ -77,7 +77,7 @@ bench: $(STAMP)  ## throughput beside kafka-python and confluent-kafka
 bench-consume: $(STAMP)  ## consumers beside kafka-python and confluent-kafka
 	$(BIN)/python benchmarks/consume.py $(ARGS)
 
-simulate: $(STAMP)  ## seeded histories of the real engine, in virtual time: SEEDS=100000, or SEED=123 to see and shrink one (docs/simulation.md)
+simulate: $(STAMP)  ## seeded histories of the real engine, in virtual time: SEEDS=100000, SEED=123 to see and shrink one, KIND=consumer for those of a consumer (docs/simulation.md)
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.simulation --seeds $(SEEDS) $(if $(SEED),--seed $(SEED)) $(if $(KEEP),--keep $(KEEP)) $(if $(KIND),--kind "$(KIND)") $(ARGS)
 SEEDS ?= 1000
 

@@ -17,43 +17,28 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import kafka.errors as kafka_errors
 from kafka import TopicPartition
 
+from kafkasafe._producing.batch_unit import BatchDecision, BatchUnit
 from kafkasafe._producing.open_batch import OpenBatch
 from kafkasafe._producing.opening import ProducerParts
-from kafkasafe._producing.spelling import Absent, Tidy, tidy_dir
-from kafkasafe._producing.unit_offsets import UnitOffsets, is_out, positions_of, stored_text
-from kafkasafe.delivery.awaiting import LoopWaits
+from kafkasafe._producing.spelling import ADD_CALLBACK, GET, IS_DONE, NEVER_CANCELLED, Absent, Tidy, tidy_dir
+from kafkasafe._producing.unit_offsets import UnitOffsets, is_out, positions_of, text_of
 from kafkasafe.delivery.batch_offsets import check_settings
-from kafkasafe.delivery.callbacks import take
-from kafkasafe.delivery.engine.parcels import Parcel, leaves
+from kafkasafe.delivery.engine.parcels import Parcel
 from kafkasafe.delivery.engine.unit_handles import UnitHandle
 from kafkasafe.errors import BatchDroppedError, SpoolFullError, UsageError, WaitTimeoutError
 from kafkasafe.limits.patience import timeout_of
 from kafkasafe.record.batch import RECORD_OVERHEAD
 from kafkasafe.spool.own_lane import OwnLane
-from kafkasafe.spool.refusals import because
 
 if TYPE_CHECKING:
-    import asyncio
-
     from kafkasafe.producer import RecordFuture, SafeProducer
 
 __all__ = ["AtomicBatch", "BatchMetadata", "BatchOutcome"]
-
-_FATE: Final = "fate"
-
-
-# Hints for programs that use the method names of asyncio's futures, which these classes do not have.
-IS_DONE: Final = (
-    "use `is_done`, without parentheses, as in kafka-python; kafkasafe.aio has the names of asyncio's futures"
-)
-GET: Final = "`get(timeout)` waits for the result, and `value` has it if it is known"
-ADD_CALLBACK: Final = "use `add_callback`, `add_errback` or `add_both`"
-NEVER_CANCELLED: Final = "accepted records are delivered and cannot be cancelled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +78,7 @@ class BatchOutcome(metaclass=Tidy):
         self._producer = producer
         self._parts = batch._parts
         self._head = head
-        self._unit = BatchUnit(head, batch._open_batches, batch._fate, batch._parts)
+        self._unit = BatchUnit(head, batch._open_batches, batch._fate, batch._parts, BatchMetadata)
 
     def __repr__(self) -> str:
         if self.is_done:
@@ -211,143 +196,6 @@ class BatchOutcome(metaclass=Tidy):
         return self._unit.metadata()
 
 
-class BatchUnit:
-    """The records of an atomic batch on their way to the pump, the decision about them, and the calls after their end.
-
-    Args:
-        head: The parcel that represents the whole batch.
-        open_batches: The open batches with the batch's records.
-        fate: The batch's `_fate`.
-        parts: The producer's objects.
-
-    Attributes:
-        parcels: The parcels of the batch's records, as soon as these are encoded.
-        callbacks: Pairs: whether the function is for a committed batch, and the function.
-    """
-
-    def __init__(
-        self,
-        head: Parcel,
-        open_batches: list[OpenBatch],
-        fate: dict[str, BatchUnit | None],
-        parts: ProducerParts,
-    ) -> None:
-        self.head = head
-        self.open_batches = open_batches
-        self.parcels: list[Parcel] = []
-        self.callbacks: list[tuple[bool, Callable[[Any], object]]] = []
-        self._delivery = parts.delivery
-        self._in_memory = parts.config.in_memory
-        self._owner: object = None
-        self._fate: dict[str, BatchUnit | None] | None = fate
-        """None once the pump (the thread that writes and delivers) has the batch. The reset to None breaks a reference
-        cycle, because the dict refers back to this object. The cycle would keep both, and the producer, alive until the
-        next garbage collection."""
-
-    @property
-    def accepted(self) -> bool:
-        """Whether the producer has accepted the batch."""
-        fate = self._fate
-        return fate is None or fate.get(_FATE) is self
-
-    def waits(self, loop: asyncio.AbstractEventLoop) -> LoopWaits:
-        """Return the object with which coroutines of a loop wait for the batch."""
-        return LoopWaits.of(self._delivery.pump.ledger.waiters, loop)
-
-    def done_or_wrong_cluster(self) -> bool:
-        """Return whether the batch is committed or dropped, or the brokers belong to another cluster."""
-        return self.head.done or self._delivery.pump.ledger.wrong_cluster is not None
-
-    def done_or_never(self) -> bool:
-        """Return whether `get` can now return a result or raise an error."""
-        return self.done_or_wrong_cluster() or self._delivery.pump.ledger.failure is not None
-
-    def is_kept(self) -> bool:
-        """Return whether the whole batch is on disk; with `spool="never"`: whether it is committed or dropped."""
-        return self.head.done or (self.head.durable and not self._in_memory)
-
-    def kept_or_never(self) -> bool:
-        """Return whether `durable` can now return a result or raise an error."""
-        return self.is_kept() or self._delivery.pump.ledger.failure is not None
-
-    def not_durable(self, timeout: float | None) -> WaitTimeoutError:
-        """Return the error that `durable` raises after it has waited for this number of seconds."""
-        return WaitTimeoutError(
-            f"The batch was not durable after {timeout} s.{self._delivery.disk_cause()}{self.because()}"
-        )
-
-    def because(self) -> str:
-        """Return a sentence about blocked records: this batch's own, or earlier ones that the batch waits for."""
-        return because(self._delivery.pump.refused())
-
-    def carry(self, parcels: list[Parcel]) -> None:
-        """Note the parcels of the batch's records."""
-        self.parcels = parcels
-
-    def accept(self) -> None:
-        """Mark the batch as accepted, unless it is accepted or dropped already."""
-        if self._fate is not None:
-            self._fate.setdefault(_FATE, self)
-
-    def refuse(self) -> None:
-        """Mark the batch as dropped, unless it is accepted already."""
-        if self._fate is not None:
-            self._fate.setdefault(_FATE, None)
-
-    def handed_over(self) -> None:
-        """Record that the batch was handed to the pump, which decides about it from now on."""
-        self._fate = None
-        for open_batch in self.open_batches:
-            open_batch.unguard()
-
-    def settle_empty(self) -> None:
-        """Mark an empty batch as durable and committed."""
-        self.head.durable = self.head.done = True
-        if self.callbacks:
-            self._delivery.callbacks.put(lambda: self.call(0))
-
-    def add(self, wanted: bool, call: Callable[[Any], object], owner: object) -> None:
-        """Add a function to call when the batch is committed (`wanted`) or dropped. Keep its owner, the producer, until
-        then.
-        """
-        self._owner = owner
-        self.callbacks.append((wanted, call))
-        self.watch()
-
-    def watch(self) -> None:
-        """Arrange that the callbacks are called. A second call of this method does no harm."""
-        self._delivery.callbacks.start()
-        # Set the watcher before reading `done`: the pump sets `done` before it looks for the watcher.
-        self.head.watcher = self._ended
-        if self.head.done:
-            self.head.watcher = None
-            self._delivery.callbacks.put(lambda: self.call(0))
-
-    def _ended(self, _: Parcel) -> None:
-        """Hand the callbacks to the callback thread. The pump calls this method while it holds its own lock."""
-        self._delivery.callbacks.hand(self.call, len(self.callbacks))
-
-    def call(self, due: int) -> None:
-        """Call the callbacks, on the callback thread."""
-        callbacks = take(self.callbacks)
-        error = self.head.error
-        answer: Any = self.metadata() if error is None else error
-        mine = [call for wanted, call in callbacks if wanted is (error is None)]
-        self._delivery.callbacks.call(mine, [answer] * len(mine), due)
-
-    def metadata(self) -> BatchMetadata:
-        """Return the metadata of the committed batch."""
-        found: dict[TopicPartition, tuple[int, int]] = {}
-        records = 0
-        for parcel in (leaf for each in self.parcels for leaf in leaves(each)):
-            at = TopicPartition(parcel.topic, parcel.partition)
-            last = parcel.base_offset + parcel.count - 1 if parcel.base_offset >= 0 else -1
-            found[at] = found.get(at, (parcel.base_offset, -1))[0], last
-            records += parcel.count
-        unit_handle = self.head.unit_handle
-        return BatchMetadata("" if unit_handle is None else unit_handle.unit_id.hex(), found, records)
-
-
 @dataclass(frozen=True, slots=True)
 class Opener:
     """The objects that a producer passes to an atomic batch when it opens one.
@@ -356,57 +204,13 @@ class Opener:
         producer: The producer. It must live as long as futures and callbacks of the batch.
         parts: The objects of the producer.
         new_future: The producer's class of futures.
+        future_of: Makes a future of this class for a producer's record, by open batch and number.
     """
 
     producer: SafeProducer
     parts: ProducerParts
     new_future: type[RecordFuture]
-
-
-class BatchDecision:
-    """The decision about an atomic batch: accepted or dropped. Open until then.
-
-    Attributes:
-        fate: A dict with one entry, the decision: the batch's unit if accepted, None if dropped. Empty while open.
-
-            `setdefault`, a single call into C, makes the decision. So the first decision wins, even if Ctrl-C, a signal
-            handler or another thread interrupts a commit at any moment.
-    """
-
-    def __init__(self) -> None:
-        self.fate: dict[str, BatchUnit | None] = {}
-        self._attempts: dict[BatchUnit, BatchOutcome] = {}
-        """The outcome of each commit that was tried. One of them may be accepted."""
-
-    @property
-    def is_dropped(self) -> bool:
-        """Whether the batch was dropped."""
-        return self.fate.get(_FATE, self) is None
-
-    @property
-    def outcome(self) -> BatchOutcome | None:
-        """The outcome of the commit that was accepted; None if none was."""
-        unit = self.fate.get(_FATE)
-        return None if unit is None else self._attempts[unit]
-
-    def begin(self, unit: BatchUnit, outcome: BatchOutcome) -> None:
-        """Note a commit that is tried."""
-        self._attempts[unit] = outcome
-
-    def check_open(self) -> None:
-        """Raise UsageError if the decision is made."""
-        if self.fate:
-            self.check_is(None)
-
-    def check_is(self, outcome: BatchOutcome | None) -> None:
-        """Raise UsageError if another commit than that of this outcome was accepted, or the batch was dropped."""
-        if outcome is None or self.outcome is not outcome:
-            raise UsageError(f"This batch was {'dropped' if self.is_dropped else 'committed'} already")
-
-    def drop(self) -> None:
-        """Drop the batch. Raise UsageError if it is accepted."""
-        if self.fate.setdefault(_FATE, None) is not None:
-            raise UsageError("This batch was committed already")
+    future_of: Callable[[type[RecordFuture], SafeProducer, OpenBatch, int], RecordFuture]
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,7 +224,7 @@ class BatchParts:
     """
 
     lane: OwnLane
-    decision: BatchDecision
+    decision: BatchDecision[BatchMetadata, BatchOutcome]
     offsets: UnitOffsets
 
 
@@ -439,13 +243,14 @@ class AtomicBatch:
         self._parts = parts = opener.parts
         self._plain = parts.form.plain
         self._new_future = opener.new_future
-        self._transactional_id = stored_text("transactional_id", transactional_id)
+        self._future_of = opener.future_of
+        self._transactional_id = text_of("transactional_id", transactional_id)
         self._open_batches: list[OpenBatch] = []
         self._open: dict[str, OpenBatch] = {}
         self._most = parts.config.spool_segment_bytes
         self._room = self._most
         """Number of bytes by which the batch may still grow: it must fit into one file of the spool."""
-        self._decision = BatchDecision()
+        self._decision: BatchDecision[BatchMetadata, BatchOutcome] = BatchDecision()
         self._fate = self._decision.fate
         self._offsets = UnitOffsets(parts, self._fate)
 
@@ -573,7 +378,7 @@ class AtomicBatch:
             index = next(open_batch.numbers)
         open_batch.left -= size
         open_batch.put(index, key, value, special)
-        future: RecordFuture = self._new_future._of(self._producer, open_batch, index)
+        future = self._future_of(self._new_future, self._producer, open_batch, index)
         self._room -= size
         return future
 
@@ -594,7 +399,8 @@ class AtomicBatch:
             UsageError: The batch was committed or dropped before. Or the consumer has no group, commits automatically,
                 or does not ask for stable offsets (KIP-447). The message says which option to set.
             TypeError: A partition, an offset or the group has the wrong type.
-            ValueError: A value is out of range: a negative offset, a string that is too long.
+            ValueError: A number is out of range, such as a negative offset.
+            ConfigError: A string is too long, or cannot be written as UTF-8.
             BatchDroppedError: An earlier batch was dropped, so the consumer will go back and read that batch's input
                 again. Discard the present batch, and continue with `poll`. With a KafkaConsumer, first `seek` to the
                 offsets that `committed` returns.
@@ -701,6 +507,6 @@ def parts_of(batch: AtomicBatch) -> BatchParts:
     return BatchParts(batch._parts.delivery.pump.own_lane, batch._decision, batch._offsets)
 
 
-def unit_of(outcome: BatchOutcome) -> BatchUnit:
+def unit_of(outcome: BatchOutcome) -> BatchUnit[BatchMetadata]:
     """Return the unit of an atomic batch, for other clients that are built on it."""
     return outcome._unit

@@ -40,7 +40,7 @@ from kafkasafe.limits.patience import closing_timeout, seconds_of
 from kafkasafe.offsets import EndOffsetTracker
 from kafkasafe.options import ConsumerOptions
 from kafkasafe.process.one_process import OfOneProcess
-from kafkasafe.stats import Reading as MetricReading
+from kafkasafe.stats import Sample
 
 __all__ = ["Offsets", "SafeConsumer", "check_offset"]
 
@@ -551,9 +551,9 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         """
         return self._reading.status.health(closed=self._is_closed())
 
-    def _readings(self) -> Iterable[MetricReading]:
+    def _samples(self) -> Iterable[Sample]:
         """Return the values that `kafkasafe.metrics` collects."""
-        return self._reading.status.readings(closed=self._is_closed())
+        return self._reading.status.samples(closed=self._is_closed())
 
     def metrics(self, raw: bool = False) -> Any:
         """Like KafkaConsumer's `metrics`. The group `kafkasafe-consumer` has the number of events of each kind."""

@@ -65,7 +65,10 @@ class UsageError(KafkaSafeError):
 
 
 class ConfigError(UsageError, KafkaConfigurationError, ValueError):
-    """An option is unknown or has a value that cannot work. No file and no connection was opened."""
+    """An option is unknown, or a value cannot work. No file and no connection was opened.
+
+    A string that Kafka cannot carry raises it too, as an option and as an argument of a method.
+    """
 
 
 class SparkError(KafkaSafeError):
@@ -395,9 +398,9 @@ FACTS: Final[dict[str, Facts]] = {
         "Correct the program. A common cause: a hook or a partitioner waits for its own producer.",
     ),
     "ConfigError": Facts(
-        (*_START, "classify", "RetryPolicy"),
+        (*_START, "classify", "RetryPolicy", "producer.batch", "batch.send_offsets"),
         "Safe. No file and no connection was opened.",
-        "Correct the option. The message names the nearest known option, or the values that can work.",
+        "Correct the option or the argument. The message names the nearest known option, or the values that can work.",
     ),
     "SparkError": Facts(
         (),

@@ -52,6 +52,10 @@ class _Limiter:
         self._windows: dict[str, tuple[float, int]] = {}
         self._suppressed: dict[str, int] = {}
 
+    def fresh(self) -> _Limiter:
+        """Return a limiter with the same clock that has counted nothing yet."""
+        return _Limiter(self._clock)
+
     def admit(self, kind: str, about: str) -> int | None:
         """Return how many records of the kind were suppressed since the last logged one; None: suppress this one."""
         now = self._clock()
@@ -91,7 +95,7 @@ class EventLog:
         bound = EventLog.__new__(EventLog)
         bound._logger = self._logger
         bound._fields = {**self._fields, **fields}
-        bound._limiter = _Limiter(self._limiter._clock)
+        bound._limiter = self._limiter.fresh()
         return bound
 
     def debug(self, message: str, *args: object, event: str, **fields: Any) -> None:

@@ -4,7 +4,7 @@ The collector reads the counters during a scrape; sending or reading a record co
 Prometheus's conventions: base units, `_total` on counters, names of protocol errors as labels. All names begin with
 `kafkasafe_`, and all metrics have the label `client_id`.
 
-`install` also accepts any other object with a `client_id` and a method `_readings`. Such an object defines its own
+`install` also accepts any other object with a `client_id` and a method `_samples`. Such an object defines its own
 metrics. To show the same numbers under other names, add a *view* to `Collector.views`: a function from the sources to
 metric families.
 """
@@ -29,8 +29,8 @@ from prometheus_client.registry import REGISTRY, CollectorRegistry
 from prometheus_client.registry import Collector as PrometheusCollector
 from prometheus_client.utils import floatToGoString
 
-from kafkasafe.delivery.metric_readings import AT_CLOSE
-from kafkasafe.stats import BUCKETS_S, Definition, Histogram, Reading
+from kafkasafe.delivery.metric_samples import AT_CLOSE
+from kafkasafe.stats import BUCKETS_S, Definition, Histogram, Sample
 
 __all__ = [
     "Collector",
@@ -57,7 +57,7 @@ class Source(Protocol):
     def client_id(self) -> str:
         """Value of the label `client_id` of all its metrics."""
 
-    def _readings(self) -> Iterable[Reading]: ...
+    def _samples(self) -> Iterable[Sample]: ...
 
 
 _Key: TypeAlias = tuple[str, tuple[str, ...]]
@@ -250,8 +250,8 @@ class Collector(PrometheusCollector):
             source = seen.source()
             if source is None:
                 continue
-            seen.readings = list(source._readings())
-            for definition, labels, value in seen.readings:
+            seen.samples = list(source._samples())
+            for definition, labels, value in seen.samples:
                 if self.partitions or not definition.per_partition:
                     _merge(read.setdefault(definition, {}), (seen.client_id, labels), value, definition.merge)
         # Add the counts of removed sources with the same client id, because a counter must not decrease.
@@ -268,7 +268,7 @@ class Collector(PrometheusCollector):
     def _retire(self, seen: _Seen) -> None:
         self._sources.remove(seen)
         kept = self._retired.setdefault(seen.client_id, {})
-        for definition, labels, value in seen.readings:
+        for definition, labels, value in seen.samples:
             if definition.kind != "gauge":
                 _merge(kept.setdefault(definition, {}), labels, value, "sum")
 
@@ -287,7 +287,7 @@ class _Seen:
     def __init__(self, source: Source) -> None:
         self.source = weakref.ref(source)
         self.client_id = source.client_id
-        self.readings: list[Reading] = []
+        self.samples: list[Sample] = []
 
 
 def _merge(found: dict[Any, float | Histogram], key: Any, value: float | Histogram, how: str) -> None:
@@ -330,7 +330,7 @@ def _family(definition: Definition, found: _Values) -> Metric:
 
 
 class _Mirror:
-    """Copies the readings of a collector into prometheus-client's files of this process."""
+    """Copies the samples of a collector into prometheus-client's files of this process."""
 
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
@@ -355,7 +355,7 @@ class _Mirror:
             self.copy()
 
     def copy(self) -> None:
-        """Copy the present readings."""
+        """Copy the present samples."""
         with self._collector._lock:
             read, _ = self._collector._read()
         with self._lock:

@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar, Unpack
 
 import kafka.errors as kafka_errors
 from kafka.producer.future import FutureRecordMetadata, RecordMetadata
@@ -22,23 +22,34 @@ from kafkasafe._producing.accepted_record import AcceptedRecord
 from kafkasafe._producing.delivery import safely
 from kafkasafe._producing.open_batch import OpenBatch, Special
 from kafkasafe._producing.opening import ProducerParts, opened
-from kafkasafe._producing.spelling import Absent, Tidy, not_for_callers, tidy_dir
-from kafkasafe.atomic import ADD_CALLBACK, GET, IS_DONE, NEVER_CANCELLED, AtomicBatch, Opener
+from kafkasafe._producing.spelling import (
+    ADD_CALLBACK,
+    GET,
+    IS_DONE,
+    NEVER_CANCELLED,
+    Absent,
+    Tidy,
+    not_for_callers,
+    tidy_dir,
+)
+from kafkasafe.atomic import AtomicBatch, Opener
 from kafkasafe.config import DEFAULTS, DEPRECATED, validate
 from kafkasafe.delivery.awaiting import LoopWaits
-from kafkasafe.delivery.metric_readings import producer_readings
+from kafkasafe.delivery.metric_samples import producer_samples
 from kafkasafe.health.states import ProducerHealth
 from kafkasafe.limits.patience import timeout_of
 from kafkasafe.logs import EventLog
 from kafkasafe.options import ProducerOptions
 from kafkasafe.process.one_process import OfOneProcess
 from kafkasafe.record.batch import RECORD_OVERHEAD
-from kafkasafe.stats import Reading
+from kafkasafe.stats import Sample
 
 if TYPE_CHECKING:
     from kafkasafe.transactional import LastTransaction, Transactions
 
 __all__ = ["RecordFuture", "SafeProducer"]
+
+_Future = TypeVar("_Future", bound="RecordFuture")
 
 log = EventLog("producer")
 
@@ -80,15 +91,8 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         cancel = Absent(NEVER_CANCELLED)
         cancelled = Absent(NEVER_CANCELLED)
 
-    @classmethod
-    def _of(cls, producer: SafeProducer, open_batch: OpenBatch, index: int) -> Self:
-        """Return a future of record `index` of an open batch. `send` does the same without a call."""
-        future: Self = cls()
-        future._producer, future._open_batch, future._index, future._first = producer, open_batch, index, True
-        return future
-
     def _record(self) -> AcceptedRecord:
-        return AcceptedRecord(self._producer._parts, self._open_batch, self._index)
+        return AcceptedRecord(parts_of(self._producer), self._open_batch, self._index)
 
     # kafka-python assigns the next three attributes. This class computes them on access.
     @property
@@ -125,8 +129,9 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         if timeout is not None:
             timeout = timeout_of(timeout)
         record = self._record()
-        self._producer._parts.accumulator.seal_one(self._open_batch)
-        self._producer._pump.wait(record.durable_or_never, timeout)
+        parts = parts_of(self._producer)
+        parts.accumulator.seal_one(self._open_batch)
+        parts.delivery.pump.wait(record.durable_or_never, timeout)
         record.made_durable(timeout)
         return self
 
@@ -145,10 +150,11 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         """
         deadline = None if timeout is None else time.monotonic() + (timeout := timeout_of(timeout))
         record = self._record()
-        self._producer._parts.accumulator.seal_one(self._open_batch)
-        self._producer._pump.wait(record.done_or_never, timeout, choosy=True)
+        parts = parts_of(self._producer)
+        parts.accumulator.seal_one(self._open_batch)
+        parts.delivery.pump.wait(record.done_or_never, timeout, choosy=True)
         if record.is_done:
-            self._producer._parts.delivery.called(self._open_batch, deadline)
+            parts.delivery.called(self._open_batch, deadline)
         return record.result(timeout)
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
@@ -160,12 +166,13 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         if not record.is_done:
             import asyncio  # the program that awaits has imported it
 
+            pump = parts_of(self._producer).delivery.pump
             if self._open_batch.parcels is None:
                 # Let the pump's thread seal the open batch: choosing partitions and encoding records would block the
                 # event loop.
                 self._open_batch.make_due()
-                self._producer._pump.wake()
-            waits = LoopWaits.of(self._producer._pump.ledger.waiters, asyncio.get_running_loop())
+                pump.wake()
+            waits = LoopWaits.of(pump.ledger.waiters, asyncio.get_running_loop())
             yield from record.wait_in_loop(waits)
         return record.result(None)
 
@@ -461,10 +468,10 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             transactional_id: The transactional id to use. Default: one of this producer's own ids.
         """
         self._parts.lifecycle.raise_closed()
-        return AtomicBatch(Opener(self, self._parts, RecordFuture), transactional_id)
+        return AtomicBatch(opener_of(self), transactional_id)
 
     def _future(self, open_batch: OpenBatch, index: int) -> RecordFuture:
-        future: RecordFuture = RecordFuture._of(self, open_batch, index)
+        future: RecordFuture = future_of(RecordFuture, self, open_batch, index)
         return future
 
     def flush(self, timeout: float | None = None) -> None:
@@ -568,9 +575,9 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         """
         return self._parts.admission.health()
 
-    def _readings(self) -> Iterable[Reading]:
+    def _samples(self) -> Iterable[Sample]:
         """Return the values that `kafkasafe.metrics` collects."""
-        return producer_readings(self._pump, closed=self._parts.lifecycle.closed is not None)
+        return producer_samples(self._pump, closed=self._parts.lifecycle.closed is not None)
 
     def init_transactions(self) -> LastTransaction | None:
         """Take over the transactional id. Call it once, before the first transaction.
@@ -736,6 +743,18 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         state = "closed" if self._parts.lifecycle.closed else "open"
         where = "never" if self._config.in_memory else self._config.spool_dir
         return f"<SafeProducer {self._config.client_id} {state} spool={where}>"
+
+
+def future_of(kind: type[_Future], producer: SafeProducer, open_batch: OpenBatch, index: int) -> _Future:
+    """Return a future of this class for record `index` of an open batch. `send` does the same without a call."""
+    future: _Future = kind()
+    future._producer, future._open_batch, future._index, future._first = producer, open_batch, index, True
+    return future
+
+
+def opener_of(producer: SafeProducer) -> Opener:
+    """Return what an atomic batch of a producer needs."""
+    return Opener(producer, parts_of(producer), RecordFuture, future_of)
 
 
 def place_of(future: RecordFuture) -> tuple[OpenBatch, int]:

@@ -20,7 +20,7 @@ from kafkasafe.classification import ErrorAction, Verdict, classify
 from kafkasafe.cluster.backoff import Backoff
 from kafkasafe.errors import ConfigError, UsageError, WaitTimeoutError
 from kafkasafe.logs import EventLog
-from kafkasafe.stats import Reading, RetryStats
+from kafkasafe.stats import RetryStats, Sample
 
 __all__ = ["RetryEvent", "RetryPolicy", "Times", "retry_if_kafka_retriable"]
 
@@ -170,41 +170,31 @@ class RetryPolicy:
         client_id: str = "kafkasafe-retry",
         _times: Times = _REAL,
     ) -> None:
-        self._deadline_s = (
-            None if deadline_ms is None else _number("deadline_ms", deadline_ms, zero=True) / 1000
-        )
+        deadline_s = None if deadline_ms is None else _number("deadline_ms", deadline_ms, zero=True) / 1000
         if attempts is not None and (type(attempts) is not int or attempts < 1):
             raise ConfigError(f"attempts must be at least 1 or None, not {attempts!r}")
-        self._attempts = attempts
         self._first_s = _number("first_ms", first_ms) / 1000
         self._max_s = _number("max_ms", max_ms) / 1000
-        self._least_s = 1 / _number("rate_per_s", rate_per_s)
+        limit = _RateLimit(1 / _number("rate_per_s", rate_per_s), _times.clock)
         if deadline_ms is None and attempts is None:
             # P6 of docs/promises.md: nothing is retried forever unless the user requests it.
             raise ConfigError(
                 "deadline_ms and attempts are both None: a call would be repeated forever; set one"
             )
-        self._wait = wait or Backoff(
-            self._first_s, self._max_s, least_s=self._least_s, random_fraction=_times.random_fraction
+        wait = wait or Backoff(
+            self._first_s, self._max_s, least_s=limit.least_s, random_fraction=_times.random_fraction
         )
         # Check the name here, so that a wrong one does not wait for the first error.
         self._api = classify(0, api).api
-        self._on_retry = on_retry
-        self._reraise = reraise
-        self._whether = whether
         self.client_id = client_id
-        self._stats = RetryStats()
-        self._clock = _times.clock
-        self._sleep = _times.sleep
-        self._async_sleep = _times.async_sleep
-        self._lock = threading.Lock()
-        self._next_turn: dict[Hashable, float] = {}  # Invariant: only partitions whose last attempt failed.
+        self._rules = _Rules(deadline_s, attempts, wait, reraise, whether, on_retry, _times, limit, _Counts())
 
     def __repr__(self) -> str:
+        rules = self._rules
         return (
-            f"RetryPolicy(deadline_ms={_shown_ms(self._deadline_s)}, attempts={self._attempts},"
-            f" first_ms={_shown_ms(self._first_s)}, max_ms={_shown_ms(self._max_s)}, rate_per_s={1 / self._least_s:g},"
-            f" {len(self._next_turn)} partitions failing)"
+            f"RetryPolicy(deadline_ms={_shown_ms(rules.deadline_s)}, attempts={rules.attempts},"
+            f" first_ms={_shown_ms(self._first_s)}, max_ms={_shown_ms(self._max_s)},"
+            f" rate_per_s={1 / rules.limit.least_s:g}, {len(rules.limit)} partitions failing)"
         )
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
@@ -239,14 +229,14 @@ class RetryPolicy:
 
                 @functools.wraps(function)
                 async def tried_async(*args: P.args, **kwargs: P.kwargs) -> Any:
-                    call = _Call(self, function, key(args, kwargs), kind)
+                    call = _Call(self._rules, function, key(args, kwargs), kind)
                     return await call.run_async(args, kwargs)
 
                 return cast("Callable[P, R]", tried_async)
 
             @functools.wraps(function)
             def tried(*args: P.args, **kwargs: P.kwargs) -> R:
-                return cast("R", _Call(self, function, key(args, kwargs), kind).run(args, kwargs))
+                return cast("R", _Call(self._rules, function, key(args, kwargs), kind).run(args, kwargs))
 
             return tried
 
@@ -258,21 +248,29 @@ class RetryPolicy:
 
     # --- metrics ---
 
-    def _readings(self) -> Iterator[Reading]:
-        with self._lock:
-            yield from list(self._stats.retry_readings())
+    def _samples(self) -> Iterator[Sample]:
+        return self._rules.counts.samples()
 
-    def _count(self, api: str, error: str, pause_s: float | None, gave_up: _GaveUp | None) -> None:
-        with self._lock:
-            if pause_s is not None:
-                self._stats.retries[api, error] += 1
-                self._stats.backoff_s[api] += pause_s
-            elif gave_up != "verdict":
-                self._stats.exhausted[api] += 1
 
-    # --- the rate limit ---
+class _RateLimit:
+    """Limits how often partitions that fail are tried. Any thread may call it.
 
-    def _turn_s(self, key: Hashable, limit_s: float) -> float | None:
+    Args:
+        least_s: Seconds between two attempts with the same key.
+        clock: Returns monotonic seconds.
+    """
+
+    def __init__(self, least_s: float, clock: Callable[[], float]) -> None:
+        self.least_s = least_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._next_turn: dict[Hashable, float] = {}  # Invariant: only partitions whose last attempt failed.
+
+    def __len__(self) -> int:
+        """Return the number of partitions that fail."""
+        return len(self._next_turn)
+
+    def turn_s(self, key: Hashable, limit_s: float) -> float | None:
         """Takes a turn for `key`, and returns the seconds until it. If these exceed `limit_s`, takes no turn and
         returns None.
         """
@@ -285,33 +283,72 @@ class RetryPolicy:
             if begin - now > limit_s:
                 return None
             if key in self._next_turn:
-                self._next_turn[key] = begin + self._least_s
+                self._next_turn[key] = begin + self.least_s
             return begin - now
 
-    def _failed(self, key: Hashable) -> None:
+    def failed(self, key: Hashable) -> None:
+        """Limits the rate of `key` from now on."""
         with self._lock:
             now = self._clock()
             if len(self._next_turn) >= _MAX_KEYS and key not in self._next_turn:
                 self._next_turn = {key: turn for key, turn in self._next_turn.items() if turn > now}
-            self._next_turn[key] = max(self._next_turn.get(key, now), now + self._least_s)
+            self._next_turn[key] = max(self._next_turn.get(key, now), now + self.least_s)
 
-    def _succeeded(self, key: Hashable) -> None:
+    def succeeded(self, key: Hashable) -> None:
+        """Ends the limit of `key`."""
         if key in self._next_turn:
             with self._lock:
                 self._next_turn.pop(key, None)
+
+
+class _Counts:
+    """The metrics of a policy. Any thread may call it."""
+
+    def __init__(self) -> None:
+        self._stats = RetryStats()
+        self._lock = threading.Lock()
+
+    def count(self, api: str, error: str, pause_s: float | None, gave_up: _GaveUp | None) -> None:
+        """Counts a failed attempt."""
+        with self._lock:
+            if pause_s is not None:
+                self._stats.retries[api, error] += 1
+                self._stats.backoff_s[api] += pause_s
+            elif gave_up != "verdict":
+                self._stats.exhausted[api] += 1
+
+    def samples(self) -> Iterator[Sample]:
+        """Yields the present values."""
+        with self._lock:
+            yield from list(self._stats.retry_samples())
+
+
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """What all calls of a policy use. See the options of `RetryPolicy`."""
+
+    deadline_s: float | None
+    attempts: int | None
+    wait: Callable[[tenacity.RetryCallState], float]
+    reraise: bool
+    whether: Callable[[BaseException], Verdict] | None
+    on_retry: Callable[[RetryEvent], object] | None
+    times: Times
+    limit: _RateLimit
+    counts: _Counts
 
 
 class _Call:
     """One call under a policy: tenacity's callbacks, with the policy's own clock."""
 
     def __init__(
-        self, policy: RetryPolicy, function: Callable[..., Any], partition: Hashable | None, api: str | None
+        self, rules: _Rules, function: Callable[..., Any], partition: Hashable | None, api: str | None
     ) -> None:
-        self._policy = policy
+        self._rules = rules
         self._function = function
         self._partition = partition
         self._api = api
-        self._began = policy._clock()
+        self._began = rules.times.clock()
         self._error: Exception | None = None
         self._verdict: Verdict | None = None
         self._tries = 0
@@ -319,21 +356,21 @@ class _Call:
         self._gave_up: _GaveUp | None = None
         self._options: dict[str, Any] = {
             "retry": self._is_again,
-            "wait": policy._wait,
+            "wait": rules.wait,
             "stop": self._is_over,
             "before_sleep": self._tell_pause,
-            "reraise": policy._reraise,
+            "reraise": rules.reraise,
         }
 
     def run(self, args: Any, kwargs: Any) -> Any:
         def attempt() -> Any:
             if (wait_s := self._turn_s()) > 0:
-                self._policy._sleep(wait_s)
+                self._rules.times.sleep(wait_s)
             self._tries += 1
             return self._function(*args, **kwargs)
 
         try:
-            result = tenacity.Retrying(sleep=cast("Any", self._policy._sleep), **self._options)(attempt)
+            result = tenacity.Retrying(sleep=cast("Any", self._rules.times.sleep), **self._options)(attempt)
         except Exception as error:
             self._note(error)
             raise
@@ -343,11 +380,11 @@ class _Call:
     async def run_async(self, args: Any, kwargs: Any) -> Any:
         async def attempt() -> Any:
             if (wait_s := self._turn_s()) > 0:
-                await self._policy._async_sleep(wait_s)
+                await self._rules.times.async_sleep(wait_s)
             self._tries += 1
             return await self._function(*args, **kwargs)
 
-        sleep = cast("Any", self._policy._async_sleep)
+        sleep = cast("Any", self._rules.times.async_sleep)
         try:
             result: Any = await tenacity.AsyncRetrying(sleep=sleep, **self._options)(attempt)
         except Exception as error:
@@ -364,9 +401,9 @@ class _Call:
         """
         if self._partition is None:
             return 0.0
-        deadline_s = self._policy._deadline_s
+        deadline_s = self._rules.deadline_s
         left_s = math.inf if deadline_s is None else max(0.0, deadline_s - self._elapsed_s())
-        wait_s = self._policy._turn_s(self._partition, left_s)
+        wait_s = self._rules.limit.turn_s(self._partition, left_s)
         if wait_s is not None:
             return wait_s
         self._out_of_time = True
@@ -377,7 +414,7 @@ class _Call:
 
     def _succeeded(self) -> None:
         if self._partition is not None:
-            self._policy._succeeded(self._partition)
+            self._rules.limit.succeeded(self._partition)
 
     # --- callbacks of tenacity, in the order of the calls ---
 
@@ -402,11 +439,11 @@ class _Call:
         if self._error is not error:
             # tenacity's TryAgain skips the retry condition.
             self._judge(error)
-        policy = self._policy
-        if policy._attempts is not None and self._tries >= policy._attempts:
+        rules = self._rules
+        if rules.attempts is not None and self._tries >= rules.attempts:
             self._tell(error, None, "attempts")
             return True
-        if policy._deadline_s is not None and self._elapsed_s() + state.upcoming_sleep > policy._deadline_s:
+        if rules.deadline_s is not None and self._elapsed_s() + state.upcoming_sleep > rules.deadline_s:
             self._tell(error, None, "deadline")
             return True
         return False
@@ -419,21 +456,21 @@ class _Call:
     # --- reports ---
 
     def _elapsed_s(self) -> float:
-        return self._policy._clock() - self._began
+        return self._rules.times.clock() - self._began
 
     def _judge(self, error: Exception) -> None:
-        whether = self._policy._whether
+        whether = self._rules.whether
         self._error = error
         self._verdict = classify(error, self._api) if whether is None else whether(error)
         if self._partition is not None:
-            self._policy._failed(self._partition)
+            self._rules.limit.failed(self._partition)
 
     def _tell(self, error: Exception, pause_s: float | None, gave_up: _GaveUp | None) -> None:
         verdict = self._verdict or classify(error, self._api)
         self._gave_up = gave_up
         elapsed_s = self._elapsed_s()
         name = _name(self._function)
-        self._policy._count(self._api or name, verdict.name, pause_s, gave_up)
+        self._rules.counts.count(self._api or name, verdict.name, pause_s, gave_up)
         if pause_s is not None:
             log.limited(
                 logging.INFO,
@@ -463,11 +500,11 @@ class _Call:
                 attempt=self._tries,
                 error=type(error).__name__,
             )
-        if self._policy._on_retry is None:
+        if self._rules.on_retry is None:
             return
         event = RetryEvent(name, self._partition, self._tries, elapsed_s, pause_s, gave_up, error, verdict)
         try:
-            self._policy._on_retry(event)
+            self._rules.on_retry(event)
         except Exception:
             # `on_retry` is the user's function. Its error must not affect the result of the call.
             log.exception("on_retry failed for %s", event, event="hook_failed")

@@ -4,7 +4,7 @@ Counters are plain numbers in dicts. One thread writes them (the pump's, or the 
 thread may read a copy, so an increment needs no lock. Prometheus's own objects take a lock for each increment. So they
 are only made from these counters, during a scrape.
 
-Other sources (such as a Spark query) have their own `Definition`s and yield `Reading`s of them.
+Other sources (such as a Spark query) have their own `Definition`s and yield `Sample`s of them.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ __all__ = [
     "Definition",
     "Histogram",
     "PartitionProgress",
-    "Reading",
     "RetryStats",
+    "Sample",
     "Stats",
 ]
 
@@ -113,7 +113,7 @@ class Definition:
     left: float = 0.0
 
 
-Reading: TypeAlias = tuple[Definition, tuple[str, ...], float | Histogram]
+Sample: TypeAlias = tuple[Definition, tuple[str, ...], float | Histogram]
 """One present value: the definition, the values of its labels, and the number."""
 
 _RETRIES: Final = (
@@ -445,7 +445,7 @@ class RetryStats:
         self.backoff_s: collections.defaultdict[str, float] = collections.defaultdict(float)
         self.exhausted: collections.Counter[str] = collections.Counter()
 
-    def retry_readings(self) -> Iterator[Reading]:
+    def retry_samples(self) -> Iterator[Sample]:
         """Yield the values of these three counters."""
         for pair, count in self.retries.copy().items():
             yield RETRIES["retries"], pair, count

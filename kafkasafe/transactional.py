@@ -21,10 +21,10 @@ from kafka.structs import ConsumerGroupMetadata
 
 from kafkasafe import marks as m
 from kafkasafe._producing.accepted_record import AcceptedRecord
-from kafkasafe.atomic import AtomicBatch, BatchOutcome, Opener
+from kafkasafe.atomic import AtomicBatch, BatchOutcome
 from kafkasafe.errors import BatchDroppedError, WaitTimeoutError, dropped_for_code
 from kafkasafe.logs import EventLog
-from kafkasafe.producer import RecordFuture, SafeProducer
+from kafkasafe.producer import RecordFuture, SafeProducer, future_of, opener_of, place_of
 from kafkasafe.spool.refusals import because
 
 if TYPE_CHECKING:
@@ -179,6 +179,11 @@ class _Transaction(AtomicBatch):
         """Whether records can still be added."""
         return not self._fate
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has neither records nor offsets."""
+        return not self._open_batches and not self._offsets
+
     def abort(self) -> None:
         """Discard the transaction, and call the errbacks of its records."""
         open_batches = list(self._open_batches)  # `drop` clears the list
@@ -304,7 +309,7 @@ class Transactions:
         """See `SafeProducer.begin_transaction`."""
         self._raise_error()
         self._check(State.IN_TRANSACTION)
-        self._open = _Transaction(Opener(producer, self._parts, RecordFuture), self._id)
+        self._open = _Transaction(opener_of(producer), self._id)
         self._move(State.IN_TRANSACTION)
 
     def send(
@@ -334,7 +339,7 @@ class Transactions:
         if type(partition) is int:
             self._check_partition_exists(topic, partition)
         accepted = batch.send(topic, value, key, headers, partition, timestamp_ms)
-        future: TransactionFuture = TransactionFuture._of(producer, accepted._open_batch, accepted._index)
+        future: TransactionFuture = future_of(TransactionFuture, producer, *place_of(accepted))
         future._transaction, future._partition = batch, -1 if partition is None else partition
         return future
 
@@ -399,7 +404,7 @@ class Transactions:
         if batch is None:
             raise AssertionError("There is no transaction")
         if batch.is_open:
-            if not batch._open_batches and not batch._offsets:
+            if batch.is_empty:
                 self._state, self._open = State.READY, None
                 return
             batch.commit()
@@ -435,7 +440,7 @@ class Transactions:
         """Abort an open transaction."""
         batch, self._open = self._open, None
         if batch is not None and batch.is_open:
-            if batch._open_batches or batch._offsets:
+            if not batch.is_empty:
                 self._log.warning(
                     "%s: the producer was closed with an open transaction. It is aborted, and none of its records was"
                     " sent",

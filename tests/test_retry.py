@@ -296,7 +296,7 @@ def test_a_crowd_before_one_partition_is_told_when_its_deadline_comes_first():
         policy.on(HOT)(broker.ask)()
     for _ in range(5):
         # Others wait already: their turns are taken.
-        policy._turn_s(HOT, 100)
+        policy._rules.limit.turn_s(HOT, 100)
     with pytest.raises(KafkaTimeoutError, match="was not tried"):
         policy.on(HOT)(broker.ask)()
     assert len(broker.asked_at) == 1
@@ -309,7 +309,7 @@ def test_a_turn_behind_the_deadline_ends_a_retry_with_its_own_error():
     def crowd(event):
         events.append(event)
         for _ in range(20):
-            policy._turn_s(HOT, 100)
+            policy._rules.limit.turn_s(HOT, 100)
 
     policy = RetryPolicy(deadline_ms=5000, rate_per_s=1, _times=Times(clock, clock.sleep), on_retry=crowd)
     with pytest.raises(OffsetNotAvailableError):
@@ -347,7 +347,7 @@ def test_partitions_that_nobody_asks_for_any_more_are_forgotten(monkeypatch):
         with pytest.raises(OffsetNotAvailableError):
             policy.on(("orders", partition))(Broker(clock, 1).ask)()
         clock.now += 1
-    assert len(policy._next_turn) <= 10
+    assert len(policy._rules.limit) <= 10
 
 
 @given(

@@ -10,11 +10,11 @@ from kafka.structs import TopicPartition
 from kafkasafe._consuming.parts import AssignedPartitions
 from kafkasafe._consuming.polls import Polls
 from kafkasafe._consuming.reports import Reports
-from kafkasafe.delivery.metric_readings import consumer_readings
+from kafkasafe.delivery.metric_samples import consumer_samples
 from kafkasafe.health.states import ConsumerHealth, ConsumerSeen, consumer_health
 from kafkasafe.kafkapython.adapter import KafkaPython
 from kafkasafe.offsets import EndOffsetTracker
-from kafkasafe.stats import PartitionProgress, Reading
+from kafkasafe.stats import PartitionProgress, Sample
 
 __all__ = ["Status"]
 
@@ -70,10 +70,10 @@ class Status:
             )
         )
 
-    def readings(self, *, closed: bool) -> Iterable[Reading]:
+    def samples(self, *, closed: bool) -> Iterable[Sample]:
         """Return the values that `kafkasafe.metrics` collects."""
         health = None if closed else self.health(closed=False)
-        return consumer_readings(self._reports.stats, self._progress(), self._group_id or "", health)
+        return consumer_samples(self._reports.stats, self._progress(), self._group_id or "", health)
 
     def _progress(self) -> dict[TopicPartition, PartitionProgress]:
         """Return the progress on each assigned partition."""

@@ -120,7 +120,7 @@ class Accumulator:
 
     def interrupted(self) -> bool:
         """Return whether this thread holds the lock: then the caller is a signal handler that interrupted a call."""
-        return self.lock._is_owned()  # type: ignore[attr-defined, no-any-return]
+        return _is_held(self.lock)
 
     def forked(self) -> None:
         """In a forked child: forget everything, because the parent delivers it.
@@ -153,7 +153,7 @@ class Accumulator:
                 open_batch.shut()
                 parcels += open_batch.keep(open_batch.encoded or self._encoder.encoded(open_batch)).parcels
             for parcel in parcels:
-                parcel.unit_handle = unit_handle
+                parcel.belong_to(unit_handle)
             unit.carry(parcels)
             try:
                 self._units[unit] = None
@@ -223,7 +223,7 @@ class Accumulator:
         """
         held: list[Any] = []
         for lock in (self._pump.ledger.lock, self.lock):
-            while lock._is_owned():  # type: ignore[attr-defined]
+            while _is_held(lock):
                 if not held:
                     self.seal_all()
                 lock.release()
@@ -369,9 +369,14 @@ def _most_room(config: ProducerConfig) -> int:
     return MOST_BYTES if ahead is None else min(MOST_BYTES, ahead // 2)
 
 
+def _is_held(lock: Any) -> bool:
+    """Return whether this thread holds an RLock. CPython's method is private, and no public one says it."""
+    return bool(lock._is_owned())
+
+
 def _as_unit(parcels: Sequence[Parcel]) -> Parcel:
     """Join parcels into one unit (`delivery="transactional"`). Return the parcel that represents the unit."""
     unit_handle = UnitHandle(joins=parcels[0].topic)
     for parcel in parcels:
-        parcel.unit_handle = unit_handle
+        parcel.belong_to(unit_handle)
     return Parcel("", -1, None, 0, 0, 0, unit_handle=unit_handle)

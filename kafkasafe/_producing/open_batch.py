@@ -406,7 +406,7 @@ class OpenBatch:
             if parcel.children is not None:
                 self.watch(child for child, _ in parcel.children)
             if parcel.done:
-                parcel.watcher = None
+                parcel.take_watcher()
                 self.thread.put(self._call_done)
 
     def on_done(self, parcel: Parcel) -> None:

@@ -25,7 +25,7 @@ from kafkasafe._producing.registry import (
     goes_live,
 )
 from kafkasafe.config import ProducerConfig
-from kafkasafe.delivery.metric_readings import AT_CLOSE
+from kafkasafe.delivery.metric_samples import AT_CLOSE
 from kafkasafe.errors import ProducerClosedError, SpoolWriteError
 from kafkasafe.limits.patience import Patience, timeout_of
 from kafkasafe.logs import EventLog, drain, own_threads

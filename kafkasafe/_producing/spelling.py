@@ -9,9 +9,27 @@ from typing import Any, Final, NoReturn, TypeVar, cast
 
 from kafkasafe.errors import UsageError
 
-__all__ = ["Absent", "Tidy", "called", "not_for_callers", "tidy_dir"]
+__all__ = [
+    "ADD_CALLBACK",
+    "GET",
+    "IS_DONE",
+    "NEVER_CANCELLED",
+    "Absent",
+    "Tidy",
+    "called",
+    "not_for_callers",
+    "tidy_dir",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+# Hints for programs that use the names of asyncio's futures, which futures with kafka-python's names do not have.
+IS_DONE: Final = (
+    "use `is_done`, without parentheses, as in kafka-python; kafkasafe.aio has the names of asyncio's futures"
+)
+GET: Final = "`get(timeout)` waits for the result, and `value` has it if it is known"
+ADD_CALLBACK: Final = "use `add_callback`, `add_errback` or `add_both`"
+NEVER_CANCELLED: Final = "accepted records are delivered and cannot be cancelled"
 
 
 class Absent:

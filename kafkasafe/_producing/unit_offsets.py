@@ -10,14 +10,13 @@ from kafka import TopicPartition
 from kafkasafe import marks as m
 from kafkasafe import units as u
 from kafkasafe._producing.opening import ProducerParts
+from kafkasafe.config.values import sendable
 from kafkasafe.delivery.batch_offsets import BatchFate, check_settings
 from kafkasafe.delivery.readings import OffsetClaim
 from kafkasafe.errors import UsageError
 
-__all__ = ["UnitOffsets", "is_out", "positions_of", "stored_text"]
+__all__ = ["UnitOffsets", "is_out", "positions_of", "text_of"]
 
-_TEXT_BYTES: Final = 0x7FFF
-"""Largest size of a string in Kafka's protocol."""
 _INT32: Final = 0x7FFF_FFFF
 _INT64: Final = 0x7FFF_FFFF_FFFF_FFFF
 
@@ -140,23 +139,21 @@ def positions_of(offsets: Any, group: Any) -> m.GroupOffsets:
         found = {at: (consumer.position(at), "", -1) for at in consumer.assignment()}
     positions = tuple(
         m.Position(
-            stored_text("a topic", at.topic),
+            text_of("a topic", at.topic),
             _number("a partition", at.partition, most=_INT32),
             _number("an offset", offset, most=_INT64),
             _number("a leader epoch", epoch, most=_INT32, least=-1),
-            stored_text("the metadata of an offset", metadata),
+            text_of("the metadata of an offset", metadata),
         )
         for at, (offset, metadata, epoch) in sorted(found.items())
     )
     if isinstance(group, str):
-        return m.GroupOffsets(stored_text("group", group), "", -1, None, positions)
+        return m.GroupOffsets(text_of("group", group), "", -1, None, positions)
     return m.GroupOffsets(
-        stored_text("group_id", group.group_id),
-        stored_text("member_id", group.member_id or ""),
+        text_of("group_id", group.group_id),
+        text_of("member_id", group.member_id or ""),
         _number("generation_id", group.generation_id, most=_INT32, least=-1),
-        None
-        if group.group_instance_id is None
-        else stored_text("group_instance_id", group.group_instance_id),
+        None if group.group_instance_id is None else text_of("group_instance_id", group.group_instance_id),
         positions,
     )
 
@@ -171,17 +168,16 @@ def is_out(offsets: Any, given: m.GroupOffsets) -> bool:
     return hasattr(offsets, "subscription") and offsets.subscription() is not None
 
 
-def stored_text(what: str, given: Any) -> str:
-    """Refuse a string that the spool cannot store: an error while writing the spool would end the producer."""
+def text_of(what: str, given: Any) -> str:
+    """Return a string that the spool can store and a request can carry.
+
+    Raises:
+        TypeError: It is not a string.
+        ConfigError: It is too long, or cannot be encoded.
+    """
     if not isinstance(given, str):
         raise TypeError(f"{what}: must be a string, not {given!r}")
-    try:
-        size = len(given.encode())
-    except UnicodeEncodeError as error:
-        raise ValueError(f"{what}: {given!r} cannot be written as UTF-8") from error
-    if size > _TEXT_BYTES:
-        raise ValueError(f"{what}: {size} bytes are too long; the maximum is {_TEXT_BYTES}")
-    return given
+    return sendable(what, given)
 
 
 def _number(what: str, given: Any, *, most: int, least: int = 0) -> int:

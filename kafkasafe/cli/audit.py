@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -102,14 +103,8 @@ def audit_topic(
     except ConfigError as error:
         raise typer.BadParameter(str(error.args[0]), param_hint="--id") from None
     options = connection(servers, config)
-    if plot is not None and len(topics) > 1:
-        raise typer.BadParameter("draws one topic", param_hint="--plot")
-    if plot is not None and not plot.absolute().parent.is_dir():
-        raise typer.BadParameter(f"{plot.absolute().parent} is not a directory", param_hint="--plot")
-    if plot is not None and plot.is_dir():
-        raise typer.BadParameter(f"{plot} is a directory", param_hint="--plot")
-    if plot is not None and plot.suffix.lower() not in PLOTS:
-        raise typer.BadParameter(f"{plot} must end in {', '.join(PLOTS)}", param_hint="--plot")
+    if plot is not None:
+        _check_plot(plot, topics)
     session: Any = None
     if spark:
         session = _spark(master)
@@ -146,6 +141,18 @@ def audit_topic(
         print(json.dumps(counts if len(counts) > 1 else counts[0], indent=1))
     if not all(each.whole for each in found):
         raise typer.Exit(EXIT_BROKEN)
+
+
+def _check_plot(plot: Path, topics: Sequence[str]) -> None:
+    """Refuse a file that cannot be drawn, before the topic is counted."""
+    if len(topics) > 1:
+        raise typer.BadParameter("draws one topic", param_hint="--plot")
+    if not plot.absolute().parent.is_dir():
+        raise typer.BadParameter(f"{plot.absolute().parent} is not a directory", param_hint="--plot")
+    if plot.is_dir():
+        raise typer.BadParameter(f"{plot} is a directory", param_hint="--plot")
+    if plot.suffix.lower() not in PLOTS:
+        raise typer.BadParameter(f"{plot} must end in {', '.join(PLOTS)}", param_hint="--plot")
 
 
 def _own_words(error: KafkaError) -> str:

@@ -35,14 +35,19 @@ def pause_s(failures: int) -> float:
 
 
 class RunningProcedure(Generic[T]):
-    """A running procedure. When it is `done`, either `error` is set, or `result` is its return value."""
+    """A running procedure. When it is `done`, either `error` is set, or `result` is its return value.
 
-    def __init__(self, procedure: Procedure[T]) -> None:
+    Args:
+        procedure: The procedure.
+        parent: The procedure that waits for this one and for its other parts, if any.
+    """
+
+    def __init__(self, procedure: Procedure[T], parent: RunningProcedure[Any] | None = None) -> None:
         self.procedure = procedure
         self.done = False
         self.result: T | None = None
         self.error: Exception | None = None
-        self._parent: RunningProcedure[Any] | None = None
+        self._parent = parent
         self._parts: list[RunningProcedure[Any]] = []
 
     def cancel(self) -> None:
@@ -54,9 +59,7 @@ class RunningProcedure(Generic[T]):
 
     def split(self, procedures: Sequence[Procedure[Any]]) -> list[RunningProcedure[Any]]:
         """Makes the procedure wait until these procedures, its parts, have ended."""
-        self._parts = [RunningProcedure(procedure) for procedure in procedures]
-        for part in self._parts:
-            part._parent = self
+        self._parts = [RunningProcedure(procedure, self) for procedure in procedures]
         return self._parts
 
     def ended(
@@ -65,14 +68,21 @@ class RunningProcedure(Generic[T]):
         """Ends the procedure. Returns the procedure that waited for it and can continue now, if there is one."""
         self.done, self.result, self.error = True, result, error
         parent = self._parent
-        if parent is None or parent.done:
-            return None
-        if error is not None:
-            for part in parent._parts:
-                if not part.done:
-                    part.cancel()
-            return parent
-        return parent if all(part.done for part in parent._parts) else None
+        return parent if parent is not None and parent.goes_on(error) else None
+
+    def goes_on(self, error: Exception | None) -> bool:
+        """Returns whether the procedure can continue after one of its parts has ended, with or without an error.
+
+        An error ends the other parts.
+        """
+        if self.done:
+            return False
+        if error is None:
+            return all(part.done for part in self._parts)
+        for part in self._parts:
+            if not part.done:
+                part.cancel()
+        return True
 
     def joined(self) -> Step:
         """Resumes the procedure after its parts have ended. Returns its next step."""

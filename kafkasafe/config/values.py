@@ -214,8 +214,14 @@ def nameable(option: str, path: Path) -> Path:
     return path
 
 
-def sendable(name: str, value: str) -> None:
-    """Refuse a string that Kafka's protocol cannot carry: otherwise each request with it would fail.
+def sendable(name: str, value: str) -> str:
+    """Refuse a string that Kafka's protocol cannot carry. The spool stores the same strings with the same limit.
+
+    Otherwise each request with the string would fail, and an error while writing the spool would end the producer.
+
+    Args:
+        name: An option or an argument of a method, for the message.
+        value: The string. It is returned.
 
     Raises:
         ConfigError: The string cannot be encoded, or is too long.
@@ -226,6 +232,7 @@ def sendable(name: str, value: str) -> None:
         raise ConfigError(f"{name}: {value!r} cannot be written as UTF-8") from error
     if size > _TEXT_BYTES:
         raise ConfigError(f"{name}: {size} bytes are too long; the maximum is {_TEXT_BYTES}")
+    return value
 
 
 def divergence(options: Mapping[str, Any], name: str) -> Any:
@@ -259,8 +266,7 @@ def transactional_id_of(options: Mapping[str, Any], name: str) -> str | None:
         return None
     if not (isinstance(value, str) and value):
         raise ConfigError(f"{name} must be a non-empty string, not {value!r}")
-    sendable(name, value)
-    return value
+    return sendable(name, value)
 
 
 def idempotence_of(options: Mapping[str, Any], name: str) -> bool:

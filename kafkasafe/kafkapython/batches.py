@@ -36,11 +36,6 @@ __all__ = ["BatchFetcher"]
 _CALL_BYTES: Final = 256 * 1024 * 1024
 
 
-def _place(state: Any, position: OffsetAndMetadata) -> None:
-    """Sets the position of a partition."""
-    state.position = position
-
-
 @dataclass(frozen=True, slots=True)
 class _Held:
     """The end of records that an iterator has taken and returns one by one. The position follows each of them.
@@ -184,7 +179,7 @@ class BatchFetcher(Fetcher):
         for tp, end in held.items():
             state = self._subscriptions.assignment.get(tp)
             if state is end.state and state.is_fetchable() and state.position.offset == end.after:
-                _place(state, end.position)
+                self._subscriptions.advance(tp, end.position)
 
     def _is_held(self, tp: TopicPartition) -> bool:
         """Whether an iterator has not returned all records that it took. Any thread may call it."""
@@ -346,7 +341,7 @@ class BatchFetcher(Fetcher):
         records = part.take(max_records)
         if state.highwater is not None and self._sensors:
             self._sensors.records_fetch_lag.record(state.highwater - part.next_fetch_offset)
-        _place(state, OffsetAndMetadata(part.next_fetch_offset, "", part.leader_epoch))
+        self._subscriptions.advance(tp, OffsetAndMetadata(part.next_fetch_offset, "", part.leader_epoch))
         if records is None:
             return 0
         drained[tp].append(records)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kafka.consumer.subscription_state import SubscriptionState
-from kafka.structs import TopicPartition
+from kafka.structs import OffsetAndMetadata, TopicPartition
 
 __all__ = ["Subscription"]
 
@@ -27,3 +27,7 @@ class Subscription(SubscriptionState):
     def all_consumed_offsets(self) -> dict[TopicPartition, Any]:
         """The offsets of a commit that names no offsets."""
         return self._committable()
+
+    def advance(self, tp: TopicPartition, position: OffsetAndMetadata) -> None:
+        """Moves the position of an assigned partition behind records that the application gets."""
+        self.assignment[tp].position = position

@@ -111,7 +111,12 @@ def transport_of(options: SinkOptions) -> Transport:
     return transport
 
 
-def _context() -> TaskContext:
+def task_context() -> TaskContext:
+    """The context of the task that runs here.
+
+    Raises:
+        RuntimeError: This is not a task of Spark.
+    """
     context = TaskContext.get()
     if context is None:
         raise RuntimeError("There is no TaskContext: call this only in a task of Spark")
@@ -138,7 +143,7 @@ class _Sender:
         return Appender(
             transport,
             self.grant,
-            attempt=_context().attemptNumber(),
+            attempt=task_context().attemptNumber(),
             delivery_timeout_s=options.delivery_timeout_s,
             request_timeout_ms=options.request_timeout_ms,
             buffer_bytes=options.buffer_bytes,
@@ -173,7 +178,7 @@ class _Sender:
             FencedError: Another driver has taken over.
         """
         spare_collections()
-        context = _context()
+        context = task_context()
         transport = transport_of(self.options)
         appender = self.appender(transport)
         places: set[tuple[str, int]] = set()
@@ -282,7 +287,7 @@ class DirectWrite(_Sender):
 
     def __call__(self, rows: Iterator[Any]) -> Iterator[Any]:
         """Sends all rows of the task and yields its report."""
-        place = self.topic, (_context().partitionId() + self.turn) % self.partitions
+        place = self.topic, (task_context().partitionId() + self.turn) % self.partitions
 
         topic, partition = place
 
@@ -331,7 +336,7 @@ class EncodeRows:
     def __call__(self, rows: Iterator[Any]) -> Iterator[Any]:
         """Encodes all rows of the task and yields the batches."""
         spare_collections()
-        for packed in self.packed(rows, task=_context().partitionId()):
+        for packed in self.packed(rows, task=task_context().partitionId()):
             yield self._out(packed)
 
     def packed(self, rows: Iterator[Any], *, task: int) -> Iterator[PackedBatch]:
@@ -410,7 +415,7 @@ class EncodeInline:
 
     def __call__(self, rows: Iterator[Any]) -> Iterator[Any]:
         """Encodes all rows of the task and yields the batches, or the row with slot -1."""
-        limit = inline_limit(self.encode.options, _context().partitionId())
+        limit = inline_limit(self.encode.options, task_context().partitionId())
         held = []
         size = 0
         for encoded in self.encode(rows):

@@ -141,7 +141,7 @@ class _Writer:
             StagingError: The batches could not be written to the staging topic.
             KafkaError: The cluster failed.
         """
-        context = tasks._context()
+        context = tasks.task_context()
         number = context.getLocalProperty(_BATCH)
         batch_id = _NO_BATCH if number is None else int(number)
         kept = _Kept(self._options, context.partitionId())

@@ -10,6 +10,7 @@ from kafka.errors import KafkaTimeoutError, TopicAuthorizationFailedError
 from kafka.structs import OffsetAndMetadata
 
 from kafkasafe import BatchDroppedError, SafeProducer, UsageError, events
+from kafkasafe.config import validate
 from kafkasafe.errors import ConfigError, RejectedError
 from kafkasafe.kafkapython.admin import tidy_client
 
@@ -334,11 +335,21 @@ def test_offsets_that_cannot_be_written_are_refused_and_the_producer_goes_on(pro
     "wrong", [None, 5, b"id", "\ud800", "i" * 40_000], ids=lambda wrong: repr(wrong)[:10]
 )
 def test_a_transactional_id_that_cannot_be_written_is_refused(producer, wrong):
-    with pytest.raises((TypeError, ValueError), match="transactional_id"):
+    error = ConfigError if isinstance(wrong, str) else TypeError
+    with pytest.raises(error, match="transactional_id"):
         producer.batch(transactional_id=wrong)
     with producer.batch() as batch:
         batch.send("orders", b"", partition=0)
     assert batch.outcome.get(60)
+
+
+def test_the_same_string_raises_the_same_error_as_an_option_and_as_an_argument(producer):
+    too_long = {"transactional_id": "i" * 40_000}
+    with pytest.raises(ConfigError) as of_argument:
+        producer.batch(**too_long)
+    with pytest.raises(ConfigError) as of_option:
+        validate(too_long)
+    assert str(of_argument.value) == str(of_option.value)
 
 
 @pytest.mark.parametrize(

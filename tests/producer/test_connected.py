@@ -117,7 +117,7 @@ class Level:
         self.client_id = "c"
         self._reading = definition, (), value
 
-    def _readings(self):
+    def _samples(self):
         yield self._reading
 
 

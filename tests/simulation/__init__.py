@@ -3,7 +3,8 @@
 A seed makes a `Plan`: settings, and a list of events (`plan.py`). A `Storm` plays it (`storm.py`) in one thread, in
 which nothing waits, and a `Book` checks what is promised (`book.py`), while it goes on and when it is over. A history
 that breaks a promise is made as short as possible (`shrink.py`). `make simulate SEEDS=100000` plays many, `make simulate
-SEED=123` one (`__main__.py`).
+SEED=123` one (`__main__.py`). Atomic batches (`KIND=units`) and a consumer (`KIND=consumer`) have worlds of their own
+(`unplanned.py`).
 
 **To add an event**: a method `do_<name>(self, a, b, c)` of `Storm`, and the name with its weight in `plan.KINDS`. The
 three numbers are all that is random in it: whoever takes other events out of the history must not change what it does.
@@ -27,5 +28,7 @@ import sys
 from pathlib import Path
 
 # The world that the engine lives in (virtual.py) is beside the golden transcripts, the journal's mutants beside its
-# tests, and what all mutants share above.
-sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in ("", "engine", "journal", "units")]
+# tests, the consumer's world beside its tests, and what all mutants share above.
+sys.path[:0] = [
+    str(Path(__file__).parents[1] / name) for name in ("", "engine", "journal", "units", "consumer")
+]

@@ -14,19 +14,15 @@ from collections import Counter
 from collections.abc import Iterator
 from types import FrameType
 
-from unit_storm_recreated import run_any_storm
-
 from .book import Violation
-from .plan import KINDS, Plan, is_of_units, plan_of
+from .plan import KINDS, Plan, plan_of
 from .shrink import found, ranges, shrink
 from .storm import play
-from .world import pinned
+from .unplanned import PLAYERS, Player, player_of
 
 _HANGS_AFTER_S = 120
 _CHUNK = 25
 _MOST_REPORTED = 5
-_UNITS = "units"
-"""Storms of atomic batches (tests/engine/unit_storm_recreated.py): a seed is their whole plan, nothing of it is left out."""
 
 
 class _Hang(BaseException):
@@ -64,10 +60,10 @@ def _chunk(task: tuple[int, int, str]) -> tuple[int, Counter[str], list[tuple[in
     bad: list[tuple[int, str]] = []
     gc.collect()  # and not in the middle of them: see `_spare`
     for seed in range(first, first + count):
-        if _is_stormy(seed, kind):
-            counts["kind units"] += 1
-            violated = _stormy(seed, counts)
-            if violated:
+        if (unplanned := player_of(seed, kind)) is not None:
+            name, player = unplanned
+            counts[f"kind {name}"] += 1
+            if violated := _violated(player, seed, counts):
                 bad.append((seed, violated))
             continue
         plan = plan_of(seed, kind)
@@ -100,23 +96,15 @@ def _spare() -> None:
     gc.disable()
 
 
-def _is_stormy(seed: int, kind: str) -> bool:
-    return kind == _UNITS or (not kind and is_of_units(seed))
-
-
-def _stormy(seed: int, counts: Counter[str]) -> str:
-    """What a storm of units breaks, or nothing."""
+def _violated(player: Player, seed: int, counts: Counter[str], *, show: bool = False) -> str:
+    """What an unplanned history breaks, or nothing."""
     try:
-        with _bounded(), pinned():
-            storm = run_any_storm(seed)
+        with _bounded():
+            player(seed, counts, show)
     except _Hang:
         return f"hang: not over after {_HANGS_AFTER_S} s"
     except Exception as error:
         return "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
-    counts["lives"] += 1 + storm.killed
-    counts["units"] += storm.world.units
-    # Storms of consumers' offsets promise none by name: they compare what is read with what was written.
-    counts["promised"] += len(getattr(storm, "durable", ()))
     return ""
 
 
@@ -140,10 +128,10 @@ def _tell(plan: Plan, kind: str, *, trace: bool) -> None:
 
 
 def _one(args: argparse.Namespace) -> int:
-    if _is_stormy(args.seed, args.kind):
-        violation = _stormy(args.seed, Counter())
-        print(violation or "0 violations")
-        return bool(violation)
+    if (unplanned := player_of(args.seed, args.kind)) is not None:
+        violated = _violated(unplanned[1], args.seed, Counter(), show=True)
+        print(violated or "0 violations")
+        return bool(violated)
     plan = plan_of(args.seed, args.kind)
     if args.keep:
         spans = [part.partition("-") for part in args.keep.split(",")]
@@ -178,7 +166,7 @@ def _many(args: argparse.Namespace) -> int:
             for seed, what in broken:
                 bad.append((seed, what))
                 print(f"seed {seed}: {what[:300]}", flush=True)
-                if not _is_stormy(seed, args.kind) and len(bad) <= _MOST_REPORTED:
+                if player_of(seed, args.kind) is None and len(bad) <= _MOST_REPORTED:
                     _tell(plan_of(seed, args.kind), args.kind, trace=False)
             if time.monotonic() - said > 15:
                 said = time.monotonic()
@@ -205,7 +193,7 @@ def _main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--seed", type=int, help="only this one, with all that happens")
     parser.add_argument("--keep", default="", help="with --seed: only these events, such as 0-3,7")
-    parser.add_argument("--kind", default="", choices=["", *KINDS, _UNITS], help="all of this kind")
+    parser.add_argument("--kind", default="", choices=["", *KINDS, *PLAYERS], help="all of this kind")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--minutes", type=float, default=0, help="stop after so many")
     args = parser.parse_args()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from .mutants import ENGINE
 from .plan import KINDS, plan_of
 from .shrink import found, ranges, shrink
 from .storm import play
+from .unplanned import CONSUMER, PLAYERS, UNITS, player_of
 
 CHUNK = 15
 
@@ -65,3 +68,17 @@ def test_what_is_shrunk_breaks_the_same_promise(monkeypatch):
 
 def test_ranges_are_as_keep_takes_them():
     assert ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
+
+
+@pytest.mark.parametrize(("kind", "counted"), [(UNITS, "units"), (CONSUMER, "records returned")])
+def test_unplanned_histories_are_played_and_counted(kind, counted):
+    counts = Counter()
+    for seed in range(3):
+        PLAYERS[kind](seed, counts, False)
+    assert counts[counted] > 10
+
+
+def test_only_a_kind_asks_for_histories_of_a_consumer():
+    assert player_of(5, CONSUMER) == (CONSUMER, PLAYERS[CONSUMER])
+    assert {found[0] for seed in range(100) if (found := player_of(seed, ""))} == {UNITS}
+    assert player_of(5, "lanes") is None

@@ -19,7 +19,7 @@ MB = 1 << 20
 @pytest.mark.parametrize("partitions", [3, 400])
 def test_a_task_in_front_of_an_exchange_holds_its_buffer_and_an_arrow_batch(monkeypatch, partitions):
     # All that it wants of Spark.
-    monkeypatch.setattr(tasks, "_context", lambda: types.SimpleNamespace(partitionId=lambda: 0))
+    monkeypatch.setattr(tasks, "task_context", lambda: types.SimpleNamespace(partitionId=lambda: 0))
     options = sink_options(
         {"kafka.bootstrap.servers": "none:1", "topic": "t", "kafka.buffer.memory": str(8 * MB)}
     )

@@ -367,7 +367,7 @@ class Steps:
         messages = []
         for number, one in enumerate(ranges):
             self.monkeypatch.setattr(
-                tasks, "_context", lambda number=number: Task(number, batch=str(batch_id), **task)
+                tasks, "task_context", lambda number=number: Task(number, batch=str(batch_id), **task)
             )
             part = pa.record_batch({"value": pa.array(list(map(str, one)), pa.string())})
             messages.append(self.writer(inlineBytes=inline).write(iter([part])))
@@ -499,7 +499,7 @@ def test_a_commit_that_lives_on_without_its_driver_is_locked_out(kafka, topic, s
 def test_many_tasks_give_the_driver_less_each(kafka, topic, steps, monkeypatch):
     part = pa.record_batch({"value": pa.array(["x" * 1000] * 300)})
     for number, staged in ((63, False), (64, True)):
-        monkeypatch.setattr(tasks, "_context", lambda number=number: Task(number, batch="0"))
+        monkeypatch.setattr(tasks, "task_context", lambda number=number: Task(number, batch="0"))
         message = steps.writer().write(iter([part]))
         assert (bool(message.staged), bool(message.inline)) == (staged, not staged)
 

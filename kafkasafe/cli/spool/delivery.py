@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -141,72 +141,114 @@ def deliver(
         # Nothing is undelivered, so no broker is needed.
         return DeliveryReport(0, 0, _all_rejected(lanes), there.foreign, "", time.monotonic() - began)
     refused_before = _rejected(lanes)
-    deadline = began + limit_s
-    trouble, unreachable, lost = "", False, ""
-    reasons = _Reasons()
-    drained: OpenSpool | None = None
     options = {**options, "on_undecidable": on_undecidable}
     if on_corrupt is not None and on_corrupt != "raise":
         options = {**options, "on_corrupt": on_corrupt}
-    try:
-        with (
-            OpenSpool(options, lanes.path, "kafkasafe-drain", reasons.note) as spool,
-            progress("delivering", "records") as report,
-        ):
-            drained = spool
-            while True:
-                try:
-                    spool.flush(min(1.0, max(0.0, deadline - time.monotonic())))
-                    flushed = True
-                except KafkaTimeoutError:
-                    flushed = False
-                except DataLossError as error:
-                    # The cluster lost records that were delivered earlier. The drain still delivers the pending
-                    # records.
-                    lost = lost or str(error)
-                    flushed = False
-                except UndecidableError as error:
-                    trouble = str(error)
-                    break
-                waiting = spool.unfinished_records
-                report(max(0, before - waiting), before)
-                if flushed and not waiting:
-                    there = _left(lanes, spool.lanes)
-                    if there.damaged and options.get("on_corrupt") != "quarantine":
-                        trouble = there.damaged
-                        break
-                    if not (there.records or there.damaged):
-                        break
-                if time.monotonic() >= deadline:
-                    network = spool.last_network_error
-                    unreachable = network is not None and not spool.connected
-                    why = f"no broker can be used: {in_words(network)}" if network else str(reasons)
-                    trouble = f"not everything was delivered within {limit_s:g} s" + (why and f" ({why})")
-                    break
-                time.sleep(0.1 if flushed else 0)
-    except SpoolCorruptError as error:
-        trouble = str(error)
-    except DataLossError as error:
-        lost = lost or str(error)
+    drain = _Drain(lanes, options, before, limit_s, began + limit_s)
+    drain.run()
     there = _left(lanes, set())
     left = there.records
     refused = max(0, _rejected(lanes) - refused_before)
-    dropped = 0 if drained is None else drained.dropped_records
     # Another process may have taken a lane after `before` was counted, and deliver its records.
-    committed = 0 if drained is None else drained.committed_records
-    delivered = max(0, min(before - left - refused - dropped, committed))
+    delivered = max(0, min(before - left - refused - drain.dropped, drain.committed))
     return DeliveryReport(
         delivered,
         left,
         _all_rejected(lanes),
         there.foreign,
-        trouble or there.damaged,
+        drain.trouble or there.damaged,
         time.monotonic() - began,
-        unreachable,
-        lost,
-        dropped,
+        drain.unreachable,
+        drain.lost,
+        drain.dropped,
         refused,
     )
+
+
+class _Drain:
+    """A producer that delivers the records of a directory, and what it has found out so far.
+
+    Args:
+        lanes: The spool directory.
+        options: Options of the producer.
+        before: Number of undelivered records.
+        limit_s: Time after which to give up, seconds.
+        deadline: When to give up, monotonic seconds.
+
+    Attributes:
+        trouble: Why not everything was delivered; empty if it was.
+        lost: See `DeliveryReport`.
+        unreachable: See `DeliveryReport`.
+        dropped: Number of records in dropped atomic batches.
+        committed: Number of delivered records.
+    """
+
+    def __init__(
+        self, lanes: SpoolDirectory, options: dict[str, Any], before: int, limit_s: float, deadline: float
+    ) -> None:
+        self._lanes = lanes
+        self._options = options
+        self._before = before
+        self._limit_s = limit_s
+        self._deadline = deadline
+        self._reasons = _Reasons()
+        self.trouble = self.lost = ""
+        self.unreachable = False
+        self.dropped = self.committed = 0
+
+    def run(self) -> None:
+        """Deliver until nothing is left, or until something prevents it."""
+        spool: OpenSpool | None = None
+        try:
+            with (
+                OpenSpool(self._options, self._lanes.path, "kafkasafe-drain", self._reasons.note) as spool,
+                progress("delivering", "records") as report,
+            ):
+                while not self._is_over(spool, report):
+                    pass
+        except SpoolCorruptError as error:
+            self.trouble = str(error)
+        except DataLossError as error:
+            self.lost = self.lost or str(error)
+        if spool is not None:
+            self.dropped, self.committed = spool.dropped_records, spool.committed_records
+
+    def _is_over(self, spool: OpenSpool, report: Callable[[float, float], None]) -> bool:
+        """Wait a moment for deliveries. Return whether the drain ends now."""
+        try:
+            flushed = self._flush(spool)
+        except UndecidableError as error:
+            self.trouble = str(error)
+            return True
+        waiting = spool.unfinished_records
+        report(max(0, self._before - waiting), self._before)
+        if flushed and not waiting:
+            there = _left(self._lanes, spool.lanes)
+            if there.damaged and self._options.get("on_corrupt") != "quarantine":
+                self.trouble = there.damaged
+                return True
+            if not (there.records or there.damaged):
+                return True
+        if time.monotonic() >= self._deadline:
+            network = spool.last_network_error
+            self.unreachable = network is not None and not spool.connected
+            why = f"no broker can be used: {in_words(network)}" if network else str(self._reasons)
+            self.trouble = f"not everything was delivered within {self._limit_s:g} s" + (why and f" ({why})")
+            return True
+        time.sleep(0.1 if flushed else 0)
+        return False
+
+    def _flush(self, spool: OpenSpool) -> bool:
+        """Wait a second for deliveries. Return whether all records have a result."""
+        try:
+            spool.flush(min(1.0, max(0.0, self._deadline - time.monotonic())))
+        except KafkaTimeoutError:
+            return False
+        except DataLossError as error:
+            # The cluster lost records that were delivered earlier. The drain still delivers the pending records.
+            self.lost = self.lost or str(error)
+            return False
+        return True
 
 
 def _all_rejected(lanes: SpoolDirectory) -> list[Inspected]:

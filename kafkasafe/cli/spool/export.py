@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import typer
 
 from kafkasafe.cli.common import EXIT_BROKEN, Directory, counted, one_line, open_directory, progress
 from kafkasafe.cli.report import show
 from kafkasafe.cli.spool.contents import LaneName, contents_of, records_of
+from kafkasafe.maintenance.examination import LaneContent
 from kafkasafe.packages import pyarrow_for
 from kafkasafe.spool.examine import SpoolOutcome
 
@@ -23,7 +24,8 @@ __all__ = ["spool_export"]
 _STATUSES: Final = tuple(fate.value for fate in SpoolOutcome if fate is not SpoolOutcome.REPLACED)
 
 _PAGE_RECORDS: Final = 10_000
-_FORMS: Final[dict[str, Literal["jsonl", "parquet"]]] = {
+_Form: TypeAlias = Literal["jsonl", "parquet"]
+_FORMS: Final[dict[str, _Form]] = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".json": "jsonl",
@@ -96,6 +98,31 @@ def spool_export(
         )
     open_directory(directory)
     to_stdout = str(output) == "-"
+    form = _form_of(output, form)
+    troubles: list[tuple[str, str]] = []
+    contents = list(contents_of(directory, lane, troubles))
+    records = _Records(contents, set(status or _STATUSES), [f"{name}: {reason}" for name, reason in troubles])
+    with progress("exporting", "batches") as report:
+        if form == "parquet":
+            _write_parquet(output, records.rows(report, raw=True))
+        elif to_stdout:
+            for row in records.rows(report, raw=False):
+                print(one_line(row))
+        else:
+            with _new_file(output) as file:
+                for row in records.rows(report, raw=False):
+                    file.write((one_line(row) + "\n").encode())
+    show(
+        Exported(str(output), records.counts, records.damage),
+        as_json=as_json,
+        file=sys.stderr if to_stdout else None,
+        indent=None,
+    )
+
+
+def _form_of(output: Path, form: _Form | None) -> _Form:
+    """The format of the output. Refuse an output that cannot be written, before the spool is read."""
+    to_stdout = str(output) == "-"
     if form is None:
         form = "jsonl" if to_stdout else _FORMS.get(output.suffix.lower())
     if form is None:
@@ -109,44 +136,43 @@ def spool_export(
         raise typer.BadParameter("Parquet needs a file", param_hint="--output")
     if not to_stdout and output.exists():
         raise typer.BadParameter(f"{output} exists already", param_hint="--output")
-    wanted = set(status or _STATUSES)
-    counts: dict[str, int] = dict.fromkeys(_STATUSES, 0)
-    damage: list[str] = []
-    troubles: list[tuple[str, str]] = []
-    contents = list(contents_of(directory, lane, troubles))
-    damage += [f"{name}: {reason}" for name, reason in troubles]
-    total = sum(len(content.batches) for content in contents)
+    return form
 
-    def rows() -> Iterator[dict[str, Any]]:
-        done = 0
-        for content in contents:
-            damage.extend(
+
+class _Records:
+    """The records of lanes with a wanted status. It counts them, and collects what cannot be exported.
+
+    Args:
+        contents: The lanes.
+        wanted: Names of the statuses.
+        damage: What could not be read so far.
+    """
+
+    def __init__(self, contents: Sequence[LaneContent], wanted: set[str], damage: list[str]) -> None:
+        self._contents = contents
+        self._wanted = wanted
+        self.counts: dict[str, int] = dict.fromkeys(_STATUSES, 0)
+        self.damage = damage
+
+    def rows(self, report: Callable[[float, float], None], *, raw: bool) -> Iterator[dict[str, Any]]:
+        """Yield the records.
+
+        Args:
+            report: Gets the number of batches that are done, and that of all batches.
+            raw: See `records_of`.
+        """
+        done, total = 0, sum(len(content.batches) for content in self._contents)
+        for content in self._contents:
+            self.damage.extend(
                 f"{content.name}: {each}" for each in (*content.damage, *content.rejected_unreadable)
             )
             for batch in content.batches:
                 done += 1
                 report(done, total)
-                if batch.known.fate.value in wanted:
-                    for record in records_of(content, batch, raw=form == "parquet"):
-                        counts[record["status"]] += 1
+                if batch.known.fate.value in self._wanted:
+                    for record in records_of(content, batch, raw=raw):
+                        self.counts[record["status"]] += 1
                         yield record
-
-    with progress("exporting", "batches") as report:
-        if form == "parquet":
-            _write_parquet(output, rows())
-        elif to_stdout:
-            for row in rows():
-                print(one_line(row))
-        else:
-            with _new_file(output) as file:
-                for row in rows():
-                    file.write((one_line(row) + "\n").encode())
-    show(
-        Exported(str(output), counts, damage),
-        as_json=as_json,
-        file=sys.stderr if to_stdout else None,
-        indent=None,
-    )
 
 
 @contextlib.contextmanager

@@ -11,8 +11,8 @@ from typing import Any, Self
 from kafkasafe import units as u
 from kafkasafe._producing.opening import opened
 from kafkasafe.config import Decide, validate
-from kafkasafe.delivery.metric_readings import producer_readings
-from kafkasafe.stats import Reading
+from kafkasafe.delivery.metric_samples import producer_samples
+from kafkasafe.stats import Sample
 
 __all__ = ["OpenSpool"]
 
@@ -109,9 +109,9 @@ class OpenSpool:
         ended = self._pump.stats.records.copy()
         return sum(count for (_, how), count in ended.items() if how == wanted)
 
-    def _readings(self) -> Iterable[Reading]:
+    def _samples(self) -> Iterable[Sample]:
         """Return the values that `kafkasafe.metrics` collects."""
-        return producer_readings(self._pump, closed=self._parts.lifecycle.closed is not None)
+        return producer_samples(self._pump, closed=self._parts.lifecycle.closed is not None)
 
     def unit(self, unit_id: bytes) -> tuple[u.Phase, bool] | None:
         """The phase of an undecided unit (an atomic batch), and whether it waits for another unit that is left

@@ -164,6 +164,10 @@ class Parcel:
         """Note that the parcel's batch has been unpacked."""
         self.keeper = None
 
+    def belong_to(self, unit_handle: UnitHandle | None) -> None:
+        """Note that its records are part of a unit."""
+        self.unit_handle = unit_handle
+
     def adopt(self, children: list[tuple[Parcel, Indexes]]) -> None:
         """Attach the parts of a divided parcel: callers that wait for the parcel wait for all parts."""
         for child, _ in children:

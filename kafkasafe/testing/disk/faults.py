@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["Fault", "ProcessKilled"]
+__all__ = ["Fault", "ProcessKilled", "striking"]
 
 
 class ProcessKilled(BaseException):
@@ -42,3 +43,8 @@ class Fault:
             return False
         self.hits += 1
         return True
+
+
+def striking(faults: Iterable[Fault], operation: str) -> Fault | None:
+    """The first of these faults that occurs at this call, if any. It counts the call."""
+    return next((fault for fault in faults if fault._strikes(operation)), None)

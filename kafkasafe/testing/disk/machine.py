@@ -13,7 +13,7 @@ from typing import Final
 from kafkasafe.spool.files import Buffer, Identity
 from kafkasafe.testing.disk.contents import failure, put, resize
 from kafkasafe.testing.disk.durability import DurableData, DurableState
-from kafkasafe.testing.disk.faults import Fault, ProcessKilled
+from kafkasafe.testing.disk.faults import Fault, ProcessKilled, striking
 from kafkasafe.testing.disk.operations import Names, Operation, SyncData, SyncDirectory, Truncate, Write
 from kafkasafe.testing.disk.tree import ROOT, File, FileTree
 
@@ -198,7 +198,7 @@ class Disk:
         self.calls[operation] += 1
         if not self._faults:
             return None
-        return next((fault for fault in self._faults if fault._strikes(operation)), None)
+        return striking(self._faults, operation)
 
     def _room(self) -> int:
         return _UNLIMITED if self.capacity_bytes is None else max(0, self.capacity_bytes - self.used_bytes)

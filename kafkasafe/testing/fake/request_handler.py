@@ -192,7 +192,7 @@ class RequestHandler:
         frames.fill(response.message, answer)
         name = "" if request.api is None else request.api.name
         throttle_ms = self.throttled(name)
-        if throttle_ms and "throttle_time_ms" in response.message._struct.fields:
+        if throttle_ms and hasattr(response.message, "throttle_time_ms"):
             frames.fill(response.message, {"throttle_time_ms": throttle_ms})
         return Reply(response.encode(), throttle_ms)
 

@@ -24,7 +24,13 @@ class Timer:
         """Cancels the call. Does nothing if it has already happened."""
         self._work = None
 
-    def _fire(self) -> bool:
+    @property
+    def is_set(self) -> bool:
+        """Whether the call is still to come."""
+        return self._work is not None
+
+    def fire(self) -> bool:
+        """Makes the call. Returns False if it was cancelled."""
         work, self._work = self._work, None
         if work is None:
             return False
@@ -83,7 +89,7 @@ class VirtualTime:
     @property
     def next_s(self) -> float | None:
         """When the next timer is due, None if there is none."""
-        while self._timers and self._timers[0][2]._work is None:
+        while self._timers and not self._timers[0][2].is_set:
             heapq.heappop(self._timers)
         return self._timers[0][0] if self._timers else None
 
@@ -93,16 +99,16 @@ class VirtualTime:
         if at is None:
             return False
         self._now_s = max(self._now_s, at)
-        return heapq.heappop(self._timers)[2]._fire()
+        return heapq.heappop(self._timers)[2].fire()
 
     def run_until(self, at_s: float) -> None:
         """Fires all timers that are due until this time."""
         timers = self._timers
         while timers and timers[0][0] <= at_s:
             due_s, _, timer = heapq.heappop(timers)
-            if timer._work is not None:
+            if timer.is_set:
                 self._now_s = max(self._now_s, due_s)
-                timer._fire()
+                timer.fire()
         self._now_s = max(self._now_s, at_s)
 
     def run_for(self, seconds: float) -> None:

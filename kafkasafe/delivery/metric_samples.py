@@ -1,4 +1,4 @@
-"""The readings of producers and consumers, from which `kafkasafe.metrics` makes Prometheus's metrics.
+"""The samples of producers and consumers, from which `kafkasafe.metrics` makes Prometheus's metrics.
 
 They are in a separate module so that programs without Prometheus need not import prometheus-client.
 """
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Final
 
 from kafka.structs import TopicPartition
 
-from kafkasafe.stats import CONSUMER, PRODUCER, ConsumerStats, PartitionProgress, Reading
+from kafkasafe.stats import CONSUMER, PRODUCER, ConsumerStats, PartitionProgress, Sample
 
 if TYPE_CHECKING:
     from kafkasafe.delivery.pump import Pump
     from kafkasafe.health.states import ConsumerHealth
 
-__all__ = ["AT_CLOSE", "consumer_readings", "producer_readings"]
+__all__ = ["AT_CLOSE", "consumer_samples", "producer_samples"]
 
 AT_CLOSE: Final[list[Callable[[], None]]] = []
 """Functions that a producer calls when it closes. `kafkasafe.metrics` adds its `flush` here when that module is
@@ -25,14 +25,14 @@ imported. A closing producer must not import the module, because a producer may 
 """
 
 
-def consumer_readings(
+def consumer_samples(
     stats: ConsumerStats,
     progress: Mapping[TopicPartition, PartitionProgress],
     group: str,
     health: ConsumerHealth | None,
-) -> Iterator[Reading]:
-    """Yield a consumer's readings. `group` is empty without a group; `health` is None once the consumer is closed."""
-    yield from stats.retry_readings()
+) -> Iterator[Sample]:
+    """Yield a consumer's samples. `group` is empty without a group; `health` is None once the consumer is closed."""
+    yield from stats.retry_samples()
     for name, by_pair in (
         ("offset_resets", stats.resets),
         ("end_offset_regressions", stats.regressions),
@@ -68,10 +68,10 @@ def consumer_readings(
                 yield CONSUMER[name], (topic, str(partition)), offset
 
 
-def producer_readings(pump: Pump, *, closed: bool) -> Iterator[Reading]:
-    """Yield the readings of a producer. A closed producer has only counters and histograms."""
+def producer_samples(pump: Pump, *, closed: bool) -> Iterator[Sample]:
+    """Yield the samples of a producer. A closed producer has only counters and histograms."""
     stats = pump.stats
-    yield from stats.retry_readings()
+    yield from stats.retry_samples()
     for name, counts in (
         ("records", stats.records),
         ("request_errors", stats.errors),

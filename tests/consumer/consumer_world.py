@@ -5,21 +5,18 @@ partitions, through the product's own adapter. Only what has threads and sockets
 coordinator and the metadata are the small classes `Fetches`, `Group` and `Metadata`. `World.poll` does what
 kafka-python's `poll` does, in the same order (`KafkaConsumer._poll_once`).
 
-`Book` checks what a consumer promises. `play` plays the history of a seed; `python tests/consumer/world.py 1000` plays
-many, and `python tests/consumer/world.py --seed 7` shows one.
+`Book` checks what a consumer promises. `play` plays the history of a seed. `make simulate KIND=consumer SEEDS=1000` plays
+many, and `make simulate KIND=consumer SEED=7` shows one (tests/simulation).
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import importlib
-import logging
 import pkgutil
 import random
-import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -278,9 +275,17 @@ class Book:
     def sought(self, tp: TopicPartition, offset: int) -> None:
         self.places[tp].next, self.places[tp].undecided = offset, None
 
-    def assigned(self, tp: TopicPartition) -> None:
-        """The partition is assigned again: it begins at the group's offset, or where a reset says."""
-        self.places[tp].next = self.places[tp].undecided = None
+    def assigned(self, tp: TopicPartition, committed: OffsetAndMetadata | None) -> None:
+        """The partition is assigned again: it begins at the group's offset, or where a reset says.
+
+        The history that a committed offset carries replaces the consumer's own (`History.restore`), because other
+        members may have read another log since. So the consumer no longer knows the records from this offset on: it
+        reads them again, or the application seeks past them.
+        """
+        place = self.places[tp]
+        place.next = place.undecided = None
+        if committed is not None:
+            place.handed = {at: value for at, value in place.handed.items() if at < committed.offset}
 
     def cannot_know(self, tp: TopicPartition) -> None:
         """No client can find out that the records that were returned are no longer in the log."""
@@ -335,9 +340,11 @@ class World:
         self.has_epochs = self.rng.random() < 0.8
         self.cluster = VirtualCluster(3, self.version, {"auto.create.topics.enable": "false"})
         self.time = self.cluster.time
+        self.began_s = self.time.monotonic()
         self.book = Book()
         self.number = 0
         self.digest: list[str] = []
+        self.counts: Counter[str] = Counter()
         self._stack = contextlib.ExitStack()
 
     def say(self, what: str) -> None:
@@ -433,6 +440,7 @@ class World:
 
     def _on_event(self, event: Any) -> None:
         self.say(f"event {event}")
+        self.counts[f"reported {type(event).__name__}"] += 1
         try:
             self.book.on_event(event)
         except Violation as violation:
@@ -491,6 +499,7 @@ class World:
             epoch = header.partition_leader_epoch
         if not values:
             return 0
+        self.counts["records returned"] += len(values)
         self.say(f"returned {tp.partition} {offset}..{offset + len(values) - 1}")
         self.book.returned(tp, offset, values)
         state.position = OffsetAndMetadata(offset + len(values), "", epoch)
@@ -602,7 +611,7 @@ class World:
         others = [each for each in PLACES if each != tp]
         self.subscription.assign_from_user(others)
         self.run(self.rng.choice([0.0, 0.5]))
-        self.book.assigned(tp)
+        self.book.assigned(tp, self.group.committed.get(tp))
         self.subscription.assign_from_user(PLACES)
 
     def do_seek(self, tp: TopicPartition) -> None:
@@ -681,8 +690,8 @@ KINDS = {
 """Events of a history, by weight."""
 
 
-def play(seed: int, *, show: bool = False) -> list[str]:
-    """Play the history of a seed. Returns what happened.
+def play(seed: int, *, show: bool = False) -> World:
+    """Play the history of a seed. Its `digest` says what happened, its `counts` how often.
 
     Raises:
         Violation: A promise is broken.
@@ -692,37 +701,10 @@ def play(seed: int, *, show: bool = False) -> list[str]:
         for _ in range(world.rng.randint(5, 40)):
             kind = world.rng.choices(list(KINDS), list(KINDS.values()))[0]
             place = world.rng.choice(PLACES)
+            world.counts[f"event {kind}"] += 1
             world.say(f"- {kind} {place.partition}")
             getattr(world, f"do_{kind}")(place)
             world.run(world.rng.choice([0.0, 0.02, 0.3, 2.0]))
         world.calm()
-    return world.digest
-
-
-def main() -> int:
-    """Play many histories, or show one."""
-    parser = argparse.ArgumentParser(description="Seeded histories of a consumer, in virtual time.")
-    parser.add_argument("seeds", nargs="?", type=int, default=1000)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--seed", type=int, help="only this one, with all that happens")
-    options = parser.parse_args()
-    logging.disable()
-    if options.seed is not None:
-        play(options.seed, show=True)
-        return 0
-    broken = 0
-    for seed in range(options.first, options.first + options.seeds):
-        try:
-            play(seed)
-        except Violation as violation:
-            broken += 1
-            print(f"seed {seed}: {violation}")
-        except Exception as error:
-            broken += 1
-            print(f"seed {seed}: {error!r}")
-    print(f"{options.seeds} histories, {broken} violations")
-    return 1 if broken else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    world.counts["virtual seconds"] = int(world.time.monotonic() - world.began_s)
+    return world

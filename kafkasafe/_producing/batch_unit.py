@@ -1,0 +1,216 @@
+"""An atomic batch after `commit`: its records on their way to the pump, and the decision whether it is accepted.
+
+`kafkasafe.atomic` has the classes for programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from kafka import TopicPartition
+
+from kafkasafe._producing.open_batch import OpenBatch
+from kafkasafe._producing.opening import ProducerParts
+from kafkasafe.delivery.awaiting import LoopWaits
+from kafkasafe.delivery.callbacks import take
+from kafkasafe.delivery.engine.parcels import Parcel, leaves
+from kafkasafe.errors import UsageError, WaitTimeoutError
+from kafkasafe.spool.refusals import because
+
+if TYPE_CHECKING:
+    import asyncio
+
+__all__ = ["BatchDecision", "BatchUnit"]
+
+_Metadata = TypeVar("_Metadata")
+_Outcome = TypeVar("_Outcome")
+_FATE: Final = "fate"
+
+
+class BatchUnit(Generic[_Metadata]):
+    """The records of an atomic batch on their way to the pump, the decision about them, and the calls after their end.
+
+    Args:
+        head: The parcel that represents the whole batch.
+        open_batches: The open batches with the batch's records.
+        fate: The batch's `_fate`.
+        parts: The producer's objects.
+        describe: Makes the metadata of the committed batch from its id, its offsets by partition, and the number of
+            its records.
+
+    Attributes:
+        parcels: The parcels of the batch's records, as soon as these are encoded.
+        callbacks: Pairs: whether the function is for a committed batch, and the function.
+    """
+
+    def __init__(
+        self,
+        head: Parcel,
+        open_batches: list[OpenBatch],
+        fate: dict[str, BatchUnit[_Metadata] | None],
+        parts: ProducerParts,
+        describe: Callable[[str, Mapping[TopicPartition, tuple[int, int]], int], _Metadata],
+    ) -> None:
+        self.head = head
+        self.open_batches = open_batches
+        self.parcels: list[Parcel] = []
+        self.callbacks: list[tuple[bool, Callable[[Any], object]]] = []
+        self._describe = describe
+        self._delivery = parts.delivery
+        self._in_memory = parts.config.in_memory
+        self._owner: object = None
+        self._fate: dict[str, BatchUnit[_Metadata] | None] | None = fate
+        """None once the pump (the thread that writes and delivers) has the batch. The reset to None breaks a reference
+        cycle, because the dict refers back to this object. The cycle would keep both, and the producer, alive until the
+        next garbage collection."""
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the producer has accepted the batch."""
+        fate = self._fate
+        return fate is None or fate.get(_FATE) is self
+
+    def waits(self, loop: asyncio.AbstractEventLoop) -> LoopWaits:
+        """Return the object with which coroutines of a loop wait for the batch."""
+        return LoopWaits.of(self._delivery.pump.ledger.waiters, loop)
+
+    def done_or_wrong_cluster(self) -> bool:
+        """Return whether the batch is committed or dropped, or the brokers belong to another cluster."""
+        return self.head.done or self._delivery.pump.ledger.wrong_cluster is not None
+
+    def done_or_never(self) -> bool:
+        """Return whether `get` can now return a result or raise an error."""
+        return self.done_or_wrong_cluster() or self._delivery.pump.ledger.failure is not None
+
+    def is_kept(self) -> bool:
+        """Return whether the whole batch is on disk; with `spool="never"`: whether it is committed or dropped."""
+        return self.head.done or (self.head.durable and not self._in_memory)
+
+    def kept_or_never(self) -> bool:
+        """Return whether `durable` can now return a result or raise an error."""
+        return self.is_kept() or self._delivery.pump.ledger.failure is not None
+
+    def not_durable(self, timeout: float | None) -> WaitTimeoutError:
+        """Return the error that `durable` raises after it has waited for this number of seconds."""
+        return WaitTimeoutError(
+            f"The batch was not durable after {timeout} s.{self._delivery.disk_cause()}{self.because()}"
+        )
+
+    def because(self) -> str:
+        """Return a sentence about blocked records: this batch's own, or earlier ones that the batch waits for."""
+        return because(self._delivery.pump.refused())
+
+    def carry(self, parcels: list[Parcel]) -> None:
+        """Note the parcels of the batch's records."""
+        self.parcels = parcels
+
+    def accept(self) -> None:
+        """Mark the batch as accepted, unless it is accepted or dropped already."""
+        if self._fate is not None:
+            self._fate.setdefault(_FATE, self)
+
+    def refuse(self) -> None:
+        """Mark the batch as dropped, unless it is accepted already."""
+        if self._fate is not None:
+            self._fate.setdefault(_FATE, None)
+
+    def handed_over(self) -> None:
+        """Record that the batch was handed to the pump, which decides about it from now on."""
+        self._fate = None
+        for open_batch in self.open_batches:
+            open_batch.unguard()
+
+    def settle_empty(self) -> None:
+        """Mark an empty batch as durable and committed."""
+        self.head.be_durable()
+        self.head.end()
+        if self.callbacks:
+            self._delivery.callbacks.put(lambda: self.call(0))
+
+    def add(self, wanted: bool, call: Callable[[Any], object], owner: object) -> None:
+        """Add a function to call when the batch is committed (`wanted`) or dropped. Keep its owner, the producer, until
+        then.
+        """
+        self._owner = owner
+        self.callbacks.append((wanted, call))
+        self.watch()
+
+    def watch(self) -> None:
+        """Arrange that the callbacks are called. A second call of this method does no harm."""
+        self._delivery.callbacks.start()
+        # Set the watcher before reading `done`: the pump sets `done` before it looks for the watcher.
+        self.head.watch(self._ended)
+        if self.head.done:
+            self.head.take_watcher()
+            self._delivery.callbacks.put(lambda: self.call(0))
+
+    def _ended(self, _: Parcel) -> None:
+        """Hand the callbacks to the callback thread. The pump calls this method while it holds its own lock."""
+        self._delivery.callbacks.hand(self.call, len(self.callbacks))
+
+    def call(self, due: int) -> None:
+        """Call the callbacks, on the callback thread."""
+        callbacks = take(self.callbacks)
+        error = self.head.error
+        answer: Any = self.metadata() if error is None else error
+        mine = [call for wanted, call in callbacks if wanted is (error is None)]
+        self._delivery.callbacks.call(mine, [answer] * len(mine), due)
+
+    def metadata(self) -> _Metadata:
+        """Return the metadata of the committed batch."""
+        found: dict[TopicPartition, tuple[int, int]] = {}
+        records = 0
+        for parcel in (leaf for each in self.parcels for leaf in leaves(each)):
+            at = TopicPartition(parcel.topic, parcel.partition)
+            last = parcel.base_offset + parcel.count - 1 if parcel.base_offset >= 0 else -1
+            found[at] = found.get(at, (parcel.base_offset, -1))[0], last
+            records += parcel.count
+        unit_handle = self.head.unit_handle
+        return self._describe("" if unit_handle is None else unit_handle.unit_id.hex(), found, records)
+
+
+class BatchDecision(Generic[_Metadata, _Outcome]):
+    """The decision about an atomic batch: accepted or dropped. Open until then.
+
+    Attributes:
+        fate: A dict with one entry, the decision: the batch's unit if accepted, None if dropped. Empty while open.
+
+            `setdefault`, a single call into C, makes the decision. So the first decision wins, even if Ctrl-C, a signal
+            handler or another thread interrupts a commit at any moment.
+    """
+
+    def __init__(self) -> None:
+        self.fate: dict[str, BatchUnit[_Metadata] | None] = {}
+        self._attempts: dict[BatchUnit[_Metadata], _Outcome] = {}
+        """The outcome of each commit that was tried. One of them may be accepted."""
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether the batch was dropped."""
+        return self.fate.get(_FATE, self) is None
+
+    @property
+    def outcome(self) -> _Outcome | None:
+        """The outcome of the commit that was accepted; None if none was."""
+        unit = self.fate.get(_FATE)
+        return None if unit is None else self._attempts[unit]
+
+    def begin(self, unit: BatchUnit[_Metadata], outcome: _Outcome) -> None:
+        """Note a commit that is tried."""
+        self._attempts[unit] = outcome
+
+    def check_open(self) -> None:
+        """Raise UsageError if the decision is made."""
+        if self.fate:
+            self.check_is(None)
+
+    def check_is(self, outcome: _Outcome | None) -> None:
+        """Raise UsageError if another commit than that of this outcome was accepted, or the batch was dropped."""
+        if outcome is None or self.outcome is not outcome:
+            raise UsageError(f"This batch was {'dropped' if self.is_dropped else 'committed'} already")
+
+    def drop(self) -> None:
+        """Drop the batch. Raise UsageError if it is accepted."""
+        if self.fate.setdefault(_FATE, None) is not None:
+            raise UsageError("This batch was committed already")
