@@ -396,7 +396,7 @@ class Recovery:
         self._quiescence.begin(now + pause_s, announced=quiet is not None)
         for unit in self._units.unfinished:
             if unit.phase is u.Phase.WAITING and unit.position < self._replay.blind_before:
-                reason = "marks that may have spoken of it are lost to damage in the spool: readers may have it already"
+                reason = "damage in the spool destroyed marks that may have been about it: it may already be committed"
                 unit.blame(unit.code or DAMAGED, unit.reason or reason)
         self._units.recovered()
         self._index.pin_everything()
