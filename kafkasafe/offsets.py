@@ -276,6 +276,7 @@ class EndOffsetTracker:
                 key,
                 timestamp_ms,
                 offset,
+                self._clock(),
                 topic_id=number,
                 leader_epoch=leader_epoch,
                 found_timestamp_ms=found_timestamp_ms,

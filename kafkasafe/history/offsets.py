@@ -20,6 +20,17 @@ The same holds for the start of a log. Its proof is the end offset of the epoch 
 the remembered start, the log has lost that record, and the records that it now has before it are new. If not, this
 leader has merely not yet deleted records that its predecessor had deleted.
 
+Topic ids have no order. An id that was never seen before is taken for a newer topic, but it may be an older one:
+
+1. Topic A is observed. It is deleted and created again as B, and soon after that as C.
+2. A broker with new metadata names C: C replaces A.
+3. A broker with older metadata names B: B seems to replace C.
+4. From then on every broker names C. If C stayed a deleted topic, all its answers would be held for ever.
+
+So a deleted topic is the present one again if answers have named it for `FORMER_TOPIC_S`, and none has named another
+topic in between. Metadata of that age from one broker only are possible as well. Then the same rule restores the
+present topic later; until then, its answers are held.
+
 One method per kind of answer: `EndOffsets.observe` (latest), `observe_start` (earliest), `observe_timestamp`.
 """
 
@@ -56,6 +67,8 @@ MAX_TIMESTAMPS: Final = 64
 """Look-ups by timestamp remembered per key."""
 MAX_FORMER_IDS: Final = 16
 """Ids of deleted topics remembered per key."""
+FORMER_TOPIC_S: Final = 30.0
+"""How long answers must name a topic that counts as deleted, and no other one, before it counts as present, seconds."""
 
 
 class BaselineFormatError(ValueError):
@@ -269,6 +282,8 @@ class _Known:
         lower_starts: Held answers about the start.
         found: Timestamp → the first record at or after it.
         former_ids: Ids of deleted topics of this name.
+        former_named: The deleted topic that the last answers have named; None if the last answer has named another one.
+        former_since: Time of the first of these answers.
         recreated: The topic was recreated, and no end offset of the new one was observed yet.
         end_before: `end` of the deleted topic, while `recreated` is set.
     """
@@ -284,6 +299,8 @@ class _Known:
     lower_starts: _Lower = field(default_factory=_Lower)
     found: OrderedDict[int, _Record] = field(default_factory=OrderedDict)
     former_ids: list[bytes] = field(default_factory=list)
+    former_named: bytes | None = None
+    former_since: float = 0.0
     recreated: Proof | None = None
     end_before: int = -1
 
@@ -351,6 +368,21 @@ class _Known:
             self.lower_starts.release()
         for timestamp in [timestamp for timestamp, record in self.found.items() if record.offset >= offset]:
             del self.found[timestamp]
+
+    def is_former(self, topic_id: bytes | None, now: float) -> bool:
+        """Note which topic an answer names. Return whether it is a deleted topic of this name."""
+        if topic_id is None:
+            return False
+        if topic_id not in self.former_ids:
+            self.former_named = None
+            return False
+        if topic_id != self.former_named:
+            self.former_named, self.former_since = topic_id, now
+        if now - self.former_since < FORMER_TOPIC_S:
+            return True
+        self.former_ids.remove(topic_id)
+        self.former_named = None
+        return False
 
     def identify(self, topic_id: bytes | None) -> bool:
         """Note the topic id. Return whether it changed, which voids all remembered answers."""
@@ -424,7 +456,7 @@ class EndOffsets:
         if offset < 0:
             raise ValueError(f"an end offset cannot be {offset}")
         known = self._of(key)
-        if topic_id in known.former_ids:
+        if known.is_former(topic_id, now):
             return Held(_or_none(known.end), offset, HeldReason.FORMER_TOPIC, refresh_metadata=True)
         known.identify(topic_id)
         if (proof := known.recreated) is not None:
@@ -569,7 +601,7 @@ class EndOffsets:
         if offset < 0:
             raise ValueError(f"a start offset cannot be {offset}")
         known = self._of(key)
-        if topic_id in known.former_ids:
+        if known.is_former(topic_id, now):
             return Held(_or_none(known.start), offset, HeldReason.FORMER_TOPIC, refresh_metadata=True)
         recreated = known.identify(topic_id)
         if offset < known.start:
@@ -660,6 +692,7 @@ class EndOffsets:
         key: Key,
         timestamp_ms: int,
         offset: int | None,
+        now: float = 0.0,
         *,
         topic_id: bytes | None = None,
         leader_epoch: int = UNDEFINED,
@@ -671,6 +704,7 @@ class EndOffsets:
             key: The partition.
             timestamp_ms: The requested timestamp.
             offset: First record at or after it; None if the broker found no such record (Kafka's -1).
+            now: The time in seconds, by a monotonic clock.
             topic_id: Id of the topic that was asked, None when not known.
             leader_epoch: Leader epoch of the record that was found, -1 when not known.
             found_timestamp_ms: Timestamp of the record that was found, -1 when not known.
@@ -685,7 +719,7 @@ class EndOffsets:
         if offset is not None and offset < 0:
             raise ValueError(f"offset {offset}: a look-up that finds nothing is given as None")
         known = self._of(key)
-        if topic_id in known.former_ids:
+        if known.is_former(topic_id, now):
             return _held(known.found.get(timestamp_ms), offset, HeldReason.FORMER_TOPIC)
         recreated = known.identify(topic_id)
         before = known.found.get(timestamp_ms)
