@@ -13,10 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafkasafe.errors import BaselineError
-from kafkasafe.history import offsets as o
-from kafkasafe.history.offsets import (
-    BaselineFormatError,
-    EndOffsets,
+from kafkasafe.history.offset_answers import (
     Held,
     HeldReason,
     Isolation,
@@ -27,6 +24,8 @@ from kafkasafe.history.offsets import (
     Unproven,
     Value,
 )
+from kafkasafe.history.offsets import EndOffsets
+from kafkasafe.history.remembered_offsets import MAX_FORMER_IDS, MAX_TIMESTAMPS, BaselineFormatError
 from kafkasafe.history.sealed import seal
 from kafkasafe.offsets import EndOffsetTracker
 from kafkasafe.testing.disk import Disk
@@ -264,7 +263,7 @@ def test_the_ids_of_deleted_topics_are_bounded():
     tracker = EndOffsets()
     for number in range(100):
         tracker.observe(KEY, 0, 0.0, topic_id=number.to_bytes(16, "big"))
-    assert len(json.loads(tracker.encode())["partitions"][0]["former_ids"]) == o.MAX_FORMER_IDS
+    assert len(json.loads(tracker.encode())["partitions"][0]["former_ids"]) == MAX_FORMER_IDS
 
 
 # --- earliest, by timestamp ---------------------------------------------------------------------------------------------
@@ -316,7 +315,7 @@ class TestALowerStart:
     @pytest.mark.parametrize(("requested", "reply", "end"), [(3, -1, -1), (3, 4, 2), (2, 2, 2)])
     def test_an_answer_that_tells_nothing_proves_nothing_for_a_while(self, tracker, requested, reply, end):
         assert tracker.prove_start(KEY, requested, reply, end, 2.0) == Held(5, 2, HeldReason.LOWER, 1.0)
-        assert tracker.prove_start(KEY, requested, reply, end, 31.0) == o.Unproven(5, 2, 30.0)
+        assert tracker.prove_start(KEY, requested, reply, end, 31.0) == Unproven(5, 2, 30.0)
         assert tracker.accept_start(KEY) == Regressed(2, 5, RegressedReason.ACCEPTED, None)
         assert tracker.accept_start(KEY) is None
 
@@ -344,7 +343,7 @@ class TestALowerStart:
         tracker.observe_start(KEY, 5, 0.0, leader_epoch=0)
         tracker.observe_start(KEY, 0, 1.0, leader_epoch=0)
         assert tracker.prove_start(KEY, 0, 0, 9, 2.0, leader_epoch=0).reason is HeldReason.NOT_DELETED
-        assert isinstance(tracker.prove_start(KEY, 0, 0, 9, 32.0, leader_epoch=0), o.Unproven)
+        assert isinstance(tracker.prove_start(KEY, 0, 0, 9, 32.0, leader_epoch=0), Unproven)
 
     def test_in_the_next_life(self, tracker):
         again = EndOffsets()
@@ -403,7 +402,7 @@ def test_a_record_that_was_truncated_is_not_looked_for():
 
 def test_timestamps_are_bounded():
     tracker = EndOffsets()
-    for timestamp in range(o.MAX_TIMESTAMPS + 1):
+    for timestamp in range(MAX_TIMESTAMPS + 1):
         tracker.observe_timestamp(KEY, timestamp, timestamp)
     assert tracker.observe_timestamp(KEY, 0, None) == Value(None)
     assert isinstance(tracker.observe_timestamp(KEY, 1, None), Held)
