@@ -262,7 +262,7 @@ class Pump:
 
     def adopt_now(self) -> None:
         """Requests to adopt lanes now, because a caller waits for records that were left in other lanes."""
-        if self.ledger.left_behind:
+        if self.ledger.lanes.left_behind:
             self._post(AdoptAsked())
 
     def no_room(self) -> None:
@@ -275,14 +275,14 @@ class Pump:
         journals = [lane.journal for lane in lanes]
         today_ms = self._context.clock.wall_ms()
         gauges: dict[str, float] = {
-            "spool_bytes": self.ledger.kept_bytes,
+            "spool_bytes": self.ledger.room.kept_bytes,
             "spool_capacity_bytes": self._config.spool_max_bytes,
             "connected": self._context.cluster.connected,
-            "unfinished_batches": self.ledger.unfinished,
+            "unfinished_batches": len(self.ledger.parcels),
             "undurable_batches": len(self.ledger.undurable),
             "spool_oldest_record_age_seconds": self.ledger.oldest_age_s(),
         }
-        if math.isfinite(free := self.ledger.capacity.free_bytes):
+        if math.isfinite(free := self.ledger.room.capacity.free_bytes):
             gauges["spool_volume_free_bytes"] = free
         identified = [stamp for journal in journals for stamp in journal.views.identified_since_ms()]
         gauges["producer_id_age_seconds"] = max(
@@ -331,23 +331,23 @@ class Pump:
             forked=isinstance(closed, ForkedProcessError),
             failure=self._end_of_thread() if failure is None else str(failure),
             wrong_cluster="" if stranger is None else str(stranger),
-            undecidable=[error.evidence for _, error in list(ledger.undecided.values())],
-            disk_trouble=ledger.disk_trouble,
-            disk_full=ledger.disk_full,
+            undecidable=[error.evidence for _, error in list(ledger.errors.undecided.values())],
+            disk_trouble=ledger.room.disk_trouble,
+            disk_full=ledger.room.disk_full,
             displaced=displaced,
-            undurable_s=ledger.undurable_s(),
+            undurable_s=ledger.undurable.age_s(),
             disk_patience_s=DISK_STUCK_S + (config.spool_after_s if config.spool == "on_error" else 0.0),
-            capacity=ledger.capacity,
+            capacity=ledger.room.capacity,
             needed_bytes=needed_bytes,
             in_memory=config.in_memory,
-            spool_bytes=ledger.kept_bytes,
+            spool_bytes=ledger.room.kept_bytes,
             spool_max_bytes=config.spool_max_bytes,
             callbacks_behind=callbacks_behind,
             blocked=[
                 str(each) for each in (*self.refused_topics.values(), *self.refused_partitions.values())
             ],
-            damaged=[f"{topic}-{partition}" for topic, partition in list(ledger.damage)],
-            losses=len(ledger.losses),
+            damaged=[f"{topic}-{partition}" for topic, partition in list(ledger.errors.damage)],
+            losses=ledger.errors.losses,
             connected=self._context.cluster.connected,
             network_error=None if network is None else in_words(network),
             waiting_records=on_disk + in_memory,
@@ -365,7 +365,7 @@ class Pump:
         that has become undecidable since then needs another decision.
         """
         # Take the batches at once, so that the caller's next `send` does not raise the error again.
-        decided = self.ledger.take_shown()
+        decided = self.ledger.errors.take_shown()
         self._post(Decided(decided, resend=resend))
 
     def stop(self, timeout_s: float, deadline: float | None = None) -> bool:
@@ -444,7 +444,7 @@ class Pump:
         if self._retiring is None:
             return False
         began, patience = self._retiring
-        hopeless = self.ledger.undecidable or self.ledger.wrong_cluster is not None
+        hopeless = self.ledger.errors.undecidable or self.ledger.wrong_cluster is not None
         return (
             (self.ledger.idle() and not self._inbox)
             or hopeless

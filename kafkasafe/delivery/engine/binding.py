@@ -47,7 +47,7 @@ class Binding:
                 # The disk fails or is full. Nothing may be sent before the cluster id is known and durable. This thread
                 # writes no records meanwhile either.
                 attempt += 1
-                self._ledger.disk_failed(str(error), full=_is_full(error))
+                self._ledger.room.disk_failed(str(error), full=_is_full(error))
                 if isinstance(error.__cause__, OSError):
                     self._context.own.spool.give_room(error.__cause__)
                 # The directory may be deleted. Nothing else on this thread would restore the directory meanwhile.
@@ -63,7 +63,7 @@ class Binding:
                 )
                 self._context.sleep(self._context.backoff.pause_s(attempt))
         if attempt:
-            self._ledger.disk_works()
+            self._ledger.room.disk_works()
         if not ours:
             holds = (
                 f"{self._context.directory.path} holds records for cluster {bound}, but these brokers are cluster"
@@ -145,7 +145,7 @@ class Binding:
         ):
             return False
         with self._ledger.lock:
-            if met and self._ledger.unfinished:
+            if met and self._ledger.parcels:
                 return False
         for number in self._context.directory.lanes():
             path = self._context.directory.lane_path(number)

@@ -73,7 +73,7 @@ class LossWatch:
                 parcel.restart(self._context.clock.monotonic())
                 self._intake.register(lane, parcel, batch)
                 if lane.own:
-                    self._ledger.revive(parcel)
+                    self._ledger.parcels.revive(parcel)
         self._context.emit(
             events.DataLost(
                 topic,
@@ -107,7 +107,7 @@ class LossWatch:
             last_offset=last_offset,
             records=records,
         )
-        self._ledger.lose(error)
+        self._ledger.errors.lose(error)
 
     def publish_doubted(self, lane: Lane) -> None:
         """Publish the partitions that the engine doubts, because callers wait for the cluster's answer about them."""
@@ -137,7 +137,7 @@ class LossWatch:
             events.SpoolRecordsMissing(lane.name, topic, partition, hole.records, hole.evidence)
         )
         if self._config.on_corrupt == "raise":
-            self._ledger.lose(SpoolCorruptError(f"{message}. Raised once", damage=(message,)))
+            self._ledger.errors.lose(SpoolCorruptError(f"{message}. Raised once", damage=(message,)))
 
     def is_back(self, lane: Lane, batch: j.Batch) -> None:
         """Note that a lost batch that was sent again is in the log."""

@@ -132,7 +132,5 @@ class Rejects:
             records=batch.count,
             position=batch.position,
         )
-        with self._ledger.lock:
-            self._ledger.damage[address] = error
-            self._ledger.waiters.notify_all()
+        self._ledger.errors.block(address, error)
         return False

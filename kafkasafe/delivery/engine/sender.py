@@ -151,8 +151,7 @@ class Sender:
                 for other, later in self._send_queue.take_back((topic, partition)):
                     self._on_produced(Sent(other, later, -1), t.Failure(error, sent=False))
                 continue
-            if self._ledger.damage:
-                self._ledger.damage.pop((topic, partition), None)  # it can be read again
+            self._ledger.errors.unblock((topic, partition))
             parcel.lend()
             self._clocks.sent((topic, partition), batch.max_timestamp)
             fence = self._fences.get((topic, partition), 0)
@@ -263,8 +262,8 @@ class Sender:
         if not outage_s:
             return
         batches, records = (
-            self._ledger.unfinished,
-            self._ledger.unfinished_records(self._ledger.last_number()),
+            len(self._ledger.parcels),
+            self._ledger.parcels.records(self._ledger.last_number()),
         )
         self._log.warning(
             "An outage of %.0f s is over: pending records are being delivered, first to %s-%d; %d records in %d batches"

@@ -55,7 +55,7 @@ class Surroundings:
         """
         if self._siblings is not None:
             self._looks_first = True
-            self._ledger.seek_siblings(on=True)
+            self._ledger.lanes.seek_siblings(on=True)
             self._look(self._siblings, same_client=True)
 
     def look_around(self) -> None:
@@ -101,7 +101,7 @@ class Surroundings:
             left += sibling.records
             self._report(sibling)
         self.left_behind_records = left
-        self._ledger.seek_siblings(on=False)
+        self._ledger.lanes.seek_siblings(on=False)
         self._disk.publish_used()
         self._context.timer(_LOOK_AROUND_EVERY_S, ChoreDue(Chore.LOOK_AROUND))
 
@@ -114,7 +114,7 @@ class Surroundings:
         known = [sibling for sibling in found if sibling.cluster_id is not None]
         self.unread = {each.path: each.records for each in known if each.cluster_id == own}
         if not any(own in {None, each.cluster_id} for each in known):
-            self._ledger.seek_siblings(on=False)
+            self._ledger.lanes.seek_siblings(on=False)
 
     def read(self, path: Path) -> None:
         """Note that all lanes taken from a directory are open, or cannot be read."""
