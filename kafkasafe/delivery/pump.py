@@ -133,9 +133,10 @@ class Pump:
             sleep=time.sleep,
             random_fraction=random.random,
             beside=self._beside,
-            newest_reading=lambda: NUMBERS.newest,
         )
-        self.engine = Engine(self._context, choose=choose, on_topic=on_topic)
+        self.engine = Engine(
+            self._context, choose=choose, on_topic=on_topic, newest_reading=lambda: NUMBERS.newest
+        )
         self.ledger = self.engine.ledger
         self._retiring: tuple[float, Patience] | None = None
         self._then: Callable[[], None] = lambda: None
@@ -375,17 +376,14 @@ class Pump:
             timeout_s: How long the pump may continue its current work.
             deadline: After this time a failing disk is not tried again; monotonic seconds.
         """
-        if deadline is not None:
-            self._context.set_close_deadline(deadline)
-        self._context.closing = True
-        self._context.stop = True
+        self._context.close_state.close(deadline)
         self._wake.set()
         if self.is_current_thread():
             return False
         with self._released():
             self._thread.join(timeout_s)
             if self._thread.is_alive():
-                self._context.abandon = True
+                self._context.close_state.give_up()
                 self._wake.set()
                 self._thread.join(5.0)
         return not self._thread.is_alive()
@@ -465,14 +463,13 @@ class Pump:
 
     def forked(self, error: BaseException) -> None:
         """Prepares a forked child for use: the pump's thread, and the holder of the lock, do not exist in it."""
-        self.ledger.renew()
-        self.ledger.failure = error
+        self.ledger.forked(error)
 
     @apart()
     def _run(self) -> None:
         try:
             self.engine.begin()
-            while not self._context.stop:
+            while not self._context.close_state.stop:
                 self._turn()
             self._last_turn()
         except SpoolError as error:
@@ -502,17 +499,17 @@ class Pump:
         for _ in range(jobs):
             self._step(self._inbox.popleft())
         self.engine.turn()
-        if self._context.stranger is not None:
+        if self._context.own_cluster.stranger is not None:
             # Write everything that is accepted to disk, then end this producer.
             self._seal_due(float("inf"))
             if not self._inbox:
                 if self._config.spool == "on_error":
                     self.engine.disk.spill(0.0)
                     self.engine.drive(self._context.own)
-                raise self._context.stranger
+                raise self._context.own_cluster.stranger
         if self._retired():
-            self._context.stop = True
-        if self._inbox or self._context.stop:
+            self._context.close_state.end()
+        if self._inbox or self._context.close_state.stop:
             return
         if self._retiring is not None:
             due = min(due, self.patience_ends(self._retiring[1], self._retiring[0]))
@@ -522,7 +519,7 @@ class Pump:
     def _last_turn(self) -> None:
         """Writes everything that is accepted to disk, even if `close` was interrupted or called by a hook."""
         self._seal_due(float("inf"))
-        if self._inbox and not self._context.abandon:
+        if self._inbox and not self._context.close_state.abandon:
             for _ in range(len(self._inbox)):
                 self._step(self._inbox.popleft())
             if self._config.spool == "on_error":

@@ -914,7 +914,7 @@ class Storm:
     def do_stranger(self, _a: int, b: int, _c: int) -> None:
         """For a while another cluster answers at the same addresses, while records wait for ours."""
         handler = self.world.cluster._handler
-        lives = [life for life in self.world.lives if life.context.cluster_id is not None]
+        lives = [life for life in self.world.lives if life.context.own_cluster.cluster_id is not None]
         waits = any(lane.journal.views.unfinished for life in lives for lane in life.context.lanes)
         if handler.centre is not self.home or not waits or len(lives) != len(self.world.workers):
             return

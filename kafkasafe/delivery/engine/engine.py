@@ -16,6 +16,7 @@ from kafkasafe import journal as j
 from kafkasafe.delivery.engine.absences import Absences
 from kafkasafe.delivery.engine.binding import Binding
 from kafkasafe.delivery.engine.context import EngineContext
+from kafkasafe.delivery.engine.deleted_topics import DeletedTopics
 from kafkasafe.delivery.engine.disk import SPILL_EVERY_S, DiskWriter
 from kafkasafe.delivery.engine.elsewhere import Elsewhere
 from kafkasafe.delivery.engine.endings import Endings
@@ -65,6 +66,7 @@ from kafkasafe.delivery.engine.predecessor import Predecessor
 from kafkasafe.delivery.engine.rejects import Rejects
 from kafkasafe.delivery.engine.room import RoomKeeper
 from kafkasafe.delivery.engine.sender import Sender
+from kafkasafe.delivery.engine.sequence_errors import SequenceErrors
 from kafkasafe.delivery.engine.surroundings import Surroundings
 from kafkasafe.delivery.engine.topics import TOPIC_POLL_S, TopicKeeper
 from kafkasafe.delivery.engine.transactor import Transactor
@@ -86,10 +88,16 @@ class Engine:
         choose: (topic, partitions, keys, values) → partition of each record, for records that were accepted before
             the topic was known.
         on_topic: Called when a topic's partition count is known and no records wait for it any more.
+        newest_reading: Number of the reading that a consumer of this process began last.
     """
 
     def __init__(
-        self, context: EngineContext, *, choose: Choose, on_topic: Callable[[str, int], None]
+        self,
+        context: EngineContext,
+        *,
+        choose: Choose,
+        on_topic: Callable[[str, int], None],
+        newest_reading: Callable[[], int],
     ) -> None:
         self._context = context
         self._config = context.config
@@ -100,19 +108,22 @@ class Engine:
         self._room = RoomKeeper(context, ledger, disk, self.places)
         self.intake = intake = Intake(context, ledger, disk, self._rejects, choose=choose)
         self._gathering = Gathering(context, ledger, disk, intake)
-        self._losses = LossWatch(context, ledger, intake)
+        sequence_errors, deleted = SequenceErrors(context.stats), DeletedTopics()
+        self._losses = LossWatch(context, ledger, intake, sequence_errors, deleted)
         self._packing = Packing(context, ledger, disk)
-        self._sender = Sender(context, ledger, disk, self._rejects, self._losses)
+        self._sender = Sender(context, ledger, disk, self._rejects, self._losses, sequence_errors)
         self._transactor = Transactor(context, ledger, disk, self._rejects)
-        self._inquiries = Inquiries(context, self._sender)
+        self._inquiries = Inquiries(context, self._sender, sequence_errors)
         self._absences = Absences(context)
         self.endings = Endings(context, ledger, disk, self._losses)
         self._order = LaneOrder(context)
-        self._lanes = LaneKeeper(context, ledger, disk, intake, self.endings, self._order)
+        self._lanes = LaneKeeper(
+            context, ledger, disk, intake, self.endings, self._order, newest_reading=newest_reading
+        )
         self.surroundings = Surroundings(context, ledger, disk, self._lanes)
         self._binding = Binding(context, ledger, disk)
         self.topics = TopicKeeper(
-            context, ledger, self._losses, self._binding, drive=self.drive, on_topic=on_topic
+            context, ledger, self._losses, self._binding, deleted, drive=self.drive, on_topic=on_topic
         )
         self.left: Mapping[Path, int] = {}
         """At the end: number of pending records on disk, by spool directory."""
@@ -347,7 +358,7 @@ class Engine:
         """Carry out the journal's decisions until there is nothing more to do now."""
         self.intake.settle()
         while (
-            not self._context.abandon
+            not self._context.close_state.abandon
             and not lane.held
             and self._context.clock.monotonic() >= lane.divisions.unreadable_until
         ):
@@ -375,7 +386,7 @@ class Engine:
             divided |= self._gathering.gather_all(lane, ready.gathers.values())
             for aside in ready.asides:
                 self._rejects.put_aside(lane, aside)
-            if self._context.stranger is None:
+            if self._context.own_cluster.stranger is None:
                 if ready.sends:
                     self._sender.send(lane, ready.sends)
                 for ask in ready.asks:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -71,6 +71,8 @@ class LaneKeeper:
         intake: Intake,
         endings: Endings,
         order: LaneOrder,
+        *,
+        newest_reading: Callable[[], int],
     ) -> None:
         self._context = context
         self._log = context.log
@@ -80,6 +82,7 @@ class LaneKeeper:
         self._intake = intake
         self._endings = endings
         self._order = order
+        self._newest_reading = newest_reading
         self._hurried = False
         self._watching = False
         self._reading: set[Path] = set()
@@ -115,7 +118,7 @@ class LaneKeeper:
             heal=config.on_data_loss == "restore",
             heal_recreated=config.restore_recreated_topics,
             gather_bytes=gather_bytes(config) if own else 0,
-            newest_reading=self._context.newest_reading,
+            newest_reading=self._newest_reading,
         )
         journal = j.Journal(settings)
         rereading = LogReplay(journal, self._ledger.parcels.numbers if own and packs(config) else None)
@@ -164,8 +167,8 @@ class LaneKeeper:
         lane, waiting = read.lane, read.waiting
         self._context.stats.corrupt.add(read.lost)
         lane.journal.recovery.recovered(self._context.now(), self._context.moment())
-        if self._context.cluster_id is not None:
-            lane.bind(self._context.cluster_id, self._context.cluster_id)
+        if self._context.own_cluster.cluster_id is not None:
+            lane.bind(self._context.own_cluster.cluster_id, self._context.own_cluster.cluster_id)
         self._open_rejected(lane)
         self._disk.count_to_divide(lane)
         if lane.own:
@@ -263,7 +266,7 @@ class LaneKeeper:
             self._retire(lane)
             lane.rejected.refresh()
         self._release_drained()
-        if self._context.closing:
+        if self._context.close_state.closing:
             return
         self._look_for_dead()
         self._disk.publish_used()
@@ -398,7 +401,7 @@ class LaneKeeper:
         """Release drained lanes. A lane that a producer waits for goes to it once none of its batches is in flight."""
         self._release_drained()
         adopted = [lane for lane in self._context.lanes if not lane.own]
-        self._watching = bool(adopted) and not self._context.closing
+        self._watching = bool(adopted) and not self._context.close_state.closing
         if not self._watching:
             return
         for lane in adopted:
@@ -451,7 +454,10 @@ class LaneKeeper:
         with contextlib.suppress(SpoolError):
             self._disk.look_at_place(lane)
         for attempt in range(1, _LAST_WRITES):
-            if self._disk.write_out(lane) or self._context.clock.monotonic() >= self._context.close_by:
+            if (
+                self._disk.write_out(lane)
+                or self._context.clock.monotonic() >= self._context.close_state.close_by
+            ):
                 break
             self._context.sleep(self._context.backoff.pause_s(attempt))
         try:

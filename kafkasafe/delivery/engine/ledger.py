@@ -76,9 +76,10 @@ class Ledger:
         """The callers that wait for a change."""
         return self._guard.waiters
 
-    def renew(self) -> None:
-        """Create a new lock: in a forked child, the thread that held the old one does not exist."""
+    def forked(self, error: BaseException) -> None:
+        """Accept nothing more in a forked child. It gets a new lock: the thread that held the old one is not there."""
         self._guard.renew()
+        self.failure = error
 
     def submit(self, parcels: Sequence[Parcel]) -> None:
         """Accept parcels, in order. Never blocks; the caller has checked `room` before.

@@ -67,7 +67,7 @@ class Rejects:
                 path = lane.rejected.keep(
                     portion,
                     destination,
-                    cluster_id=self._context.cluster_id or "",
+                    cluster_id=self._context.own_cluster.cluster_id or "",
                     now_ms=self._context.clock.wall_ms(),
                 )
             except (OSError, SpoolError) as error:

@@ -535,7 +535,7 @@ class Transactor:
                 path = lane.rejected.keep(
                     portion,
                     m.Destination(destination, topic, partition),
-                    cluster_id=self._context.cluster_id or "",
+                    cluster_id=self._context.own_cluster.cluster_id or "",
                     now_ms=self._context.clock.wall_ms(),
                 )
             except (OSError, SpoolError) as error:
