@@ -254,7 +254,7 @@ class Pump:
         """Return whether the check with this number found everything in place, or restored it. True also after the end
         of the pump.
         """
-        return self.engine.looked >= number or not self._thread.is_alive()
+        return self.engine.looks.looked >= number or not self._thread.is_alive()
 
     @property
     def displaced(self) -> int:
@@ -540,17 +540,17 @@ class Pump:
     @property
     def left(self) -> Mapping[Path, int]:
         """At the end: number of records that wait on disk, by spool directory."""
-        return self.engine.left
+        return self.engine.left.records
 
     @property
     def left_elsewhere(self) -> Elsewhere | None:
         """At the end: where the records of the producer's own lane are, if the lane is not where its path leads."""
-        return self.engine.left_elsewhere
+        return self.engine.left.elsewhere
 
     @property
     def left_doubted(self) -> Sequence[tuple[str, int]]:
         """At the end: partitions for which it is unknown whether they still have the acknowledged records."""
-        return self.engine.left_doubted
+        return self.engine.left.doubted
 
     @property
     def lanes(self) -> Sequence[Lane]:

@@ -123,7 +123,7 @@ def test_a_producer_that_ends_tells_those_who_wait_for_what_is_packed(eager):
     _, life, parcels = backlog()
     life.engine.shut()
     assert all(parcel.error is not None for parcel in parcels if parcel.number > 1)
-    assert list(life.engine.left.values()) == [400]
+    assert list(life.engine.left.records.values()) == [400]
 
 
 def test_the_next_life_delivers_it(eager):
