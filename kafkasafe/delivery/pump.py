@@ -348,7 +348,7 @@ class Pump:
                 str(each) for each in (*self.refused_topics.values(), *self.refused_partitions.values())
             ],
             damaged=[f"{topic}-{partition}" for topic, partition in list(ledger.errors.damage)],
-            losses=ledger.errors.losses,
+            losses=len(ledger.errors.losses),
             connected=self._context.cluster.connected,
             network_error=None if network is None else in_words(network),
             waiting_records=on_disk + in_memory,

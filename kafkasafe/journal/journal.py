@@ -152,7 +152,7 @@ class Journal:
         self._parts.queues.packer.pack(destination, shells)
 
     def delivered_before(self, position: int) -> list[Delivered]:
-        """The spool has lost everything before this position: what of it was delivered?"""
+        """The spool deleted everything before this position: what of it was delivered?"""
         return self.views.delivered_before(position)
 
     # -- answers -------------------------------------------------------------------------------------------------------

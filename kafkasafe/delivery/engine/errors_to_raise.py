@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from kafkasafe import journal as j
 from kafkasafe.delivery.engine.guard import Guard
@@ -73,9 +73,9 @@ class ErrorsToRaise:
     # -- lost records --------------------------------------------------------------------------------------------------
 
     @property
-    def losses(self) -> int:
-        """How many losses were not raised yet."""
-        return len(self._losses)
+    def losses(self) -> Collection[DataLossError | SpoolCorruptError]:
+        """The losses that were not raised yet."""
+        return self._losses
 
     def lose(self, error: DataLossError | SpoolCorruptError) -> None:
         """Have the next `send`, `flush` or `close` raise this error, once."""
