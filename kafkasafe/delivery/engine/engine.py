@@ -70,6 +70,7 @@ from kafkasafe.delivery.engine.sequence_errors import SequenceErrors
 from kafkasafe.delivery.engine.surroundings import Surroundings
 from kafkasafe.delivery.engine.topics import TOPIC_POLL_S, TopicKeeper
 from kafkasafe.delivery.engine.transactor import Transactor
+from kafkasafe.delivery.engine.unit_endings import UnitEndings
 from kafkasafe.errors import DeliveryTimeoutError, SpoolError
 from kafkasafe.limits.patience import Patience
 from kafkasafe.spool.lanes import LaneLock
@@ -109,7 +110,8 @@ class Engine:
         self._losses = LossWatch(context, ledger, intake, sequence_errors, deleted)
         self._packing = Packing(context, ledger, disk)
         self._sender = Sender(context, ledger, disk, self._rejects, self._losses, sequence_errors)
-        self._transactor = Transactor(context, ledger, disk, self._rejects)
+        self._unit_endings = UnitEndings(context, ledger, disk, self._rejects)
+        self._transactor = Transactor(context, ledger, disk, self._rejects, self._unit_endings)
         self._inquiries = Inquiries(context, self._sender, sequence_errors)
         self._absences = Absences(context)
         self.endings = Endings(context, ledger, disk, self._losses)
@@ -385,7 +387,7 @@ class Engine:
             if ready.resolved:
                 self.endings.resolve(lane, ready.resolved)
             if ready.ended:
-                self._transactor.resolve(lane, ready.ended)
+                self._unit_endings.resolve(lane, ready.ended)
             if (
                 ready.wants_producer_id
                 and not lane.producer_id.is_open
