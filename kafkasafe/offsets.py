@@ -8,7 +8,8 @@ end = tracker.observe("orders", 0, high).offset
 tracker.save()
 ```
 
-`kafkasafe.history.offsets` decides which answers to trust, and explains why. Its types are exported here.
+`kafkasafe.history.offsets` decides which answers to trust, and explains why. The types of its results are exported
+here.
 """
 
 from __future__ import annotations
@@ -22,8 +23,7 @@ from typing import Final, Literal, Self, TypeVar
 from uuid import UUID
 
 from kafkasafe.errors import BaselineError
-from kafkasafe.history.offsets import (
-    EndOffsets,
+from kafkasafe.history.offset_answers import (
     Held,
     HeldReason,
     Isolation,
@@ -35,6 +35,7 @@ from kafkasafe.history.offsets import (
     Unproven,
     Value,
 )
+from kafkasafe.history.offsets import EndOffsets
 from kafkasafe.spool.files import Files, OsFiles, read_whole, replace_whole
 
 __all__ = [
@@ -276,6 +277,7 @@ class EndOffsetTracker:
                 key,
                 timestamp_ms,
                 offset,
+                self._clock(),
                 topic_id=number,
                 leader_epoch=leader_epoch,
                 found_timestamp_ms=found_timestamp_ms,

@@ -221,7 +221,7 @@ class Transactions:
         # List these batches before the pump starts: later, some might have ended and would be missing from the list.
         self._earlier: list[Parcel] = [
             head
-            for head in pump.ledger.open.values()
+            for head in pump.ledger.parcels.open.values()
             if head.unit_handle is not None
             and head.unit_handle.transactional_id == self._id
             and not head.count

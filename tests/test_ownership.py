@@ -30,6 +30,7 @@ EXCEPTIONS = {
     "spool": 2,  # of a function of ctypes
     "spool/lanes": 0,
     "units": 0,
+    "delivery": 0,
     "delivery/engine": 0,
     "cluster/client": 0,
     "_producing": 0,

@@ -79,9 +79,9 @@ class Admission:
         """Raise an error if the producer accepts nothing at all, or nothing for this topic."""
         pump = self._pump
         self._lifecycle.raise_closed()
-        pump.ledger.raise_undecidable()
+        pump.ledger.errors.raise_undecidable()
         if topic is not None:
-            pump.ledger.raise_damage(topic)
+            pump.ledger.errors.raise_damage(topic)
         self._delivery.raise_wrong_cluster()
         self._delivery.raise_loss()
         self._delivery.raise_failure()
@@ -263,9 +263,9 @@ class Admission:
         needed, ledger = self._accumulator.needed_bytes(), self._pump.ledger
         usual, room = self._accumulator.open_batch_bytes, self._accumulator.next_room(topic)
         with ledger.lock:
-            if not ledger.room(needed):
+            if not ledger.room.takes(needed):
                 return None
-            if room > usual and not ledger.room(needed + usual + self._accumulator.most_room):
+            if room > usual and not ledger.room.takes(needed + usual + self._accumulator.most_room):
                 room = usual
         self.check_topic(topic)
         due = time.monotonic() + self._config.linger_s
@@ -300,7 +300,7 @@ class Admission:
         needed = size + self._accumulator.needed_bytes()
         # Poll: nothing notifies the producer when another process frees disk space.
         pump.wait(
-            lambda: not self._delivery.callbacks.full() and pump.ledger.room(needed),
+            lambda: not self._delivery.callbacks.full() and pump.ledger.room.takes(needed),
             min(_LOOK_EVERY_S, deadline - now),
         )
         return deadline
@@ -341,7 +341,7 @@ class Admission:
         while True:
             self.check()
             with pump.ledger.lock:
-                if pump.ledger.room(size + self._accumulator.needed_bytes()):
+                if pump.ledger.room.takes(size + self._accumulator.needed_bytes()):
                     break
             deadline = self._wait_for_room(deadline, size)
         self._accumulator.accept_unit(unit)
@@ -360,7 +360,7 @@ class Admission:
             if self._config.in_memory
             else f"the spool {self._config.spool_dir}"
         )
-        limit, why = self._pump.ledger.lacks(needed)
+        limit, why = self._pump.ledger.room.lacks(needed)
         raise SpoolFullError(
             f"No room in {where} within max_block_ms={self._config.max_block_s * 1000:.0f}: {why}. The record was not"
             f" accepted; all accepted records are kept. {_WAYS_OUT[limit]}{self._delivery.network_cause()}",

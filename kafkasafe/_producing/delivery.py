@@ -96,13 +96,13 @@ class Delivery:
         """Raise the error about the next loss: acknowledged records that are not sent again, or records missing in the
         spool.
         """
-        loss = self.pump.ledger.next_loss()
+        loss = self.pump.ledger.errors.next_loss()
         if loss is not None:
             raise loss
 
     def disk_cause(self) -> str:
         """Return the end of a message: why no record becomes durable at the moment."""
-        trouble = self.pump.ledger.disk_trouble
+        trouble = self.pump.ledger.room.disk_trouble
         return f" The spool takes nothing for now: {trouble}." if trouble else ""
 
     def network_cause(self) -> str:
@@ -114,8 +114,8 @@ class Delivery:
         """See `SafeProducer.metrics`."""
         pump = self.pump
         values: dict[str, Any] = {**pump.stats.named()}
-        values["spool_bytes"] = pump.ledger.kept_bytes
-        values["unfinished_batches"] = pump.ledger.unfinished
+        values["spool_bytes"] = pump.ledger.room.kept_bytes
+        values["unfinished_batches"] = len(pump.ledger.parcels)
         values["batches_not_durable"] = len(pump.ledger.undurable)
         if raw:
             return values
@@ -188,7 +188,7 @@ class Delivery:
             now = time.monotonic()
             if pump.ledger.failure is not None or (deadline is not None and deadline <= now):
                 return False
-            waiting = pump.ledger.unfinished_records(number)
+            waiting = pump.ledger.parcels.records(number)
             what = [counted(waiting, "record") + " without an acknowledgement"] if waiting else []
             what += [f"whether {doubt}" for doubt in pump.doubts()[:3]]
             with apart():
@@ -207,16 +207,19 @@ class Delivery:
         """Return whether `flush` can end, with a result or an error."""
         ledger = self.pump.ledger
         return (
-            ledger.settled(number) or ledger.undecidable or ledger.damaged or ledger.wrong_cluster is not None
+            ledger.settled(number)
+            or ledger.errors.undecidable
+            or ledger.errors.damaged
+            or ledger.wrong_cluster is not None
         )
 
     def raise_unsettled(self, number: int, timeout: float | None, *, finished: bool) -> None:
         """Finish `flush`: raise an error if it failed."""
         pump = self.pump
-        pump.ledger.raise_undecidable()
-        delivered = pump.ledger.flushed(number)
+        pump.ledger.errors.raise_undecidable()
+        delivered = pump.ledger.parcels.flushed(number)
         if not delivered:
-            pump.ledger.raise_damage()
+            pump.ledger.errors.raise_damage()
             self.raise_wrong_cluster()
         self.raise_loss()
         # Check this even if no record is pending: the failure may have dropped the records.
@@ -236,7 +239,7 @@ class Delivery:
         if self._config.in_memory:
             return "they are in memory and will be delivered while this producer is open"
         ledger = self.pump.ledger
-        unfinished, memory = ledger.unfinished_records(number), ledger.undurable_records(number)
+        unfinished, memory = ledger.parcels.records(number), ledger.undurable.records(number)
         if not memory:
             return "they are in the spool and will be delivered"
         only = "in memory only, and lost if this process ends before they are written"
@@ -250,7 +253,7 @@ class Delivery:
         pump = self.pump
         deadline = None if timeout is None else time.monotonic() + (timeout := timeout_of(timeout))
         self._accumulator.seal_all()
-        number = pump.ledger.last_undurable()
+        number = pump.ledger.undurable.last_number()
         if self._config.in_memory:
             self.flush(timeout)
             self._await_given_up(number, timeout, deadline)
@@ -259,7 +262,7 @@ class Delivery:
             pump.spill_all()
         # A hook runs on the pump's own thread, so it cannot wait until the pump has looked at the spool's files.
         look = 0 if pump.is_current_thread() else pump.ask_look()
-        pump.wait(lambda: pump.ledger.spooled(number) and pump.has_looked(look), timeout)
+        pump.wait(lambda: pump.ledger.undurable.spooled(number) and pump.has_looked(look), timeout)
         self.raise_unspooled(number, timeout)
         self.raise_displaced(look, timeout)
 
@@ -275,7 +278,11 @@ class Delivery:
         """With `spool="never"`: wait for the records whose futures failed after `delivery_timeout_ms`."""
         pump, ledger = self.pump, self.pump.ledger
         pump.wait(
-            lambda: ledger.spooled(number) or ledger.undecidable or ledger.wrong_cluster is not None,
+            lambda: (
+                ledger.undurable.spooled(number)
+                or ledger.errors.undecidable
+                or ledger.wrong_cluster is not None
+            ),
             None if deadline is None else max(0.0, deadline - time.monotonic()),
         )
         self.raise_unspooled(number, timeout)
@@ -283,14 +290,14 @@ class Delivery:
     def raise_unspooled(self, number: int, timeout: float | None) -> None:
         """Finish `durable`: raise an error if it failed."""
         ledger = self.pump.ledger
-        spooled = ledger.spooled(number)
+        spooled = ledger.undurable.spooled(number)
         # Check this even if no record is pending: the failure may have dropped the records.
         self.raise_failure()
         if spooled:
             return
         if not self._config.in_memory:
             raise WaitTimeoutError(f"Not every record was on disk within {timeout} s.{self.disk_cause()}")
-        ledger.raise_undecidable()
+        ledger.errors.raise_undecidable()
         self.raise_wrong_cluster()
         raise WaitTimeoutError(
             f"Not every record was acknowledged within {timeout} s. The others, even after delivery_timeout_ms, are in"

@@ -165,7 +165,7 @@ class Shutdown:
                     self._flush_disk(
                         _CLOSE_DISK_S if timeout is None else max(timeout, _CLOSE_DISK_LEAST_S), deadline
                     )
-                    if timeout is not None and deadline is not None and pump.ledger.disk_trouble:
+                    if timeout is not None and deadline is not None and pump.ledger.room.disk_trouble:
                         timeout = max(0.0, deadline - time.monotonic())
                 pump.adopt_now()
                 self._await_deliveries(timeout, patience)
@@ -173,7 +173,7 @@ class Shutdown:
                 pump.stop(10.0, deadline)
                 self._closed_down(deadline)
                 self._log_undelivered()
-        loss = pump.ledger.losses_left()
+        loss = pump.ledger.errors.losses_left()
         try:
             if loss is not None:
                 raise loss
@@ -224,7 +224,7 @@ class Shutdown:
             if (
                 pump.ledger.idle()
                 or pump.ledger.failure is not None
-                or pump.ledger.undecidable
+                or pump.ledger.errors.undecidable
                 or pump.ledger.wrong_cluster is not None
                 or time.monotonic() >= end()
             ):
@@ -367,13 +367,15 @@ class Shutdown:
         """
         pump = self._pump
         ledger = pump.ledger
-        number = ledger.last_undurable()
+        number = ledger.undurable.last_number()
         if self._config.spool == "on_error":
             pump.spill_all()
         began = time.monotonic()
-        while not pump.wait(lambda: ledger.spooled(number), _DISK_STEP_S) and ledger.failure is None:
+        while (
+            not pump.wait(lambda: ledger.undurable.spooled(number), _DISK_STEP_S) and ledger.failure is None
+        ):
             now = time.monotonic()
-            given_up = deadline is not None and now >= deadline and ledger.disk_trouble
+            given_up = deadline is not None and now >= deadline and ledger.room.disk_trouble
             if given_up or now >= began + limit_s:
                 log.error(
                     "Not everything could be made durable within %.0f s of close().%s",

@@ -221,7 +221,7 @@ class SendGate:
                 lambda: (
                     ledger.failure is not None
                     or parts.lifecycle.closed is not None
-                    or (not parts.delivery.callbacks.full() and ledger.room(needed))
+                    or (not parts.delivery.callbacks.full() and ledger.room.takes(needed))
                 ),
                 max(0.0, min(_ROOM_S, deadline - now)),
                 about=_Obstacle.ROOM,

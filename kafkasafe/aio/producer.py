@@ -366,16 +366,18 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         parts.lifecycle.check_fork()
         ledger = parts.delivery.pump.ledger
         await self._seal(opened)
-        number = ledger.last_undurable()
+        number = ledger.undurable.last_number()
         if parts.config.spool == "on_error":
             parts.delivery.pump.spill_all()
         pump = parts.delivery.pump
         look = 0 if parts.config.in_memory else pump.ask_look()
         await opened.waits_here().wait(
             lambda: (
-                (ledger.spooled(number) and pump.has_looked(look))
+                (ledger.undurable.spooled(number) and pump.has_looked(look))
                 or ledger.failure is not None
-                or (parts.config.in_memory and (ledger.undecidable or ledger.wrong_cluster is not None))
+                or (
+                    parts.config.in_memory and (ledger.errors.undecidable or ledger.wrong_cluster is not None)
+                )
             ),
             timeout,
         )

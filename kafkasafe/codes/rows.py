@@ -35,8 +35,6 @@ __all__ = [
 
 MISSING_CODES: Final = frozenset({3, 100})
 """A topic or partition does not exist, or may only be new to this broker."""
-DESTINATION_CODES: Final = MISSING_CODES | {17, 29}
-"""Errors of a topic that any request may get, and that may be temporary."""
 
 
 class ErrorAction(enum.Enum):
@@ -828,6 +826,11 @@ _ROWS: Final = (
 
 
 TABLE: Final[Mapping[int, Row]] = MappingProxyType({row.code: row for row in _ROWS})
+
+DESTINATION_CODES: Final = frozenset(
+    row.code for row in _ROWS if row.produce is not None and row.produce.scope is Scope.DESTINATION
+)
+"""Errors of a topic that any request may get, and that may be temporary: the rows with `Scope.DESTINATION`."""
 
 NOT_READY: Final = "remote storage is not ready yet (KIP-1007); other partitions and local offsets go on"
 

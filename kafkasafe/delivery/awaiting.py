@@ -173,6 +173,10 @@ class _Group:
     def due(self) -> bool:
         return bool(self.left) or self.again
 
+    def look_again(self) -> None:
+        """Check the coroutines in the next `look`: the subject has changed."""
+        self.again = True
+
 
 class LoopWaits:
     """The coroutines of one loop that wait for one producer. This is a wake flag for `WaitingCallers`.
@@ -279,7 +283,7 @@ class LoopWaits:
         for group in self._groups.values():
             if not group.due:
                 self._todo.append(group)
-            group.again = True
+            group.look_again()
         if not self._working:
             self._work()
 

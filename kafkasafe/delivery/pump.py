@@ -133,9 +133,10 @@ class Pump:
             sleep=time.sleep,
             random_fraction=random.random,
             beside=self._beside,
-            newest_reading=lambda: NUMBERS.newest,
         )
-        self.engine = Engine(self._context, choose=choose, on_topic=on_topic)
+        self.engine = Engine(
+            self._context, choose=choose, on_topic=on_topic, newest_reading=lambda: NUMBERS.newest
+        )
         self.ledger = self.engine.ledger
         self._retiring: tuple[float, Patience] | None = None
         self._then: Callable[[], None] = lambda: None
@@ -253,7 +254,7 @@ class Pump:
         """Return whether the check with this number found everything in place, or restored it. True also after the end
         of the pump.
         """
-        return self.engine.looked >= number or not self._thread.is_alive()
+        return self.engine.looks.looked >= number or not self._thread.is_alive()
 
     @property
     def displaced(self) -> int:
@@ -262,7 +263,7 @@ class Pump:
 
     def adopt_now(self) -> None:
         """Requests to adopt lanes now, because a caller waits for records that were left in other lanes."""
-        if self.ledger.left_behind:
+        if self.ledger.lanes.left_behind:
             self._post(AdoptAsked())
 
     def no_room(self) -> None:
@@ -275,14 +276,14 @@ class Pump:
         journals = [lane.journal for lane in lanes]
         today_ms = self._context.clock.wall_ms()
         gauges: dict[str, float] = {
-            "spool_bytes": self.ledger.kept_bytes,
+            "spool_bytes": self.ledger.room.kept_bytes,
             "spool_capacity_bytes": self._config.spool_max_bytes,
             "connected": self._context.cluster.connected,
-            "unfinished_batches": self.ledger.unfinished,
+            "unfinished_batches": len(self.ledger.parcels),
             "undurable_batches": len(self.ledger.undurable),
             "spool_oldest_record_age_seconds": self.ledger.oldest_age_s(),
         }
-        if math.isfinite(free := self.ledger.capacity.free_bytes):
+        if math.isfinite(free := self.ledger.room.capacity.free_bytes):
             gauges["spool_volume_free_bytes"] = free
         identified = [stamp for journal in journals for stamp in journal.views.identified_since_ms()]
         gauges["producer_id_age_seconds"] = max(
@@ -331,23 +332,23 @@ class Pump:
             forked=isinstance(closed, ForkedProcessError),
             failure=self._end_of_thread() if failure is None else str(failure),
             wrong_cluster="" if stranger is None else str(stranger),
-            undecidable=[error.evidence for _, error in list(ledger.undecided.values())],
-            disk_trouble=ledger.disk_trouble,
-            disk_full=ledger.disk_full,
+            undecidable=[error.evidence for _, error in list(ledger.errors.undecided.values())],
+            disk_trouble=ledger.room.disk_trouble,
+            disk_full=ledger.room.disk_full,
             displaced=displaced,
-            undurable_s=ledger.undurable_s(),
+            undurable_s=ledger.undurable.age_s(),
             disk_patience_s=DISK_STUCK_S + (config.spool_after_s if config.spool == "on_error" else 0.0),
-            capacity=ledger.capacity,
+            capacity=ledger.room.capacity,
             needed_bytes=needed_bytes,
             in_memory=config.in_memory,
-            spool_bytes=ledger.kept_bytes,
+            spool_bytes=ledger.room.kept_bytes,
             spool_max_bytes=config.spool_max_bytes,
             callbacks_behind=callbacks_behind,
             blocked=[
                 str(each) for each in (*self.refused_topics.values(), *self.refused_partitions.values())
             ],
-            damaged=[f"{topic}-{partition}" for topic, partition in list(ledger.damage)],
-            losses=len(ledger.losses),
+            damaged=[f"{topic}-{partition}" for topic, partition in list(ledger.errors.damage)],
+            losses=len(ledger.errors.losses),
             connected=self._context.cluster.connected,
             network_error=None if network is None else in_words(network),
             waiting_records=on_disk + in_memory,
@@ -365,7 +366,7 @@ class Pump:
         that has become undecidable since then needs another decision.
         """
         # Take the batches at once, so that the caller's next `send` does not raise the error again.
-        decided = self.ledger.take_shown()
+        decided = self.ledger.errors.take_shown()
         self._post(Decided(decided, resend=resend))
 
     def stop(self, timeout_s: float, deadline: float | None = None) -> bool:
@@ -375,17 +376,14 @@ class Pump:
             timeout_s: How long the pump may continue its current work.
             deadline: After this time a failing disk is not tried again; monotonic seconds.
         """
-        if deadline is not None:
-            self._context.set_close_deadline(deadline)
-        self._context.closing = True
-        self._context.stop = True
+        self._context.close_state.close(deadline)
         self._wake.set()
         if self.is_current_thread():
             return False
         with self._released():
             self._thread.join(timeout_s)
             if self._thread.is_alive():
-                self._context.abandon = True
+                self._context.close_state.give_up()
                 self._wake.set()
                 self._thread.join(5.0)
         return not self._thread.is_alive()
@@ -444,7 +442,7 @@ class Pump:
         if self._retiring is None:
             return False
         began, patience = self._retiring
-        hopeless = self.ledger.undecidable or self.ledger.wrong_cluster is not None
+        hopeless = self.ledger.errors.undecidable or self.ledger.wrong_cluster is not None
         return (
             (self.ledger.idle() and not self._inbox)
             or hopeless
@@ -465,14 +463,13 @@ class Pump:
 
     def forked(self, error: BaseException) -> None:
         """Prepares a forked child for use: the pump's thread, and the holder of the lock, do not exist in it."""
-        self.ledger.renew()
-        self.ledger.failure = error
+        self.ledger.forked(error)
 
     @apart()
     def _run(self) -> None:
         try:
             self.engine.begin()
-            while not self._context.stop:
+            while not self._context.close_state.stop:
                 self._turn()
             self._last_turn()
         except SpoolError as error:
@@ -502,17 +499,17 @@ class Pump:
         for _ in range(jobs):
             self._step(self._inbox.popleft())
         self.engine.turn()
-        if self._context.stranger is not None:
+        if self._context.own_cluster.stranger is not None:
             # Write everything that is accepted to disk, then end this producer.
             self._seal_due(float("inf"))
             if not self._inbox:
                 if self._config.spool == "on_error":
                     self.engine.disk.spill(0.0)
                     self.engine.drive(self._context.own)
-                raise self._context.stranger
+                raise self._context.own_cluster.stranger
         if self._retired():
-            self._context.stop = True
-        if self._inbox or self._context.stop:
+            self._context.close_state.end()
+        if self._inbox or self._context.close_state.stop:
             return
         if self._retiring is not None:
             due = min(due, self.patience_ends(self._retiring[1], self._retiring[0]))
@@ -522,7 +519,7 @@ class Pump:
     def _last_turn(self) -> None:
         """Writes everything that is accepted to disk, even if `close` was interrupted or called by a hook."""
         self._seal_due(float("inf"))
-        if self._inbox and not self._context.abandon:
+        if self._inbox and not self._context.close_state.abandon:
             for _ in range(len(self._inbox)):
                 self._step(self._inbox.popleft())
             if self._config.spool == "on_error":
@@ -543,17 +540,17 @@ class Pump:
     @property
     def left(self) -> Mapping[Path, int]:
         """At the end: number of records that wait on disk, by spool directory."""
-        return self.engine.left
+        return self.engine.left.records
 
     @property
     def left_elsewhere(self) -> Elsewhere | None:
         """At the end: where the records of the producer's own lane are, if the lane is not where its path leads."""
-        return self.engine.left_elsewhere
+        return self.engine.left.elsewhere
 
     @property
     def left_doubted(self) -> Sequence[tuple[str, int]]:
         """At the end: partitions for which it is unknown whether they still have the acknowledged records."""
-        return self.engine.left_doubted
+        return self.engine.left.doubted
 
     @property
     def lanes(self) -> Sequence[Lane]:

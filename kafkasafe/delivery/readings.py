@@ -142,6 +142,10 @@ class OffsetClaim:
     carrier: Carrier | None = None
     void: bool = False
 
+    def revoke(self) -> None:
+        """Note that the consumer was moved back."""
+        self.void = True
+
 
 class ReadingRun:
     """One reading of a partition, and the batches with its offsets, in the order in which they were made.
@@ -262,13 +266,13 @@ class ReadingRun:
         """Void batches that the program has not committed: the consumer continues from `accepted` again."""
         for claim in self._claims:
             if claim.fate() is OffsetsFate.OPEN:
-                claim.void = True
+                claim.revoke()
         self._claims = deque(claim for claim in self._claims if not claim.void)
 
     def end(self) -> None:
         """Void the batches of the reading: the consumer is moved away."""
         for claim in self._claims:
-            claim.void = True
+            claim.revoke()
 
 
 class Readings(Generic[_Partition]):

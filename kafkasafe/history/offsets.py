@@ -20,356 +20,49 @@ The same holds for the start of a log. Its proof is the end offset of the epoch 
 the remembered start, the log has lost that record, and the records that it now has before it are new. If not, this
 leader has merely not yet deleted records that its predecessor had deleted.
 
+Topic ids have no order. An id that was never seen before is taken for a newer topic, but it may be an older one:
+
+1. Topic A is observed. It is deleted and created again as B, and soon after that as C.
+2. A broker with new metadata names C: C replaces A.
+3. A broker with older metadata names B: B seems to replace C.
+4. From then on every broker names C. If C stayed a deleted topic, all its answers would be held for ever.
+
+So a deleted topic is the present one again if answers have named it for `remembered_offsets.FORMER_TOPIC_S`, and none
+has named another topic in between. If a broker with older metadata is the only one that answers for that long, its
+topic is taken for the present one, until the same rule restores the real one.
+
 One method per kind of answer: `EndOffsets.observe` (latest), `observe_start` (earliest), `observe_timestamp`.
 """
 
 from __future__ import annotations
 
-import enum
-from collections import OrderedDict
-from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
+from kafkasafe.history.offset_answers import (
+    UNDEFINED,
+    Held,
+    HeldReason,
+    Key,
+    Proof,
+    Regressed,
+    RegressedReason,
+    Result,
+    Unproven,
+    Value,
+)
+from kafkasafe.history.remembered_offsets import (
+    BaselineFormatError,
+    FoundRecord,
+    RememberedOffsets,
+    read_row,
+    row_of,
+)
 from kafkasafe.history.sealed import SealError, seal, unseal
 
-__all__ = [
-    "BaselineFormatError",
-    "EndOffsets",
-    "Held",
-    "HeldReason",
-    "Isolation",
-    "Key",
-    "Proof",
-    "Regressed",
-    "RegressedReason",
-    "Result",
-    "Unproven",
-    "Value",
-]
-
-UNDEFINED: Final = -1
+__all__ = ["EndOffsets"]
 
 LEADER_NOT_AVAILABLE: Final = 5
 OFFSET_NOT_AVAILABLE: Final = 78
-
-MAX_TIMESTAMPS: Final = 64
-"""Look-ups by timestamp remembered per key."""
-MAX_FORMER_IDS: Final = 16
-"""Ids of deleted topics remembered per key."""
-
-
-class BaselineFormatError(ValueError):
-    """A stored baseline cannot be read: damaged, or of a newer version."""
-
-
-class Isolation(enum.IntEnum):
-    """Which offset counts as the end: the high watermark, or the last stable offset. Kafka's numbers."""
-
-    READ_UNCOMMITTED = 0
-    READ_COMMITTED = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """A partition and an isolation level: each pair has its own end offset."""
-
-    topic: str
-    partition: int
-    isolation: Isolation = Isolation.READ_UNCOMMITTED
-
-
-class HeldReason(enum.Enum):
-    """Why an answer is held, or why the broker gave none."""
-
-    OFFSET_NOT_AVAILABLE = "offset_not_available"
-    """Error 78: the new leader is catching up. Ask it again; new metadata would not help."""
-    LEADER_NOT_AVAILABLE = "leader_not_available"
-    """Error 5: the same, if the broker or the client predates KIP-207; or an election is in progress."""
-    LOWER = "lower"
-    """The answer is lower than before, and it is unknown whether the log lost records. A request for `Held.ask_epoch`
-    decides it.
-    """
-    CATCHING_UP = "catching_up"
-    """The answer is lower than before, although the leader has the records."""
-    NOT_DELETED = "not_deleted"
-    """The start is lower than before: this leader has not yet deleted records that its predecessor had deleted."""
-    FORMER_LEADER = "former_leader"
-    """A leader with an older epoch gave the answer, which is therefore outdated."""
-    FORMER_TOPIC = "former_topic"
-    """The answer is about a deleted topic of this name."""
-    NOT_FOUND = "not_found"
-    """An earlier look-up found a record with such a timestamp, and nothing shows that the log lost it. A look-up of the
-    earliest offset may show that (`EndOffsets.observe_start`)."""
-
-
-class RegressedReason(enum.Enum):
-    """Why an offset is lower than before."""
-
-    TRUNCATED = "truncated"
-    """The leader's log became shorter, under the same leader epoch or an unknown one."""
-    UNCLEAN_ELECTION = "unclean_election"
-    """A leader under a newer epoch never had the records."""
-    RECREATED = "recreated"
-    """The topic was deleted and created again."""
-    ACCEPTED = "accepted"
-    """Not proven: the caller decided an unproven case."""
-
-
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """The cluster's evidence for a lower offset.
-
-    Attributes:
-        requested_epoch: Epoch that was asked about.
-        reply_epoch: Largest epoch of the leader not above it.
-        end_offset: Where `reply_epoch` ends in the leader's log; the log lost the records from here on.
-        leader_epoch: The leader's own epoch, -1 when not known.
-        old_topic_id: Topic id before.
-        topic_id: Topic id now.
-    """
-
-    requested_epoch: int = UNDEFINED
-    reply_epoch: int = UNDEFINED
-    end_offset: int = UNDEFINED
-    leader_epoch: int = UNDEFINED
-    old_topic_id: bytes | None = None
-    topic_id: bytes | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    """An accepted answer.
-
-    Attributes:
-        offset: None: no record has this timestamp or a later one (look-ups by timestamp only).
-        leader_epoch: Leader epoch of the answer, -1 when it had none.
-        recreated: The topic was recreated since the last answer (its end happens not to be lower).
-        previous: Where the deleted topic began, if `recreated` and this answer is a start; may be above `offset`.
-    """
-
-    offset: int | None
-    leader_epoch: int = UNDEFINED
-    recreated: bool = False
-    previous: int | None = field(default=None, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """An answer that is not accepted yet; `offset` stays valid. Ask again.
-
-    Attributes:
-        offset: The remembered value; None before the first accepted answer.
-        answered: The offset in the answer; None when the broker returned none.
-        reason: The reason.
-        since_s: For how long answers have been held, seconds.
-        ask_epoch: An OffsetForLeaderEpoch request for this epoch shows whether the log lost records. Pass the response
-            to `EndOffsets.prove`, for a start to `EndOffsets.prove_start`. None: such a request cannot help.
-        refresh_metadata: The leader may have changed.
-        leader_epoch: Leader epoch of the record at `offset`, -1 when not known (look-ups by timestamp only).
-        timestamp_ms: Timestamp of the record at `offset`, -1 when not known (look-ups by timestamp only).
-    """
-
-    offset: int | None
-    answered: int | None
-    reason: HeldReason
-    since_s: float = 0.0
-    ask_epoch: int | None = None
-    refresh_metadata: bool = False
-    leader_epoch: int = UNDEFINED
-    timestamp_ms: int = -1
-
-
-@dataclass(frozen=True, slots=True)
-class Regressed:
-    """The offset went back, with the reason.
-
-    Attributes:
-        offset: The new value.
-        previous: The value before.
-        reason: For an end: what happened to the records from `offset` to `previous` − 1. For a start: what happened to
-            the log that began at `previous`.
-        proof: The evidence; None when `reason` is ACCEPTED.
-    """
-
-    offset: int
-    previous: int
-    reason: RegressedReason
-    proof: Proof | None
-
-
-@dataclass(frozen=True, slots=True)
-class Unproven:
-    """A lower answer that persists, on a broker without epochs: the broker is slow to catch up, or lost records.
-
-    The remembered value stays valid until the caller calls `EndOffsets.accept`, for a start `EndOffsets.accept_start`.
-
-    Attributes:
-        offset: The remembered value.
-        answered: The last answer.
-        since_s: For how long answers have been lower, seconds.
-    """
-
-    offset: int
-    answered: int
-    since_s: float
-
-
-Result = Value | Held | Regressed | Unproven
-
-
-@dataclass(frozen=True, slots=True)
-class _Record:
-    """The result of a look-up by timestamp."""
-
-    offset: int
-    leader_epoch: int
-    timestamp_ms: int
-
-
-@dataclass(slots=True)
-class _Lower:
-    """Answers that were lower than the remembered one, and are not accepted.
-
-    Attributes:
-        since: Time of the first of them; None when none is held.
-        answered: The last of them; -1 when none is held.
-    """
-
-    since: float | None = None
-    answered: int = -1
-
-    def hold(self, offset: int, now: float) -> float:
-        """Note a lower answer. Return for how long answers have been lower, seconds."""
-        self.answered = offset
-        return self.age_s(now)
-
-    def age_s(self, now: float) -> float:
-        """Return for how long answers have been lower, seconds."""
-        if self.since is None:
-            self.since = now
-        return max(0.0, now - self.since)
-
-    def release(self) -> None:
-        """An answer was accepted."""
-        self.since, self.answered = None, -1
-
-
-@dataclass(slots=True)
-class _Known:
-    """The remembered answers for one key.
-
-    Attributes:
-        end: Highest end offset; -1 before the first answer.
-        end_epoch: Leader epoch of the answer that gave `end`.
-        newest_epoch: Highest leader epoch of any answer; at or above `end_epoch`.
-        start: Highest earliest offset; -1 before the first answer.
-        start_epoch: Leader epoch of the record at `start`, -1 when not known.
-        start_before: `start` of the deleted topic, until the new topic's start is observed; else -1.
-        lower_ends: Held answers about the end.
-        lower_starts: Held answers about the start.
-        found: Timestamp → the first record at or after it.
-        former_ids: Ids of deleted topics of this name.
-        recreated: The topic was recreated, and no end offset of the new one was observed yet.
-        end_before: `end` of the deleted topic, while `recreated` is set.
-    """
-
-    end: int = -1
-    end_epoch: int = UNDEFINED
-    newest_epoch: int = UNDEFINED
-    topic_id: bytes | None = None
-    start: int = -1
-    start_epoch: int = UNDEFINED
-    start_before: int = -1
-    lower_ends: _Lower = field(default_factory=_Lower)
-    lower_starts: _Lower = field(default_factory=_Lower)
-    found: OrderedDict[int, _Record] = field(default_factory=OrderedDict)
-    former_ids: list[bytes] = field(default_factory=list)
-    recreated: Proof | None = None
-    end_before: int = -1
-
-    # --- the end ---
-
-    def see_epoch(self, leader_epoch: int) -> None:
-        """Note the leader epoch of an answer."""
-        self.newest_epoch = max(self.newest_epoch, leader_epoch)
-
-    def raise_end(self, offset: int, leader_epoch: int) -> None:
-        """Note an end offset that is not lower than the one before."""
-        self.end, self.end_epoch = offset, leader_epoch
-        self.lower_ends.release()
-
-    def begin_end(self, offset: int, leader_epoch: int) -> int:
-        """Note the first end offset of a recreated topic. Return the end offset of the deleted topic."""
-        previous, self.recreated = self.end_before, None
-        self.end, self.end_epoch, self.newest_epoch = offset, leader_epoch, leader_epoch
-        return previous
-
-    def lower_end(self, offset: int, proof: Proof | None) -> int:
-        """Replace the end by this lower offset. Return the former end."""
-        previous = self.end
-        self.end, self.end_epoch = offset, self.newest_epoch
-        # The new log may have grown past the offset at which it diverged from the old one.
-        self._cut(offset if proof is None else proof.end_offset)
-        self.lower_ends.release()
-        return previous
-
-    # --- the start ---
-
-    def raise_start(self, offset: int, leader_epoch: int) -> int:
-        """Note a start that is not lower than the one before. Return the start of the deleted topic if it is still
-        needed, or -1.
-        """
-        previous, self.start_before = self.start_before, -1
-        if offset > self.start or leader_epoch >= 0:
-            self.start_epoch = leader_epoch
-        self.start = offset
-        self.lower_starts.release()
-        return previous
-
-    def lower_start(self, proof: Proof | None) -> int:
-        """Replace the start by the lower one that was held back. Return the former start."""
-        previous, offset = self.start, self.lower_starts.answered
-        if proof is not None:
-            self._cut(proof.end_offset)
-        self.start, self.start_epoch = offset, UNDEFINED
-        self.lower_starts.release()
-        return previous
-
-    # --- all answers ---
-
-    def note_found(self, timestamp_ms: int, record: _Record) -> None:
-        """Note the result of a look-up by timestamp."""
-        self.found[timestamp_ms] = record
-        self.found.move_to_end(timestamp_ms)
-        while len(self.found) > MAX_TIMESTAMPS:
-            self.found.popitem(last=False)
-
-    def _cut(self, offset: int) -> None:
-        """Drop remembered answers at or after this offset: the log has other records there now."""
-        if self.start > offset:
-            self.start, self.start_epoch = -1, UNDEFINED
-            self.lower_starts.release()
-        for timestamp in [timestamp for timestamp, record in self.found.items() if record.offset >= offset]:
-            del self.found[timestamp]
-
-    def identify(self, topic_id: bytes | None) -> bool:
-        """Note the topic id. Return whether it changed, which voids all remembered answers."""
-        if topic_id is None or topic_id == self.topic_id:
-            return False
-        old, self.topic_id = self.topic_id, topic_id
-        if old is None:
-            return False
-        self.former_ids = [*self.former_ids[1 - MAX_FORMER_IDS :], old]
-        # Keep the old end: the next end offset is compared with it, even if another look-up noticed the change.
-        self.end_before = max(self.end, self.end_before) if self.recreated else self.end
-        self.recreated = Proof(old_topic_id=old, topic_id=topic_id)
-        self.start_before = max(self.start, self.start_before)
-        self.end, self.start, self.start_epoch = -1, -1, UNDEFINED
-        self.end_epoch = self.newest_epoch = UNDEFINED
-        self.found.clear()
-        self.lower_ends.release()
-        self.lower_starts.release()
-        return True
 
 
 class EndOffsets:
@@ -382,7 +75,7 @@ class EndOffsets:
             hold_timeout_s: How long a lower answer without epochs is held before it is reported as unproven.
         """
         self._hold_timeout_s = hold_timeout_s
-        self._known: dict[Key, _Known] = {}
+        self._known: dict[Key, RememberedOffsets] = {}
 
     def end_offset(self, key: Key) -> int | None:
         """The remembered end offset; None before the first answer."""
@@ -424,7 +117,7 @@ class EndOffsets:
         if offset < 0:
             raise ValueError(f"an end offset cannot be {offset}")
         known = self._of(key)
-        if topic_id in known.former_ids:
+        if known.is_former(topic_id, now):
             return Held(_or_none(known.end), offset, HeldReason.FORMER_TOPIC, refresh_metadata=True)
         known.identify(topic_id)
         if (proof := known.recreated) is not None:
@@ -447,7 +140,7 @@ class EndOffsets:
         Raises:
             ValueError: The code means something else.
         """
-        known = self._known.get(key, _Known())
+        known = self._known.get(key, RememberedOffsets())
         since_s = 0.0 if known.lower_ends.since is None else max(0.0, now - known.lower_ends.since)
         end = _or_none(known.end)
         if code == OFFSET_NOT_AVAILABLE:
@@ -456,7 +149,7 @@ class EndOffsets:
             return Held(end, None, HeldReason.LEADER_NOT_AVAILABLE, since_s, refresh_metadata=True)
         raise ValueError(f"error code {code} does not say that an offset is not available yet")
 
-    def _hold(self, known: _Known, offset: int, now: float, leader_epoch: int) -> Result:
+    def _hold(self, known: RememberedOffsets, offset: int, now: float, leader_epoch: int) -> Result:
         since_s = known.lower_ends.hold(offset, now)
         # A broker whose answer has no epoch cannot answer requests about epochs either.
         ask = known.end_epoch if known.end_epoch >= 0 and leader_epoch >= 0 else None
@@ -531,7 +224,9 @@ class EndOffsets:
             else self._lower(known, known.lower_ends.answered, RegressedReason.ACCEPTED, None)
         )
 
-    def _lower(self, known: _Known, offset: int, reason: RegressedReason, proof: Proof | None) -> Regressed:
+    def _lower(
+        self, known: RememberedOffsets, offset: int, reason: RegressedReason, proof: Proof | None
+    ) -> Regressed:
         previous = known.lower_end(offset, proof)
         return Regressed(offset, previous, reason, proof)
 
@@ -569,7 +264,7 @@ class EndOffsets:
         if offset < 0:
             raise ValueError(f"a start offset cannot be {offset}")
         known = self._of(key)
-        if topic_id in known.former_ids:
+        if known.is_former(topic_id, now):
             return Held(_or_none(known.start), offset, HeldReason.FORMER_TOPIC, refresh_metadata=True)
         recreated = known.identify(topic_id)
         if offset < known.start:
@@ -642,14 +337,14 @@ class EndOffsets:
         )
 
     def _hold_start(
-        self, known: _Known, since_s: float, reason: HeldReason, ask_epoch: int | None
+        self, known: RememberedOffsets, since_s: float, reason: HeldReason, ask_epoch: int | None
     ) -> Held | Unproven:
         if ask_epoch is None and since_s >= self._hold_timeout_s:
             return Unproven(known.start, known.lower_starts.answered, since_s)
         return Held(known.start, known.lower_starts.answered, reason, since_s, ask_epoch)
 
     @staticmethod
-    def _lower_start(known: _Known, reason: RegressedReason, proof: Proof | None) -> Regressed:
+    def _lower_start(known: RememberedOffsets, reason: RegressedReason, proof: Proof | None) -> Regressed:
         previous = known.lower_start(proof)
         return Regressed(known.start, previous, reason, proof)
 
@@ -660,6 +355,7 @@ class EndOffsets:
         key: Key,
         timestamp_ms: int,
         offset: int | None,
+        now: float = 0.0,
         *,
         topic_id: bytes | None = None,
         leader_epoch: int = UNDEFINED,
@@ -671,6 +367,7 @@ class EndOffsets:
             key: The partition.
             timestamp_ms: The requested timestamp.
             offset: First record at or after it; None if the broker found no such record (Kafka's -1).
+            now: The time in seconds, by a monotonic clock.
             topic_id: Id of the topic that was asked, None when not known.
             leader_epoch: Leader epoch of the record that was found, -1 when not known.
             found_timestamp_ms: Timestamp of the record that was found, -1 when not known.
@@ -685,7 +382,7 @@ class EndOffsets:
         if offset is not None and offset < 0:
             raise ValueError(f"offset {offset}: a look-up that finds nothing is given as None")
         known = self._of(key)
-        if topic_id in known.former_ids:
+        if known.is_former(topic_id, now):
             return _held(known.found.get(timestamp_ms), offset, HeldReason.FORMER_TOPIC)
         recreated = known.identify(topic_id)
         before = known.found.get(timestamp_ms)
@@ -693,33 +390,19 @@ class EndOffsets:
             if before is not None and before.offset >= known.start:
                 return _held(before, None, HeldReason.NOT_FOUND)
             return Value(None, recreated=recreated)
-        known.note_found(timestamp_ms, _Record(offset, leader_epoch, found_timestamp_ms))
+        known.note_found(timestamp_ms, FoundRecord(offset, leader_epoch, found_timestamp_ms))
         return Value(offset, leader_epoch, recreated=recreated)
 
     # --- what all of them do ---
 
-    def _of(self, key: Key) -> _Known:
-        return self._known.setdefault(key, _Known())
+    def _of(self, key: Key) -> RememberedOffsets:
+        return self._known.setdefault(key, RememberedOffsets())
 
     # --- as text ---
 
     def encode(self) -> str:
         """The remembered answers as JSON, for the next incarnation of the process. Held answers are not included."""
-        rows = [
-            {
-                "topic": key.topic,
-                "partition": key.partition,
-                "isolation": int(key.isolation),
-                "end": known.end,
-                "end_epoch": known.end_epoch,
-                "newest_epoch": known.newest_epoch,
-                "start": known.start,
-                "start_epoch": known.start_epoch,
-                "topic_id": None if known.topic_id is None else known.topic_id.hex(),
-                "former_ids": [former.hex() for former in known.former_ids],
-            }
-            for key, known in self._known.items()
-        ]
+        rows = [row_of(key, known) for key, known in self._known.items()]
         return seal(_KIND, _VERSION, rows)
 
     def restore(self, text: str) -> None:
@@ -732,7 +415,7 @@ class EndOffsets:
             rows = unseal(_KIND, _VERSION, text)
         except SealError as error:
             raise BaselineFormatError(str(error)) from None
-        self._known.update([_read(row) for row in rows])
+        self._known.update([read_row(row) for row in rows])
 
 
 _KIND: Final = "end offsets"
@@ -743,7 +426,7 @@ def _or_none(offset: int) -> int | None:
     return offset if offset >= 0 else None
 
 
-def _held(record: _Record | None, answered: int | None, reason: HeldReason) -> Held:
+def _held(record: FoundRecord | None, answered: int | None, reason: HeldReason) -> Held:
     refresh = reason is HeldReason.FORMER_TOPIC
     if record is None:
         return Held(None, answered, reason, refresh_metadata=refresh)
@@ -755,29 +438,3 @@ def _held(record: _Record | None, answered: int | None, reason: HeldReason) -> H
         leader_epoch=record.leader_epoch,
         timestamp_ms=record.timestamp_ms,
     )
-
-
-def _read(row: Any) -> tuple[Key, _Known]:
-    try:
-        key = Key(row["topic"], _whole(row["partition"], 0), Isolation(row["isolation"]))
-        known = _Known(
-            end=_whole(row["end"], -1),
-            end_epoch=_whole(row["end_epoch"], -1),
-            newest_epoch=_whole(row["newest_epoch"], -1),
-            topic_id=None if row["topic_id"] is None else bytes.fromhex(row["topic_id"]),
-            start=_whole(row["start"], -1),
-            # Files of older versions do not have it.
-            start_epoch=_whole(row.get("start_epoch", UNDEFINED), UNDEFINED),
-            former_ids=[bytes.fromhex(former) for former in row["former_ids"]],
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise BaselineFormatError(f"malformed row: {type(error).__name__} {error} in {row!r}") from None
-    if not isinstance(key.topic, str):
-        raise BaselineFormatError(f"malformed row: the topic of {row!r} is not text")
-    return key, known
-
-
-def _whole(number: Any, least: int) -> int:
-    if type(number) is not int or number < least:
-        raise ValueError(f"{number!r} is not a whole number from {least}")
-    return number

@@ -91,7 +91,9 @@ class Losses:
             return  # the survey begins once the acknowledged batch's mark is durable
         suspicion = partition.loss.suspicion
         evidence = "" if suspicion is None else suspicion.evidence
-        if not self._units.vacate(partition.number, f"what was acknowledged before may be gone: {evidence}"):
+        if not self._units.vacate(
+            partition.number, f"acknowledged records may be missing from the log: {evidence}"
+        ):
             self._vacating[partition.number] = None
             return
         partition.progress.on(FlowEvent.SURVEYS)
@@ -195,7 +197,7 @@ class Losses:
             return
         if recreated and cause is not Cause.TOPIC_ID:
             extent = extent.because(
-                "; nothing of it is left, and without topic ids it may be a recreated topic"
+                "; the topic may have been recreated: no topic ids are known, and the log has no acknowledged batch"
             )
         self._report(partition, extent, lost, moved, cause, end_offset, heal=heal, recreated=recreated)
 
@@ -290,8 +292,8 @@ class Losses:
 
 
 _OTHERS: Final = (
-    "; what was there is not in the spool any more, so others' records, and what retention had removed, may be"
-    " counted too"
+    "; the spool no longer has the batches of this range, so the number may include records of other producers, and"
+    " records that retention had deleted"
 )
 
 
@@ -351,7 +353,7 @@ class _Extent:
         until = min(self.first, forgotten_offset)
         begin = max(epoch_end_offset, baseline_offset)
         if recreated and until > max(0, baseline_offset):
-            return self.because(f"; what was acknowledged before {until} is not remembered")
+            return self.because(f"; which records before offset {until} were acknowledged is not remembered")
         if epoch_end_offset >= 0 and begin < until and not recreated:
             evidence = f"{self.evidence}; the log of that leader ends at {epoch_end_offset}{_OTHERS}"
             return _Extent(begin, self.last, self.records + until - begin, evidence, [(begin, until - 1)])

@@ -28,6 +28,7 @@ from kafkasafe.journal.recovery import Recovery
 from kafkasafe.journal.refusals import Refusals
 from kafkasafe.journal.rejecting import Rejecter
 from kafkasafe.journal.replay import Replay
+from kafkasafe.journal.reread_backlogs import RereadBacklogs
 from kafkasafe.journal.rounds import Rounds
 from kafkasafe.journal.sealing import Sealer
 from kafkasafe.journal.sequences import IdSource
@@ -241,11 +242,14 @@ class IncarnationParts:
             state.quiescence,
             request_timeout_s=settings.request_timeout_s,
         )
+        backlogs = RereadBacklogs(
+            state.destinations.all, state.index, packer, state.out, window=settings.window
+        )
         self.recovery = Recovery(
             state.destinations,
-            state.out,
             state.index,
             packer,
+            backlogs,
             state.replay,
             state.handles,
             cluster.suspicions,
@@ -260,7 +264,6 @@ class IncarnationParts:
             state.quiescence,
             state.units,
             state.home,
-            window=settings.window,
             request_timeout_s=settings.request_timeout_s,
         )
 

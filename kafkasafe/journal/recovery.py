@@ -22,12 +22,12 @@ from kafkasafe.journal.home import Home
 from kafkasafe.journal.lifecycle import BatchEvent
 from kafkasafe.journal.losses import Losses
 from kafkasafe.journal.members import UnitBatches
-from kafkasafe.journal.outbox import Outbox
 from kafkasafe.journal.packing import Packer
-from kafkasafe.journal.partition import ANYWHERE, WINDOW, Partition
+from kafkasafe.journal.partition import ANYWHERE, Partition
 from kafkasafe.journal.precedence import Precedence
 from kafkasafe.journal.quiescence import Quiescence
 from kafkasafe.journal.replay import Replay
+from kafkasafe.journal.reread_backlogs import RereadBacklogs
 from kafkasafe.journal.spool_index import SpoolIndex
 from kafkasafe.journal.states import DAMAGED, Batch, BatchState, batches_of
 from kafkasafe.journal.suspicions import Suspicions
@@ -43,9 +43,9 @@ class Recovery:
     def __init__(
         self,
         destinations: Destinations,
-        out: Outbox,
         index: SpoolIndex,
         packer: Packer,
+        backlogs: RereadBacklogs,
         replay: Replay,
         handles: Iterator[int],
         suspicions: Suspicions,
@@ -61,14 +61,13 @@ class Recovery:
         units: u.Units,
         home: Home,
         *,
-        window: int,
         request_timeout_s: float,
     ) -> None:
         self._destinations = destinations
         self._all = destinations.all
-        self._out = out
         self._index = index
         self._packer = packer
+        self._backlogs = backlogs
         self._replay = replay
         self._handles = handles
         self._suspicions = suspicions
@@ -83,7 +82,6 @@ class Recovery:
         self._quiescence = quiescence
         self._units = units
         self._home = home
-        self._window = window
         self._request_timeout_s = request_timeout_s
 
     def recover_batch(
@@ -106,7 +104,7 @@ class Recovery:
             waiting = self._all[destination]
             there = waiting.queue.has_packed(moved.position)
             # Unpack the batches up to this batch's place in the queue.
-            self._reach(waiting, moved.position if there else next(iter(moved.rank), moved.position))
+            self._backlogs.reach(waiting, moved.position if there else next(iter(moved.rank), moved.position))
         known = None if moved is None else self._index.at(moved.position)
         if moved is not None and known is not None and known.destination == destination:
             self._forward.place(known, position)
@@ -213,7 +211,7 @@ class Recovery:
                 case m.Quiet():
                     self._replay.announce(mark)
                 case m.Resolved(at, m.Decision.SKIP):
-                    self._reach_any(at)
+                    self._backlogs.reach_any(at)
                     skipped = self._index.at(at)
                     if skipped is not None:
                         _explain_gap(self._destinations.declared(skipped.destination))
@@ -234,7 +232,7 @@ class Recovery:
         if isinstance(known, Partition):
             self._suspicions.note_leader_epoch(known, mark.leader_epoch)
         for at, base_offset in mark.entries:
-            self._reach(known, at if known.queue.has_packed(at) else -1)
+            self._backlogs.reach(known, at if known.queue.has_packed(at) else -1)
             done = self._index.at(at)
             if done is not None and done.state is not BatchState.REPLACED:
                 self._index.drop(done)
@@ -261,20 +259,20 @@ class Recovery:
 
     def _recover_replaced(self, at: int, children: range) -> None:
         """Note that the batches at these positions replace a divided one."""
-        self._reach_any(at)
+        self._backlogs.reach_any(at)
         parent = self._index.at(at)
         if parent is not None and parent not in self._all[parent.destination].queue:
-            self._reach(self._all[parent.destination], ANYWHERE)
+            self._backlogs.reach(self._all[parent.destination], ANYWHERE)
         self._replay.replace(parent, at if parent is None else parent.written_at, children)
 
     def _recover_rejected(self, at: int) -> None:
         """Finish a rejected batch."""
-        self._reach_any(at)
+        self._backlogs.reach_any(at)
         done = self._index.at(at)
         if done is not None and done.state is not BatchState.REPLACED:
             self._index.drop(done)
             self._all[done.destination].queue.remove(done)
-            self._reach(self._all[done.destination])
+            self._backlogs.reach(self._all[done.destination])
             _explain_gap(self._all[done.destination])
             done.read_fate(BatchState.REJECTED)
             self._revivals.finish(done)
@@ -307,7 +305,7 @@ class Recovery:
         else:
             self._replay.lose(position)
             for partition in self._all.values():
-                self._reach(partition, ANYWHERE)
+                self._backlogs.reach(partition, ANYWHERE)
 
     def recover_torn(self, destination: int) -> None:
         """Note a batch, promised to no caller, that a crash tore while later batches of its group are intact."""
@@ -318,8 +316,8 @@ class Recovery:
         """End the last group: the log ends here, so no later group ends it."""
         self._drop_parents()
         for partition in self._all.values():
-            self._reach(partition)
-            self._reach_sent(partition)
+            self._backlogs.reach(partition)
+            self._backlogs.reach_sent(partition)
 
     def pack_recovered(self, numbers: Iterator[int]) -> None:
         """Pack long backlogs as far as they are read. The shell calls this between two groups of the log.
@@ -328,60 +326,7 @@ class Recovery:
             numbers: Numbers that the shell hands out; each packed batch takes the next.
         """
         self._drop_parents()
-        for partition in self._all.values():
-            rows = [(next(numbers), 0.0) for _ in self._packable_next(partition)]
-            if rows:
-                self._packer.pack(partition.number, rows)
-
-    def _packable_next(self, partition: Destination) -> Iterator[Batch]:
-        """The `packable` batches up to the first that has an id although a batch before it has none.
-
-        A mark that voids ids voids the ids of all packed batches, while later batches may have new ids.
-        """
-        queue = partition.queue
-        without = queue.packed > 0 and not queue.packed_identified
-        for batch in self._packer.packable(partition.number):
-            if without and batch.identity is not None:
-                return
-            without = batch.identity is None
-            yield batch
-
-    def _reach(self, partition: Destination, position: int = -1) -> None:
-        """Unpack the batches up to this position: the next mark refers to one of them.
-
-        While batches are packed, more than `WINDOW` others are unpacked.
-        """
-        queue = partition.queue
-        while (row := queue.first_packed) is not None:
-            if row.position > position and queue.unpacked > WINDOW:
-                break
-            self._packer.unpack(partition, 1)
-        # The shell does not know these batches yet.
-        self._out.ready.unpacked.clear()
-
-    def _reach_any(self, position: int) -> None:
-        """Unpack up to this position in the partition that holds it; the mark does not name the partition."""
-        if position in self._index:
-            return
-        for number, first in self._index.packed_from.items():
-            partition = self._all[number]
-            if first <= position and partition.queue.has_packed(position):
-                self._reach(partition, position)
-                return
-
-    def _reach_sent(self, partition: Destination) -> None:
-        """Unpack the first batches with an id: they may have been sent, even if others without an id precede them."""
-        queue = partition.queue
-        sent = sum(batch.identity is not None for batch in queue)
-        while queue.packed_with_id and sent < self._near:
-            self._packer.unpack(partition, 1)
-            sent += queue[-1].identity is not None
-        self._out.ready.unpacked.clear()
-
-    @property
-    def _near(self) -> int:
-        """How many batches of a queue may have been sent: the first ones that have an id."""
-        return max(self._window, WINDOW)
+        self._backlogs.pack(numbers)
 
     def recovered(self, now: float, clock: Clock | None = None) -> None:
         """Finish recovery: put batches in doubt that an earlier incarnation may have sent, so that the journal asks.
@@ -396,7 +341,7 @@ class Recovery:
         self._quiescence.begin(now + pause_s, announced=quiet is not None)
         for unit in self._units.unfinished:
             if unit.phase is u.Phase.WAITING and unit.position < self._replay.blind_before:
-                reason = "marks that may have spoken of it are lost to damage in the spool: readers may have it already"
+                reason = "damage in the spool destroyed marks that may have been about it: it may already be committed"
                 unit.blame(unit.code or DAMAGED, unit.reason or reason)
         self._units.recovered()
         self._index.pin_everything()
@@ -420,7 +365,7 @@ class Recovery:
                 continue
             # Only the first batches of a queue are sent. If others were put before them afterwards, those have no id.
             # If marks are lost, any batch with an id may have been among the first ones.
-            near = None if self._replay.is_blind else self._near
+            near = None if self._replay.is_blind else self._backlogs.near
             doubt = list(islice((batch for batch in partition.queue if batch.identity is not None), near))
             for batch in doubt:
                 batch.on(BatchEvent.MAY_BE_THERE)
@@ -440,7 +385,7 @@ class Recovery:
     def _recover_revived(self, mark: m.Revived, following: Sequence[m.Mark]) -> None:
         """Repeat the result of a survey: lost batches wait again. `following` has the next mark of the group."""
         known = self._destinations.declared_partition(mark.destination)
-        self._reach(known, ANYWHERE)
+        self._backlogs.reach(known, ANYWHERE)
         places = dict(mark.moved)
         for done in known.log.acked:
             if done.position in places:
@@ -466,7 +411,7 @@ class Recovery:
         members = batches_of(unit)
         for batch in members:
             partition = self._all[batch.destination]
-            self._reach(partition)
+            self._backlogs.reach(partition)
             self._index.drop(batch)
             if mark.outcome is m.UnitOutcome.COMMITTED:
                 unit.read_epoch(batch.handle, epochs.get(batch.position, -1))
@@ -530,12 +475,12 @@ class Recovery:
 
     def _recover_identities(self, mark: m.Identified) -> None:
         partition = self._destinations.declared_partition(mark.destination)
-        self._reach(partition, max((entry.position for entry in mark.entries), default=-1))
+        self._backlogs.reach(partition, max((entry.position for entry in mark.entries), default=-1))
         if mark.void_from == 0:
             # The mark voids the ids of all waiting batches. A batch that is queued again before them gets no id here.
             partition.queue.forget_identities()
         elif mark.void_from > 0:
-            self._reach(partition, ANYWHERE)
+            self._backlogs.reach(partition, ANYWHERE)
         if mark.void_from >= 0:
             named = {entry.position for entry in mark.entries}
             # The batches of earlier requests were either found in the log, or proven to be absent from it.

@@ -119,7 +119,7 @@ MUTANTS: dict[str, Mutant] = {
     "what is only in memory stays there": Mutant(
         source(RoomKeeper, "keep", "self._rescue(lane)", "pass"), _RESCUED
     ),
-    "a loss is not raised": Mutant(source(PlaceKeeper, "_tell", "self._ledger.lose(", "str("), _CUT),
+    "a loss is not raised": Mutant(source(PlaceKeeper, "_tell", "self._ledger.errors.lose(", "str("), _CUT),
     "what is lost is not counted": Mutant(
         source(
             PlaceKeeper, "_tell", "if any(first <= batch.position < end for first, end in lost)", "if False"

@@ -130,7 +130,7 @@ def test_what_was_acknowledged_in_a_partition_that_went_with_its_topic_is_report
     if heal:
         assert numbers(made.log("orders", 0)) == [0]
         assert any(isinstance(each, events.RecordsRejected) and each.partition == 2 for each in seen)
-        assert any(isinstance(each, DataLossError) and each.partition == 2 for each in ledger.losses)
+        assert any(isinstance(each, DataLossError) and each.partition == 2 for each in ledger.errors.losses)
     assert life.context.own.journal.views.unfinished == 0
 
 

@@ -48,7 +48,7 @@ class Scene:
 
     @property
     def moved(self) -> bool:
-        return self.life.context.cluster_id == "other"
+        return self.life.context.own_cluster.cluster_id == "other"
 
     @property
     def losses(self) -> list[events.Event]:

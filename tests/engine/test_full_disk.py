@@ -25,7 +25,7 @@ PARTITIONS = 6
 def fill(world: World, life, topic: str = "t", *, batches: int = 1 << 30, first: int = 0) -> int:
     """Batches of 16 records of 1 kB, as long as there is room for one; how many records were accepted."""
     sent = first
-    while life.engine.ledger.room(110_000) and batches > 0:
+    while life.engine.ledger.room.takes(110_000) and batches > 0:
         parcel = life.send(topic, -1, [b"%06d" % (sent + i) + bytes(1000) for i in range(16)])
         assert world.run(60, until=lambda parcel=parcel: parcel.durable)
         sent += 16
@@ -168,7 +168,7 @@ def test_without_room_the_rest_goes_on_and_a_warning_says_how_much_is_needed(mon
     assert all(each.levelno == logging.WARNING for each in caplog.records if each.getMessage() in said)
     assert "no room to write the next one once more, by partition" in said[0]
     assert any(isinstance(event, events.SpoolWriteFailed) and "no room" in event.error for event in seen)
-    assert "no room" in life.engine.ledger.disk_trouble
+    assert "no room" in life.engine.ledger.room.disk_trouble
     # As much as it says for all of it.
     enough = int(said[0].split("and it goes on; about ")[1].split(" ")[0].replace(",", ""))
     world.disk.capacity_bytes += enough

@@ -229,12 +229,12 @@ def test_what_little_room_there_is_is_left_to_what_is_new():
     life = begun(made)
     lane, ledger, gathering = life.context.own, life.engine.ledger, life.engine._gathering
     run = waiting(made, life)
-    used, free = ledger.used, ledger.free
-    ledger.used = life.config.spool_max_bytes // 2
+    used, free = ledger.room.used, ledger.room.free
+    ledger.room.used = life.config.spool_max_bytes // 2
     assert not gathering.gather_all(lane, [run])
-    ledger.used, ledger.free = used, 4 * FREE_BYTES
+    ledger.room.used, ledger.room.free = used, 4 * FREE_BYTES
     assert not gathering.gather_all(lane, [run])
-    ledger.free = free
+    ledger.room.free = free
     lane.write_backlog.fail()
     assert not gathering.gather_all(lane, [run])
     lane.write_backlog.succeed()

@@ -116,7 +116,7 @@ class Script:
         self.world.centre.forget_producers(None)
 
     def do_decide(self, how) -> None:
-        decided = self.life.engine.ledger.take_shown()
+        decided = self.life.engine.ledger.errors.take_shown()
         self.life.inbox.append(Decided(decided, resend=how == "resend"))
 
     def do_log(self, topic, partition) -> None:

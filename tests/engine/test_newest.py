@@ -145,4 +145,4 @@ def test_batches_of_which_only_the_offsets_are_known_are_lost_where_others_are()
     world.run(40.0)
     (loss,) = [event for event in heard if isinstance(event, events.DataLost)]
     assert (loss.first_offset, loss.last_offset) == (1, 6)
-    assert "others' records" in loss.evidence
+    assert "other producers" in loss.evidence

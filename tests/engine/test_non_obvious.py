@@ -55,7 +55,7 @@ def test_one_late_request_does_not_speak_for_those_before_it():
     world.run(1, until=lambda: sent(world) == before + 2)
     world.cluster.stragglers = _Late(lost=1)
     world.cluster.lose_log("orders", 0)
-    assert world.run(600, until=lambda: life.engine.ledger.undecided)
+    assert world.run(600, until=lambda: life.engine.ledger.errors.undecided)
     world.run(60)
     assert resolved_without == []
     # Nobody can know whether the first was there, and is lost: that is the user's to decide.
@@ -114,7 +114,7 @@ def test_callers_wait_for_what_is_sent_again():
     ledger = life.engine.ledger
     assert ledger.settled(last.number)
     world.cluster.lose_log("orders", 0)
-    assert world.run(600, until=lambda: len(ledger.open) == 2)  # it is known to be lost
+    assert world.run(600, until=lambda: len(ledger.parcels.open) == 2)  # it is known to be lost
     assert world.log("orders", 0) == []
     assert not ledger.settled(last.number)
     assert world.run(600, until=lambda: ledger.settled(last.number))

@@ -241,7 +241,7 @@ def test_what_was_left_behind_at_the_start_is_waited_for():
     made.kill(worker)
     made.set_outage(False)
     job = made.start(client_id="b")
-    assert job.engine.ledger.left_behind == {0}
+    assert job.engine.ledger.lanes.left_behind == {0}
     assert not job.engine.ledger.settled(job.engine.ledger.last_number())
     job.inbox.append(AdoptAsked())
     began = made.time.monotonic()
@@ -324,9 +324,9 @@ def test_what_a_dropped_producer_leaves_at_its_end_goes_first_too(spool):
     end(made, former)
     made.run(0.1)
     ledger = later.engine.ledger
-    assert ledger.left_behind == {0}
+    assert ledger.lanes.left_behind == {0}
     made.set_outage(False)
-    assert made.run(60, lambda: drained(made) and not ledger.left_behind)
+    assert made.run(60, lambda: drained(made) and not ledger.lanes.left_behind)
     assert numbers(made.log("orders", 0)) == [0, 1, 2, 100, *range(3, 20), *range(101, 120)]
 
 

@@ -16,7 +16,7 @@ LANE = Path("/spool/lane-001")
 def test_a_read_that_began_before_a_lane_was_adopted_says_nothing_about_its_debts():
     """The lane was empty when it was read; a life that came and went meanwhile owes to what was written since."""
     jobs: list = []
-    context = Mock(closing=False, lanes=[], beside=jobs.append)
+    context = Mock(close_state=Mock(closing=False), lanes=[], beside=jobs.append)
     context.clock.monotonic.side_effect = [100.0, 200.0]
     order = LaneOrder(context)
 

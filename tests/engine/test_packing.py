@@ -47,7 +47,7 @@ def test_a_long_backlog_is_packed_and_delivered_in_order(eager):
     world, life, parcels = backlog()
     lane = life.context.own
     assert len(lane.parcels) < 40
-    assert (life.engine.ledger.unfinished, lane.journal.views.unfinished) == (400, 400)
+    assert (len(life.engine.ledger.parcels), lane.journal.views.unfinished) == (400, 400)
     assert lane.journal.views.spooled_records == 400
     position = lane.journal.views.release_position
     world.set_outage(False)
@@ -58,7 +58,7 @@ def test_a_long_backlog_is_packed_and_delivered_in_order(eager):
     assert [parcel.done for parcel in parcels] == [True] * 400
     assert sorted(offset_of(p) for p in parcels if p.partition == 1) == list(range(200))
     assert lane.journal.views.release_position > position
-    assert life.engine.ledger.open.least is None
+    assert life.engine.ledger.parcels.open.least is None
 
 
 def test_nothing_of_what_nobody_looks_at_is_in_memory(eager):
@@ -90,11 +90,11 @@ def test_who_waits_for_a_record_waits_for_no_later_one(eager):
     world, life, parcels = backlog()
     ledger = life.engine.ledger
     middle = parcels[200].number
-    assert not ledger.flushed(middle)
+    assert not ledger.parcels.flushed(middle)
     world.set_outage(False)
-    assert world.run(60, lambda: ledger.flushed(middle))
+    assert world.run(60, lambda: ledger.parcels.flushed(middle))
     assert all(parcel.done for parcel in parcels[:201])
-    assert not ledger.flushed(ledger.last_number()) or ledger.idle()
+    assert not ledger.parcels.flushed(ledger.last_number()) or ledger.idle()
 
 
 class Unlooked(Ordered):
@@ -109,13 +109,13 @@ class Unlooked(Ordered):
 def test_who_flushes_goes_through_nothing(eager):
     world, life, parcels = backlog(batches=20)
     ledger = life.engine.ledger
-    ledger.open.__class__ = Unlooked
+    ledger.parcels.open.__class__ = Unlooked
     number = ledger.last_number()
-    ledger.open.__class__ = Ordered
+    ledger.parcels.open.__class__ = Ordered
     later = life.send("orders", 0, [b"later"])
     assert parcels[-1].number < number < later.number
     world.set_outage(False)
-    assert world.run(60, lambda: ledger.flushed(number))
+    assert world.run(60, lambda: ledger.parcels.flushed(number))
     assert all(parcel.done for parcel in parcels)
 
 
@@ -123,7 +123,7 @@ def test_a_producer_that_ends_tells_those_who_wait_for_what_is_packed(eager):
     _, life, parcels = backlog()
     life.engine.shut()
     assert all(parcel.error is not None for parcel in parcels if parcel.number > 1)
-    assert list(life.engine.left.values()) == [400]
+    assert list(life.engine.left.records.values()) == [400]
 
 
 def test_the_next_life_delivers_it(eager):
@@ -141,19 +141,19 @@ def test_the_next_life_packs_what_it_finds(eager):
     heir = world.start()
     lane = heir.context.own
     assert len(lane.parcels) < 40
-    assert (heir.engine.ledger.unfinished, lane.journal.views.unfinished) == (400, 400)
+    assert (len(heir.engine.ledger.parcels), lane.journal.views.unfinished) == (400, 400)
     # They were made before all that are packed: else each would keep a megabyte of those from being given back.
     numbers = [parcel.number for parcel in lane.parcels.values()]
     assert max(numbers) - min(numbers) < 40
     number = heir.engine.ledger.last_number()
     # As `flush()` says what it waits for.
-    assert heir.engine.ledger.unfinished_records(number) == 400
+    assert heir.engine.ledger.parcels.records(number) == 400
     for partition in range(2):
         heir.send("orders", partition, [b"later"])
     world.set_outage(False)
     assert world.run(120, heir.engine.ledger.idle)
-    assert heir.engine.ledger.flushed(number)
-    assert heir.engine.ledger.unfinished_records(number) == 0
+    assert heir.engine.ledger.parcels.flushed(number)
+    assert heir.engine.ledger.parcels.records(number) == 0
     for partition in range(2):
         values = [value for value in world.log("orders", partition) if value != b"first"]
         assert values == [*(b"%04d" % number for number in range(200)), b"later"]

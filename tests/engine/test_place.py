@@ -197,7 +197,7 @@ def test_two_producers_meet_in_one_directory_and_both_keep_what_they_promised(wa
     world.promised, promised = [], world.promised
     world.set_outage(False)
     life = world.start(sizes=SMALL)
-    assert world.run(300, until=lambda: not life.engine.ledger.left_behind)
+    assert world.run(300, until=lambda: not life.engine.ledger.lanes.left_behind)
     world.run(60)
     log = world.log("t", 0)
     assert sorted(log) == sorted(promised)
@@ -264,7 +264,7 @@ def test_another_volume_in_its_place_stops_promises_and_not_deliveries(caplog):
     assert not world.run(20, until=lambda: parcel.durable)
     assert world.displaced() == [("moved", False, 0)]
     assert life.engine.places.displaced == 1
-    assert "cross-device" in life.engine.ledger.disk_trouble
+    assert "cross-device" in life.engine.ledger.room.disk_trouble
     world.set_outage(False)
     assert world.run(60, until=lambda: parcel.done)
     assert world.log("t", 0) == [*world.promised, b"on the other volume"]
@@ -275,7 +275,7 @@ def test_another_volume_in_its_place_stops_promises_and_not_deliveries(caplog):
     assert world.run(5, until=lambda: late.durable)
     assert world.displaced() == [("moved", False, 0), ("moved", True, 0)]
     assert life.engine.places.displaced == 0
-    assert not life.engine.ledger.disk_trouble
+    assert not life.engine.ledger.room.disk_trouble
     world.promised += [b"on the other volume", b"late"]
     assert world.durable(life, 3)
     world.kill(life)
@@ -295,7 +295,7 @@ def test_a_directory_of_another_cluster_in_its_place_gets_no_records():
     world.disk.put(SPOOL / "FORMAT", b"kafkasafe-spool 1\n")
     world.disk.put(SPOOL / "CLUSTER", b"another\n")
     assert not world.durable(life, 1, within_s=10)
-    assert "another cluster" in life.engine.ledger.disk_trouble
+    assert "another cluster" in life.engine.ledger.room.disk_trouble
     assert not segments(world)
     world.disk.remove(SPOOL)
     world.disk.move(AWAY / "spool", SPOOL)
@@ -315,7 +315,7 @@ def test_a_segment_that_is_cut_is_never_written_to_again(caplog):
     ((problem, restored, lost),) = world.displaced()
     assert (problem, restored) == ("files", True)
     assert lost == len(kept)
-    loss = life.engine.ledger.next_loss()
+    loss = life.engine.ledger.errors.next_loss()
     assert isinstance(loss, SpoolCorruptError)
     assert "3 records that waited there could not be read" in str(loss)
     assert "3 records could not be read any more" in caplog.text
@@ -341,7 +341,7 @@ def test_what_is_in_memory_is_written_once_more_where_its_segment_was_cut():
     assert world.durable(life, 2)
     world.run(2.0)
     assert [lost for _, _, lost in world.displaced()] == [0, 0]
-    assert life.engine.ledger.next_loss() is None
+    assert life.engine.ledger.errors.next_loss() is None
     world.kill(life)
     with pytest.raises(SpoolCorruptError):
         world.start(sizes=SMALL)  # what was cut is no log, though nothing in it is missing elsewhere
@@ -362,7 +362,7 @@ def test_more_segments_than_are_held_open_are_lost_with_their_names_and_counted(
     ((problem, restored, lost),) = world.displaced()
     assert (problem, restored) == ("deleted", True)
     assert 0 < lost < 40
-    assert str(lost) in str(life.engine.ledger.next_loss())
+    assert str(lost) in str(life.engine.ledger.errors.next_loss())
     world.kill(life)
     with pytest.raises(SpoolCorruptError):
         world.start(sizes=SMALL)
@@ -432,7 +432,7 @@ def test_a_disk_that_fails_while_files_are_restored_is_tried_again():
     world.disk.fail("make_directory", error=errno.EACCES, times=None)
     assert not world.durable(life, 1, within_s=10)
     assert world.displaced() == [("deleted", False, 0)]
-    assert "Permission denied" in life.engine.ledger.disk_trouble
+    assert "Permission denied" in life.engine.ledger.room.disk_trouble
     world.disk.heal()
     world.run(5)
     assert world.displaced() == [("deleted", False, 0), ("deleted", True, 0)]

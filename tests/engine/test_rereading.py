@@ -69,7 +69,7 @@ def known(partition):
 
 def remembered(journal):
     for partition in journal._parts.state.destinations.partitions.values():
-        journal._parts.earlier.recovery._reach(partition, ANYWHERE)
+        journal._parts.earlier.recovery._backlogs.reach(partition, ANYWHERE)
         assert not partition.queue.packed
     assert not journal._parts.state.index.packed_from
     return {

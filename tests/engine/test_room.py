@@ -34,7 +34,7 @@ def test_what_is_refused_at_once_holds_nobody_up():
 def fill(world: World, life, topic: str, partition: int = 0, *, limit: int = 20 * MIB) -> int:
     """Batches of 100 kB as long as there is room for another; how many bytes."""
     taken = 0
-    while life.engine.ledger.room(110_000) and taken < limit:
+    while life.engine.ledger.room.takes(110_000) and taken < limit:
         parcel = life.send(topic, partition, [bytes(100_000)])
         assert world.run(60, until=lambda parcel=parcel: parcel.durable)
         taken += parcel.size_bytes
@@ -104,7 +104,7 @@ def test_one_record_that_waits_does_not_fill_the_spool():
     held = life.send("t", waits, [b"held"])
     taken, most = 0, 0
     while taken < 40 * MIB:
-        assert life.engine.ledger.room(1_000_000), f"full after {taken} bytes"
+        assert life.engine.ledger.room.takes(1_000_000), f"full after {taken} bytes"
         parcel = life.send("t", goes, [bytes(900_000)])
         assert world.run(60, until=lambda parcel=parcel: parcel.done)
         taken += parcel.size_bytes
@@ -134,7 +134,7 @@ def test_a_topic_without_a_leader_fills_no_spool_of_workers_that_die_again_and_a
         for life in world.lives:
             held = life.send("t", waits, [b"%d" % turn + bytes(300_000)])
             for _ in range(16):
-                assert life.engine.ledger.room(1_000_000), f"full in turn {turn}"
+                assert life.engine.ledger.room.takes(1_000_000), f"full in turn {turn}"
                 parcel = life.send("t", goes, [bytes(900_000)])
                 assert world.run(60, until=lambda parcel=parcel: parcel.done)
                 sent += 1
@@ -169,7 +169,7 @@ class SmallRoom(Storm):
 
     def send(self) -> None:
         for _ in range(self.rng.randrange(1, 12)):
-            if self.life.engine.ledger.room(2000):
+            if self.life.engine.ledger.room.takes(2000):
                 number = self.rng.randrange(2)
                 at = len(self.sent[number])
                 values = [

@@ -76,9 +76,8 @@ class RecreatingStorm(Storm):
     def _decide(self) -> None:
         """The user looks into the log."""
         ledger = self.life.engine.ledger
-        for (lane, handle), (batch, _) in list(ledger.undecided.items()):
-            del ledger.undecided[lane, handle]
-            parcel = lane.parcels.get(handle)
+        for lane, batch in ledger.errors.take_shown():
+            parcel = lane.parcels.get(batch.handle)
             if parcel is not None and batch.state is BatchState.UNDECIDABLE:
                 values = codec.decode(self.life.engine.disk.bytes_of(lane, parcel, batch)).values
                 there = values[0] in self._standing(parcel.topic, parcel.partition)

@@ -231,9 +231,13 @@ class Life:
             sleep=world.time.run_for,
             random_fraction=random.Random(1).random,
             beside=lambda job: job(),
+        )
+        self.engine = _TracedEngine(
+            self.context,
+            choose=_choose,
+            on_topic=lambda *_: None,
             newest_reading=lambda: self.numbers.newest,
         )
-        self.engine = _TracedEngine(self.context, choose=_choose, on_topic=lambda *_: None)
         self.engine.world = world
         self.engine.open(lock)
         self.engine.listen()

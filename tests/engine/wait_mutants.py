@@ -20,6 +20,7 @@ from kafkasafe.journal.answers import Answers
 from kafkasafe.journal.gathering import Gatherer
 from kafkasafe.journal.machine import Machine
 from kafkasafe.journal.recovery import Recovery
+from kafkasafe.journal.reread_backlogs import RereadBacklogs
 
 __all__ = ["MUTANTS"]
 
@@ -80,8 +81,9 @@ def _reread(
     old: str,
     new: str = "pass",
     test: str = "test_a_mark_brings_back_what_it_speaks_of_and_no_other_partition",
+    of: type = Recovery,
 ) -> Mutant:
-    return Mutant(source(Recovery, name, old, new), test)
+    return Mutant(source(of, name, old, new), test)
 
 
 _REPLACED = "persist.marks.append(m.Replaced(batch.position, place, 1))"
@@ -242,8 +244,8 @@ MUTANTS: dict[str, Mutant] = {
         source(gathering, "joined", "headers = {}", "headers, columns = {}, columns[::-1]"),
         "test_what_waited_through_an_outage_goes_in_a_few_requests",
     ),
-    "a full spool gets fuller": _room("and ledger.used < config.spool_max_bytes // 2"),
-    "a full disk gets fuller": _room("and ledger.free > 4 * FREE_BYTES"),
+    "a full spool gets fuller": _room("and ledger.room.used < config.spool_max_bytes // 2"),
+    "a full disk gets fuller": _room("and ledger.room.free > 4 * FREE_BYTES"),
     "a disk that fails gets more": _room("not (lane.write_backlog.attempt or lane.write_backlog)", "True"),
     "any number of bytes out of their compression": _size("if room < 0:", "if False:", "values"),
     "keys take nothing": _size("itertools.chain(found.keys, found.values)", "found.values", "keys"),
@@ -258,13 +260,15 @@ MUTANTS: dict[str, Mutant] = {
         "test_what_is_large_and_what_the_user_times_goes_as_it_is",
     ),
     # A long backlog is packed while it is read back.
-    "what a mark speaks of stays packed": _reread("_reach_any", "self._reach(partition, position)"),
+    "what a mark speaks of stays packed": _reread(
+        "reach_any", "self.reach(partition, position)", of=RereadBacklogs
+    ),
     "a mark brings back what is packed of all partitions": _reread(
-        "_reach_any", " and partition.queue.has_packed(position)", ""
+        "reach_any", " and partition.queue.has_packed(position)", "", of=RereadBacklogs
     ),
     "what may have been sent stays packed": _reread(
         "recovered_log",
-        "self._reach_sent(partition)",
+        "self._backlogs.reach_sent(partition)",
         test="test_what_may_have_been_sent_is_in_doubt_though_lost_ones_come_before_it",
     ),
     "what is packed keeps its ids": _reread(
@@ -277,6 +281,7 @@ MUTANTS: dict[str, Mutant] = {
         "if without and batch.identity is not None:",
         "if False:",
         "test_ids_that_are_taken_back_are_taken_back_from_what_is_packed",
+        RereadBacklogs,
     ),
     "what was moved comes before all that is packed": _reread(
         "recover_batch",
@@ -285,7 +290,9 @@ MUTANTS: dict[str, Mutant] = {
         "test_what_was_moved_brings_back_what_comes_before_it",
     ),
     "what is packed is believed though marks are lost": _reread(
-        "recover_lost", "self._reach(partition, ANYWHERE)", test="test_a_lost_group_brings_back_everything"
+        "recover_lost",
+        "self._backlogs.reach(partition, ANYWHERE)",
+        test="test_a_lost_group_brings_back_everything",
     ),
     # Pauses that end when another one leads.
     "no pause ends early": Mutant(

@@ -13,10 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafkasafe.errors import BaselineError
-from kafkasafe.history import offsets as o
-from kafkasafe.history.offsets import (
-    BaselineFormatError,
-    EndOffsets,
+from kafkasafe.history.offset_answers import (
     Held,
     HeldReason,
     Isolation,
@@ -27,6 +24,8 @@ from kafkasafe.history.offsets import (
     Unproven,
     Value,
 )
+from kafkasafe.history.offsets import EndOffsets
+from kafkasafe.history.remembered_offsets import MAX_FORMER_IDS, MAX_TIMESTAMPS, BaselineFormatError
 from kafkasafe.history.sealed import seal
 from kafkasafe.offsets import EndOffsetTracker
 from kafkasafe.testing.disk import Disk
@@ -221,11 +220,50 @@ def test_whichever_look_up_notices_it_the_end_is_lowered_with_the_proof():
     assert (regressed.offset, regressed.previous, regressed.reason) == (2, 10, RegressedReason.RECREATED)
 
 
+def test_a_topic_between_two_others_does_not_stay_the_newest_one():
+    """Two recreations within the age of a broker's metadata: ids do not say which of two topics is the newer one."""
+    between = b"b" * 16
+    tracker = EndOffsets(hold_timeout_s=30.0)
+    tracker.observe(KEY, 10, 0.0, topic_id=OLD)
+    tracker.observe(KEY, 4, 1.0, topic_id=NEW)
+    # A broker with older metadata.
+    assert tracker.observe(KEY, 7, 2.0, topic_id=between) == Value(7, recreated=True)
+    held = Held(7, 5, HeldReason.FORMER_TOPIC, refresh_metadata=True)
+    assert tracker.observe(KEY, 5, 3.0, topic_id=NEW) == held
+    assert tracker.observe_start(KEY, 0, 32.9, topic_id=NEW).reason is HeldReason.FORMER_TOPIC
+    back = tracker.observe(KEY, 5, 33.0, topic_id=NEW)
+    proof = Proof(old_topic_id=between, topic_id=NEW)
+    assert back == Regressed(5, 7, RegressedReason.RECREATED, proof)
+    assert tracker.observe(KEY, 6, 34.0, topic_id=NEW) == Value(6)
+    assert isinstance(tracker.observe(KEY, 7, 35.0, topic_id=between), Held)
+
+
+def test_a_former_topic_stays_former_while_others_name_the_present_one():
+    tracker = EndOffsets(hold_timeout_s=30.0)
+    tracker.observe(KEY, 10, 0.0, topic_id=OLD)
+    tracker.observe(KEY, 4, 1.0, topic_id=NEW)
+    for second in range(2, 200, 2):
+        held = tracker.observe(KEY, 10, float(second), topic_id=OLD)
+        assert isinstance(held, Held)
+        assert held.reason is HeldReason.FORMER_TOPIC
+        if second % 20 == 0:
+            tracker.observe_timestamp(KEY, 5, 0, second + 1.0, topic_id=NEW)
+
+
+def test_two_former_topics_in_turn_are_both_former():
+    tracker = EndOffsets(hold_timeout_s=30.0)
+    for number, topic_id in enumerate((b"a" * 16, b"b" * 16, NEW)):
+        tracker.observe(KEY, 10, float(number), topic_id=topic_id)
+    for second in range(3, 200):
+        topic_id = (b"a" if second % 2 else b"b") * 16
+        assert isinstance(tracker.observe(KEY, 10, float(second), topic_id=topic_id), Held)
+
+
 def test_the_ids_of_deleted_topics_are_bounded():
     tracker = EndOffsets()
     for number in range(100):
         tracker.observe(KEY, 0, 0.0, topic_id=number.to_bytes(16, "big"))
-    assert len(json.loads(tracker.encode())["partitions"][0]["former_ids"]) == o.MAX_FORMER_IDS
+    assert len(json.loads(tracker.encode())["partitions"][0]["former_ids"]) == MAX_FORMER_IDS
 
 
 # --- earliest, by timestamp ---------------------------------------------------------------------------------------------
@@ -277,7 +315,7 @@ class TestALowerStart:
     @pytest.mark.parametrize(("requested", "reply", "end"), [(3, -1, -1), (3, 4, 2), (2, 2, 2)])
     def test_an_answer_that_tells_nothing_proves_nothing_for_a_while(self, tracker, requested, reply, end):
         assert tracker.prove_start(KEY, requested, reply, end, 2.0) == Held(5, 2, HeldReason.LOWER, 1.0)
-        assert tracker.prove_start(KEY, requested, reply, end, 31.0) == o.Unproven(5, 2, 30.0)
+        assert tracker.prove_start(KEY, requested, reply, end, 31.0) == Unproven(5, 2, 30.0)
         assert tracker.accept_start(KEY) == Regressed(2, 5, RegressedReason.ACCEPTED, None)
         assert tracker.accept_start(KEY) is None
 
@@ -305,7 +343,7 @@ class TestALowerStart:
         tracker.observe_start(KEY, 5, 0.0, leader_epoch=0)
         tracker.observe_start(KEY, 0, 1.0, leader_epoch=0)
         assert tracker.prove_start(KEY, 0, 0, 9, 2.0, leader_epoch=0).reason is HeldReason.NOT_DELETED
-        assert isinstance(tracker.prove_start(KEY, 0, 0, 9, 32.0, leader_epoch=0), o.Unproven)
+        assert isinstance(tracker.prove_start(KEY, 0, 0, 9, 32.0, leader_epoch=0), Unproven)
 
     def test_in_the_next_life(self, tracker):
         again = EndOffsets()
@@ -364,7 +402,7 @@ def test_a_record_that_was_truncated_is_not_looked_for():
 
 def test_timestamps_are_bounded():
     tracker = EndOffsets()
-    for timestamp in range(o.MAX_TIMESTAMPS + 1):
+    for timestamp in range(MAX_TIMESTAMPS + 1):
         tracker.observe_timestamp(KEY, timestamp, timestamp)
     assert tracker.observe_timestamp(KEY, 0, None) == Value(None)
     assert isinstance(tracker.observe_timestamp(KEY, 1, None), Held)

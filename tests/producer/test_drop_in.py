@@ -492,7 +492,7 @@ def test_undecidable_records_wait_for_a_decision(broker, zygote, producers, tmp_
         with pytest.raises(UndecidableError, match="resolve_undecidable"):
             harness.send(producer, topic, 6)
         producer.resolve_undecidable(resend=resend)
-        harness.until(lambda producer=producer: not producer._pump.ledger.undecidable, 120)
+        harness.until(lambda producer=producer: not producer._pump.ledger.errors.undecidable, 120)
         harness.send(producer, topic, 6).get(60)
         producer.close()
         numbers = harness.numbers_of(harness.read_log(broker.servers, topic)[0])

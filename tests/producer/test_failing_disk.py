@@ -64,7 +64,7 @@ def broken(producer, disk, records: int = 10):
     futures = [producer.send("orders", b"%d" % number) for number in range(records)]
     with pytest.raises(kafka_errors.KafkaTimeoutError):
         futures[-1].durable(0.5)
-    until(lambda: producer._pump.ledger.disk_trouble)
+    until(lambda: producer._pump.ledger.room.disk_trouble)
     return futures
 
 
@@ -88,7 +88,7 @@ def test_every_message_names_the_cause(producer, disk):
             call(0.1)
     disk.code = 0
     producer.durable(60)
-    assert not producer._pump.ledger.disk_trouble
+    assert not producer._pump.ledger.room.disk_trouble
     producer.flush(60)
 
 

@@ -192,16 +192,16 @@ def test_dropped_by_another_thread_while_it_waits_for_room(cluster, opened):
     """It was sent all the same."""
     cluster.refuse()
     producer = opened(spool_max_bytes=16 * 1024 * 1024, max_block_ms=60_000)
-    room = producer._pump.ledger.room
+    takes = producer._pump.ledger.room.takes
     asked, go_on = threading.Event(), threading.Event()
 
     def wait(needed):
         if threading.current_thread() is committing:
             asked.set()
             go_on.wait(60)
-        return room(needed)
+        return takes(needed)
 
-    producer._pump.ledger.room = wait
+    producer._pump.ledger.room.takes = wait
     batch = producer.batch()
     batch.send("t", b"1")
     raised = []

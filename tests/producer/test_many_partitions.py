@@ -209,7 +209,7 @@ def test_an_open_batch_with_more_room_leaves_the_spool_within_its_limit(fake_kaf
         with contextlib.suppress(SpoolFullError):
             producer.send("many", b"more", KEYS[0])
     producer.durable()
-    assert producer._pump.ledger.used <= limit
+    assert producer._pump.ledger.room.used <= limit
     for node in (1, 2, 3):
         fake_kafka.resume(node)
     producer.flush()

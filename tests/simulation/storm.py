@@ -289,9 +289,8 @@ class Storm:
         """The user looks into the log, and says what is to be done."""
         for life in self.world.lives:
             ledger = life.engine.ledger
-            for (lane, handle), (batch, _) in list(ledger.undecided.items()):
-                del ledger.undecided[lane, handle]
-                parcel = lane.parcels.get(handle)
+            for lane, batch in ledger.errors.take_shown():
+                parcel = lane.parcels.get(batch.handle)
                 if parcel is None or batch.state is not j.BatchState.UNDECIDABLE:
                     continue
                 data = life.engine.disk.bytes_of(lane, parcel, batch)
@@ -420,7 +419,7 @@ class Storm:
                 raise Violation(
                     "disk", f"{own.rejected.size_bytes:,} bytes are in rejected/, {limit:,} are allowed"
                 )
-        used = sum(life.engine.ledger.used for life in self.world.lives)
+        used = sum(life.engine.ledger.room.used for life in self.world.lives)
         limit = (len(self.world.workers) + 1) * (s.spool_bytes + 2 * s.segment_bytes + 131_072)
         if used > limit:
             raise Violation("disk", f"{used:,} bytes are used, {limit:,} are allowed")
@@ -557,7 +556,7 @@ class Storm:
             stamp = self.world.time.wall_ms() - age_ms
             data = codec.encode(keys, values, timestamps=stamp)
             with life.engine.ledger.lock:
-                room = life.engine.ledger.room(len(data))
+                room = life.engine.ledger.room.takes(len(data))
             if not room:
                 for record in records:
                     del self.book.records[record.number]
@@ -915,7 +914,7 @@ class Storm:
     def do_stranger(self, _a: int, b: int, _c: int) -> None:
         """For a while another cluster answers at the same addresses, while records wait for ours."""
         handler = self.world.cluster._handler
-        lives = [life for life in self.world.lives if life.context.cluster_id is not None]
+        lives = [life for life in self.world.lives if life.context.own_cluster.cluster_id is not None]
         waits = any(lane.journal.views.unfinished for life in lives for lane in life.context.lanes)
         if handler.centre is not self.home or not waits or len(lives) != len(self.world.workers):
             return

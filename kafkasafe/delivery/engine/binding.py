@@ -42,12 +42,12 @@ class Binding:
                 self._refuse(cluster_id, f"{error}. Nothing was sent; all accepted records are safe and wait")
                 return
             except SpoolError as error:
-                if self._context.stop:
+                if self._context.close_state.stop:
                     raise
                 # The disk fails or is full. Nothing may be sent before the cluster id is known and durable. This thread
                 # writes no records meanwhile either.
                 attempt += 1
-                self._ledger.disk_failed(str(error), full=_is_full(error))
+                self._ledger.room.disk_failed(str(error), full=_is_full(error))
                 if isinstance(error.__cause__, OSError):
                     self._context.own.spool.give_room(error.__cause__)
                 # The directory may be deleted. Nothing else on this thread would restore the directory meanwhile.
@@ -63,7 +63,7 @@ class Binding:
                 )
                 self._context.sleep(self._context.backoff.pause_s(attempt))
         if attempt:
-            self._ledger.disk_works()
+            self._ledger.room.disk_works()
         if not ours:
             holds = (
                 f"{self._context.directory.path} holds records for cluster {bound}, but these brokers are cluster"
@@ -81,11 +81,11 @@ class Binding:
                 f"{holds} They are delivered when theirs answers again. {remedy}",
             )
             return
-        if self._context.cluster_id is None:
+        if self._context.own_cluster.cluster_id is None:
             self._context.timer(0.0, ChoreDue(Chore.LOOK_AROUND))
         else:
             self._context.cluster.repin(cluster_id)
-        self._context.bind(cluster_id)
+        self._context.own_cluster.bind(cluster_id)
         self._astray_since = None
         self._ledger.accept_cluster()
         if bound is not None and bound != cluster_id:
@@ -101,14 +101,17 @@ class Binding:
 
     def _refuse(self, cluster_id: str, message: str, later: str = "") -> None:
         """Refuse a cluster. At the first contact the producer ends; later it waits for its own cluster."""
-        if self._context.cluster_id is None:
-            self._context.meet_stranger(WrongClusterError(message))
+        if self._context.own_cluster.cluster_id is None:
+            self._context.own_cluster.meet_stranger(WrongClusterError(message))
         else:
             self._go_astray(cluster_id, later or message)
 
     def on_other_cluster(self, cluster_id: str) -> None:
         """Handle a connection to another cluster. The transport has closed the connection without sending anything."""
-        if self._context.cluster_id in {None, cluster_id} or self._context.cluster.connected_to_pinned:
+        if (
+            self._context.own_cluster.cluster_id in {None, cluster_id}
+            or self._context.cluster.connected_to_pinned
+        ):
             return
         now = self._context.clock.monotonic()
         if self._astray_since is None:
@@ -129,7 +132,9 @@ class Binding:
         if self._ledger.wrong_cluster is None:
             return
         self._ledger.accept_cluster()
-        self._log.info("Cluster %s answers again", self._context.cluster_id, event="right_cluster")
+        self._log.info(
+            "Cluster %s answers again", self._context.own_cluster.cluster_id, event="right_cluster"
+        )
 
     def _drained(self) -> bool:
         """Whether the spool directory has no pending records for the cluster that it is bound to.
@@ -137,7 +142,7 @@ class Binding:
         Records that this process accepted before it met any cluster are not for a particular one.
         """
         ours = {lane.lock.path for lane in self._context.lanes}
-        met = self._context.cluster_id is not None
+        met = self._context.own_cluster.cluster_id is not None
         if any(
             met or batch.former_life
             for lane in self._context.lanes
@@ -145,7 +150,7 @@ class Binding:
         ):
             return False
         with self._ledger.lock:
-            if met and self._ledger.unfinished:
+            if met and self._ledger.parcels:
                 return False
         for number in self._context.directory.lanes():
             path = self._context.directory.lane_path(number)

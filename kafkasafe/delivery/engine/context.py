@@ -10,12 +10,12 @@ from kafkasafe.cluster.api import Clock, Cluster
 from kafkasafe.cluster.backoff import Backoff
 from kafkasafe.config import ProducerConfig
 from kafkasafe.delivery.clock import SleepingClock
+from kafkasafe.delivery.engine.close_state import CloseState
 from kafkasafe.delivery.engine.delivery_progress import DeliveryProgress
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.messages import Message
-from kafkasafe.delivery.engine.sequence_errors import SequenceErrors
+from kafkasafe.delivery.engine.own_cluster import OwnCluster
 from kafkasafe.delivery.engine.timers import Timers
-from kafkasafe.errors import WrongClusterError
 from kafkasafe.journal import Clock as Moment
 from kafkasafe.logs import EventLog
 from kafkasafe.spool.files import Files
@@ -44,7 +44,6 @@ class EngineContext:
         sleep: Waits for this many seconds. Used where nothing may continue before a write succeeds.
         random_fraction: A number in [0, 1), for the length of pauses.
         beside: Runs a slow function on a thread of its own.
-        newest_reading: Number of the reading that a consumer of this process began last.
     """
 
     def __init__(
@@ -60,37 +59,26 @@ class EngineContext:
         sleep: Callable[[float], None],
         random_fraction: Callable[[], float],
         beside: Callable[[Callable[[], None]], None],
-        newest_reading: Callable[[], int],
     ) -> None:
         self.config = config
         self.cluster = cluster
         self.directory = directory
         self.files = files
         self.post = post
-        self.is_own_thread = is_own_thread
+        self._is_own_thread = is_own_thread
         self.log = log.bind(client_id=config.client_id)
         self.clock = clock
         self.sleep = sleep
         self.beside = beside
-        self.newest_reading = newest_reading
         self._sleeping = SleepingClock(self._slept, elapsed=clock.elapsed, awake=clock.monotonic)
         self.backoff = Backoff(config.retry_backoff_s, 1.0, random_fraction=random_fraction)
         self.slow_backoff = Backoff(config.retry_backoff_s, _REFUSED_PAUSE_S, random_fraction=random_fraction)
         self.own: Lane
         self.lanes: list[Lane] = []
         self.timers = Timers(clock)
-        self.stop = False
-        self.closing = False
-        self.abandon = False
-        self.close_by = float("inf")
-        """Until when the engine waits for a failing disk, monotonic seconds."""
-        self.cluster_id: str | None = None
-        self.stranger: WrongClusterError | None = None
-        """Set if the accepted records are for another cluster than the one that answers: the producer ends."""
-        self.gone: dict[str, float] = {}
-        """Deleted topics that no records wait for, and since when."""
+        self.close_state = CloseState()
+        self.own_cluster = OwnCluster()
         self.stats = Stats()
-        self.sequence_errors = SequenceErrors(self.stats)
         self.progress = DeliveryProgress(clock)
 
     def now(self) -> float:
@@ -109,18 +97,6 @@ class EngineContext:
         """Note the producer's own lane."""
         self.own = own
         self.lanes.append(own)
-
-    def set_close_deadline(self, close_by: float) -> None:
-        """Stop trying a failing disk after this time, monotonic seconds."""
-        self.close_by = close_by
-
-    def bind(self, cluster_id: str) -> None:
-        """Note that the brokers and the spool directory belong to this cluster."""
-        self.cluster_id = cluster_id
-
-    def meet_stranger(self, error: WrongClusterError) -> None:
-        """End the producer: the brokers belong to another cluster than the spool directory."""
-        self.stranger = error
 
     def leader_epoch(self, topic: str, partition: int) -> int:
         """A partition's leader epoch from the metadata, -1 if unknown."""
@@ -151,7 +127,7 @@ class EngineContext:
         """Raise KeyboardInterrupt for the constructor's caller. Raise nothing on the engine's own thread, because that
         would only end delivery.
         """
-        if not isinstance(error, Exception) and not self.is_own_thread():
+        if not isinstance(error, Exception) and not self._is_own_thread():
             raise error
 
 

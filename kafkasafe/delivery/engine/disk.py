@@ -13,10 +13,11 @@ from kafkasafe import journal as j
 from kafkasafe import marks as m
 from kafkasafe.delivery.engine.context import EngineContext
 from kafkasafe.delivery.engine.lane import Lane
-from kafkasafe.delivery.engine.ledger import BACKLOG_BYTES, Ledger
+from kafkasafe.delivery.engine.ledger import Ledger
 from kafkasafe.delivery.engine.messages import Chore, ChoreDue, WriteDue
 from kafkasafe.delivery.engine.parcels import Parcel, leaves
 from kafkasafe.delivery.engine.places import PlaceKeeper
+from kafkasafe.delivery.engine.spool_room import BACKLOG_BYTES
 from kafkasafe.errors import SpoolError, SpoolWriteError
 from kafkasafe.history.identity import BatchId
 from kafkasafe.limits.run_ahead import PATIENCE_S, RUN_AHEAD_BYTES
@@ -113,7 +114,7 @@ class DiskWriter:
     def _stall(self, lane: Lane, error: SpoolWriteError) -> None:
         attempt = lane.write_backlog.fail()
         if lane.own and not self._places.in_trouble(lane):
-            self._ledger.disk_failed(str(error), full=error.full)
+            self._ledger.room.disk_failed(str(error), full=error.full)
         self._context.stats.spool_write_errors.add()
         self._log.limited(
             logging.WARNING,
@@ -136,7 +137,7 @@ class DiskWriter:
     def has_no_room(self, lane: Lane, why: str, attempt: int) -> None:
         """Report that a division waits for space."""
         if lane.own:
-            self._ledger.disk_failed(why, full=True)
+            self._ledger.room.disk_failed(why, full=True)
         self._log.limited(
             logging.WARNING,
             "division_waits_for_room",
@@ -206,7 +207,7 @@ class DiskWriter:
             if not self._config.in_memory:
                 promised = self._places.confirm(lane)
                 if promised and lane.own:
-                    self._ledger.disk_works()
+                    self._ledger.room.disk_works()
                 self._context.stats.fsync.observe(self._context.clock.monotonic() - started)
             lane.divisions.count_waiting(waits or lane.divisions.waiting_bytes)
         if persist.atomic:
@@ -426,7 +427,7 @@ class DiskWriter:
         Adopted lanes do not count: they get no new records.
         """
         more_room = self._measure()
-        self._ledger.publish_used(self._context.own.spool.used_bytes, more_room=more_room)
+        self._ledger.room.publish_used(self._context.own.spool.used_bytes, more_room=more_room)
 
     def _measure(self) -> bool:
         """Measure the disk's free bytes, on a thread where no caller holds a lock. Returns whether they grew."""
@@ -435,7 +436,7 @@ class DiskWriter:
         free = float("inf")
         with contextlib.suppress(OSError):
             free = self._context.files.free_bytes(self._context.directory.path)
-        return self._ledger.measure_free(free)
+        return self._ledger.room.measure_free(free)
 
     def watch_undurable(self) -> None:
         """`spool="on_error"`: check regularly which parcels are only in memory, until none are."""
@@ -460,7 +461,7 @@ class DiskWriter:
             late = [
                 p
                 for p in self._ledger.undurable.values()
-                if p.sealed_at <= before or self._ledger.backlog > BACKLOG_BYTES // 2
+                if p.sealed_at <= before or self._ledger.undurable.size_bytes > BACKLOG_BYTES // 2
             ]
         parts = (leaf for parcel in late for leaf in leaves(parcel))
         self._context.own.journal.spill(leaf.batch for leaf in parts if leaf.batch is not None)

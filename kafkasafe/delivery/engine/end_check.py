@@ -9,6 +9,7 @@ from kafkasafe.cluster.api import EARLIEST, LATEST, EpochEnd, Failure, OffsetLis
 from kafkasafe.cluster.procedures import Procedure
 from kafkasafe.delivery.engine.answers import NoAnswerError, good, unsupported
 from kafkasafe.delivery.engine.context import EngineContext
+from kafkasafe.delivery.engine.deleted_topics import DeletedTopics
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.leader import Leader
 from kafkasafe.delivery.engine.messages import EpochCheckDue
@@ -35,9 +36,17 @@ class EndCheck:
     """
 
     def __init__(
-        self, context: EngineContext, lane: Lane, check: j.EpochCheck, *, idle: bool, elected: bool
+        self,
+        context: EngineContext,
+        deleted: DeletedTopics,
+        lane: Lane,
+        check: j.EpochCheck,
+        *,
+        idle: bool,
+        elected: bool,
     ) -> None:
         self._context = context
+        self._deleted = deleted
         self._lane = lane
         self._topic, self._partition = lane.journal.views.address(check.destination)
         self._leader = Leader(context, lane, self._topic, self._partition)
@@ -66,7 +75,7 @@ class EndCheck:
             try:
                 self._compare_begin(good(result).offset)
             except NoAnswerError as failed:
-                if self._topic not in self._context.gone:
+                if self._topic not in self._deleted:
                     self._failed(failed.code)
 
     def _has_all(self) -> Procedure[bool]:
@@ -148,7 +157,7 @@ class EndCheck:
             if self._elected:
                 # Forget that this election was checked, so that the next check is a full one: routine checks ask less.
                 self._lane.checks.forget_leader(self._check.destination)
-        elif self._lane in self._context.lanes and not self._context.closing:
+        elif self._lane in self._context.lanes and not self._context.close_state.closing:
             # Callers wait for the answer: the leader may have moved.
             self._lane.journal.check_failed(self._check, code=code)
             self._context.refresh_topics([self._topic])

@@ -129,7 +129,7 @@ class Endings:
         )
         late = []
         with self._ledger.lock:
-            for parcel in self._ledger.open.values():
+            for parcel in self._ledger.parcels.open.values():
                 if parcel.sealed_at > before:
                     break
                 if not parcel.expired and (parcel.durable or self._config.in_memory):
@@ -283,9 +283,7 @@ class Endings:
                 event="records_undecidable",
             )
             error = UndecidableError(message, evidence=evidence)
-            with self._ledger.lock:
-                self._ledger.undecided[lane, batch.handle] = batch, error
-                self._ledger.waiters.notify_all()
+            self._ledger.errors.ask_about(lane, batch, error)
             return
         self._log.warning(
             "%s-%d: undecidable batch, policy %r: %s",

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
 
 from kafkasafe import journal as j
 from kafkasafe.delivery.engine.absences import Absences
 from kafkasafe.delivery.engine.binding import Binding
 from kafkasafe.delivery.engine.context import EngineContext
+from kafkasafe.delivery.engine.deleted_topics import DeletedTopics
 from kafkasafe.delivery.engine.disk import SPILL_EVERY_S, DiskWriter
-from kafkasafe.delivery.engine.elsewhere import Elsewhere
 from kafkasafe.delivery.engine.endings import Endings
 from kafkasafe.delivery.engine.gathering import Gathering
 from kafkasafe.delivery.engine.inquiries import Inquiries
@@ -25,6 +24,7 @@ from kafkasafe.delivery.engine.intake import Intake
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.lane_keeper import LaneKeeper
 from kafkasafe.delivery.engine.ledger import Ledger
+from kafkasafe.delivery.engine.left_at_end import LeftAtEnd
 from kafkasafe.delivery.engine.losses import LossWatch
 from kafkasafe.delivery.engine.messages import (
     AdoptAsked,
@@ -60,22 +60,22 @@ from kafkasafe.delivery.engine.messages import (
 from kafkasafe.delivery.engine.order import LaneOrder
 from kafkasafe.delivery.engine.packing import Packing
 from kafkasafe.delivery.engine.parcels import Choose
+from kafkasafe.delivery.engine.place_looks import PlaceLooks
 from kafkasafe.delivery.engine.places import PlaceKeeper
 from kafkasafe.delivery.engine.predecessor import Predecessor
 from kafkasafe.delivery.engine.rejects import Rejects
 from kafkasafe.delivery.engine.room import RoomKeeper
 from kafkasafe.delivery.engine.sender import Sender
+from kafkasafe.delivery.engine.sequence_errors import SequenceErrors
 from kafkasafe.delivery.engine.surroundings import Surroundings
 from kafkasafe.delivery.engine.topics import TOPIC_POLL_S, TopicKeeper
 from kafkasafe.delivery.engine.transactor import Transactor
+from kafkasafe.delivery.engine.unit_endings import UnitEndings
 from kafkasafe.errors import DeliveryTimeoutError, SpoolError
 from kafkasafe.limits.patience import Patience
 from kafkasafe.spool.lanes import LaneLock
 
 __all__ = ["Engine"]
-
-_LOOK_AGAIN_S: Final = 0.1
-"""How often the engine checks a spool that is not in its place, while a caller waits until it is."""
 
 
 class Engine:
@@ -86,10 +86,16 @@ class Engine:
         choose: (topic, partitions, keys, values) → partition of each record, for records that were accepted before
             the topic was known.
         on_topic: Called when a topic's partition count is known and no records wait for it any more.
+        newest_reading: Number of the reading that a consumer of this process began last.
     """
 
     def __init__(
-        self, context: EngineContext, *, choose: Choose, on_topic: Callable[[str, int], None]
+        self,
+        context: EngineContext,
+        *,
+        choose: Choose,
+        on_topic: Callable[[str, int], None],
+        newest_reading: Callable[[], int],
     ) -> None:
         self._context = context
         self._config = context.config
@@ -100,32 +106,28 @@ class Engine:
         self._room = RoomKeeper(context, ledger, disk, self.places)
         self.intake = intake = Intake(context, ledger, disk, self._rejects, choose=choose)
         self._gathering = Gathering(context, ledger, disk, intake)
-        self._losses = LossWatch(context, ledger, intake)
+        sequence_errors, deleted = SequenceErrors(context.stats), DeletedTopics()
+        self._losses = LossWatch(context, ledger, intake, sequence_errors, deleted)
         self._packing = Packing(context, ledger, disk)
-        self._sender = Sender(context, ledger, disk, self._rejects, self._losses)
-        self._transactor = Transactor(context, ledger, disk, self._rejects)
-        self._inquiries = Inquiries(context, self._sender)
+        self._sender = Sender(context, ledger, disk, self._rejects, self._losses, sequence_errors)
+        self._unit_endings = UnitEndings(context, ledger, disk, self._rejects)
+        self._transactor = Transactor(context, ledger, disk, self._rejects, self._unit_endings)
+        self._inquiries = Inquiries(context, self._sender, sequence_errors)
         self._absences = Absences(context)
         self.endings = Endings(context, ledger, disk, self._losses)
         self._order = LaneOrder(context)
-        self._lanes = LaneKeeper(context, ledger, disk, intake, self.endings, self._order)
+        self._lanes = LaneKeeper(
+            context, ledger, disk, intake, self.endings, self._order, newest_reading=newest_reading
+        )
         self.surroundings = Surroundings(context, ledger, disk, self._lanes)
         self._binding = Binding(context, ledger, disk)
         self.topics = TopicKeeper(
-            context, ledger, self._losses, self._binding, drive=self.drive, on_topic=on_topic
+            context, ledger, self._losses, self._binding, deleted, drive=self.drive, on_topic=on_topic
         )
-        self.left: Mapping[Path, int] = {}
-        """At the end: number of pending records on disk, by spool directory."""
-        self.left_elsewhere: Elsewhere | None = None
-        """At the end: where the producer's own lane is, if it is not in its place."""
-        self.left_doubted: Sequence[tuple[str, int]] = ()
-        """At the end: partitions for which it is unknown whether they still have all acknowledged records."""
+        self.looks = PlaceLooks(context, ledger, disk)
+        self.left = LeftAtEnd()
         self.predecessor: Predecessor
         """What other producers on the directory know of this one after it is dropped."""
-        self._dropped = False
-        self._look_asked = 0
-        self.looked = 0
-        """Number of the latest `LookAsked` that found the producer's own lane in place. From any thread."""
 
     def open(self, lock: LaneLock) -> None:
         """Open the producer's own lane.
@@ -205,7 +207,7 @@ class Engine:
             case SpillAsked():
                 self.disk.spill(0.0)
             case LookAsked(number):
-                self._look_asked = max(self._look_asked, number)
+                self.looks.ask(number)
             case OtherClusterAnswered(cluster_id):
                 self._binding.on_other_cluster(cluster_id)
             case PinnedClusterReached():
@@ -257,27 +259,15 @@ class Engine:
             self.step(message)
         for lane in list(self._context.lanes):
             self.drive(lane)
-        self._answer_looks()
-        if self._dropped and not self.ledger.undurable:
-            self._dropped = False
+        self.looks.answer()
+        if self.predecessor.is_dropped and not self.ledger.undurable:
             own = self._context.own
             end_position = own.spool.next_position
             self.predecessor.stored(end_position, owes=bool(own.journal.views.owes(end_position)))
 
-    def _answer_looks(self) -> None:
-        """Check once, for all callers that asked, whether the producer's own lane is in its place."""
-        if self._look_asked <= self.looked:
-            return
-        if self.disk.look_at_place(self._context.own):
-            self.looked = self._look_asked
-            if self.ledger.waiters:
-                self.ledger.waiters.notify_all()
-        else:
-            self._context.timer(_LOOK_AGAIN_S, ChoreDue(Chore.LOOK_AGAIN))
-
     def drop(self) -> None:
         """Note that the program has dropped this producer: it accepts nothing more, and later producers wait for it."""
-        self._dropped = True
+        self.predecessor.drop()
 
     def _follow(self, predecessor: Predecessor) -> None:
         self._order.follow(self._context.own, predecessor)
@@ -309,14 +299,7 @@ class Engine:
     def shut(self) -> None:
         """Close network and lanes. Parcels without a fate get an error; batches on disk stay for the next owner."""
         lanes = self._context.lanes
-        if not self._context.config.in_memory:
-            with contextlib.suppress(SpoolError):
-                self.disk.look_at_places()
-            self.left_elsewhere = self.places.at_end(self._context.own)
-            self.left = self._left_on_disk()
-        self.left_doubted = [
-            lane.journal.views.address(number) for lane in lanes for number in lane.journal.views.doubted
-        ]
+        self.left = left = self._left_at_end()
         # Close the network first: lanes record when the last request was sent, so no request may follow.
         self._context.cluster.close(2.0)
         for lane in lanes:
@@ -331,10 +314,24 @@ class Engine:
                 " in the spool, and the next producer on this spool directory delivers it: do not send it again"
             ),
             final=False,
-            elsewhere=self.left_elsewhere,
+            elsewhere=left.elsewhere,
         )
 
-    def _left_on_disk(self) -> Mapping[Path, int]:
+    def _left_at_end(self) -> LeftAtEnd:
+        elsewhere, records = None, {}
+        if not self._context.config.in_memory:
+            with contextlib.suppress(SpoolError):
+                self.disk.look_at_places()
+            elsewhere = self.places.at_end(self._context.own)
+            records = self._left_on_disk()
+        doubted = [
+            lane.journal.views.address(number)
+            for lane in self._context.lanes
+            for number in lane.journal.views.doubted
+        ]
+        return LeftAtEnd(records, elsewhere, doubted)
+
+    def _left_on_disk(self) -> dict[Path, int]:
         left: collections.Counter[Path] = collections.Counter()
         for lane in self._context.lanes:
             left[lane.lock.path.parent] += lane.journal.views.spooled_records
@@ -347,7 +344,7 @@ class Engine:
         """Carry out the journal's decisions until there is nothing more to do now."""
         self.intake.settle()
         while (
-            not self._context.abandon
+            not self._context.close_state.abandon
             and not lane.held
             and self._context.clock.monotonic() >= lane.divisions.unreadable_until
         ):
@@ -375,7 +372,7 @@ class Engine:
             divided |= self._gathering.gather_all(lane, ready.gathers.values())
             for aside in ready.asides:
                 self._rejects.put_aside(lane, aside)
-            if self._context.stranger is None:
+            if self._context.own_cluster.stranger is None:
                 if ready.sends:
                     self._sender.send(lane, ready.sends)
                 for ask in ready.asks:
@@ -390,7 +387,7 @@ class Engine:
             if ready.resolved:
                 self.endings.resolve(lane, ready.resolved)
             if ready.ended:
-                self._transactor.resolve(lane, ready.ended)
+                self._unit_endings.resolve(lane, ready.ended)
             if (
                 ready.wants_producer_id
                 and not lane.producer_id.is_open

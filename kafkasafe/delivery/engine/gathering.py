@@ -54,8 +54,8 @@ class Gathering:
         ledger, config = self._ledger, self._context.config
         return (
             not (lane.write_backlog.attempt or lane.write_backlog)
-            and ledger.used < config.spool_max_bytes // 2
-            and ledger.free > 4 * FREE_BYTES
+            and ledger.room.used < config.spool_max_bytes // 2
+            and ledger.room.free > 4 * FREE_BYTES
         )
 
     def _gather(self, lane: Lane, run: Sequence[j.Batch]) -> bool:

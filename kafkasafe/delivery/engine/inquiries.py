@@ -9,6 +9,7 @@ from kafkasafe.delivery.engine.leader import Leader
 from kafkasafe.delivery.engine.questions import Baseline, Confirmation, LossInquiry, OutcomeInquiry
 from kafkasafe.delivery.engine.running import RunningInquiry
 from kafkasafe.delivery.engine.sender import Sender
+from kafkasafe.delivery.engine.sequence_errors import SequenceErrors
 
 __all__ = ["Inquiries"]
 
@@ -16,9 +17,10 @@ __all__ = ["Inquiries"]
 class Inquiries:
     """See the module."""
 
-    def __init__(self, context: EngineContext, sender: Sender) -> None:
+    def __init__(self, context: EngineContext, sender: Sender, sequence_errors: SequenceErrors) -> None:
         self._context = context
         self._sender = sender
+        self._sequence_errors = sequence_errors
 
     def survey(self, lane: Lane, ask: j.SurveyAsk) -> None:
         """Find acknowledged batches that the log of a destination lacks."""
@@ -38,10 +40,12 @@ class Inquiries:
         elif ask.confirm:
             # A refused batch already counts as trouble.
             leader = Leader(context, lane, *address)
-            self._running(Confirmation(context, lane, ask, leader), leader).go_on()
+            confirmation = Confirmation(context, self._sequence_errors, lane, ask, leader)
+            self._running(confirmation, leader).go_on()
         else:
             context.stats.in_doubt_asked.add(len(ask.doubt))
-            sender.when_calm(*address, self._running(OutcomeInquiry(context, lane, ask, leader), leader))
+            inquiry = OutcomeInquiry(context, self._sequence_errors, lane, ask, leader)
+            sender.when_calm(*address, self._running(inquiry, leader))
 
     def _running(
         self, inquiry: Baseline | Confirmation | OutcomeInquiry | LossInquiry, leader: Leader

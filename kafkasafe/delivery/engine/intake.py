@@ -220,8 +220,8 @@ class Intake:
                         self._wait_for_room(lane, stuck, missing)
                     break
                 progress = True
-                if self._ledger.damage:
-                    self._ledger.damage.pop(lane.journal.views.address(divide.batch.destination), None)
+                if self._ledger.errors.damaged:
+                    self._ledger.errors.unblock(lane.journal.views.address(divide.batch.destination))
             except SpoolCorruptError as error:
                 if self._rejects.damaged(lane, divide.batch, error):
                     lane.journal.damaged(divide.batch, str(error))

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -71,6 +71,8 @@ class LaneKeeper:
         intake: Intake,
         endings: Endings,
         order: LaneOrder,
+        *,
+        newest_reading: Callable[[], int],
     ) -> None:
         self._context = context
         self._log = context.log
@@ -80,6 +82,7 @@ class LaneKeeper:
         self._intake = intake
         self._endings = endings
         self._order = order
+        self._newest_reading = newest_reading
         self._hurried = False
         self._watching = False
         self._reading: set[Path] = set()
@@ -115,10 +118,10 @@ class LaneKeeper:
             heal=config.on_data_loss == "restore",
             heal_recreated=config.restore_recreated_topics,
             gather_bytes=gather_bytes(config) if own else 0,
-            newest_reading=self._context.newest_reading,
+            newest_reading=self._newest_reading,
         )
         journal = j.Journal(settings)
-        rereading = LogReplay(journal, self._ledger.numbers if own and packs(config) else None)
+        rereading = LogReplay(journal, self._ledger.parcels.numbers if own and packs(config) else None)
         try:
             spool, entries = Spool.open(
                 lock.path,
@@ -164,25 +167,20 @@ class LaneKeeper:
         lane, waiting = read.lane, read.waiting
         self._context.stats.corrupt.add(read.lost)
         lane.journal.recovery.recovered(self._context.now(), self._context.moment())
-        if self._context.cluster_id is not None:
-            lane.bind(self._context.cluster_id, self._context.cluster_id)
+        if self._context.own_cluster.cluster_id is not None:
+            lane.bind(self._context.own_cluster.cluster_id, self._context.own_cluster.cluster_id)
         self._open_rejected(lane)
         self._disk.count_to_divide(lane)
         if lane.own:
-            with self._ledger.lock:
-                for parcel in lane.parcels.values():
-                    parcel.renumber(next(self._ledger.numbers))
-                    self._ledger.open[parcel.number] = parcel
+            self._ledger.parcels.add_recovered(lane.parcels.values())
         packed = list(lane.journal.views.packed())
         for each in packed:
-            self._ledger.pack_unseen(each)
+            self._ledger.parcels.pack_unseen(each)
         for unit in lane.journal.units.unfinished if lane.own else ():
             unit_handle = UnitHandle(unit.unit_id, unit.transactional_id, unit.offsets)
             head = Parcel("", -1, None, 0, 0, 0, durable=True, unit_handle=unit_handle)
             lane.heads[unit.unit_id] = [head]
-            with self._ledger.lock:
-                head.renumber(next(self._ledger.numbers))
-                self._ledger.open[head.number] = head
+            self._ledger.parcels.add_recovered([head])
         if waiting:
             batches = len(waiting) + sum(each.batches for each in packed)
             records = sum(batch.count for _, _, batch in waiting) + sum(each.records for each in packed)
@@ -252,15 +250,7 @@ class LaneKeeper:
 
     def expect(self, numbers: Sequence[int]) -> None:
         """Make `flush` and `close` wait for these lanes of earlier producers."""
-        with self._ledger.lock:
-            self._ledger.left_behind.update(numbers)
-
-    def _expected(self, number: int) -> None:
-        """Stop waiting for a lane that is drained, or has another owner."""
-        if number in self._ledger.left_behind:
-            with self._ledger.lock:
-                self._ledger.left_behind.discard(number)
-                self._ledger.waiters.notify_all()
+        self._ledger.lanes.expect(numbers)
 
     def adopt_now(self) -> None:
         """Look for lanes of dead producers at once, because a caller waits for them."""
@@ -276,7 +266,7 @@ class LaneKeeper:
             self._retire(lane)
             lane.rejected.refresh()
         self._release_drained()
-        if self._context.closing:
+        if self._context.close_state.closing:
             return
         self._look_for_dead()
         self._disk.publish_used()
@@ -291,9 +281,9 @@ class LaneKeeper:
         self._context.lanes.remove(lane)
         self._endings.publish_refused()
         self.close_lane(lane)
-        self._ledger.forget_lane(lane.lock.path)
+        self._ledger.lanes.forget(lane.lock.path)
         if lane.lock.path.parent == self._context.directory.path:
-            self._expected(lane.lock.number)
+            self._ledger.lanes.settle(lane.lock.number)
 
     def _look_for_dead(self) -> None:
         directory = self._context.directory
@@ -301,11 +291,11 @@ class LaneKeeper:
         for number in [each for each, at in self._again.items() if at <= now]:
             del self._again[number]
             directory.offer_again(number)
-        hurried = self._hurried and self._ledger.left_behind
+        hurried = self._hurried and self._ledger.lanes.left_behind
         try:
             found = directory.dead_lanes(now=now, grace_s=0.0 if hurried else _GRACE_S)
             there = set(directory.lanes())
-            gone = [n for n in self._ledger.left_behind if n not in there or directory.is_owned(n)]
+            gone = [n for n in self._ledger.lanes.left_behind if n not in there or directory.is_owned(n)]
         except SpoolError as error:
             # Too many open files, or a directory that cannot be read for now: the producer's own lane still works.
             self._log.limited(
@@ -328,14 +318,14 @@ class LaneKeeper:
         )
         for number in gone:
             if directory.lane_path(number) not in ours:
-                self._expected(number)
+                self._ledger.lanes.settle(number)
         for lock in found:
             self.adopt_lane(lock)
 
     def adopt_lane(self, lock: LaneLock) -> None:
         """Read back a lane of any directory on another thread, to drain it afterwards."""
         self._reading.add(lock.path)
-        self._ledger.adopt(lock.path)
+        self._ledger.lanes.adopt(lock.path)
         self._context.beside(functools.partial(self._read_beside, lock))
 
     def _read_beside(self, lock: LaneLock) -> None:
@@ -371,7 +361,7 @@ class LaneKeeper:
         self._ledger.waiters.notify_all()
         own = path.parent == self._context.directory.path
         if isinstance(result, SpoolError):
-            self._ledger.forget_lane(path)
+            self._ledger.lanes.forget(path)
             if not own:
                 return result
             self._failed(self._context.directory.number_of(path.name), result)
@@ -403,7 +393,7 @@ class LaneKeeper:
             attempt=failures,
             error=type(error).__name__,
         )
-        self._expected(number)
+        self._ledger.lanes.settle(number)
         if isinstance(error, (SpoolCorruptError, SpoolFormatError)):
             self._order.give_up(path, error)
 
@@ -411,7 +401,7 @@ class LaneKeeper:
         """Release drained lanes. A lane that a producer waits for goes to it once none of its batches is in flight."""
         self._release_drained()
         adopted = [lane for lane in self._context.lanes if not lane.own]
-        self._watching = bool(adopted) and not self._context.closing
+        self._watching = bool(adopted) and not self._context.close_state.closing
         if not self._watching:
             return
         for lane in adopted:
@@ -426,9 +416,7 @@ class LaneKeeper:
 
     def _hand_over(self, lane: Lane) -> None:
         left = lane.journal.views.unfinished
-        with self._ledger.lock:
-            for key in [key for key in self._ledger.undecided if key[0] is lane]:
-                del self._ledger.undecided[key]
+        self._ledger.errors.hand_over(lane)
         self._release(lane)
         # If that producer dies before it writes anything, the lane looks as it did before. So it is offered for
         # adoption again.
@@ -466,7 +454,10 @@ class LaneKeeper:
         with contextlib.suppress(SpoolError):
             self._disk.look_at_place(lane)
         for attempt in range(1, _LAST_WRITES):
-            if self._disk.write_out(lane) or self._context.clock.monotonic() >= self._context.close_by:
+            if (
+                self._disk.write_out(lane)
+                or self._context.clock.monotonic() >= self._context.close_state.close_by
+            ):
                 break
             self._context.sleep(self._context.backoff.pause_s(attempt))
         try:

@@ -6,12 +6,14 @@ from kafkasafe import events
 from kafkasafe import journal as j
 from kafkasafe.cluster import api as t
 from kafkasafe.delivery.engine.context import EngineContext
+from kafkasafe.delivery.engine.deleted_topics import DeletedTopics
 from kafkasafe.delivery.engine.end_check import EndCheck
 from kafkasafe.delivery.engine.intake import Intake
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.ledger import Ledger
 from kafkasafe.delivery.engine.messages import Chore, ChoreDue
 from kafkasafe.delivery.engine.parcels import Parcel
+from kafkasafe.delivery.engine.sequence_errors import SequenceErrors
 from kafkasafe.errors import DataLossError, SpoolCorruptError
 from kafkasafe.spool.refusals import counted
 
@@ -21,18 +23,27 @@ __all__ = ["LossWatch"]
 class LossWatch:
     """See the module."""
 
-    def __init__(self, context: EngineContext, ledger: Ledger, intake: Intake) -> None:
+    def __init__(
+        self,
+        context: EngineContext,
+        ledger: Ledger,
+        intake: Intake,
+        sequence_errors: SequenceErrors,
+        deleted: DeletedTopics,
+    ) -> None:
         self._context = context
         self._log = context.log
         self._config = context.config
         self._ledger = ledger
         self._intake = intake
+        self._sequence_errors = sequence_errors
+        self._deleted = deleted
 
     def acked_loss(self, lane: Lane, loss: j.AckedLoss) -> None:
         """Handle a loss of acknowledged records: count and report it, and create parcels for batches to send again."""
         topic, partition = lane.journal.views.address(loss.destination)
         self._context.stats.losses[loss.cause.value] += 1
-        self._context.sequence_errors.lost((topic, partition))
+        self._sequence_errors.lost((topic, partition))
         self._context.stats.lost_records[topic] += loss.records
         message = (
             f"{topic}-{partition}: {loss.records} acknowledged records are gone from the log, offsets"
@@ -73,7 +84,7 @@ class LossWatch:
                 parcel.restart(self._context.clock.monotonic())
                 self._intake.register(lane, parcel, batch)
                 if lane.own:
-                    self._ledger.revive(parcel)
+                    self._ledger.parcels.revive(parcel)
         self._context.emit(
             events.DataLost(
                 topic,
@@ -107,7 +118,7 @@ class LossWatch:
             last_offset=last_offset,
             records=records,
         )
-        self._ledger.lose(error)
+        self._ledger.errors.lose(error)
 
     def publish_doubted(self, lane: Lane) -> None:
         """Publish the partitions that the engine doubts, because callers wait for the cluster's answer about them."""
@@ -137,7 +148,7 @@ class LossWatch:
             events.SpoolRecordsMissing(lane.name, topic, partition, hole.records, hole.evidence)
         )
         if self._config.on_corrupt == "raise":
-            self._ledger.lose(SpoolCorruptError(f"{message}. Raised once", damage=(message,)))
+            self._ledger.errors.lose(SpoolCorruptError(f"{message}. Raised once", damage=(message,)))
 
     def is_back(self, lane: Lane, batch: j.Batch) -> None:
         """Note that a lost batch that was sent again is in the log."""
@@ -187,7 +198,7 @@ class LossWatch:
             self._context.refresh_topics(topics)
         for lane in self._context.lanes:
             for destination, last_acked_offset in lane.journal.views.idle():
-                if lane.journal.views.address(destination)[0] not in self._context.gone:
+                if lane.journal.views.address(destination)[0] not in self._deleted:
                     self._check_end(lane, destination, last_acked_offset)
         self._context.timer(self._config.data_loss_check_s, ChoreDue(Chore.CHECK_ACKED))
 
@@ -197,11 +208,11 @@ class LossWatch:
         """Check whether the log of an idle partition still holds the last acknowledged record."""
         epoch = lane.journal.views.leader_epoch(destination)
         check = j.EpochCheck(destination, epoch, last_acked_offset)
-        EndCheck(self._context, lane, check, idle=True, elected=elected).begin()
+        EndCheck(self._context, self._deleted, lane, check, idle=True, elected=elected).begin()
 
     def check_epoch(self, lane: Lane, check: j.EpochCheck) -> None:
         """Check, when another leader acknowledges, whether its log lacks records that the previous one acknowledged."""
-        EndCheck(self._context, lane, check, idle=False, elected=True).begin()
+        EndCheck(self._context, self._deleted, lane, check, idle=False, elected=True).begin()
 
     def look_again(self, refreshed: t.MetadataRefreshed) -> None:
         """Check partitions after new metadata: an election or a new topic id may mean that records are lost."""

@@ -162,7 +162,12 @@ class LaneOrder:
         self._timer = False
         self.look()
         now = self._context.clock.monotonic()
-        if self._unread and not self._reading and now >= self._read_at and not self._context.closing:
+        if (
+            self._unread
+            and not self._reading
+            and now >= self._read_at
+            and not self._context.close_state.closing
+        ):
             self._reading = True
             self._outdated.clear()
             self._read_at = now + _READ_EVERY_S

@@ -93,14 +93,14 @@ class Packing:
             for batch, parcel in packed:
                 self._disk.drop(parcel)
                 del lane.parcels[batch.handle]
-            self._ledger.pack(destination, [parcel for _, parcel in packed])
+            self._ledger.parcels.pack(destination, [parcel for _, parcel in packed])
 
     def unpack(self, lane: Lane, unpacked: Sequence[j.Unpacked]) -> None:
         """Restore the parcels of batches that the journal needs again."""
         for each in unpacked:
             batch = each.batch
             topic, partition = lane.journal.views.address(batch.destination)
-            parcel = self._ledger.unpack(each.number)
+            parcel = self._ledger.parcels.unpack(each.number)
             if parcel is None:
                 parcel = Parcel(
                     topic,
@@ -116,7 +116,7 @@ class Packing:
                 )
             parcel.assign(batch)
             lane.parcels[batch.handle] = parcel
-            self._ledger.unpacked(batch.destination, parcel, each.next_number)
+            self._ledger.parcels.unpacked(batch.destination, parcel, each.next_number)
 
 
 def _fits(parcel: Parcel) -> bool:

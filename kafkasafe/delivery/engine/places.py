@@ -197,7 +197,7 @@ class PlaceKeeper:
             if problem is None:
                 return True
             if lane.own:  # set the reason before the state: health() reads both while this runs
-                self._ledger.disk_failed(f"{lane.lock.path}: {_WORDS[problem]}")
+                self._ledger.room.disk_failed(f"{lane.lock.path}: {_WORDS[problem]}")
             trouble = self._troubles[lane] = _Trouble(problem)
             self._context.stats.spool_displaced.add()
         if now < trouble.next_at:
@@ -216,7 +216,7 @@ class PlaceKeeper:
             return False
         del self._troubles[lane]
         if lane.own:
-            self._ledger.disk_works()
+            self._ledger.room.disk_works()
         if lost:
             self._gone[lane] = lost
         lane.rejected.refresh()
@@ -227,7 +227,7 @@ class PlaceKeeper:
         pause_s = self._context.backoff.pause_s(trouble.fail())
         trouble.wait(self._context.clock.monotonic() + pause_s)
         if lane.own:
-            self._ledger.disk_failed(f"{lane.lock.path}: {_WORDS[trouble.problem]}, and {error}")
+            self._ledger.room.disk_failed(f"{lane.lock.path}: {_WORDS[trouble.problem]}, and {error}")
         at = lane.lock.found_at
         self._log.limited(
             logging.ERROR,
@@ -283,7 +283,7 @@ class PlaceKeeper:
             )
         )
         if records:
-            self._ledger.lose(
+            self._ledger.errors.lose(
                 SpoolCorruptError(
                     f"{lane.lock.path}: {_WORDS[trouble.problem]} while its producer works, and"
                     f" {counted(records, 'record')} that waited there could not be read any more. Restore the files"

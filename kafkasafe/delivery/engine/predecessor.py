@@ -33,6 +33,7 @@ class Predecessor:
         end_position: Position in that lane after everything that was accepted; None while some of it is not on disk.
         owes: Whether anything before that position may be undelivered.
         over: Its lane has no owner any more, or another one.
+        is_dropped: It was dropped, and some of what it accepted is not on disk yet.
     """
 
     def __init__(self, lane: int, lane_id: bytes) -> None:
@@ -41,6 +42,7 @@ class Predecessor:
         self.end_position: int | None = None
         self.owes = True
         self.over = False
+        self.is_dropped = False
         self._followers: list[Callable[[], None]] = []
 
     def __repr__(self) -> str:
@@ -51,8 +53,13 @@ class Predecessor:
         self._followers.append(changed)
         changed()
 
+    def drop(self) -> None:
+        """Note that the program has dropped the producer."""
+        self.is_dropped = True
+
     def stored(self, end_position: int, *, owes: bool) -> None:
         """Note that everything that was accepted is on disk, in the lane before this position."""
+        self.is_dropped = False
         self.owes = owes
         self.end_position = end_position
         self._tell()

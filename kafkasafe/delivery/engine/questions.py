@@ -15,6 +15,7 @@ from kafkasafe.delivery.engine.answers import NoAnswerError, good, trouble, unsu
 from kafkasafe.delivery.engine.context import EngineContext
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.leader import Leader
+from kafkasafe.delivery.engine.sequence_errors import SequenceErrors
 from kafkasafe.history.identity import (
     BatchId,
     IdentityVerdict,
@@ -117,8 +118,16 @@ class Confirmation:
     refusal.
     """
 
-    def __init__(self, context: EngineContext, lane: Lane, ask: j.Ask, leader: Leader) -> None:
+    def __init__(
+        self,
+        context: EngineContext,
+        sequence_errors: SequenceErrors,
+        lane: Lane,
+        ask: j.Ask,
+        leader: Leader,
+    ) -> None:
         self._context = context
+        self._sequence_errors = sequence_errors
         self._lane = lane
         self._ask = ask
         self._leader = leader
@@ -135,15 +144,23 @@ class Confirmation:
         if isinstance(result, t.ProducersDescribed) and not reason:
             view = _view(result, ask.doubt[0].producer_id)
         if not shows(view, ask.doubt[0]):
-            self._context.sequence_errors.absent(self._leader.address)
+            self._sequence_errors.absent(self._leader.address)
         journal.confirmed(ask.destination, view)
 
 
 class OutcomeInquiry:
     """Finds out whether batches in doubt are in the log: asks for the producer state, then reads the log itself."""
 
-    def __init__(self, context: EngineContext, lane: Lane, ask: j.Ask, leader: Leader) -> None:
+    def __init__(
+        self,
+        context: EngineContext,
+        sequence_errors: SequenceErrors,
+        lane: Lane,
+        ask: j.Ask,
+        leader: Leader,
+    ) -> None:
         self._context = context
+        self._sequence_errors = sequence_errors
         self._lane = lane
         self._ask = ask
         self._leader = leader
@@ -278,7 +295,7 @@ class OutcomeInquiry:
         absent = len(self._ask.doubt) - judgement.present
         verdict = "undecidable" if judgement.verdict is IdentityVerdict.UNDECIDABLE else "absent"
         stats.in_doubt_resolved[verdict, method] += absent
-        self._context.sequence_errors.judged(self._leader.address, judgement.verdict.value)
+        self._sequence_errors.judged(self._leader.address, judgement.verdict.value)
 
 
 class LossInquiry:

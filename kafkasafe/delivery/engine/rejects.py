@@ -67,7 +67,7 @@ class Rejects:
                 path = lane.rejected.keep(
                     portion,
                     destination,
-                    cluster_id=self._context.cluster_id or "",
+                    cluster_id=self._context.own_cluster.cluster_id or "",
                     now_ms=self._context.clock.wall_ms(),
                 )
             except (OSError, SpoolError) as error:
@@ -132,7 +132,5 @@ class Rejects:
             records=batch.count,
             position=batch.position,
         )
-        with self._ledger.lock:
-            self._ledger.damage[address] = error
-            self._ledger.waiters.notify_all()
+        self._ledger.errors.block(address, error)
         return False

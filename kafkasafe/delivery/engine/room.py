@@ -53,7 +53,7 @@ class RoomKeeper:
         if (
             not batches
             or lane.spool.used_bytes + size > self._config.spool_max_bytes
-            or self._ledger.free < size + FREE_BYTES
+            or self._ledger.room.free < size + FREE_BYTES
         ):
             lane.copying.stop()
             return

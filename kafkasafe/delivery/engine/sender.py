@@ -35,6 +35,7 @@ from kafkasafe.delivery.engine.messages import (
 from kafkasafe.delivery.engine.rejects import Rejects
 from kafkasafe.delivery.engine.running import RunningInquiry
 from kafkasafe.delivery.engine.send_queue import SendQueue
+from kafkasafe.delivery.engine.sequence_errors import SequenceErrors
 from kafkasafe.delivery.outage import Outage
 from kafkasafe.errors import SpoolCorruptError, SpoolError
 
@@ -56,7 +57,13 @@ class Sender:
     """See the module."""
 
     def __init__(
-        self, context: EngineContext, ledger: Ledger, disk: DiskWriter, rejects: Rejects, losses: LossWatch
+        self,
+        context: EngineContext,
+        ledger: Ledger,
+        disk: DiskWriter,
+        rejects: Rejects,
+        losses: LossWatch,
+        sequence_errors: SequenceErrors,
     ) -> None:
         self._context = context
         self._log = context.log
@@ -65,6 +72,7 @@ class Sender:
         self._disk = disk
         self._rejects = rejects
         self._losses = losses
+        self._sequence_errors = sequence_errors
         self._send_queue = SendQueue(context, disk)
         self._outage = Outage(context.clock.monotonic())
         self._turn = 0.0
@@ -125,7 +133,7 @@ class Sender:
 
     def _let_out(self) -> None:
         """Read the bytes of held batches, and pass these batches to the cluster, as long as there is room."""
-        if self._context.stranger is not None:
+        if self._context.own_cluster.stranger is not None:
             return
         requests = []
         for (topic, partition), (lane, batch), node in self._send_queue.due():
@@ -151,8 +159,7 @@ class Sender:
                 for other, later in self._send_queue.take_back((topic, partition)):
                     self._on_produced(Sent(other, later, -1), t.Failure(error, sent=False))
                 continue
-            if self._ledger.damage:
-                self._ledger.damage.pop((topic, partition), None)  # it can be read again
+            self._ledger.errors.unblock((topic, partition))
             parcel.lend()
             self._clocks.sent((topic, partition), batch.max_timestamp)
             fence = self._fences.get((topic, partition), 0)
@@ -243,7 +250,7 @@ class Sender:
                 lane.journal.clock_at_least(
                     self._clocks.at_least_ms
                 )  # the lane may have been opened after the answer with this time
-                if self._clocks.asks(address, now) and not self._context.closing:
+                if self._clocks.asks(address, now) and not self._context.close_state.closing:
                     self._ask_clock(lane, *address)
             self._losses.compare_topic(lane, batch.destination, self._context.cluster.topic(address[0]))
             # The epoch at the time of sending: a leader elected since did not acknowledge the batch.
@@ -263,8 +270,8 @@ class Sender:
         if not outage_s:
             return
         batches, records = (
-            self._ledger.unfinished,
-            self._ledger.unfinished_records(self._ledger.last_number()),
+            len(self._ledger.parcels),
+            self._ledger.parcels.records(self._ledger.last_number()),
         )
         self._log.warning(
             "An outage of %.0f s is over: pending records are being delivered, first to %s-%d; %d records in %d batches"
@@ -299,7 +306,7 @@ class Sender:
     ) -> None:
         self._outage.failed(self._context.clock.monotonic())
         self._context.stats.errors["produce", name] += 1
-        self._context.sequence_errors.answered(
+        self._sequence_errors.answered(
             address, name, log_start_offset=log_start_offset, last_acked=last_acked
         )
         self.reasons[address] = name

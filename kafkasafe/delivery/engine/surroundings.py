@@ -55,13 +55,13 @@ class Surroundings:
         """
         if self._siblings is not None:
             self._looks_first = True
-            self._ledger.seek_siblings(on=True)
+            self._ledger.lanes.seek_siblings(on=True)
             self._look(self._siblings, same_client=True)
 
     def look_around(self) -> None:
         """Look for directories whose names spell the addresses differently, or have another client id."""
         # If a broker answers during the first look, `looked_around` then starts a second look.
-        if self._siblings is not None and not (self.looking or self._context.closing):
+        if self._siblings is not None and not (self.looking or self._context.close_state.closing):
             self._look(self._siblings, same_client=False)
 
     def _look(self, siblings: Siblings, *, same_client: bool) -> None:
@@ -70,7 +70,7 @@ class Surroundings:
         def look() -> None:
             found: Sequence[LeftBehind] = ()
             try:
-                found = siblings.look(lambda: self._context.closing, same_client=same_client)
+                found = siblings.look(lambda: self._context.close_state.closing, same_client=same_client)
             finally:
                 self._context.post(LookedAround(found))
 
@@ -81,11 +81,11 @@ class Surroundings:
         self.looking = False
         self._context.progress.note()
         self._ledger.waiters.notify_all()
-        if self._context.closing or self._context.stranger is not None:
+        if self._context.close_state.closing or self._context.own_cluster.stranger is not None:
             return
         if self._looks_first:
             self._looks_first = False
-            if self._context.cluster_id is None:
+            if self._context.own_cluster.cluster_id is None:
                 self._expect(found)
             else:
                 self.look_around()
@@ -93,7 +93,7 @@ class Surroundings:
         left = 0
         self.unread.clear()
         for sibling in found:
-            if sibling.cluster_id not in {None, self._context.cluster_id}:
+            if sibling.cluster_id not in {None, self._context.own_cluster.cluster_id}:
                 continue  # its records are for another cluster
             # A producer with another client id may have other permissions. An unknown cluster is never guessed.
             if sibling.same_client and sibling.cluster_id is not None and self._adopt_sibling(sibling):
@@ -101,7 +101,7 @@ class Surroundings:
             left += sibling.records
             self._report(sibling)
         self.left_behind_records = left
-        self._ledger.seek_siblings(on=False)
+        self._ledger.lanes.seek_siblings(on=False)
         self._disk.publish_used()
         self._context.timer(_LOOK_AROUND_EVERY_S, ChoreDue(Chore.LOOK_AROUND))
 
@@ -114,7 +114,7 @@ class Surroundings:
         known = [sibling for sibling in found if sibling.cluster_id is not None]
         self.unread = {each.path: each.records for each in known if each.cluster_id == own}
         if not any(own in {None, each.cluster_id} for each in known):
-            self._ledger.seek_siblings(on=False)
+            self._ledger.lanes.seek_siblings(on=False)
 
     def read(self, path: Path) -> None:
         """Note that all lanes taken from a directory are open, or cannot be read."""
@@ -132,7 +132,7 @@ class Surroundings:
                 except LaneBusyError:
                     continue
                 # Check with the lock held: a directory cannot change its cluster while one of its lanes has an owner.
-                if directory.cluster_id() != self._context.cluster_id:
+                if directory.cluster_id() != self._context.own_cluster.cluster_id:
                     lock.release()
                     return False
                 self._taken[sibling.path] = sibling.content

@@ -10,6 +10,7 @@ import kafka.errors as kafka_errors
 from kafkasafe.cluster import api as t
 from kafkasafe.delivery.engine.binding import Binding
 from kafkasafe.delivery.engine.context import EngineContext
+from kafkasafe.delivery.engine.deleted_topics import DeletedTopics
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.ledger import Ledger
 from kafkasafe.delivery.engine.losses import LossWatch
@@ -39,6 +40,7 @@ class TopicKeeper:
         ledger: Ledger,
         losses: LossWatch,
         binding: Binding,
+        deleted: DeletedTopics,
         *,
         drive: Callable[[Lane], None],
         on_topic: Callable[[str, int], None],
@@ -48,13 +50,14 @@ class TopicKeeper:
         self._ledger = ledger
         self._losses = losses
         self._binding = binding
+        self._deleted = deleted
         self._drive = drive
         self._on_topic = on_topic
         self._asked_for: dict[str, float] = {}  # topics a caller wanted to exist, and when
 
     def on_metadata(self, refreshed: t.MetadataRefreshed) -> None:
         """Handle a metadata answer."""
-        if refreshed.cluster_id is not None and refreshed.cluster_id != self._context.cluster_id:
+        if refreshed.cluster_id is not None and refreshed.cluster_id != self._context.own_cluster.cluster_id:
             self._context.progress.note()
             self._binding.bind(refreshed.cluster_id)
         self.learn(refreshed.topics, fresh=True)
@@ -79,13 +82,13 @@ class TopicKeeper:
         if not error_code:
             self._asked_for.pop(topic, None)
         if error_code != _UNKNOWN_TOPIC or self.may_create(topic):
-            self._context.gone.pop(topic, None)
+            self._deleted.forget(topic)
             return
-        since = self._context.gone.setdefault(topic, self._context.clock.monotonic())
+        since = self._deleted.note(topic, self._context.clock.monotonic())
         self._context.cluster.unwatch(topic)
         if self._context.clock.monotonic() - since < _FORGET_GONE_S:
             return
-        del self._context.gone[topic]
+        self._deleted.forget(topic)
         for lane in self._context.lanes:
             if lane.journal.forget(topic):
                 self._log.info(

@@ -11,7 +11,6 @@ from kafka.errors import for_code
 
 from kafkasafe import events
 from kafkasafe import journal as j
-from kafkasafe import marks as m
 from kafkasafe import units as u
 from kafkasafe.cluster import api as t
 from kafkasafe.cluster import transactions as x
@@ -23,10 +22,9 @@ from kafkasafe.delivery.engine.ledger import Ledger
 from kafkasafe.delivery.engine.messages import UnitAnswer, UnitAnswered, UnitDue
 from kafkasafe.delivery.engine.names import RefusedNames
 from kafkasafe.delivery.engine.rejects import Rejects
-from kafkasafe.errors import BatchDroppedError, SpoolCorruptError, SpoolError
+from kafkasafe.delivery.engine.unit_endings import UnitEndings
+from kafkasafe.errors import SpoolCorruptError, SpoolError
 from kafkasafe.record import batch as codec
-from kafkasafe.spool.refusals import counted
-from kafkasafe.spool.rejected_format import Refused, is_full, most_bytes
 
 __all__ = ["Transactor"]
 
@@ -54,13 +52,21 @@ _CAPITAL: Final = re.compile(r"(?<!^)(?=[A-Z])")
 class Transactor:
     """See the module."""
 
-    def __init__(self, context: EngineContext, ledger: Ledger, disk: DiskWriter, rejects: Rejects) -> None:
+    def __init__(
+        self,
+        context: EngineContext,
+        ledger: Ledger,
+        disk: DiskWriter,
+        rejects: Rejects,
+        endings: UnitEndings,
+    ) -> None:
         self._context = context
         self._log = context.log
         self._config = context.config
         self._ledger = ledger
         self._disk = disk
         self._rejects = rejects
+        self._endings = endings
         self._names = RefusedNames(context)
 
     def carry_out(self, lane: Lane, actions: Sequence[u.Action]) -> None:
@@ -97,7 +103,7 @@ class Transactor:
                 case u.FindOutcome():
                     self._ask(lane, action)
                 case u.Refuse(unit):
-                    self._refuse(lane, unit)
+                    self._endings.refuse(lane, unit)
                 case u.RetryLater():
                     self._pause(lane, action)
         if appends:
@@ -496,95 +502,3 @@ class Transactor:
         self._context.timer(pause_s, UnitDue(lane, again.action))
 
     # -- ends ------------------------------------------------------------------------------------------------------
-
-    def _refuse(self, lane: Lane, unit: u.Unit) -> None:
-        """Write a unit's batches to `rejected/`, durably, before the mark that ends the unit is decided."""
-        batches = [batch for batch in unit.batches if isinstance(batch, j.Batch)]
-        left = [batch for batch in batches if batch.handle not in lane.rejections]
-        if self._config.in_memory:
-            lane.rejections.keep((batch.handle for batch in left), None)
-            left = []
-        if any(batch.position < 0 for batch in left):
-            # 1. A batch was divided, because its topic's partitions are known now.
-            # 2. In the same turn, another batch of the unit is found damaged, so the unit is given up.
-            # 3. The parts are written at the end of the turn; `rejected/` names their positions.
-            lane.journal.units.put_aside(unit, kept=False, reason="Parts of it are not on disk yet")
-            return
-        for destination in dict.fromkeys(batch.destination for batch in left):
-            topic, partition = lane.journal.views.address(destination)
-            portion = []
-            handles = []
-            mine = [batch for batch in left if batch.destination == destination]
-            used = lane.rejected.size_bytes
-            if used + sum(map(most_bytes, mine)) > self._config.rejected_max_bytes:
-                reason = is_full(used, self._config.rejected_max_bytes)
-                lane.journal.units.put_aside(unit, kept=False, reason=reason)
-                return
-            try:
-                for batch in mine:
-                    try:
-                        data = bytearray(self._disk.bytes_of(lane, lane.parcels[batch.handle], batch))
-                    except SpoolCorruptError as error:
-                        if self._rejects.damaged(lane, batch, error):
-                            continue  # its bytes are in quarantine/
-                        raise
-                    portion.append(Refused(batch.position, data, batch.code, batch.message, batch.given))
-                    handles.append(batch.handle)
-                if not portion:
-                    continue
-                path = lane.rejected.keep(
-                    portion,
-                    m.Destination(destination, topic, partition),
-                    cluster_id=self._context.cluster_id or "",
-                    now_ms=self._context.clock.wall_ms(),
-                )
-            except (OSError, SpoolError) as error:
-                lane.disown()
-                lane.journal.units.put_aside(unit, kept=False, reason=str(error))
-                return
-            lane.rejections.keep(handles, path)
-        lane.journal.units.put_aside(unit, kept=True)
-
-    def resolve(self, lane: Lane, ended: Sequence[tuple[u.Unit, j.Fate]]) -> None:
-        """Finish units whose fate is final and durable, after their batches."""
-        for unit, fate in ended:
-            records = sum(batch.count for batch in unit.batches)
-            outcome = fate.value
-            self._context.stats.units[outcome] += 1
-            if fate is j.Fate.COMMITTED:
-                self._context.emit(
-                    events.AtomicBatchCommitted(
-                        unit.unit_id.hex(), unit.transactional_id, records, len(unit.destinations)
-                    )
-                )
-            else:
-                self._log.error(
-                    "%s: an atomic batch of %s is %s: %s",
-                    lane.name,
-                    counted(records, "record"),
-                    outcome,
-                    unit.reason,
-                    lane=lane.name,
-                    records=records,
-                    code=unit.code,
-                    event="atomic_batch_dropped",
-                )
-                self._context.emit(
-                    events.AtomicBatchDropped(
-                        unit.unit_id.hex(), unit.transactional_id, records, unit.code, unit.reason
-                    )
-                )
-            for head in lane.heads.pop(unit.unit_id, ()):
-                if head.unit_handle is not None:
-                    head.unit_handle.end(fate)
-                if fate is not j.Fate.COMMITTED:
-                    head.fail(
-                        BatchDroppedError(
-                            f"The atomic batch was {outcome}. Readers of committed records see none of its records:"
-                            f" {unit.reason}",
-                            code=unit.code,
-                        )
-                    )
-                with self._ledger.lock:
-                    self._ledger.durable(head)
-                self._ledger.finish(head)

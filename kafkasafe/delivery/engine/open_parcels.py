@@ -1,0 +1,163 @@
+"""The parcels without a fate: those in memory, and those whose batches are packed."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from kafkasafe import journal as j
+from kafkasafe.delivery.engine.ahead import Ahead
+from kafkasafe.delivery.engine.guard import Guard
+from kafkasafe.delivery.engine.parcels import Parcel
+from kafkasafe.journal.backlog import Ordered
+
+__all__ = ["OpenParcels"]
+
+_NONE: Final = float("inf")
+
+
+class OpenParcels:
+    """See the module. `Ledger` and the engine change it with the lock held; any thread may read it."""
+
+    def __init__(self, guard: Guard, ahead: Ahead) -> None:
+        self._guard = guard
+        self._ahead = ahead
+        self.numbers = itertools.count(1)
+        self.open: Ordered[Parcel] = Ordered()
+        """Those in memory, by number."""
+        self._packed = self._packed_records = 0
+        # `_packed_from` has, by destination, the number of the first packed parcel. `_first_packed` is the lowest of
+        # them.
+        self._packed_from: dict[int, int] = {}
+        self._first_packed: float = _NONE
+        self._moves = 0
+        """Odd while parcels are being packed or unpacked."""
+        # `_live` has packed parcels that callers still hold. `_kept` keeps packed parcels alive that have a watcher.
+        self._live: weakref.WeakValueDictionary[int, Parcel] = weakref.WeakValueDictionary()
+        self._kept: dict[int, Parcel] = {}
+        self._revived_number = 0
+        """Number of the newest parcel that is sent again because the cluster lost it."""
+
+    def __len__(self) -> int:
+        return len(self.open) + self._packed
+
+    # -- parcels in memory ---------------------------------------------------------------------------------------------
+
+    def add(self, parcel: Parcel) -> None:
+        """Add a parcel that has a number. Call with the ledger's lock held."""
+        self.open[parcel.number] = parcel
+
+    def add_recovered(self, parcels: Iterable[Parcel]) -> None:
+        """Give numbers to parcels that an earlier incarnation accepted, and add them."""
+        with self._guard.lock:
+            for parcel in parcels:
+                parcel.renumber(next(self.numbers))
+                self.open[parcel.number] = parcel
+
+    def revive(self, parcel: Parcel) -> None:
+        """Give a new number to a parcel whose batch is sent again, so that its fate is open again."""
+        with self._guard.lock:
+            self._revived_number = next(self.numbers)
+            parcel.renumber(self._revived_number)
+            self.open[parcel.number] = parcel
+
+    def remove(self, parcel: Parcel) -> None:
+        """Remove a parcel that has its fate. Call with the ledger's lock held."""
+        self.open.pop(parcel.number, None)
+
+    def take_all(self) -> list[Parcel]:
+        """Take all parcels that exist, at the end of the producer. Call with the ledger's lock held."""
+        undone = [*self.open.values(), *list(self._live.values())]
+        self.open.clear()
+        self._live.clear()
+        self._kept.clear()
+        self._packed_from.clear()
+        self._packed = self._packed_records = 0
+        self._first_packed = _NONE
+        return undone
+
+    # -- packed parcels ------------------------------------------------------------------------------------------------
+
+    def pack(self, destination: int, parcels: Sequence[Parcel]) -> None:
+        """Note that the batches of these parcels are packed. Only parcels that callers hold are kept."""
+        with self._guard.lock, self._moving():
+            for parcel in parcels:
+                parcel.pack(self._kept)
+                if parcel.watcher is not None:
+                    self._kept[parcel.number] = parcel
+                self._live[parcel.number] = parcel
+            first_number = self._packed_from.setdefault(destination, parcels[0].number)
+            self._first_packed = min(self._first_packed, first_number)
+            self._packed += len(parcels)
+            self._packed_records += sum(parcel.count for parcel in parcels)
+            for parcel in parcels:
+                self.open.pop(parcel.number)
+                self._ahead.withdraw(parcel)
+
+    def pack_unseen(self, packed: j.Packed) -> None:
+        """Note batches of earlier incarnations that were packed while they were read. No caller holds their parcels."""
+        with self._guard.lock, self._moving():
+            self._packed_from[packed.destination] = packed.first_number
+            self._first_packed = min(self._first_packed, packed.first_number)
+            self._packed += packed.batches
+            self._packed_records += packed.records
+
+    @contextlib.contextmanager
+    def _moving(self) -> Iterator[None]:
+        self._moves += 1
+        try:
+            yield
+        finally:
+            self._moves += 1
+
+    def unpack(self, number: int) -> Parcel | None:
+        """The parcel of a packed batch, if a caller or a watcher still holds it."""
+        parcel = self._live.pop(number, None)
+        if parcel is not None:
+            parcel.unpack()
+        self._kept.pop(number, None)
+        return parcel
+
+    def unpacked(self, destination: int, parcel: Parcel, next_number: int) -> None:
+        """Open a parcel again. `next_number` is the number of the next packed parcel of its partition, -1 for none."""
+        with self._guard.lock, self._moving():
+            self.open[parcel.number] = parcel
+            self._packed -= 1
+            self._packed_records -= parcel.count
+            if next_number < 0:
+                del self._packed_from[destination]
+            else:
+                self._packed_from[destination] = next_number
+            if parcel.number == self._first_packed:
+                self._first_packed = min(self._packed_from.values(), default=_NONE)
+
+    # -- both ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def oldest(self) -> Parcel | None:
+        """The oldest parcel in memory."""
+        return self.open.get(self.open.least or 0)
+
+    def flushed(self, number: int) -> bool:
+        """Whether every parcel up to this number has its fate."""
+        while True:
+            moves = self._moves
+            least, packed = self.open.least, self._first_packed
+            if moves == self._moves and not moves % 2:
+                return (least is None or least > number) and packed > number
+            time.sleep(0)  # some parcels are being moved between the two
+
+    def settled(self, number: int) -> bool:
+        """Whether parcels up to this number, and those that were sent again, have their fate."""
+        return self.flushed(max(number, self._revived_number))
+
+    def records(self, number: int) -> int:
+        """About how many records without a fate are in parcels up to this number. If a packed parcel is among these
+        parcels, the records of all packed parcels are included.
+        """
+        packed = self._packed_records if self._first_packed <= number else 0
+        return packed + sum(parcel.count for parcel in list(self.open.values()) if parcel.number <= number)

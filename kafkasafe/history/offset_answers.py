@@ -1,0 +1,178 @@
+"""What `EndOffsets` says about a broker's answer to a look-up of an offset: use it, hold it, or a regression."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Final
+
+__all__ = [
+    "UNDEFINED",
+    "Held",
+    "HeldReason",
+    "Isolation",
+    "Key",
+    "Proof",
+    "Regressed",
+    "RegressedReason",
+    "Result",
+    "Unproven",
+    "Value",
+]
+
+UNDEFINED: Final = -1
+
+
+class Isolation(enum.IntEnum):
+    """Which offset counts as the end: the high watermark, or the last stable offset. Kafka's numbers."""
+
+    READ_UNCOMMITTED = 0
+    READ_COMMITTED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A partition and an isolation level: each pair has its own end offset."""
+
+    topic: str
+    partition: int
+    isolation: Isolation = Isolation.READ_UNCOMMITTED
+
+
+class HeldReason(enum.Enum):
+    """Why an answer is held, or why the broker gave none."""
+
+    OFFSET_NOT_AVAILABLE = "offset_not_available"
+    """Error 78: the new leader is catching up. Ask it again; new metadata would not help."""
+    LEADER_NOT_AVAILABLE = "leader_not_available"
+    """Error 5: the same, if the broker or the client predates KIP-207; or an election is in progress."""
+    LOWER = "lower"
+    """The answer is lower than before, and it is unknown whether the log lost records. A request for `Held.ask_epoch`
+    decides it.
+    """
+    CATCHING_UP = "catching_up"
+    """The answer is lower than before, although the leader has the records."""
+    NOT_DELETED = "not_deleted"
+    """The start is lower than before: this leader has not yet deleted records that its predecessor had deleted."""
+    FORMER_LEADER = "former_leader"
+    """A leader with an older epoch gave the answer, which is therefore outdated."""
+    FORMER_TOPIC = "former_topic"
+    """The answer is about a deleted topic of this name."""
+    NOT_FOUND = "not_found"
+    """An earlier look-up found a record with such a timestamp, and nothing shows that the log lost it. A look-up of the
+    earliest offset may show that (`EndOffsets.observe_start`)."""
+
+
+class RegressedReason(enum.Enum):
+    """Why an offset is lower than before."""
+
+    TRUNCATED = "truncated"
+    """The leader's log became shorter, under the same leader epoch or an unknown one."""
+    UNCLEAN_ELECTION = "unclean_election"
+    """A leader under a newer epoch never had the records."""
+    RECREATED = "recreated"
+    """The topic was deleted and created again."""
+    ACCEPTED = "accepted"
+    """Not proven: the caller decided an unproven case."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The cluster's evidence for a lower offset.
+
+    Attributes:
+        requested_epoch: Epoch that was asked about.
+        reply_epoch: Largest epoch of the leader not above it.
+        end_offset: Where `reply_epoch` ends in the leader's log; the log lost the records from here on.
+        leader_epoch: The leader's own epoch, -1 when not known.
+        old_topic_id: Topic id before.
+        topic_id: Topic id now.
+    """
+
+    requested_epoch: int = UNDEFINED
+    reply_epoch: int = UNDEFINED
+    end_offset: int = UNDEFINED
+    leader_epoch: int = UNDEFINED
+    old_topic_id: bytes | None = None
+    topic_id: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """An accepted answer.
+
+    Attributes:
+        offset: None: no record has this timestamp or a later one (look-ups by timestamp only).
+        leader_epoch: Leader epoch of the answer, -1 when it had none.
+        recreated: The topic was recreated since the last answer (its end happens not to be lower).
+        previous: Where the deleted topic began, if `recreated` and this answer is a start; may be above `offset`.
+    """
+
+    offset: int | None
+    leader_epoch: int = UNDEFINED
+    recreated: bool = False
+    previous: int | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """An answer that is not accepted yet; `offset` stays valid. Ask again.
+
+    Attributes:
+        offset: The remembered value; None before the first accepted answer.
+        answered: The offset in the answer; None when the broker returned none.
+        reason: The reason.
+        since_s: For how long answers have been held, seconds.
+        ask_epoch: An OffsetForLeaderEpoch request for this epoch shows whether the log lost records. Pass the response
+            to `EndOffsets.prove`, for a start to `EndOffsets.prove_start`. None: such a request cannot help.
+        refresh_metadata: The leader may have changed.
+        leader_epoch: Leader epoch of the record at `offset`, -1 when not known (look-ups by timestamp only).
+        timestamp_ms: Timestamp of the record at `offset`, -1 when not known (look-ups by timestamp only).
+    """
+
+    offset: int | None
+    answered: int | None
+    reason: HeldReason
+    since_s: float = 0.0
+    ask_epoch: int | None = None
+    refresh_metadata: bool = False
+    leader_epoch: int = UNDEFINED
+    timestamp_ms: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Regressed:
+    """The offset went back, with the reason.
+
+    Attributes:
+        offset: The new value.
+        previous: The value before.
+        reason: For an end: what happened to the records from `offset` to `previous` − 1. For a start: what happened to
+            the log that began at `previous`.
+        proof: The evidence; None when `reason` is ACCEPTED.
+    """
+
+    offset: int
+    previous: int
+    reason: RegressedReason
+    proof: Proof | None
+
+
+@dataclass(frozen=True, slots=True)
+class Unproven:
+    """A lower answer that persists, on a broker without epochs: the broker is slow to catch up, or lost records.
+
+    The remembered value stays valid until the caller calls `EndOffsets.accept`, for a start `EndOffsets.accept_start`.
+
+    Attributes:
+        offset: The remembered value.
+        answered: The last answer.
+        since_s: For how long answers have been lower, seconds.
+    """
+
+    offset: int
+    answered: int
+    since_s: float
+
+
+Result = Value | Held | Regressed | Unproven

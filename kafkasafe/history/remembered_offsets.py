@@ -1,0 +1,243 @@
+"""The answers that `EndOffsets` remembers about one partition, and how they are stored."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from kafkasafe.history.offset_answers import UNDEFINED, Isolation, Key, Proof
+
+__all__ = ["BaselineFormatError", "FoundRecord", "RememberedOffsets", "read_row", "row_of"]
+
+MAX_TIMESTAMPS: Final = 64
+"""Look-ups by timestamp remembered per key."""
+MAX_FORMER_IDS: Final = 16
+"""Ids of deleted topics remembered per key."""
+FORMER_TOPIC_S: Final = 30.0
+"""How long answers must name a topic that counts as deleted, and no other one, before it counts as present, seconds."""
+
+
+class BaselineFormatError(ValueError):
+    """A stored baseline cannot be read: damaged, or of a newer version."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRecord:
+    """The result of a look-up by timestamp."""
+
+    offset: int
+    leader_epoch: int
+    timestamp_ms: int
+
+
+@dataclass(slots=True)
+class LowerAnswers:
+    """Answers that were lower than the remembered one, and are not accepted.
+
+    Attributes:
+        since: Time of the first of them; None when none is held.
+        answered: The last of them; -1 when none is held.
+    """
+
+    since: float | None = None
+    answered: int = -1
+
+    def hold(self, offset: int, now: float) -> float:
+        """Note a lower answer. Return for how long answers have been lower, seconds."""
+        self.answered = offset
+        return self.age_s(now)
+
+    def age_s(self, now: float) -> float:
+        """Return for how long answers have been lower, seconds."""
+        if self.since is None:
+            self.since = now
+        return max(0.0, now - self.since)
+
+    def release(self) -> None:
+        """An answer was accepted."""
+        self.since, self.answered = None, -1
+
+
+@dataclass(slots=True)
+class RememberedOffsets:
+    """The remembered answers for one key.
+
+    Attributes:
+        end: Highest end offset; -1 before the first answer.
+        end_epoch: Leader epoch of the answer that gave `end`.
+        newest_epoch: Highest leader epoch of any answer; at or above `end_epoch`.
+        start: Highest earliest offset; -1 before the first answer.
+        start_epoch: Leader epoch of the record at `start`, -1 when not known.
+        start_before: `start` of the deleted topic, until the new topic's start is observed; else -1.
+        lower_ends: Held answers about the end.
+        lower_starts: Held answers about the start.
+        found: Timestamp → the first record at or after it.
+        former_ids: Ids of deleted topics of this name.
+        former_named: The deleted topic that the last answers have named; None if the last answer has named another one.
+        former_since: Time of the first of these answers.
+        recreated: The topic was recreated, and no end offset of the new one was observed yet.
+        end_before: `end` of the deleted topic, while `recreated` is set.
+    """
+
+    end: int = -1
+    end_epoch: int = UNDEFINED
+    newest_epoch: int = UNDEFINED
+    topic_id: bytes | None = None
+    start: int = -1
+    start_epoch: int = UNDEFINED
+    start_before: int = -1
+    lower_ends: LowerAnswers = field(default_factory=LowerAnswers)
+    lower_starts: LowerAnswers = field(default_factory=LowerAnswers)
+    found: OrderedDict[int, FoundRecord] = field(default_factory=OrderedDict)
+    former_ids: list[bytes] = field(default_factory=list)
+    former_named: bytes | None = None
+    former_since: float = 0.0
+    recreated: Proof | None = None
+    end_before: int = -1
+
+    # --- the end ---
+
+    def see_epoch(self, leader_epoch: int) -> None:
+        """Note the leader epoch of an answer."""
+        self.newest_epoch = max(self.newest_epoch, leader_epoch)
+
+    def raise_end(self, offset: int, leader_epoch: int) -> None:
+        """Note an end offset that is not lower than the one before."""
+        self.end, self.end_epoch = offset, leader_epoch
+        self.lower_ends.release()
+
+    def begin_end(self, offset: int, leader_epoch: int) -> int:
+        """Note the first end offset of a recreated topic. Return the end offset of the deleted topic."""
+        previous, self.recreated = self.end_before, None
+        self.end, self.end_epoch, self.newest_epoch = offset, leader_epoch, leader_epoch
+        return previous
+
+    def lower_end(self, offset: int, proof: Proof | None) -> int:
+        """Replace the end by this lower offset. Return the former end."""
+        previous = self.end
+        self.end, self.end_epoch = offset, self.newest_epoch
+        # The new log may have grown past the offset at which it diverged from the old one.
+        self._cut(offset if proof is None else proof.end_offset)
+        self.lower_ends.release()
+        return previous
+
+    # --- the start ---
+
+    def raise_start(self, offset: int, leader_epoch: int) -> int:
+        """Note a start that is not lower than the one before. Return the start of the deleted topic if it is still
+        needed, or -1.
+        """
+        previous, self.start_before = self.start_before, -1
+        if offset > self.start or leader_epoch >= 0:
+            self.start_epoch = leader_epoch
+        self.start = offset
+        self.lower_starts.release()
+        return previous
+
+    def lower_start(self, proof: Proof | None) -> int:
+        """Replace the start by the lower one that was held back. Return the former start."""
+        previous, offset = self.start, self.lower_starts.answered
+        if proof is not None:
+            self._cut(proof.end_offset)
+        self.start, self.start_epoch = offset, UNDEFINED
+        self.lower_starts.release()
+        return previous
+
+    # --- all answers ---
+
+    def note_found(self, timestamp_ms: int, record: FoundRecord) -> None:
+        """Note the result of a look-up by timestamp."""
+        self.found[timestamp_ms] = record
+        self.found.move_to_end(timestamp_ms)
+        while len(self.found) > MAX_TIMESTAMPS:
+            self.found.popitem(last=False)
+
+    def _cut(self, offset: int) -> None:
+        """Drop remembered answers at or after this offset: the log has other records there now."""
+        if self.start > offset:
+            self.start, self.start_epoch = -1, UNDEFINED
+            self.lower_starts.release()
+        for timestamp in [timestamp for timestamp, record in self.found.items() if record.offset >= offset]:
+            del self.found[timestamp]
+
+    def is_former(self, topic_id: bytes | None, now: float) -> bool:
+        """Note which topic an answer names. Return whether it is a deleted topic of this name."""
+        if topic_id is None:
+            return False
+        if topic_id not in self.former_ids:
+            self.former_named = None
+            return False
+        if topic_id != self.former_named:
+            self.former_named, self.former_since = topic_id, now
+        if now - self.former_since < FORMER_TOPIC_S:
+            return True
+        self.former_ids.remove(topic_id)
+        self.former_named = None
+        return False
+
+    def identify(self, topic_id: bytes | None) -> bool:
+        """Note the topic id. Return whether it changed, which voids all remembered answers."""
+        if topic_id is None or topic_id == self.topic_id:
+            return False
+        old, self.topic_id = self.topic_id, topic_id
+        if old is None:
+            return False
+        self.former_ids = [*self.former_ids[1 - MAX_FORMER_IDS :], old]
+        # Keep the old end: the next end offset is compared with it, even if another look-up noticed the change.
+        self.end_before = max(self.end, self.end_before) if self.recreated else self.end
+        self.recreated = Proof(old_topic_id=old, topic_id=topic_id)
+        self.start_before = max(self.start, self.start_before)
+        self.end, self.start, self.start_epoch = -1, -1, UNDEFINED
+        self.end_epoch = self.newest_epoch = UNDEFINED
+        self.found.clear()
+        self.lower_ends.release()
+        self.lower_starts.release()
+        return True
+
+
+def row_of(key: Key, known: RememberedOffsets) -> dict[str, Any]:
+    """What is stored of the answers for a key. Held answers are not."""
+    return {
+        "topic": key.topic,
+        "partition": key.partition,
+        "isolation": int(key.isolation),
+        "end": known.end,
+        "end_epoch": known.end_epoch,
+        "newest_epoch": known.newest_epoch,
+        "start": known.start,
+        "start_epoch": known.start_epoch,
+        "topic_id": None if known.topic_id is None else known.topic_id.hex(),
+        "former_ids": [former.hex() for former in known.former_ids],
+    }
+
+
+def read_row(row: Any) -> tuple[Key, RememberedOffsets]:
+    """Read what `row_of` has returned.
+
+    Raises:
+        BaselineFormatError: The row is malformed.
+    """
+    try:
+        key = Key(row["topic"], _whole(row["partition"], 0), Isolation(row["isolation"]))
+        known = RememberedOffsets(
+            end=_whole(row["end"], -1),
+            end_epoch=_whole(row["end_epoch"], -1),
+            newest_epoch=_whole(row["newest_epoch"], -1),
+            topic_id=None if row["topic_id"] is None else bytes.fromhex(row["topic_id"]),
+            start=_whole(row["start"], -1),
+            # Files of older versions do not have it.
+            start_epoch=_whole(row.get("start_epoch", UNDEFINED), UNDEFINED),
+            former_ids=[bytes.fromhex(former) for former in row["former_ids"]],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise BaselineFormatError(f"malformed row: {type(error).__name__} {error} in {row!r}") from None
+    if not isinstance(key.topic, str):
+        raise BaselineFormatError(f"malformed row: the topic of {row!r} is not text")
+    return key, known
+
+
+def _whole(number: Any, least: int) -> int:
+    if type(number) is not int or number < least:
+        raise ValueError(f"{number!r} is not a whole number from {least}")
+    return number
