@@ -73,10 +73,18 @@ class Planner:
         self._logs = LeaderLogs(self._brokers)
         self._losses = SourceLosses(self._topics, notices, fail_on_data_loss=options.fail_on_data_loss)
         self._target: Mapping[Partition, int] | None = None
-        self.seen: Positions | None = None
-        """The ends of the logs that the latest plan found; None before the first plan."""
+        self._seen: tuple[Mapping[Partition, int], Mapping[str, bytes]] | None = None
         self.refused: Exception | None = None
         """The error that kept `opening` from evaluating the starting options; None if it had none."""
+
+    @property
+    def seen(self) -> Positions | None:
+        """The ends of the logs that the latest plan found; None before the first plan."""
+        if self._seen is None:
+            return None
+        ends, ids = self._seen
+        unknown = Lineage()
+        return Positions({partition: Mark(end, unknown) for partition, end in ends.items()}, ids)
 
     def close(self) -> None:
         """Closes the connections. A later call opens them again."""
@@ -90,6 +98,7 @@ class Planner:
                 last record.
             SourceUnavailableError: The brokers do not answer.
         """
+        self._logs.forget_unchanged()
         partitions = self._topics.partitions(fresh=True)
         self._topics.require(partitions)
         begins = self._bounds.begins(partitions)
@@ -123,6 +132,7 @@ class Planner:
 
     def bounds(self) -> dict[Partition, tuple[int, int]]:
         """Returns the first offset and the end of each partition's log."""
+        self._logs.forget_unchanged()
         partitions = self._topics.partitions(fresh=False)
         starts = self._brokers.gather(
             {partition: self._brokers.lookups.listed(*partition, EARLIEST) for partition in partitions}
@@ -152,21 +162,22 @@ class Planner:
         """
         partitions = self._topics.partitions(fresh=False)
         ids = {**start.topic_ids, **self._topics.ids(partitions)}
+        began = time.monotonic()
+        found = self._ask_at_once(partitions, start)
         procedures = {
             partition: self._logs.advance(
                 partition, start.marks.get(partition), start.topic_ids.get(partition[0])
             )
             for partition in {*partitions, *start.marks}
+            if partition not in found
         }
-        began = time.monotonic()
-        self._ask_at_once(partitions, start)
         try:
-            found = self._brokers.gather(procedures, began)
+            found |= self._brokers.gather(procedures, began)
         finally:
             self._brokers.lookups.forget_given()
         positions = {partition: mark.offset for partition, mark in start.marks.items()}
         self._losses.tell(positions, found, is_first=start.initial)
-        self.seen = Positions({partition: Mark(state.end) for partition, state in found.items()}, ids)
+        self._seen = {partition: state.end for partition, state in found.items()}, ids
         if self._target is not None:
             for partition, state in found.items():
                 state.stop_at(self._target.get(partition, state.begin))
@@ -182,12 +193,17 @@ class Planner:
                 found[partition].stop_at(found[partition].begin + size)
         marks = {partition: self._mark(partition, start, found[partition]) for partition in found}
         new = start.initial or any(state.why is not None and state.exists for state in found.values())
-        if not new and all(start.marks.get(partition) == mark for partition, mark in marks.items()):
+        before = start.marks
+        if not new and all(
+            before.get(partition) is mark or before.get(partition) == mark
+            for partition, mark in marks.items()
+        ):
             return Positions(start.marks, start.topic_ids)
         return Positions(marks, ids)
 
     def stop_at_latest(self) -> None:
         """Limits all later plans to the current end of each partition (Trigger.AvailableNow)."""
+        self._logs.forget_unchanged()
         partitions = self._topics.partitions(fresh=True)
         ends = self._brokers.gather(
             {partition: self._brokers.lookups.end(*partition) for partition in partitions}
@@ -205,6 +221,7 @@ class Planner:
         Raises:
             SourceUnavailableError: The brokers do not answer.
         """
+        self._logs.forget_unchanged()
         begins: Mapping[Partition, Mark] | None = None
         try:
             begins = self.first().marks
@@ -320,14 +337,16 @@ class Planner:
         lineage = self._logs.lineage(partition, known, found)
         return Mark(found.end, lineage, found.begin if moved else None, found.why, found.lost)
 
-    def _ask_at_once(self, partitions: Sequence[Partition], start: Positions) -> None:
+    def _ask_at_once(self, partitions: Sequence[Partition], start: Positions) -> dict[Partition, LogState]:
         """Asks each leader once for the ends of all its partitions, and then for the starts that `_advance` needs.
 
         This only saves CPU: `_advance` uses these answers instead of its first requests. For each partition about
         which a leader did not answer, or answered with an error, `_advance` sends its own request.
+
+        Returns:
+            The state of the partitions that `_advance` need not examine, because nothing changed since the last plan.
         """
         ends = self._brokers.at_once(partitions, LATEST)
-        self._brokers.lookups.give(LATEST, ends)
         # `_advance` asks where a log begins only after it knows where the log ends. Keep that order.
         nowhere = Mark(-1)
         moved = [
@@ -335,5 +354,9 @@ class Planner:
             for partition, end in ends.items()
             if end.offset > start.marks.get(partition, nowhere).offset
         ]
-        if moved:
-            self._brokers.lookups.give(EARLIEST, self._brokers.at_once(moved, EARLIEST))
+        starts = self._brokers.at_once(moved, EARLIEST) if moved else {}
+        found = self._logs.unchanged(start, ends, starts)
+        for bound, answers in ((LATEST, ends), (EARLIEST, starts)):
+            left = {partition: answer for partition, answer in answers.items() if partition not in found}
+            self._brokers.lookups.give(bound, left)
+        return found

@@ -32,7 +32,7 @@ def plan(
     with Source(servers, subscribe="t", **options) as source:
         planner: Any = source.planner
         if not is_at_once:
-            planner._ask_at_once = lambda *_: None
+            planner._ask_at_once = lambda *_: {}
         began = planner.first() if start is None else start
         spoil()
         try:
@@ -124,7 +124,7 @@ def test_elections_and_retention_between_plans(*, is_at_once: bool) -> None:
         with Source(cluster, subscribe="t", startingOffsets="earliest", failOnDataLoss="false") as source:
             planner: Any = source.planner
             if not is_at_once:
-                planner._ask_at_once = lambda *_: None
+                planner._ask_at_once = lambda *_: {}
             end = source.latest(planner.first())
             for round_ in range(3):
                 for number in range(PARTITIONS):
@@ -139,3 +139,88 @@ def test_elections_and_retention_between_plans(*, is_at_once: bool) -> None:
             end = source.latest(end)
             assert (end.marks["t", 0].why, end.marks["t", 0].begin) == ("retention", 18)
             assert [(event.partition, event.lost) for event in source.events] == [(0, (15, 17))]
+
+
+class Examined:
+    """Counts the partitions that a plan examines one by one."""
+
+    def __init__(self, source: Source) -> None:
+        self.partitions: list[int] = []
+        logs: Any = source.planner._logs
+        advance = logs.advance
+
+        def noted(partition: tuple[str, int], *more: Any) -> Any:
+            self.partitions.append(partition[1])
+            return advance(partition, *more)
+
+        logs.advance = noted
+
+    def by(self, plan: Callable[[], Positions]) -> tuple[list[int], Positions]:
+        self.partitions.clear()
+        found = plan()
+        return sorted(self.partitions), found
+
+
+def test_only_partitions_about_which_something_changed_are_examined_one_by_one() -> None:
+    every = list(range(PARTITIONS))
+    with FakeCluster(brokers=3) as cluster:
+        cluster.create_topic("t", PARTITIONS)
+        for number in every:
+            write(cluster, "t", [b"x"] * 5, partition=number)
+        with Source(cluster, subscribe="t", startingOffsets="earliest", failOnDataLoss="false") as source:
+            examined = Examined(source)
+            found, end = examined.by(lambda: source.latest(source.planner.first()))
+            assert found == every
+            assert examined.by(lambda: source.latest(end)) == (every, end)
+            assert examined.by(lambda: source.latest(end)) == ([], end)
+            # New records.
+            write(cluster, "t", [b"y"] * 5, partition=1)
+            found, half = examined.by(lambda: source.latest(end, 2))
+            assert (found, half.marks["t", 1].offset) == ([1], 7)
+            # The rest of them: the same answer, but another position.
+            found, end = examined.by(lambda: source.latest(half))
+            assert (found, end.marks["t", 1].offset) == ([1], 10)
+            # A new leader, with the same end.
+            assert examined.by(lambda: source.latest(end))[0] == [1]
+            cluster.move_leader("t", 2)
+            source.planner._topics._looked_at = -1e9
+            assert examined.by(lambda: source.latest(end)) == ([2], end)
+            assert examined.by(lambda: source.latest(end)) == ([], end)
+            # Other look-ups may have found newer ends.
+            source.planner.bounds()
+            assert examined.by(lambda: source.latest(end))[0] == every
+
+
+def test_retention_is_noticed_where_the_end_is_the_same_as_before() -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t", 2)
+        for number in range(2):
+            write(cluster, "t", [b"x"] * 5, partition=number)
+        with Source(cluster, subscribe="t", startingOffsets="earliest", failOnDataLoss="false") as source:
+            examined = Examined(source)
+            end = source.latest(source.planner.first())
+            write(cluster, "t", [b"x"] * 10, partition=0)
+            # Ten records wait for ever, because a plan asks for more.
+            assert source.latest(end, 0, 20) == end
+            assert examined.by(lambda: source.latest(end, 0, 20)) == ([], end)
+            cluster.delete_records("t", 0, 8)
+            found, end = examined.by(lambda: source.latest(end, 0, 20))
+            assert found == [0]
+            assert (end.marks["t", 0].why, end.marks["t", 0].begin) == ("retention", 8)
+            assert [(event.partition, event.lost) for event in source.events] == [(0, (5, 7))]
+
+
+def test_a_topic_that_was_created_again_with_the_same_end_is_noticed() -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t", 1)
+        write(cluster, "t", [b"x"] * 5)
+        with Source(cluster, subscribe="t", startingOffsets="earliest", failOnDataLoss="false") as source:
+            end = source.latest(source.planner.first())
+            assert source.latest(end) == source.latest(end) == end
+            cluster.delete_topic("t")
+            cluster.create_topic("t", 1)
+            write(cluster, "t", [b"z"] * 5)
+            source.planner._topics._looked_at = -1e9
+            again = source.latest(end)
+            assert again.marks["t", 0].why == "recreated"
+            assert source.values(end, again) == [b"z"] * 5
