@@ -16,7 +16,7 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from kafkasafe.history.epochs import UNDEFINED
 
-__all__ = ["KafkaPython", "each_record"]
+__all__ = ["KafkaPython", "each_record", "take_back"]
 
 _Leadership: TypeAlias = tuple[bytes | None, int, int]
 _IsolationLevel: TypeAlias = Literal["read_uncommitted", "read_committed"]
@@ -270,3 +270,17 @@ def each_record(poll: Callable[[], Mapping[TopicPartition, list[Any]]], subscrip
                 break
             state._position = _position((record[3] + 1, "", record[2]))
             yield record
+
+
+def take_back(iterator: Any) -> None:
+    """Move the position back before the last record of an `each_record`, which its caller did not return.
+
+    An interrupt within the generator ends it, before it has moved the position. After the generator has yielded a
+    record, an interrupt of its caller would skip that record.
+    """
+    frame = iterator.gi_frame
+    if frame is None:
+        return
+    state, record = frame.f_locals.get("state"), frame.f_locals.get("record")
+    if record is not None and state._position is not None and state._position[0] == record[3] + 1:
+        state._position = _position((record[3], "", UNDEFINED))

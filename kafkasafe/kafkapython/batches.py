@@ -232,6 +232,7 @@ class BatchFetcher(Fetcher):
     _size: FetchSize | None = None  # None: the size that the application has set
     _held: dict[TopicPartition, _Held]  # records of the last look that an iterator returns one by one
     _postponed: list[Any]  # responses that follow them
+    _before: dict[TopicPartition, tuple[Any, OffsetAndMetadata]]  # what the present poll has taken records of
     _completed_fetches: Any
     _manager: Any
     _next_partition_records: Any
@@ -245,6 +246,7 @@ class BatchFetcher(Fetcher):
         """Takes note, from now on, of the records that an iterator holds."""
         self._held = {}
         self._postponed = []
+        self._before = {}
 
     def choose_sizes(self) -> None:
         """Chooses `max_partition_fetch_bytes` from now on."""
@@ -252,9 +254,10 @@ class BatchFetcher(Fetcher):
         most = min(LARGE_FETCH_BYTES, config["fetch_max_bytes"])
         self._size = FetchSize(config["max_partition_fetch_bytes"], most, config["request_timeout_ms"] / 1000)
 
-    def sought(self) -> None:
+    def sought(self, tp: TopicPartition) -> None:
         """Begins with small requests again, because the application sought: what was fetched is discarded."""
         self._held = {}
+        self._before.pop(tp, None)
         if self._size is not None:
             self._size.restart(time.monotonic())
 
@@ -294,6 +297,21 @@ class BatchFetcher(Fetcher):
         if records and not self._sends and not self._completed_fetches:
             self._send_soon()
         return records, idle
+
+    def begin_poll(self) -> None:
+        """The records that were taken before have been returned."""
+        self._before = {}
+
+    def give_back(self) -> None:
+        """Moves the positions back before the records that this poll has taken, because it will not return them.
+
+        Ctrl-C may come while the records of a partition are decoded, after those of other partitions were taken. The
+        records are fetched again.
+        """
+        before, self._before = self._before, {}
+        for tp, (state, position) in before.items():
+            if self._subscriptions.assignment.get(tp) is state and state.position is not None:
+                _place(state, position)
 
     def fetched_records(self, max_records: int | None = None, update_offsets: bool = True) -> Any:
         """See kafka-python's."""
@@ -467,6 +485,10 @@ class BatchFetcher(Fetcher):
         return (part.kind if isinstance(part, _Batches) else None) == self._wanted
 
     def _append(self, drained: Any, part: Any, max_records: int, update_offsets: bool) -> int:
+        tp = part.topic_partition
+        state = self._subscriptions.assignment.get(tp)
+        if state is not None and state.position is not None:
+            self._before.setdefault(tp, (state, state.position))
         if not isinstance(part, _Batches):
             parent: Any = super()
             try:
@@ -476,14 +498,11 @@ class BatchFetcher(Fetcher):
                 part.drain()
                 raise
             if count and not update_offsets:
-                tp = part.topic_partition
                 position = OffsetAndMetadata(part.next_fetch_offset, "", part.leader_epoch)
                 self._held[tp] = _Held(
                     self._subscriptions.assignment.get(tp), drained[tp][-1].offset + 1, position
                 )
             return count
-        tp = part.topic_partition
-        state = self._subscriptions.assignment.get(tp)
         if state is None or not state.is_fetchable() or state.position.offset != part.next_fetch_offset:
             part.drain()  # it was fetched for another kind of result
             return 0

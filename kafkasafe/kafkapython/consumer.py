@@ -12,7 +12,7 @@ import pyarrow as pa
 from kafka import KafkaConsumer
 from kafka.structs import TopicPartition
 
-from kafkasafe.kafkapython.adapter import KafkaPython, each_record
+from kafkasafe.kafkapython.adapter import KafkaPython, each_record, take_back
 from kafkasafe.kafkapython.batches import Kind
 from kafkasafe.kafkapython.coordinator import Coordinator
 from kafkasafe.kafkapython.fetcher import Fetcher
@@ -108,7 +108,7 @@ class ExtendedConsumer(KafkaConsumer):
         """See KafkaConsumer's. Begin with small requests again, because what was fetched is discarded."""
         parent: Any = super()
         parent.seek(partition, offset)
-        self._fetcher.sought()
+        self._fetcher.sought(partition)
 
     # --- the iterator -------------------------------------------------------------------------------------------------
 
@@ -123,6 +123,11 @@ class ExtendedConsumer(KafkaConsumer):
                 return next(self._iterator)
             except StopIteration:
                 self._iterator = None
+            except BaseException:
+                # Ctrl-C. The iterator goes on with another poll.
+                take_back(self._iterator)
+                self._iterator = None
+                raise
         parent: Any = super()
         return parent.__next__()
 

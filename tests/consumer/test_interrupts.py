@@ -1,0 +1,161 @@
+"""Ctrl-C in the middle of a call, in a program that goes on: nothing is skipped, and nothing waits for ever."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from types import SimpleNamespace
+
+import consuming
+import pytest
+from consuming import Consumers, new_topic, until
+from ctrl_c import CtrlC
+from kafka import TopicPartition
+from kafka.consumer.fetcher import ConsumerRecord
+from kafka.consumer.subscription_state import SubscriptionState
+
+from kafkasafe.kafkapython.adapter import each_record
+from kafkasafe.kafkapython.batches import BatchFetcher, _Batches
+from kafkasafe.kafkapython.consumer import ExtendedConsumer
+from kafkasafe.kafkapython.records import Records
+
+COUNT = 60
+
+
+def filled(cluster, partitions=3):
+    """A topic whose partitions have as many records each."""
+    topic = new_topic(cluster, partitions)
+    for partition in range(partitions):
+        consuming.produce(cluster, topic, [b"%d" % number for number in range(COUNT)], partition=partition)
+    return topic
+
+
+def offsets(found):
+    """The offsets of what `poll` or `poll_arrow` returned, by partition."""
+    if isinstance(found, dict):
+        return {tp.partition: [record.offset for record in records] for tp, records in found.items()}
+    taken = {}
+    for partition, offset in zip(found["partition"].to_pylist(), found["offset"].to_pylist(), strict=True):
+        taken.setdefault(partition, []).append(offset)
+    return taken
+
+
+def read_all(consumer, poll):
+    """Reads everything, and goes on after each KeyboardInterrupt. Returns the offsets by partition."""
+    taken = {}
+
+    def look():
+        with contextlib.suppress(KeyboardInterrupt):
+            for partition, some in offsets(getattr(consumer, poll)(1000)).items():
+                taken.setdefault(partition, []).extend(some)
+        return sum(map(len, taken.values())) >= 3 * COUNT
+
+    until(look)
+    return taken
+
+
+@pytest.mark.parametrize("poll", ["poll", "poll_arrow"])
+def test_what_was_taken_before_the_interrupt_is_read_again(fake_kafka, monkeypatch, poll):
+    """1. A poll has taken the records of one partition. 2. Ctrl-C comes while it decodes those of the next one.
+
+    The position was already after the former records, which nobody has received. A commit would have skipped them.
+    """
+    topic = filled(fake_kafka)
+    kind = Records if poll == "poll" else _Batches
+    take = kind.take
+    interrupts = []
+
+    def interrupted(part, most):
+        if len(interrupts) < 4 and part.topic_partition.partition != (interrupts or [0])[-1]:
+            interrupts.append(part.topic_partition.partition)
+            raise KeyboardInterrupt
+        return take(part, most)
+
+    monkeypatch.setattr(kind, "take", interrupted)
+    with Consumers(fake_kafka) as consumers:
+        consumer = consumers.assigned(topic, *range(3), auto_offset_reset="earliest")
+        assert read_all(consumer, poll) == {partition: list(range(COUNT)) for partition in range(3)}
+    assert interrupts
+
+
+@pytest.mark.parametrize("poll", ["poll", "poll_arrow"])
+def test_an_interrupt_after_the_last_take_loses_nothing(fake_kafka, monkeypatch, poll):
+    topic = filled(fake_kafka)
+    left = [3]
+    send = BatchFetcher._send_soon
+
+    def interrupted(fetcher):
+        if left[0]:
+            left[0] -= 1
+            raise KeyboardInterrupt
+        send(fetcher)
+
+    monkeypatch.setattr(BatchFetcher, "_send_soon", interrupted)
+    with Consumers(fake_kafka) as consumers:
+        consumer = consumers.assigned(topic, *range(3), auto_offset_reset="earliest")
+        assert read_all(consumer, poll) == {partition: list(range(COUNT)) for partition in range(3)}
+    assert left == [0]
+
+
+def test_a_seek_in_the_handler_that_raises_is_kept(fake_kafka, monkeypatch):
+    topic = filled(fake_kafka, 1)
+    tp = TopicPartition(topic, 0)
+    send = BatchFetcher._send_soon
+    with Consumers(fake_kafka) as consumers:
+        consumer = consumers.assigned(topic, auto_offset_reset="earliest")
+
+        def interrupted(fetcher):
+            monkeypatch.setattr(BatchFetcher, "_send_soon", send)
+            consumer.seek(tp, 40)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(BatchFetcher, "_send_soon", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            until(lambda: consumer.poll(1000, max_records=10))
+        assert consumer.position(tp) == 40
+
+
+def test_an_interrupt_in_a_check_begins_the_check_again(fake_kafka, monkeypatch):
+    """A procedure that Ctrl-C interrupted never ends, and its partition was never fetched again."""
+    topic = filled(fake_kafka, 1)
+    with Consumers(fake_kafka) as consumers:
+        consumer = consumers.assigned(topic, auto_offset_reset="earliest")
+        runner = consumer._reading.runner
+        advance = type(runner)._advance
+
+        def interrupted(runner, inquiry, value):
+            if value is not None:  # an answer, which is lost
+                monkeypatch.setattr(type(runner), "_advance", advance)
+                raise KeyboardInterrupt
+            advance(runner, inquiry, value)
+
+        monkeypatch.setattr(type(runner), "_advance", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            until(lambda: consumer.poll(1000))
+        assert len(consuming.collect(consumer, COUNT, 20)) == COUNT
+
+
+def test_the_iterator_takes_back_a_record_that_it_did_not_return():
+    """At each place where Ctrl-C can come, the record is returned, or the position is before it."""
+    tp = TopicPartition("topic", 0)
+    for step in itertools.count():
+        subscription = SubscriptionState()
+        subscription.assign_from_user([tp])
+        subscription.seek(tp, 5)
+        records = {
+            tp: [
+                ConsumerRecord(*tp, 0, offset, 0, 0, None, b"v", [], None, -1, 1, -1)
+                for offset in range(5, 8)
+            ]
+        }
+        iterator = each_record(lambda records=records: records, subscription)
+        consumer, got = SimpleNamespace(_iterator=iterator, _closed=False), []
+        assert next(iterator).offset == 5
+        at = CtrlC(step, {"kafkasafe.kafkapython.consumer", "kafkasafe.kafkapython.adapter"})
+        with contextlib.suppress(KeyboardInterrupt), at:
+            got.append(ExtendedConsumer.__next__(consumer))
+        if not at.pressed:
+            break
+        position = subscription.assignment[tp].position.offset
+        assert position == (7 if got else 6), at.place
+    assert step > 20
