@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 from types import SimpleNamespace
 
 import consuming
@@ -16,6 +17,7 @@ from kafka.consumer.subscription_state import SubscriptionState
 
 from kafkasafe.kafkapython.adapter import each_record
 from kafkasafe.kafkapython.batches import BatchFetcher, _Batches
+from kafkasafe.kafkapython.client import _InterruptibleNet
 from kafkasafe.kafkapython.consumer import ExtendedConsumer
 from kafkasafe.kafkapython.records import Records
 
@@ -159,3 +161,42 @@ def test_the_iterator_takes_back_a_record_that_it_did_not_return():
         position = subscription.assignment[tp].position.offset
         assert position == (7 if got else 6), at.place
     assert step > 20
+
+
+def test_a_run_of_kafka_pythons_loop_leaves_no_lock_taken():
+    """kafka-python waits for its I/O thread with an Event, whose lock an interrupt could leave taken. Then the I/O
+    thread waited for it, and with it every later call."""
+    net = _InterruptibleNet()
+    net.start()
+
+    async def answer():
+        return 1
+
+    try:
+        for step in itertools.count():
+            at = CtrlC(step, {"kafkasafe.kafkapython.client", "kafkasafe.process.wake_flag", "threading"})
+            with contextlib.suppress(KeyboardInterrupt), at:
+                net.run(answer)
+            if not at.pressed:
+                break
+            done = []
+            thread = threading.Thread(target=lambda done=done: done.append(net.run(answer)), daemon=True)
+            thread.start()
+            thread.join(10)
+            assert done == [1], at.place
+        assert step > 20
+    finally:
+        net.close()
+
+
+def test_an_interrupt_while_the_thread_starts_is_not_replaced_by_another_error(fake_kafka, monkeypatch):
+    start = threading.Thread.start
+
+    def interrupted(thread):
+        if thread.name.startswith("kafka-io"):
+            raise KeyboardInterrupt
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with Consumers(fake_kafka) as consumers, pytest.raises(KeyboardInterrupt):
+        consumers()
