@@ -27,7 +27,7 @@ from kafka.consumer.fetcher import Fetcher
 from kafka.record import MemoryRecords
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
-from kafkasafe.kafkapython.records import Records
+from kafkasafe.kafkapython.records import TAKING, Records
 from kafkasafe.limits.fetch_size import LARGE_FETCH_BYTES, FetchSize, records_limit
 from kafkasafe.record.arrow_decode import Decoder, OldFormatError, schema_of
 from kafkasafe.record.batch import CorruptBatchError
@@ -132,10 +132,12 @@ class _Batches:
         decoder = self._decoder
         if decoder is None:
             return None
+        offset, self.next_fetch_offset = self.next_fetch_offset, TAKING
         try:
             records = decoder.read(most) if self._old is None else None
             self.next_fetch_offset, self.leader_epoch = decoder.next_offset, decoder.leader_epoch
         except CorruptBatchError as error:
+            self.next_fetch_offset = offset
             self.drain()
             topic, partition = self.topic_partition
             raise kafka_errors.CorruptRecordError(
@@ -145,7 +147,7 @@ class _Batches:
         except OldFormatError:
             # The response has messages of a broker before 0.11. kafka-python reads these.
             self._old = Fetcher.PartitionRecords(
-                self.next_fetch_offset,
+                offset,
                 self.topic_partition,
                 MemoryRecords(self._buffer),
                 check_crcs=self._check_crcs,

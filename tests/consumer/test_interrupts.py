@@ -20,15 +20,16 @@ from kafkasafe.kafkapython.batches import BatchFetcher, _Batches
 from kafkasafe.kafkapython.client import _InterruptibleNet
 from kafkasafe.kafkapython.consumer import ExtendedConsumer
 from kafkasafe.kafkapython.records import Records
+from kafkasafe.record import arrow_decode
 
 COUNT = 60
 
 
-def filled(cluster, partitions=3):
+def filled(cluster, partitions=3, **more):
     """A topic whose partitions have as many records each."""
     topic = new_topic(cluster, partitions)
     for partition in range(partitions):
-        consuming.produce(cluster, topic, [b"%d" % number for number in range(COUNT)], partition=partition)
+        consuming.produce(cluster, topic, [b"%d" % number for number in range(COUNT)], partition, **more)
     return topic
 
 
@@ -42,13 +43,13 @@ def offsets(found):
     return taken
 
 
-def read_all(consumer, poll):
+def read_all(consumer, poll, max_records=None):
     """Reads everything, and goes on after each KeyboardInterrupt. Returns the offsets by partition."""
     taken = {}
 
     def look():
         with contextlib.suppress(KeyboardInterrupt):
-            for partition, some in offsets(getattr(consumer, poll)(1000)).items():
+            for partition, some in offsets(getattr(consumer, poll)(1000, max_records)).items():
                 taken.setdefault(partition, []).extend(some)
         return sum(map(len, taken.values())) >= 3 * COUNT
 
@@ -97,6 +98,26 @@ def test_an_interrupt_after_the_last_take_loses_nothing(fake_kafka, monkeypatch,
         consumer = consumers.assigned(topic, *range(3), auto_offset_reset="earliest")
         assert read_all(consumer, poll) == {partition: list(range(COUNT)) for partition in range(3)}
     assert left == [0]
+
+
+def test_an_interrupt_while_a_table_is_decoded_loses_nothing(fake_kafka, monkeypatch):
+    """The decoder was already behind the batches that it had begun to decode, and the next call went on from there."""
+    topic = filled(fake_kafka, batch_size=1)
+    left = [3]
+    parse = arrow_decode._parse
+
+    def interrupted(*args):
+        if left[0]:
+            left[0] -= 1
+            raise KeyboardInterrupt
+        return parse(*args)
+
+    monkeypatch.setattr(arrow_decode, "_parse", interrupted)
+    with Consumers(fake_kafka) as consumers:
+        consumer = consumers.assigned(topic, *range(3), auto_offset_reset="earliest")
+        assert read_all(consumer, "poll_arrow", 5) == {
+            partition: list(range(COUNT)) for partition in range(3)
+        }
 
 
 def test_a_seek_in_the_handler_that_raises_is_kept(fake_kafka, monkeypatch):
