@@ -24,6 +24,7 @@ from typing import Any, Final
 import kafka.errors as kafka_errors
 import pyarrow as pa
 from kafka.consumer.fetcher import Fetcher
+from kafka.future import Future
 from kafka.record import MemoryRecords
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
@@ -236,10 +237,12 @@ class BatchFetcher(Fetcher):
     _postponed: list[Any]  # responses that follow them
     _before: dict[TopicPartition, tuple[Any, OffsetAndMetadata]]  # what the present poll has taken records of
     _completed_fetches: Any
+    _fetch_futures: Any
     _manager: Any
     _next_partition_records: Any
     _paused_completed_fetches: Any
     _paused_partition_records: Any
+    _reset_task: Any
     _subscriptions: Any
     _sensors: Any
     _session_handlers: Any
@@ -291,14 +294,46 @@ class BatchFetcher(Fetcher):
         self, max_records: int | None = None, update_offsets: bool = True, timeout_ms: float | None = None
     ) -> Any:
         """See kafka-python's. Sends the next fetch while the application processes its records."""
-        parent: Any = super()
         self._sends = False
-        records, idle = parent.fetch_records(
-            max_records, update_offsets=update_offsets, timeout_ms=timeout_ms
-        )
+        records, idle = self._take_or_wait(max_records, update_offsets, timeout_ms)
         if records and not self._sends and not self._completed_fetches:
             self._send_soon()
         return records, idle
+
+    def _take_or_wait(
+        self, max_records: int | None, update_offsets: bool, timeout_ms: float | None
+    ) -> tuple[Any, bool]:
+        """Does the same as kafka-python's `fetch_records`, but waits as Ctrl-C allows (see `_await_first`)."""
+        records, partial = self.fetched_records(max_records, update_offsets=update_offsets)
+        if not partial:
+            self.send_fetches()
+        if records:
+            return records, False
+        awaited = list(self._fetch_futures)
+        if self._reset_task is not None and not self._reset_task.is_done:
+            awaited.append(self._reset_task)
+        if not awaited:
+            return records, True
+        with contextlib.suppress(kafka_errors.KafkaTimeoutError):
+            self._manager.run(self._await_first, awaited, timeout_ms)
+        records, _ = self.fetched_records(max_records, update_offsets=update_offsets)
+        return records, False
+
+    async def _await_first(self, futures: Iterable[Future], timeout_ms: float | None) -> None:
+        """Waits on the I/O thread until the first future is done.
+
+        kafka-python adds its callbacks on the caller's thread. Ctrl-C there can leave the lock of a future taken. Then
+        the I/O thread waits for this lock for ever, and so does each later call of the consumer.
+        """
+        first = Future()
+
+        def wake(_: object) -> None:
+            if not first.is_done:
+                first.success(None)
+
+        for future in futures:
+            future.add_both(wake)
+        await self._manager.wait_for(first, timeout_ms)
 
     def begin_poll(self) -> None:
         """The records that were taken before have been returned."""

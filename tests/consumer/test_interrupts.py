@@ -14,6 +14,7 @@ from ctrl_c import CtrlC
 from kafka import TopicPartition
 from kafka.consumer.fetcher import ConsumerRecord
 from kafka.consumer.subscription_state import SubscriptionState
+from kafka.structs import OffsetAndMetadata
 
 from kafkasafe.kafkapython.adapter import each_record
 from kafkasafe.kafkapython.batches import BatchFetcher, _Batches
@@ -221,3 +222,35 @@ def test_an_interrupt_while_the_thread_starts_is_not_replaced_by_another_error(f
     monkeypatch.setattr(threading.Thread, "start", interrupted)
     with Consumers(fake_kafka) as consumers, pytest.raises(KeyboardInterrupt):
         consumers()
+
+
+def test_an_interrupt_in_a_future_does_not_stop_the_io_thread(fake_kafka):
+    """kafka-python's futures take their lock without a `with` block. After Ctrl-C there, the I/O thread waited for the
+    lock for ever, and with it poll, commit and close."""
+    topic = filled(fake_kafka, 1)
+    tp = TopicPartition(topic, 0)
+    with Consumers(fake_kafka) as consumers:
+        consumer = consumers.assigned(topic, auto_offset_reset="earliest", group_id=consuming.new_name())
+        consuming.collect(consumer, COUNT)
+
+        async def answer():
+            return 1
+
+        for step in itertools.count():
+            at = CtrlC(step, {"kafka.future"})
+            with contextlib.suppress(KeyboardInterrupt), at:
+                consumer.poll(20)
+                consumer.commit_async({tp: OffsetAndMetadata(1, "", -1)})
+            done = []
+            thread = threading.Thread(
+                target=lambda done=done: done.append(consumer._net.run(answer)), daemon=True
+            )
+            thread.start()
+            thread.join(10)
+            assert done == [1], at.place
+            if not at.pressed:
+                break
+        committed = []
+        consumer.commit_async({tp: OffsetAndMetadata(7, "", -1)}, lambda *told: committed.append(told))
+        until(lambda: consumer.poll(20) or committed)
+        assert consumer.committed(tp) == 7
