@@ -238,7 +238,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
             # Poll even if no other partition has records: kafka-python's `poll` keeps the group membership alive.
             timeout_ms = min(timeout_ms, _REMINDER_MS if reading.decisions.has_others() else _BRIEFLY_MS)
         parent: Any = super()
-        self._fetcher.begin_poll()
+        self._begin_poll()
         try:
             with reading.polls:
                 records: dict[TopicPartition, list[Any]] = parent.poll(
@@ -249,15 +249,17 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
                 # `poll` returns all records at once, so they count as returned now.
                 reading.keeper.save_if_possible(reading.parts.items(), {} if update_offsets else records)
         except kafka_errors.CorruptRecordError as error:
+            self._begin_poll()
             raise kafka_errors.CorruptRecordError(
                 f"{error.args[0] if error.args else 'A record batch is damaged'}. The position stays before this batch."
                 " If the network may have damaged it, poll again. To skip the batch, seek past it."
             ) from error
         except Exception:
+            self._begin_poll()
             raise
         except BaseException:
             # Ctrl-C, or a signal handler that raises.
-            self._fetcher.give_back()
+            self._give_back()
             reading.interrupted()
             raise
         if not records and (undecided := reading.decisions.due()):

@@ -110,6 +110,14 @@ class ExtendedConsumer(KafkaConsumer):
         parent.seek(partition, offset)
         self._fetcher.sought(partition)
 
+    def _begin_poll(self) -> None:
+        """Note that the records of earlier polls were returned."""
+        self._fetcher.begin_poll()
+
+    def _give_back(self) -> None:
+        """Move the positions back before the records that the present poll has taken and will not return."""
+        self._fetcher.give_back()
+
     # --- the iterator -------------------------------------------------------------------------------------------------
 
     def __next__(self) -> Any:
@@ -185,24 +193,29 @@ class ExtendedConsumer(KafkaConsumer):
         known = schema_of(COLUMNS, views=views)
         fields = [field for field in [*_PLACE, *map(known.field, _ORDER)] if field.name in wanted]
         schema = _arrow.schema(fields)
-        parts = []
-        # Always read the offset, so that a table with only topic and partition has the right length.
-        for tp, batches in self._poll_batches(
-            timeout_ms, max_records, wanted & set(COLUMNS) | {"offset"}, views=views
-        ).items():
-            for batch in batches:
-                places = {
-                    "topic": lambda rows, tp=tp: _arrow.repeat(_arrow.scalar(tp.topic), rows),
-                    "partition": lambda rows, tp=tp: _arrow.repeat(
-                        _arrow.scalar(tp.partition, _arrow.int32()), rows
-                    ),
-                }
-                arrays = [
-                    places[name](batch.num_rows) if name in places else batch.column(name)
-                    for name in schema.names
-                ]
-                parts.append(_arrow.RecordBatch.from_arrays(arrays, schema=schema))
-        return _arrow.Table.from_batches(parts, schema=schema)
+        try:
+            parts = []
+            # Always read the offset, so that a table with only topic and partition has the right length.
+            for tp, batches in self._poll_batches(
+                timeout_ms, max_records, wanted & set(COLUMNS) | {"offset"}, views=views
+            ).items():
+                for batch in batches:
+                    places = {
+                        "topic": lambda rows, tp=tp: _arrow.repeat(_arrow.scalar(tp.topic), rows),
+                        "partition": lambda rows, tp=tp: _arrow.repeat(
+                            _arrow.scalar(tp.partition, _arrow.int32()), rows
+                        ),
+                    }
+                    arrays = [
+                        places[name](batch.num_rows) if name in places else batch.column(name)
+                        for name in schema.names
+                    ]
+                    parts.append(_arrow.RecordBatch.from_arrays(arrays, schema=schema))
+            return _arrow.Table.from_batches(parts, schema=schema)
+        except BaseException:
+            # Ctrl-C, or a lack of memory to join them. A poll that raised an error has taken nothing.
+            self._give_back()
+            raise
 
     def poll_batches(
         self,
@@ -232,10 +245,15 @@ class ExtendedConsumer(KafkaConsumer):
         wanted = set(COLUMNS if columns is None else columns)
         if unknown := wanted - set(COLUMNS):
             raise ValueError(f"No columns {sorted(unknown)}; there are {', '.join(COLUMNS)}")
-        return {
-            tp: batches[0] if len(batches) == 1 else _joined(batches)
-            for tp, batches in self._poll_batches(timeout_ms, max_records, wanted, views=views).items()
-        }
+        try:
+            return {
+                tp: batches[0] if len(batches) == 1 else _joined(batches)
+                for tp, batches in self._poll_batches(timeout_ms, max_records, wanted, views=views).items()
+            }
+        except BaseException:
+            # Ctrl-C, or a lack of memory to join them. A poll that raised an error has taken nothing.
+            self._give_back()
+            raise
 
     def _poll_batches(
         self, timeout_ms: float, max_records: int | None, columns: Iterable[str], *, views: bool

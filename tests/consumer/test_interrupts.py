@@ -16,6 +16,7 @@ from kafka.consumer.fetcher import ConsumerRecord
 from kafka.consumer.subscription_state import SubscriptionState
 from kafka.structs import OffsetAndMetadata
 
+from kafkasafe.kafkapython import consumer as kafkapython_consumer
 from kafkasafe.kafkapython.adapter import each_record
 from kafkasafe.kafkapython.batches import BatchFetcher, _Batches
 from kafkasafe.kafkapython.client import _InterruptibleNet
@@ -119,6 +120,41 @@ def test_an_interrupt_while_a_table_is_decoded_loses_nothing(fake_kafka, monkeyp
         assert read_all(consumer, "poll_arrow", 5) == {
             partition: list(range(COUNT)) for partition in range(3)
         }
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_an_error_while_batches_are_joined_loses_nothing(fake_kafka, monkeypatch, error):
+    topic = filled(fake_kafka)
+    left = [3]
+    joined = kafkapython_consumer._joined
+
+    def interrupted(batches):
+        if left[0]:
+            left[0] -= 1
+            raise error
+        return joined(batches)
+
+    monkeypatch.setattr(kafkapython_consumer, "_joined", interrupted)
+    with Consumers(fake_kafka) as consumers:
+        consumer = consumers.assigned(topic, *range(3), auto_offset_reset="earliest")
+        taken = {}
+
+        def look():
+            with contextlib.suppress(error):
+                for tp, some in consumer.poll_batches(1000).items():
+                    taken.setdefault(tp.partition, []).extend(some["offset"].to_pylist())
+            return sum(map(len, taken.values())) >= 3 * COUNT
+
+        # Parts of a partition, so that there is something to join.
+        append = BatchFetcher._append
+        monkeypatch.setattr(
+            BatchFetcher,
+            "_append",
+            lambda fetcher, drained, part, _, *more: append(fetcher, drained, part, 7, *more),
+        )
+        until(look)
+    assert taken == {partition: list(range(COUNT)) for partition in range(3)}
+    assert left == [0]
 
 
 def test_a_seek_in_the_handler_that_raises_is_kept(fake_kafka, monkeypatch):
