@@ -193,6 +193,7 @@ class ExtendedConsumer(KafkaConsumer):
         known = schema_of(COLUMNS, views=views)
         fields = [field for field in [*_PLACE, *map(known.field, _ORDER)] if field.name in wanted]
         schema = _arrow.schema(fields)
+        self._begin_poll()
         try:
             parts = []
             # Always read the offset, so that a table with only topic and partition has the right length.
@@ -245,6 +246,7 @@ class ExtendedConsumer(KafkaConsumer):
         wanted = set(COLUMNS if columns is None else columns)
         if unknown := wanted - set(COLUMNS):
             raise ValueError(f"No columns {sorted(unknown)}; there are {', '.join(COLUMNS)}")
+        self._begin_poll()
         try:
             return {
                 tp: batches[0] if len(batches) == 1 else _joined(batches)

@@ -157,6 +157,24 @@ def test_an_error_while_batches_are_joined_loses_nothing(fake_kafka, monkeypatch
     assert left == [0]
 
 
+@pytest.mark.parametrize("poll", ["poll_batches", "poll_arrow"])
+def test_an_interrupt_before_a_poll_gives_nothing_back(fake_kafka, monkeypatch, poll):
+    """The records of the poll before were returned."""
+    topic = filled(fake_kafka, 1)
+    with Consumers(fake_kafka) as consumers:
+        consumer = consumers.assigned(topic, auto_offset_reset="earliest")
+        until(lambda: consumer.poll(1000, 10))
+
+        def interrupted(*_):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(BatchFetcher, "giving", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                getattr(consumer, poll)(1000)
+        assert consumer.position(TopicPartition(topic, 0)) == 10
+
+
 def test_a_seek_in_the_handler_that_raises_is_kept(fake_kafka, monkeypatch):
     topic = filled(fake_kafka, 1)
     tp = TopicPartition(topic, 0)
