@@ -232,6 +232,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
                 LogDivergedError.
             RemoteStorageNotReadyError: See `remote_storage_timeout_ms`.
             CorruptRecordError: The next batch of a partition is damaged. The position does not move.
+            ForkedProcessError: The consumer was opened before a fork, and belongs to the parent process.
         """
         reading = self._reading
         if reading.decisions.due():
@@ -279,6 +280,8 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
     ) -> None:
         """Like KafkaConsumer's `close`; it also writes `offsets_path` and `lineage_path`.
 
+        It does nothing in a forked child, which is no member of the group.
+
         Args:
             autocommit: Whether to commit the positions, if `enable_auto_commit` is set.
             timeout_ms: How long to wait for the commit and for leaving the group. Default: kafka-python's.
@@ -290,7 +293,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
             OSError: A file could not be written. The consumer is closed nevertheless.
         """
         timeout_ms = _close_ms(timeout_ms, timeout)
-        if self._is_closed():
+        if self._is_closed() or self._leave_to_parent():
             return
         # Ignore answers from now on: the objects that they would wake are about to be closed.
         self._reading.runner.retire()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 import threading
@@ -12,6 +13,7 @@ import kafka.errors as kafka_errors
 from kafka import KafkaConsumer
 from kafka.net.selector import NetworkSelector
 
+from kafkasafe.errors import ForkedProcessError
 from kafkasafe.kafkapython.manager import Manager
 from kafkasafe.kafkapython.metadata import Metadata
 from kafkasafe.logs import as_own_thread, limit_foreign
@@ -82,8 +84,21 @@ class _InterruptibleNet(NetworkSelector):
     _exception: BaseException | None
     _io_thread: threading.Thread | None
 
+    def __init__(self, **configs: Any) -> None:
+        parent: Any = super()
+        parent.__init__(**configs)
+        self._pid = os.getpid()
+
+    def check_process(self) -> None:
+        """Raise ForkedProcessError in a forked child, which has no I/O thread: a call would wait for ever."""
+        if os.getpid() != self._pid:
+            raise ForkedProcessError(
+                "This consumer belongs to the parent process. Open another one in this process"
+            )
+
     def run(self, coro: Any, *args: Any) -> Any:
         """See kafka-python's method. It carries out a coroutine on the I/O thread, and waits for the result."""
+        self.check_process()
         parent: Any = super()
         if self._closed or self._exception or self._io_thread in (None, threading.current_thread()):
             return parent.run(coro, *args)  # it raises an error, or needs no other thread

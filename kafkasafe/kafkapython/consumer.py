@@ -12,6 +12,7 @@ import pyarrow as pa
 from kafka import KafkaConsumer
 from kafka.structs import TopicPartition
 
+from kafkasafe.errors import ForkedProcessError
 from kafkasafe.kafkapython.adapter import KafkaPython, each_record, take_back
 from kafkasafe.kafkapython.batches import Kind
 from kafkasafe.kafkapython.coordinator import Coordinator
@@ -43,6 +44,7 @@ class ExtendedConsumer(KafkaConsumer):
     _fetcher: Any
     _iterator: Any
     _manager: Any
+    _net: Any
     _subscription: Any
     _owner: Owner
 
@@ -83,6 +85,15 @@ class ExtendedConsumer(KafkaConsumer):
         failure: BaseException | None = getattr(getattr(self, "_manager", None), "last_failure", None)
         return failure
 
+    def _leave_to_parent(self) -> bool:
+        """In a forked child: count as closed. Return whether this is one."""
+        try:
+            self._net.check_process()
+        except ForkedProcessError:
+            self._closed = True
+            return True
+        return False
+
     def _is_closed(self) -> bool:
         return bool(self._closed)
 
@@ -111,7 +122,12 @@ class ExtendedConsumer(KafkaConsumer):
         self._fetcher.sought(partition)
 
     def _begin_poll(self) -> None:
-        """Note that the records of earlier polls were returned."""
+        """Note that the records of earlier polls were returned.
+
+        Raises:
+            ForkedProcessError: This is a forked child, and the parent process reads these records.
+        """
+        self._net.check_process()
         self._fetcher.begin_poll()
 
     def _give_back(self) -> None:
