@@ -28,6 +28,7 @@ from kafka.future import Future
 from kafka.record import MemoryRecords
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
+from kafkasafe.kafkapython.adapter import unreturned
 from kafkasafe.kafkapython.records import TAKING, Records
 from kafkasafe.limits.fetch_size import LARGE_FETCH_BYTES, FetchSize, records_limit
 from kafkasafe.record.arrow_decode import Decoder, OldFormatError, schema_of
@@ -338,6 +339,12 @@ class BatchFetcher(Fetcher):
     def begin_poll(self) -> None:
         """The records that were taken before have been returned."""
         self._before = {}
+
+    def give_back_last(self, iterator: Any) -> None:
+        """Moves the position back before the record that an iterator (`each_record`) has yielded in vain."""
+        found = unreturned(iterator)
+        if found is not None:
+            _place(*found)
 
     def give_back(self) -> None:
         """Moves the positions back before the records that this poll has taken, because it will not return them.

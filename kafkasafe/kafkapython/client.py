@@ -83,6 +83,7 @@ class _InterruptibleNet(NetworkSelector):
     _closed: bool
     _exception: BaseException | None
     _io_thread: threading.Thread | None
+    _stop: bool
 
     def __init__(self, **configs: Any) -> None:
         parent: Any = super()

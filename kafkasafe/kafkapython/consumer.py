@@ -13,7 +13,7 @@ from kafka import KafkaConsumer
 from kafka.structs import TopicPartition
 
 from kafkasafe.errors import ForkedProcessError
-from kafkasafe.kafkapython.adapter import KafkaPython, each_record, take_back
+from kafkasafe.kafkapython.adapter import KafkaPython, each_record
 from kafkasafe.kafkapython.batches import Kind
 from kafkasafe.kafkapython.coordinator import Coordinator
 from kafkasafe.kafkapython.fetcher import Fetcher
@@ -149,7 +149,7 @@ class ExtendedConsumer(KafkaConsumer):
                 self._iterator = None
             except BaseException:
                 # Ctrl-C. The iterator goes on with another poll.
-                take_back(self._iterator)
+                self._fetcher.give_back_last(self._iterator)
                 self._iterator = None
                 raise
         parent: Any = super()
