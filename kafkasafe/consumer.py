@@ -301,6 +301,10 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         parent: Any = super()
         try:
             parent.close(autocommit=autocommit, timeout_ms=timeout_ms)
+        except BaseException:
+            # Otherwise the I/O thread would go on with heartbeats, and the group would keep the member.
+            self._abandon()
+            raise
         finally:
             self._reading.parts.cancel()
             self._reading.connections.close()

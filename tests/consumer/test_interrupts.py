@@ -227,7 +227,10 @@ def test_the_iterator_takes_back_a_record_that_it_did_not_return():
             ]
         }
         iterator = each_record(lambda records=records: records, subscription)
-        consumer, got = SimpleNamespace(_iterator=iterator, _closed=False), []
+        consumer, got = (
+            SimpleNamespace(_iterator=iterator, _closed=False, _fetcher=object.__new__(BatchFetcher)),
+            [],
+        )
         assert next(iterator).offset == 5
         at = CtrlC(step, {"kafkasafe.kafkapython.consumer", "kafkasafe.kafkapython.adapter"})
         with contextlib.suppress(KeyboardInterrupt), at:
@@ -308,3 +311,19 @@ def test_an_interrupt_in_a_future_does_not_stop_the_io_thread(fake_kafka):
         consumer.commit_async({tp: OffsetAndMetadata(7, "", -1)}, lambda *told: committed.append(told))
         until(lambda: consumer.poll(20) or committed)
         assert consumer.committed(tp) == 7
+
+
+def test_an_interrupted_close_ends_the_threads(fake_kafka, monkeypatch):
+    """A second close() does nothing, and the I/O thread went on with heartbeats: the group kept the member."""
+    with Consumers(fake_kafka) as consumers:
+        consumer = consumers.assigned(
+            filled(fake_kafka, 1), group_id=consuming.new_name(), client_id="interrupted"
+        )
+
+        def interrupted(*_, **__):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(consumer._coordinator, "close", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            consumer.close()
+        assert "kafka-io-interrupted" not in [thread.name for thread in threading.enumerate()]
