@@ -168,6 +168,8 @@ class Program(threading.Thread):
             self._say(f"hung after {how}")
             child.send_signal(signal.SIGUSR1)
             time.sleep(1)
+            # The folder of the run may be removed. The stacks say for what the process waits.
+            print((self.folder / "lives.log").read_text(errors="replace")[-5000:], flush=True)
         # A signal that arrives before the process has set its handlers ends the process directly.
         if child.returncode not in {None, 0, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT}:
             self._say(f"a life ended with exit code {child.returncode} ({how})")

@@ -232,26 +232,37 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
                 LogDivergedError.
             RemoteStorageNotReadyError: See `remote_storage_timeout_ms`.
             CorruptRecordError: The next batch of a partition is damaged. The position does not move.
+            ForkedProcessError: The consumer was opened before a fork, and belongs to the parent process.
         """
         reading = self._reading
         if reading.decisions.due():
             # Poll even if no other partition has records: kafka-python's `poll` keeps the group membership alive.
             timeout_ms = min(timeout_ms, _REMINDER_MS if reading.decisions.has_others() else _BRIEFLY_MS)
         parent: Any = super()
+        self._begin_poll()
         try:
             with reading.polls:
                 records: dict[TopicPartition, list[Any]] = parent.poll(
                     timeout_ms, max_records, update_offsets
                 )
+            if reading.keeper.is_due:
+                # An iterator polls without `update_offsets` and moves the position with each record that it returns.
+                # `poll` returns all records at once, so they count as returned now.
+                reading.keeper.save_if_possible(reading.parts.items(), {} if update_offsets else records)
         except kafka_errors.CorruptRecordError as error:
+            self._begin_poll()
             raise kafka_errors.CorruptRecordError(
                 f"{error.args[0] if error.args else 'A record batch is damaged'}. The position stays before this batch."
                 " If the network may have damaged it, poll again. To skip the batch, seek past it."
             ) from error
-        if reading.keeper.is_due:
-            # An iterator polls without `update_offsets` and moves the position with each record that it returns. `poll`
-            # returns all records at once, so they count as returned now.
-            reading.keeper.save_if_possible(reading.parts.items(), {} if update_offsets else records)
+        except Exception:
+            self._begin_poll()
+            raise
+        except BaseException:
+            # Ctrl-C, or a signal handler that raises.
+            self._give_back()
+            reading.interrupted()
+            raise
         if not records and (undecided := reading.decisions.due()):
             raise reading.decisions.error(undecided)
         return records
@@ -269,6 +280,8 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
     ) -> None:
         """Like KafkaConsumer's `close`; it also writes `offsets_path` and `lineage_path`.
 
+        It does nothing in a forked child, which is no member of the group.
+
         Args:
             autocommit: Whether to commit the positions, if `enable_auto_commit` is set.
             timeout_ms: How long to wait for the commit and for leaving the group. Default: kafka-python's.
@@ -280,7 +293,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
             OSError: A file could not be written. The consumer is closed nevertheless.
         """
         timeout_ms = _close_ms(timeout_ms, timeout)
-        if self._is_closed():
+        if self._is_closed() or self._leave_to_parent():
             return
         # Ignore answers from now on: the objects that they would wake are about to be closed.
         self._reading.runner.retire()
@@ -288,6 +301,10 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         parent: Any = super()
         try:
             parent.close(autocommit=autocommit, timeout_ms=timeout_ms)
+        except BaseException:
+            # Otherwise the I/O thread would go on with heartbeats, and the group would keep the member.
+            self._abandon()
+            raise
         finally:
             self._reading.parts.cancel()
             self._reading.connections.close()

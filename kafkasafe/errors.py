@@ -84,7 +84,7 @@ class ProducerClosedError(UsageError, IllegalStateError):
 
 
 class ForkedProcessError(UsageError):
-    """The producer was opened before a fork and belongs to the parent process. Open a new one in the child."""
+    """The producer or consumer was opened before a fork and belongs to the parent process. Open one in the child."""
 
 
 class RejectedError(KafkaSafeError):
@@ -424,9 +424,16 @@ FACTS: Final[dict[str, Facts]] = {
         "Open a new producer, and send the record there.",
     ),
     "ForkedProcessError": Facts(
-        ("producer.send", "producer.batch", "producer.flush", "producer.close", "future.get"),
+        (
+            "producer.send",
+            "producer.batch",
+            "producer.flush",
+            "producer.close",
+            "future.get",
+            "consumer.poll",
+        ),
         "Safe. The parent process still delivers what it accepted. The child's record was not accepted.",
-        "Open a producer in the child process.",
+        "Open a producer or consumer in the child process.",
     ),
     "RejectedError": Facts(
         ("future.get", "future.exception"),

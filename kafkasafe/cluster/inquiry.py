@@ -10,7 +10,6 @@ import collections
 import functools
 import heapq
 import itertools
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
@@ -22,6 +21,7 @@ from kafkasafe.cluster.api import Cluster, Failure, Reply
 from kafkasafe.cluster.at_once import at_once
 from kafkasafe.cluster.backoff import PAUSES
 from kafkasafe.cluster.procedures import Ask, Pause, Procedure, Step, Together
+from kafkasafe.process.wake_flag import WakeFlag
 from kafkasafe.stats import ConsumerStats
 
 __all__ = ["ProcedureRunner", "RunningProcedure", "ask_until_answered", "pause_s"]
@@ -106,7 +106,7 @@ class ProcedureRunner:
     def __init__(self, wake: Callable[[], None] | None = None) -> None:
         self._wake = wake
         self._arrived: collections.deque[tuple[RunningProcedure[Any], Any]] = collections.deque()
-        self._event = threading.Event()
+        self._awake = WakeFlag()
         self._pauses: list[tuple[float, int, RunningProcedure[Any]]] = []
         self._numbers = itertools.count()
         self._unsent: collections.deque[tuple[RunningProcedure[Any], Callable[[Reply[Any]], None]]] = (
@@ -131,7 +131,7 @@ class ProcedureRunner:
 
     def work(self) -> None:
         """Continues procedures whose answer has arrived or whose pause has ended. Does not wait."""
-        self._event.clear()
+        self._awake.clear()
         while self._arrived:
             self._advance(*self._arrived.popleft())
         now = time.monotonic()
@@ -159,7 +159,8 @@ class ProcedureRunner:
         """Waits until there is work, at most `timeout_s`."""
         self._send()  # a procedure may have called this method
         due = self.due_s()
-        self._event.wait(timeout_s if due is None else min(due, timeout_s))
+        if not self._arrived:
+            self._awake.wait(timeout_s if due is None else min(due, timeout_s))
 
     def _advance(self, inquiry: RunningProcedure[Any], value: Any) -> None:
         if inquiry.done:
@@ -195,8 +196,7 @@ class ProcedureRunner:
 
     def _arrive(self, inquiry: RunningProcedure[Any], answer: Any) -> None:
         self._arrived.append((inquiry, answer))
-        if not self._event.is_set():  # `work` clears the event before it reads the queue
-            self._event.set()
+        self._awake.set()  # `work` clears the flag before it reads the queue
         wake = self._wake
         if wake is not None:
             wake()

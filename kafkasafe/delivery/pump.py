@@ -39,12 +39,12 @@ from kafkasafe.delivery.engine.messages import (
     TakeOver,
 )
 from kafkasafe.delivery.engine.parcels import Choose, Parcel
-from kafkasafe.delivery.engine.waits import WakeFlag
 from kafkasafe.delivery.process_readings import NUMBERS
 from kafkasafe.errors import ForkedProcessError, SpoolError, UsageError
 from kafkasafe.health.states import DISK_STUCK_S, ProducerSeen
 from kafkasafe.limits.patience import Patience
 from kafkasafe.logs import apart
+from kafkasafe.process.wake_flag import WakeFlag
 from kafkasafe.spool.files import Files
 from kafkasafe.spool.lanes import LaneLock, SpoolDirectory
 from kafkasafe.spool.own_lane import OwnLane

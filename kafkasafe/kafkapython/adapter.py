@@ -16,7 +16,7 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from kafkasafe.history.epochs import UNDEFINED
 
-__all__ = ["KafkaPython", "each_record"]
+__all__ = ["KafkaPython", "each_record", "unreturned"]
 
 _Leadership: TypeAlias = tuple[bytes | None, int, int]
 _IsolationLevel: TypeAlias = Literal["read_uncommitted", "read_committed"]
@@ -270,3 +270,18 @@ def each_record(poll: Callable[[], Mapping[TopicPartition, list[Any]]], subscrip
                 break
             state._position = _position((record[3] + 1, "", record[2]))
             yield record
+
+
+def unreturned(iterator: Any) -> tuple[Any, OffsetAndMetadata] | None:
+    """Return the state and the position before the last record of an `each_record`, which its caller did not return.
+
+    An interrupt within the generator ends it, before it has moved the position; then the result is None. After the
+    generator has yielded a record, an interrupt of its caller would skip that record.
+    """
+    frame = iterator.gi_frame
+    if frame is None:
+        return None
+    state, record = frame.f_locals.get("state"), frame.f_locals.get("record")
+    if record is None or state._position is None or state._position[0] != record[3] + 1:
+        return None
+    return state, OffsetAndMetadata(record[3], "", UNDEFINED)

@@ -12,6 +12,7 @@ from kafka.record import MemoryRecords
 from kafka.structs import TopicPartition
 
 from kafkasafe.kafkapython.kinds import Kind
+from kafkasafe.kafkapython.records import TAKING
 from kafkasafe.record.arrow_decode import Decoder, OldFormatError, schema_of
 from kafkasafe.record.batch import CorruptBatchError
 
@@ -98,10 +99,12 @@ class ArrowRecords:
         decoder = self._decoder
         if decoder is None:
             return None
+        offset, self.next_fetch_offset = self.next_fetch_offset, TAKING
         try:
             records = decoder.read(most) if self._old is None else None
             self.next_fetch_offset, self.leader_epoch = decoder.next_offset, decoder.leader_epoch
         except CorruptBatchError as error:
+            self.next_fetch_offset = offset
             self.drain()
             topic, partition = self.topic_partition
             raise kafka_errors.CorruptRecordError(
@@ -111,7 +114,7 @@ class ArrowRecords:
         except OldFormatError:
             # The response has messages of a broker before 0.11. kafka-python reads these.
             self._old = Fetcher.PartitionRecords(
-                self.next_fetch_offset,
+                offset,
                 self.topic_partition,
                 MemoryRecords(self._buffer),
                 check_crcs=self._check_crcs,

@@ -17,15 +17,17 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 import kafka.errors as kafka_errors
 from kafka.consumer.fetcher import Fetcher
+from kafka.future import Future
 from kafka.record import MemoryRecords
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
+from kafkasafe.kafkapython.adapter import unreturned
 from kafkasafe.kafkapython.kinds import Kind, kind_of
 from kafkasafe.kafkapython.records import Records
 from kafkasafe.limits.fetch_size import LARGE_FETCH_BYTES, FetchSize, records_limit
@@ -81,11 +83,14 @@ class BatchFetcher(Fetcher):
     _size: FetchSize | None = None  # None: the size that the application has set
     _held: dict[TopicPartition, _Held]  # records of the last look that an iterator returns one by one
     _postponed: list[Any]  # responses that follow them
+    _before: dict[TopicPartition, tuple[Any, OffsetAndMetadata]]  # what the present poll has taken records of
     _completed_fetches: Any
+    _fetch_futures: Any
     _manager: Any
     _next_partition_records: Any
     _paused_completed_fetches: Any
     _paused_partition_records: Any
+    _reset_task: Any
     _subscriptions: Any
     _sensors: Any
     _session_handlers: Any
@@ -94,6 +99,7 @@ class BatchFetcher(Fetcher):
         """Takes note, from now on, of the records that an iterator holds."""
         self._held = {}
         self._postponed = []
+        self._before = {}
 
     def choose_sizes(self) -> None:
         """Chooses `max_partition_fetch_bytes` from now on."""
@@ -101,9 +107,10 @@ class BatchFetcher(Fetcher):
         most = min(LARGE_FETCH_BYTES, config["fetch_max_bytes"])
         self._size = FetchSize(config["max_partition_fetch_bytes"], most, config["request_timeout_ms"] / 1000)
 
-    def sought(self) -> None:
+    def sought(self, tp: TopicPartition) -> None:
         """Begins with small requests again, because the application sought: what was fetched is discarded."""
         self._held = {}
+        self._before.pop(tp, None)
         if self._size is not None:
             self._size.restart(time.monotonic())
 
@@ -137,14 +144,67 @@ class BatchFetcher(Fetcher):
         self, max_records: int | None = None, update_offsets: bool = True, timeout_ms: float | None = None
     ) -> Any:
         """See kafka-python's. Sends the next fetch while the application processes its records."""
-        parent: Any = super()
         self._sends = False
-        records, idle = parent.fetch_records(
-            max_records, update_offsets=update_offsets, timeout_ms=timeout_ms
-        )
+        records, idle = self._take_or_wait(max_records, update_offsets, timeout_ms)
         if records and not self._sends and not self._completed_fetches:
             self._send_soon()
         return records, idle
+
+    def _take_or_wait(
+        self, max_records: int | None, update_offsets: bool, timeout_ms: float | None
+    ) -> tuple[Any, bool]:
+        """Does the same as kafka-python's `fetch_records`, but waits as Ctrl-C allows (see `_await_first`)."""
+        records, partial = self.fetched_records(max_records, update_offsets=update_offsets)
+        if not partial:
+            self.send_fetches()
+        if records:
+            return records, False
+        awaited = list(self._fetch_futures)
+        if self._reset_task is not None and not self._reset_task.is_done:
+            awaited.append(self._reset_task)
+        if not awaited:
+            return records, True
+        with contextlib.suppress(kafka_errors.KafkaTimeoutError):
+            self._manager.run(self._await_first, awaited, timeout_ms)
+        records, _ = self.fetched_records(max_records, update_offsets=update_offsets)
+        return records, False
+
+    async def _await_first(self, futures: Iterable[Future], timeout_ms: float | None) -> None:
+        """Waits on the I/O thread until the first future is done.
+
+        kafka-python adds its callbacks on the caller's thread. Ctrl-C there can leave the lock of a future taken. Then
+        the I/O thread waits for this lock for ever, and so does each later call of the consumer.
+        """
+        first = Future()
+
+        def wake(_: object) -> None:
+            if not first.is_done:
+                first.success(None)
+
+        for future in futures:
+            future.add_both(wake)
+        await self._manager.wait_for(first, timeout_ms)
+
+    def begin_poll(self) -> None:
+        """The records that were taken before have been returned."""
+        self._before = {}
+
+    def give_back_last(self, iterator: Any) -> None:
+        """Moves the position back before the record that an iterator (`each_record`) has yielded in vain."""
+        found = unreturned(iterator)
+        if found is not None:
+            self._subscriptions.place(*found)
+
+    def give_back(self) -> None:
+        """Moves the positions back before the records that this poll has taken, because it will not return them.
+
+        Ctrl-C may come while the records of a partition are decoded, after those of other partitions were taken. The
+        records are fetched again.
+        """
+        before, self._before = self._before, {}
+        for tp, (state, position) in before.items():
+            if self._subscriptions.assignment.get(tp) is state and state.position is not None:
+                self._subscriptions.place(state, position)
 
     def fetched_records(self, max_records: int | None = None, update_offsets: bool = True) -> Any:
         """See kafka-python's."""
@@ -179,7 +239,7 @@ class BatchFetcher(Fetcher):
         for tp, end in held.items():
             state = self._subscriptions.assignment.get(tp)
             if state is end.state and state.is_fetchable() and state.position.offset == end.after:
-                self._subscriptions.advance(tp, end.position)
+                self._subscriptions.place(state, end.position)
 
     def _is_held(self, tp: TopicPartition) -> bool:
         """Whether an iterator has not returned all records that it took. Any thread may call it."""
@@ -318,6 +378,10 @@ class BatchFetcher(Fetcher):
         return kind_of(part) == self._wanted
 
     def _append(self, drained: Any, part: Any, max_records: int, update_offsets: bool) -> int:
+        tp = part.topic_partition
+        state = self._subscriptions.assignment.get(tp)
+        if state is not None and state.position is not None:
+            self._before.setdefault(tp, (state, state.position))
         if kind_of(part) is None:
             parent: Any = super()
             try:
@@ -327,21 +391,18 @@ class BatchFetcher(Fetcher):
                 part.drain()
                 raise
             if count and not update_offsets:
-                tp = part.topic_partition
                 position = OffsetAndMetadata(part.next_fetch_offset, "", part.leader_epoch)
                 self._held[tp] = _Held(
                     self._subscriptions.assignment.get(tp), drained[tp][-1].offset + 1, position
                 )
             return count
-        tp = part.topic_partition
-        state = self._subscriptions.assignment.get(tp)
         if state is None or not state.is_fetchable() or state.position.offset != part.next_fetch_offset:
             part.drain()  # it was fetched for another kind of result
             return 0
         records = part.take(max_records)
         if state.highwater is not None and self._sensors:
             self._sensors.records_fetch_lag.record(state.highwater - part.next_fetch_offset)
-        self._subscriptions.advance(tp, OffsetAndMetadata(part.next_fetch_offset, "", part.leader_epoch))
+        self._subscriptions.place(state, OffsetAndMetadata(part.next_fetch_offset, "", part.leader_epoch))
         if records is None:
             return 0
         drained[tp].append(records)

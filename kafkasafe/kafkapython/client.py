@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
+import threading
+import time
 from typing import Any, Final
 
 import kafka.errors as kafka_errors
 from kafka import KafkaConsumer
+from kafka.net.selector import NetworkSelector
 
+from kafkasafe.errors import ForkedProcessError
 from kafkasafe.kafkapython.manager import Manager
 from kafkasafe.kafkapython.metadata import Metadata
 from kafkasafe.logs import as_own_thread, limit_foreign
+from kafkasafe.process.wake_flag import WakeFlag
 
 __all__ = ["OURS"]
+
+_NO_LIMIT: Final = -1.0
+_START_S: Final = 0.5
+"""How long a thread may need to start, seconds."""
+_START_PAUSE_S: Final = 0.01
 
 
 class _ReachingManager(Manager):
@@ -61,13 +72,91 @@ class _ReachingManager(Manager):
         return random.choice(able) if able else None
 
 
+class _InterruptibleNet(NetworkSelector):
+    """kafka-python's event loop, which Ctrl-C in a caller's thread leaves usable.
+
+    kafka-python 3.0.12 waits with an Event. Ctrl-C can leave the lock of an Event taken. Then the I/O thread waits for
+    this lock for ever, and so does each later call.
+    """
+
+    config: dict[str, Any]
+    _closed: bool
+    _exception: BaseException | None
+    _io_thread: threading.Thread | None
+    _stop: bool
+
+    def __init__(self, **configs: Any) -> None:
+        parent: Any = super()
+        parent.__init__(**configs)
+        self._pid = os.getpid()
+
+    def check_process(self) -> None:
+        """Raise ForkedProcessError in a forked child, which has no I/O thread: a call would wait for ever."""
+        if os.getpid() != self._pid:
+            raise ForkedProcessError(
+                "This consumer belongs to the parent process. Open another one in this process"
+            )
+
+    def run(self, coro: Any, *args: Any) -> Any:
+        """See kafka-python's method. It carries out a coroutine on the I/O thread, and waits for the result."""
+        self.check_process()
+        parent: Any = super()
+        if self._closed or self._exception or self._io_thread in (None, threading.current_thread()):
+            return parent.run(coro, *args)  # it raises an error, or needs no other thread
+        me: Any = self
+        ended = WakeFlag()
+        state: dict[str, Any] = {"exception": None}
+
+        async def waiter() -> None:
+            try:
+                state["value"] = await me._invoke(coro, *args)
+            except BaseException as error:
+                if state["exception"] is None:
+                    state["exception"] = error
+            finally:
+                with me._pending_waiters_lock:
+                    me._pending_waiters.pop(ended, None)
+                ended.set()
+
+        with me._pending_waiters_lock:
+            me._pending_waiters[ended] = state
+        me.call_soon_threadsafe(waiter)
+        ended.wait(_NO_LIMIT)
+        if state["exception"] is not None:
+            raise state["exception"]
+        return state["value"]
+
+    def run_forever(self) -> None:
+        """See kafka-python's method. Does nothing if the loop was closed while its thread started."""
+        parent: Any = super()
+        if not self._closed:
+            parent.run_forever()
+
+    def stop(self, timeout_ms: float | None = None) -> None:
+        """See kafka-python's method. It raises no error if Ctrl-C interrupted the start of the thread."""
+        parent: Any = super()
+        deadline = time.monotonic() + _START_S
+        while True:
+            try:
+                parent.stop(timeout_ms)
+            except RuntimeError:  # the thread has not started yet
+                self._stop = False
+                if time.monotonic() < deadline:
+                    time.sleep(_START_PAUSE_S)
+                    continue
+            return
+
+
 def _tidy_client(**options: Any) -> Any:
     """Make KafkaConsumer's network client, but with our connections.
 
     These close their sockets when they fail, and resolve names on a separate thread.
     """
     make: Any = KafkaConsumer.DEFAULT_CONFIG["kafka_client"]
-    client = make(manager=False, **options)  # not None: then it would create its own manager
+    net: Any = _InterruptibleNet
+    client = make(
+        net=net(**options), manager=False, **options
+    )  # not None: then it would create its own manager
     manager: Any = _ReachingManager
     client._manager = manager(client._net, **options)
     limit_foreign()

@@ -14,7 +14,7 @@ from kafka import KafkaConsumer
 from kafka.structs import TopicPartition
 from kafka.version import __version__ as installed
 
-from kafkasafe.errors import UsageError
+from kafkasafe.errors import ForkedProcessError, UsageError
 from kafkasafe.kafkapython.adapter import KafkaPython, each_record
 from kafkasafe.kafkapython.coordinator import Coordinator
 from kafkasafe.kafkapython.fetcher import Fetcher
@@ -41,6 +41,7 @@ class ExtendedConsumer(KafkaConsumer):
     _fetcher: Any
     _iterator: Any
     _manager: Any
+    _net: Any
     _subscription: Any
     _owner: Owner
 
@@ -94,6 +95,15 @@ class ExtendedConsumer(KafkaConsumer):
         failure: BaseException | None = getattr(getattr(self, "_manager", None), "last_failure", None)
         return failure
 
+    def _leave_to_parent(self) -> bool:
+        """In a forked child: count as closed. Return whether this is one."""
+        try:
+            self._net.check_process()
+        except ForkedProcessError:
+            self._closed = True
+            return True
+        return False
+
     def _is_closed(self) -> bool:
         return bool(self._closed)
 
@@ -119,7 +129,20 @@ class ExtendedConsumer(KafkaConsumer):
         """See KafkaConsumer's. Begin with small requests again, because what was fetched is discarded."""
         parent: Any = super()
         parent.seek(partition, offset)
-        self._fetcher.sought()
+        self._fetcher.sought(partition)
+
+    def _begin_poll(self) -> None:
+        """Note that the records of earlier polls were returned.
+
+        Raises:
+            ForkedProcessError: This is a forked child, and the parent process reads these records.
+        """
+        self._net.check_process()
+        self._fetcher.begin_poll()
+
+    def _give_back(self) -> None:
+        """Move the positions back before the records that the present poll has taken and will not return."""
+        self._fetcher.give_back()
 
     # --- the iterator -------------------------------------------------------------------------------------------------
 
@@ -134,6 +157,11 @@ class ExtendedConsumer(KafkaConsumer):
                 return next(self._iterator)
             except StopIteration:
                 self._iterator = None
+            except BaseException:
+                # Ctrl-C. The iterator goes on with another poll.
+                self._fetcher.give_back_last(self._iterator)
+                self._iterator = None
+                raise
         parent: Any = super()
         return parent.__next__()
 
@@ -186,7 +214,13 @@ class ExtendedConsumer(KafkaConsumer):
             KafkaError: See `poll`.
         """
         form = _arrow_tables("poll_arrow").TableForm(columns, views=views)
-        return form.table(self._poll_batches(timeout_ms, max_records, form.fetched, views=views))
+        self._begin_poll()
+        try:
+            return form.table(self._poll_batches(timeout_ms, max_records, form.fetched, views=views))
+        except BaseException:
+            # Ctrl-C, or a lack of memory to join them. A poll that raised an error has taken nothing.
+            self._give_back()
+            raise
 
     def poll_batches(
         self,
@@ -215,8 +249,15 @@ class ExtendedConsumer(KafkaConsumer):
             KafkaError: See `poll`.
         """
         tables = _arrow_tables("poll_batches")
-        found = self._poll_batches(timeout_ms, max_records, tables.columns_of(columns), views=views)
-        return {tp: tables.joined(batches) for tp, batches in found.items()}
+        wanted = tables.columns_of(columns)
+        self._begin_poll()
+        try:
+            found = self._poll_batches(timeout_ms, max_records, wanted, views=views)
+            return {tp: tables.joined(batches) for tp, batches in found.items()}
+        except BaseException:
+            # Ctrl-C, or a lack of memory to join them. A poll that raised an error has taken nothing.
+            self._give_back()
+            raise
 
     def _poll_batches(
         self, timeout_ms: float, max_records: int | None, columns: frozenset[str], *, views: bool

@@ -10,6 +10,7 @@ from typing import Any
 
 import kafka.errors as kafka_errors
 from kafka.coordinator.consumer import ConsumerCoordinator
+from kafka.future import Future
 from kafka.structs import MemberState, OffsetAndMetadata, TopicPartition
 
 from kafkasafe.kafkapython.owner import Owner
@@ -106,6 +107,26 @@ class Coordinator(ConsumerCoordinator):
             self._asked_in = me._generation
             me._offset_fetch_futures.clear()
         return await parent.fetch_committed_offsets_async(partitions, timeout_ms)
+
+    def _do_commit_offsets_async(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], callback: Any = None
+    ) -> Future:
+        """Send a commit. kafka-python adds callbacks to a future on the caller's thread, where Ctrl-C can leave the
+        future's lock taken, so that the I/O thread waits for ever.
+        """
+        if not all(isinstance(tp, TopicPartition) for tp in offsets) or not all(
+            isinstance(each, OffsetAndMetadata) for each in offsets.values()
+        ):
+            raise TypeError("offsets must be dict[TopicPartition, OffsetAndMetadata]")
+        parent: Any = super()
+        done = Future()
+        me: Any = self
+
+        def send() -> None:
+            parent._do_commit_offsets_async(offsets, callback).chain(done)
+
+        me._manager.call_soon(send)
+        return done
 
     async def _send_offset_commit_request(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> Any:
         parent: Any = super()

@@ -88,7 +88,7 @@ class Fetcher(BatchFetcher):
             if self._reset_task is None or self._reset_task.is_done:
                 self._reset_task = Future()
                 if self.owner.runner.has_work:
-                    self._reset_task.success(None)
+                    self.owner.port.wake()
         else:
             self._reset_task = None
         parent: Any = super()

@@ -26,11 +26,11 @@ from kafkasafe.record.batch import HEADER_BYTES, MAX_BODY_BYTES, BatchHeader, Co
 from kafkasafe.record.batch.compression import decompress
 from kafkasafe.record.record_decode import NO_HEADERS, Piece, Place, Row, read, read_alike
 
-__all__ = ["Records"]
+__all__ = ["TAKING", "Records"]
 
 
 _PIECE: Final = 2048  # number of records that are decoded at once
-_TAKING: Final = -1  # not a valid offset: after an interrupt during `take`, the data is fetched again
+TAKING: Final = -1  # not a valid offset: after an interrupt during `take`, the data is fetched again
 _FIRST_OFFSET: Final = -(1 << 63)
 _HEADER: Final = DefaultRecordBatch.HEADER_STRUCT
 _MAGIC: Final = 2
@@ -132,7 +132,7 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
         self._maybe_raise_next_inline_exception()
         taken: list[Any] = []
         # If an interrupt (Ctrl-C) comes after this line, no record counts as taken.
-        self.next_fetch_offset = _TAKING
+        self.next_fetch_offset = TAKING
         try:
             while n is None or len(taken) < n:
                 if self._piece is None:

@@ -28,6 +28,6 @@ class Subscription(SubscriptionState):
         """The offsets of a commit that names no offsets."""
         return self._committable()
 
-    def advance(self, tp: TopicPartition, position: OffsetAndMetadata) -> None:
-        """Moves the position of an assigned partition behind records that the application gets."""
-        self.assignment[tp].position = position
+    def place(self, state: Any, position: OffsetAndMetadata) -> None:
+        """Sets a position: behind records that the application gets, or back before those that it did not get."""
+        state.position = position

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import threading
+
 import pytest
+from ctrl_c import CtrlC
 
 from kafkasafe.cluster.inquiry import ProcedureRunner
 from kafkasafe.cluster.procedures import Ask, Pause, Together
@@ -130,3 +135,30 @@ def test_a_pause_beside_a_request(requests):
     assert not inquiry.done
     requests.answer(runner, "a", 1)
     assert inquiry.result == ["rested", 1]
+
+
+def test_an_interrupt_leaves_no_lock_taken(requests):
+    """With an Event, Ctrl-C within `with event._cond` left its lock taken: the next answer or look waited for ever."""
+    for step in itertools.count():
+        runner = ProcedureRunner()
+        runner.begin(one(requests, "before"))
+        requests.open.pop("before")(1)
+        at = CtrlC(step, {"kafkasafe.cluster.inquiry", "kafkasafe.process.wake_flag", "threading"})
+        with contextlib.suppress(KeyboardInterrupt), at:
+            runner.work()
+            runner.wait(0)
+        if not at.pressed:
+            break
+
+        def go_on(runner=runner):
+            inquiry = runner.begin(one(requests, "after"))
+            requests.open.pop("after")(2)
+            runner.wait(0)
+            runner.work()
+            assert inquiry.result == 2
+
+        thread = threading.Thread(target=go_on, daemon=True)
+        thread.start()
+        thread.join(10)
+        assert not thread.is_alive(), at.place
+    assert step > 20

@@ -10,7 +10,8 @@ from waiting import until
 
 from kafkasafe import SafeProducer, logs
 from kafkasafe._producing import delivery
-from kafkasafe.delivery.engine.waits import WaitingCallers, WakeFlag
+from kafkasafe.delivery.engine.waits import WaitingCallers
+from kafkasafe.process.wake_flag import WakeFlag
 
 
 def said(caplog) -> list[str]:

@@ -3,38 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
-__all__ = ["WaitingCallers", "WakeFlag"]
+from kafkasafe.process.wake_flag import WakeFlag
+
+__all__ = ["WaitingCallers"]
 
 _LOOK_EVERY_S: Final = 5.0
 """A waiting caller checks its condition this often by itself, in case no thread notifies."""
-
-
-class WakeFlag:
-    """An Event without a lock that an interrupt (Ctrl-C) could leave taken: each method is a single call into C."""
-
-    def __init__(self) -> None:
-        self._cleared = threading.Lock()
-        self._cleared.acquire()
-
-    def set(self) -> None:
-        """Set it."""
-        try:  # noqa: SIM105  # a context manager costs more than the rest
-            self._cleared.release()
-        except RuntimeError:  # it is set already
-            pass
-
-    def clear(self) -> None:
-        """Clear it."""
-        self._cleared.acquire(blocking=False)
-
-    def wait(self, timeout_s: float) -> None:
-        """Wait until it is set. It is clear again on return."""
-        self._cleared.acquire(timeout=timeout_s)
 
 
 class _ConditionalWakeFlag(WakeFlag):

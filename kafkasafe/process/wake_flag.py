@@ -1,0 +1,30 @@
+"""A flag with which one thread wakes another, even if a signal handler or Ctrl-C interrupts either of them."""
+
+from __future__ import annotations
+
+import threading
+
+__all__ = ["WakeFlag"]
+
+
+class WakeFlag:
+    """An Event without a lock that an interrupt (Ctrl-C) could leave taken: each method is a single call into C."""
+
+    def __init__(self) -> None:
+        self._cleared = threading.Lock()
+        self._cleared.acquire()
+
+    def set(self) -> None:
+        """Set it."""
+        try:  # noqa: SIM105  # a context manager costs more than the rest
+            self._cleared.release()
+        except RuntimeError:  # it is set already
+            pass
+
+    def clear(self) -> None:
+        """Clear it."""
+        self._cleared.acquire(blocking=False)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until it is set. It is clear again on return."""
+        self._cleared.acquire(timeout=timeout_s)
