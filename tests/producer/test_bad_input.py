@@ -289,6 +289,15 @@ def test_a_topic_that_is_no_text(refused, topic):
         producer.send(topic, b"x")
 
 
+@pytest.mark.parametrize(
+    ("topic", "error"), [("", ValueError), ("a/b", ValueError), (None, TypeError), (7, TypeError)]
+)
+def test_partitions_of_what_is_no_topic(refused, topic, error):
+    """It asked the cluster for a minute, and then blamed the metadata."""
+    with refused as producer, pytest.raises(error, match=r"cannot exist|must be a string"):
+        producer.partitions_for(topic)
+
+
 def test_a_record_that_is_too_large(producers):
     producer = producers(NOWHERE, max_request_size=100_000)
     with pytest.raises(
