@@ -34,6 +34,10 @@ def spool_dir(given: str | os.PathLike[str] | None, client_id: str, servers: Any
     if chosen is not None:
         if not isinstance(chosen, (str, os.PathLike)):
             raise ConfigError(f"spool_dir must be a path, not {chosen!r}")
+        if chosen == "":
+            raise ConfigError(
+                "spool_dir is empty. Name a directory, or leave the option out for the default one"
+            )
         return nameable("spool_dir", Path(chosen).expanduser().absolute()), False
     names = [servers] if isinstance(servers, str) else list(servers)
     address = ",".join(sorted(part.strip() for name in names for part in str(name).split(",")))

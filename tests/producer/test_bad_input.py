@@ -78,6 +78,8 @@ def waiting_in(producer: SafeProducer) -> int:
         ),
         ({"prometheus": "0"}, "prometheus must be True or False, not '0'"),
         ({"retain_acked_ms": 10**400}, "retain_acked_ms is too large .* means no end"),
+        # An environment variable without a value: the spool was in the working directory.
+        ({"spool_dir": ""}, r"spool_dir is empty"),
         ({"spool_dir": "a\0b"}, r"spool_dir: .*a\\x00b' cannot be a file name: it has a null"),
     ],
 )
