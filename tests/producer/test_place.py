@@ -153,3 +153,15 @@ def test_a_directory_that_is_deleted_just_before_the_first_contact_is_made_again
             producer.send("orders", b"1").get(30)
         assert cluster.values("orders") == [b"1"]
     assert (spool / "CLUSTER").exists()
+
+
+def test_a_producer_that_has_delivered_everything_closes_without_an_error_where_its_spool_is_gone(tmp_path):
+    """`close()` raised SpoolCorruptError: "0 records that waited there are lost"."""
+    spool = tmp_path / "parent" / "spool"
+    with FakeCluster() as cluster:
+        cluster.create_topic("orders")
+        producer = SafeProducer(bootstrap_servers=cluster.bootstrap_servers, spool_dir=spool, **SMALL)
+        producer.send("orders", b"1").get(30)
+        shutil.rmtree(spool.parent)
+        spool.parent.write_text("a file in its place")
+        producer.close(timeout=30)

@@ -524,7 +524,8 @@ class Ledger:
             lost: KafkaSafeError = self._not_durable(elsewhere)
             if self._config.in_memory:
                 lost = error = self._lost_from_memory(error, final=final)
-            if self.failure is None and (self.undurable or isinstance(lost, SpoolCorruptError)):
+            gone = elsewhere is not None and elsewhere.at is None and elsewhere.records > 0
+            if self.failure is None and (self.undurable or gone):
                 self.failure = lost
             self.open.clear()
             self.ahead.clear(undone)
