@@ -556,7 +556,11 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         Raises:
             ProducerClosedError: `close` was called before.
             KafkaTimeoutError: The partitions were not known within `max_block_ms`.
+            TypeError: The topic is not a string.
+            ValueError: The topic name is invalid.
         """
+        self._parts.lifecycle.raise_closed()
+        self._parts.admission.check_topic(topic)
         return self._parts.delivery.partitions(topic)
 
     def metrics(self, raw: bool = False) -> dict[str, Any]:

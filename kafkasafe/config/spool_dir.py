@@ -35,7 +35,10 @@ def spool_dir(given: str | os.PathLike[str] | None, client_id: str, servers: Any
         if not isinstance(chosen, (str, os.PathLike)):
             raise ConfigError(f"spool_dir must be a path, not {chosen!r}")
         if not os.fspath(chosen):
-            raise ConfigError("spool_dir is empty; for the current directory write '.'")
+            raise ConfigError(
+                "spool_dir is empty; name a directory ('.' for the current one), or leave the option out for the"
+                " default one"
+            )
         return nameable("spool_dir", Path(chosen).expanduser().absolute()), False
     names = [servers] if isinstance(servers, str) else list(servers)
     address = ",".join(sorted(part.strip() for name in names for part in str(name).split(",")))

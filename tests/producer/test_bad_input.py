@@ -78,9 +78,10 @@ def waiting_in(producer: SafeProducer) -> int:
         ),
         ({"prometheus": "0"}, "prometheus must be True or False, not '0'"),
         ({"retain_acked_ms": 10**400}, "retain_acked_ms is too large .* means no end"),
+        # An environment variable without a value: the spool was in the working directory.
+        ({"spool_dir": ""}, r"spool_dir is empty"),
         ({"spool_dir": "a\0b"}, r"spool_dir: .*a\\x00b' cannot be a file name: it has a null"),
         # As a path, it is the current directory.
-        ({"spool_dir": ""}, "spool_dir is empty; for the current directory write"),
     ],
 )
 def test_an_option_that_cannot_work_is_named(tmp_path, options, says):
@@ -290,6 +291,15 @@ def test_a_topic_that_cannot_exist(refused, topic):
 def test_a_topic_that_is_no_text(refused, topic):
     with refused as producer, pytest.raises(TypeError, match="topic must be a string"):
         producer.send(topic, b"x")
+
+
+@pytest.mark.parametrize(
+    ("topic", "error"), [("", ValueError), ("a/b", ValueError), (None, TypeError), (7, TypeError)]
+)
+def test_partitions_of_what_is_no_topic(refused, topic, error):
+    """It asked the cluster for a minute, and then blamed the metadata."""
+    with refused as producer, pytest.raises(error, match=r"cannot exist|must be a string"):
+        producer.partitions_for(topic)
 
 
 def test_a_record_that_is_too_large(producers):

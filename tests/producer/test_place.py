@@ -14,6 +14,7 @@ from kafkasafe import SafeProducer
 from kafkasafe.aio import SafeProducer as AsyncProducer
 from kafkasafe.config import validate
 from kafkasafe.errors import ConfigError
+from kafkasafe.events import SpoolDisplaced
 from kafkasafe.spool.files import OsFiles
 from kafkasafe.spool.inspection import inspect
 from kafkasafe.spool.lanes import SpoolDirectory
@@ -153,3 +154,28 @@ def test_a_directory_that_is_deleted_just_before_the_first_contact_is_made_again
             producer.send("orders", b"1").get(30)
         assert cluster.values("orders") == [b"1"]
     assert (spool / "CLUSTER").exists()
+
+
+def test_a_producer_that_has_delivered_everything_closes_without_an_error_where_its_spool_is_gone(tmp_path):
+    """`close()` raised SpoolCorruptError: "0 records that waited there are lost"."""
+    spool = tmp_path / "parent" / "spool"
+    with FakeCluster() as cluster:
+        cluster.create_topic("orders")
+        producer = SafeProducer(bootstrap_servers=cluster.bootstrap_servers, spool_dir=spool, **SMALL)
+        producer.send("orders", b"1").get(30)
+        shutil.rmtree(spool.parent)
+        spool.parent.write_text("a file in its place")
+        producer.close(timeout=30)
+
+
+def test_a_path_through_a_directory_that_does_not_exist_is_no_switched_link(tmp_path):
+    """A WARNING said that the next start would not find the records, and it does."""
+    given, seen = tmp_path / "release" / ".." / "spool", []
+    with SafeProducer(
+        bootstrap_servers=NO_BROKER, spool_dir=given, on_event=seen.append, **SMALL
+    ) as producer:
+        producer.send("orders", b"1")
+        producer.durable(30)
+        producer.close(timeout=0)
+    assert waiting(tmp_path / "spool" / "lane-000") == 1
+    assert not [event for event in seen if isinstance(event, SpoolDisplaced)]

@@ -24,7 +24,7 @@ from kafkasafe.delivery.engine.parcels import Parcel
 from kafkasafe.delivery.engine.spool_room import SpoolRoom
 from kafkasafe.delivery.engine.undurable_parcels import UndurableParcels
 from kafkasafe.delivery.engine.waits import WaitingCallers
-from kafkasafe.errors import KafkaSafeError, SpoolCorruptError, WrongClusterError
+from kafkasafe.errors import KafkaSafeError, WrongClusterError
 
 __all__ = ["Ledger"]
 
@@ -245,7 +245,8 @@ class Ledger:
             lost: KafkaSafeError = not_durable(undurable, self.room.disk_trouble, elsewhere)
             if self._config.in_memory:
                 lost = error = lost_from_memory(undurable, error, final=final, log=self._log)
-            if self.failure is None and (self.undurable or isinstance(lost, SpoolCorruptError)):
+            gone = elsewhere is not None and elsewhere.at is None and elsewhere.records > 0
+            if self.failure is None and (self.undurable or gone):
                 self.failure = lost
             undone = self.parcels.take_all()
             self.ahead.clear(undone)
