@@ -14,7 +14,7 @@ from kafkasafe._producing.opening import ProducerParts
 from kafkasafe._producing.spelling import Absent, Tidy, called, tidy_dir
 from kafkasafe.aio.due_batches import DueBatches
 from kafkasafe.aio.threads import running_loop
-from kafkasafe.delivery.awaiting import LoopWaits
+from kafkasafe.delivery.awaiting import Fates, LoopWaits
 from kafkasafe.limits.patience import timeout_of
 
 __all__ = ["DoneCallbacks", "Owner", "RecordFuture", "of_record", "waits_of"]
@@ -125,21 +125,27 @@ class RecordFuture(metaclass=Tidy):
         """
         open_batch = self._open_batch
         acked = open_batch.acked
-        if acked is not None:
-            topic, partition, place, base, stamp, keys, values = acked
-            fields = topic, partition, place, base + self._index, stamp, None, keys, values, -1
-            return _new_tuple(RecordMetadata, fields)  # type: ignore[no-any-return]
-        if open_batch.parcels is not None:
-            parcel, _ = open_batch.locate(self._index)
-            if parcel.done and parcel.error is None:
-                metadata: RecordMetadata = open_batch.metadata(self._index)
-                return metadata
-        record = self._record()
-        if not record.is_done:
+        if acked is None:
+            if open_batch.parcels is not None:
+                parcel, _ = open_batch.locate(self._index)
+                if parcel.done and parcel.error is None:
+                    metadata: RecordMetadata = open_batch.metadata(self._index)
+                    return metadata
             opened = opened_of(self._owner)
-            opened.due_batches.add(open_batch)
-            yield from record.wait_in_loop(opened.waits_here())
-        return record.result(None)
+            if open_batch.parcels is None or not self._record().is_done:
+                opened.due_batches.add(open_batch)
+                ledger = opened.parts.delivery.pump.ledger
+                # The same as `AcceptedRecord.wait_in_loop`, with fewer objects and calls for each record.
+                yield from opened.waits_here().until(
+                    open_batch, self._index, lambda: Fates(open_batch, ledger, durable=False)
+                )
+            # The first task that gets its result may set `acked`, for all tasks that wait for the batch.
+            acked = open_batch.acked
+            if acked is None:
+                return AcceptedRecord(opened.parts, open_batch, self._index).result(None)
+        topic, partition, place, base, stamp, keys, values = acked
+        fields = topic, partition, place, base + self._index, stamp, None, keys, values, -1
+        return _new_tuple(RecordMetadata, fields)  # type: ignore[no-any-return]
 
     async def durable(self, timeout: float | None = None) -> RecordFuture:  # noqa: ASYNC109  # as the other future's
         """Wait until the record is on disk (fsynced) or in the cluster. From then on no crash can lose it.
