@@ -210,6 +210,10 @@ class BatchDecision(Generic[_Metadata, _Outcome]):
         if outcome is None or self.outcome is not outcome:
             raise UsageError(f"This batch was {'dropped' if self.is_dropped else 'committed'} already")
 
+    def abandon(self) -> None:
+        """Drop the batch if it is still open."""
+        self.fate.setdefault(_FATE, None)
+
     def drop(self) -> None:
         """Drop the batch. Raise UsageError if it is accepted."""
         if self.fate.setdefault(_FATE, None) is not None:

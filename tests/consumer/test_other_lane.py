@@ -6,6 +6,7 @@ Each producer compares the batches of its own lane only. If both batches were co
 from __future__ import annotations
 
 import contextlib
+import gc
 import time
 
 import pytest
@@ -168,3 +169,22 @@ def test_a_batch_is_refused_while_another_producers_batch_is_open(servers, first
         earlier.commit()
         batch.send_offsets(consumer)
         batch.commit().get(60)
+
+
+def test_a_batch_that_nobody_can_decide_any_more_does_not_refuse_others(servers, first, tmp_path):
+    """Ctrl-C at the end of its block has left it open."""
+    consumer = member(servers)
+    consumer.assign([PLACE])
+    with consumer, SafeProducer(**first) as one, SafeProducer(**another(first, "directory", tmp_path)) as two:
+        polled(consumer)
+        batch = one.batch()
+        batch.send("out", b"0")
+        batch.send_offsets(consumer)
+        polled(consumer)
+        other = two.batch()
+        with pytest.raises(UsageError, match="still open"):
+            other.send_offsets(consumer)
+        del batch
+        gc.collect()
+        other.send_offsets(consumer)
+        other.commit().get(60)
