@@ -479,7 +479,8 @@ class Transactor:
             pause_s = min(pause_s, _SOON_S * again.attempt)
         self._context.stats.pauses.add()
         self._context.stats.backoff_s["transaction"] += pause_s
-        what = type(again.action).__name__
+        saves = isinstance(again.action, u.UnitPause)  # in `rejected/`
+        what = "saving the records" if saves else type(again.action).__name__
         self._log.limited(
             logging.WARNING if again.attempt > 3 else logging.INFO,
             "atomic_batch_retried",
