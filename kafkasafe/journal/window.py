@@ -6,7 +6,25 @@ from dataclasses import dataclass
 
 from kafkasafe.history.identity import BatchId
 
-__all__ = ["SendWindow"]
+__all__ = ["InFlight", "SendWindow"]
+
+
+@dataclass(slots=True)
+class InFlight:
+    """The batches of a partition in flight, as far as they limit the next one.
+
+    Attributes:
+        any: There is one.
+        old: One of them is old: when the leader appends it, the leader may drop our producer state.
+    """
+
+    any: bool = False
+    old: bool = False
+
+    def add(self, *, old: bool) -> None:
+        """Count a batch."""
+        self.any = True
+        self.old |= old
 
 
 @dataclass(slots=True)
@@ -28,6 +46,10 @@ class SendWindow:
     confirmed: tuple[int, int] = (-1, -1)
     until: float = 0.0
     answered: bool = False
+
+    def takes(self, identity: BatchId, in_flight: InFlight, now: float) -> bool:
+        """Whether this batch may be sent now: alone, or behind others if the leader surely keeps our state."""
+        return not in_flight.any or (not in_flight.old and self.is_open(identity, now))
 
     def is_open(self, identity: BatchId, now: float) -> bool:
         """Whether this batch may be sent while others are in flight."""

@@ -26,6 +26,7 @@ from kafkasafe.journal.spool_index import SpoolIndex
 from kafkasafe.journal.suspicions import Suspicions
 from kafkasafe.journal.topics import Topics
 from kafkasafe.journal.verdicts import Verdicts
+from kafkasafe.journal.window import SendWindow
 
 __all__ = ["MUTANTS"]
 
@@ -87,9 +88,7 @@ MUTANTS: dict[str, Change] = {
     # New ids begin at sequence 0 of the same epoch.
     "KeepsEpoch": source(IdSequence, "renew", "self.epoch += 1", "pass"),
     # The window is filled before the leader is known to know us.
-    "FirstNotAlone": source(
-        Machine, "_flow", "old_in_flight or not partition.window.is_open(batch.identity, now)", "old_in_flight"
-    ),
+    "FirstNotAlone": source(SendWindow, "takes", " and self.is_open(identity, now)", ""),
     # Old timestamps are taken for new ones.
     "IgnoresAge": both(
         nothing(BrokerClock, "is_old", result=False),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kafkasafe.history.identity import BatchId
-from kafkasafe.journal.window import SendWindow
+from kafkasafe.journal.window import InFlight, SendWindow
 
 FIRST = BatchId(7, 0, 0, 2)
 SECOND = BatchId(7, 0, 2, 2)
@@ -41,3 +41,21 @@ def test_another_cluster_has_no_state_of_our_producer():
     window.open(FIRST, until=10.0)
     window.forget()
     assert not window.is_open(FIRST, 1.0)
+
+
+def test_a_batch_goes_alone_or_behind_others_in_an_open_window():
+    window, flight = SendWindow(), InFlight()
+    assert window.takes(FIRST, flight, 1.0)
+    flight.add(old=False)
+    assert not window.takes(SECOND, flight, 1.0)
+    window.open(FIRST, until=10.0)
+    assert window.takes(SECOND, flight, 1.0)
+
+
+def test_nothing_goes_behind_an_old_batch():
+    """When the leader appends it, the leader may drop our producer state."""
+    window, flight = SendWindow(), InFlight()
+    window.open(FIRST, until=10.0)
+    flight.add(old=True)
+    flight.add(old=False)
+    assert not window.takes(SECOND, flight, 1.0)
