@@ -254,13 +254,6 @@ class AtomicBatch:
         self._fate = self._decision.fate
         self._offsets = UnitOffsets(parts, self._fate)
 
-    def __del__(self) -> None:
-        # Ctrl-C at the end of a block can leave the batch open. Without its last reference, nobody can commit it, and
-        # the consumer must not wait for it.
-        decision = getattr(self, "_decision", None)  # missing if the constructor raised
-        if decision is not None:
-            decision.abandon()
-
     def __enter__(self) -> Self:
         return self
 

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from kafka import TopicPartition
 
 from kafkasafe._producing.open_batch import OpenBatch
 from kafkasafe._producing.opening import ProducerParts
 from kafkasafe.delivery.awaiting import LoopWaits
+from kafkasafe.delivery.batch_offsets import DECISION
 from kafkasafe.delivery.callbacks import take
 from kafkasafe.delivery.engine.parcels import Parcel, leaves
 from kafkasafe.errors import UsageError, WaitTimeoutError
@@ -25,7 +26,6 @@ __all__ = ["BatchDecision", "BatchUnit"]
 
 _Metadata = TypeVar("_Metadata")
 _Outcome = TypeVar("_Outcome")
-_FATE: Final = "fate"
 
 
 class BatchUnit(Generic[_Metadata]):
@@ -69,7 +69,7 @@ class BatchUnit(Generic[_Metadata]):
     def accepted(self) -> bool:
         """Whether the producer has accepted the batch."""
         fate = self._fate
-        return fate is None or fate.get(_FATE) is self
+        return fate is None or fate.get(DECISION) is self
 
     def waits(self, loop: asyncio.AbstractEventLoop) -> LoopWaits:
         """Return the object with which coroutines of a loop wait for the batch."""
@@ -108,12 +108,12 @@ class BatchUnit(Generic[_Metadata]):
     def accept(self) -> None:
         """Mark the batch as accepted, unless it is accepted or dropped already."""
         if self._fate is not None:
-            self._fate.setdefault(_FATE, self)
+            self._fate.setdefault(DECISION, self)
 
     def refuse(self) -> None:
         """Mark the batch as dropped, unless it is accepted already."""
         if self._fate is not None:
-            self._fate.setdefault(_FATE, None)
+            self._fate.setdefault(DECISION, None)
 
     def handed_over(self) -> None:
         """Record that the batch was handed to the pump, which decides about it from now on."""
@@ -188,12 +188,12 @@ class BatchDecision(Generic[_Metadata, _Outcome]):
     @property
     def is_dropped(self) -> bool:
         """Whether the batch was dropped."""
-        return self.fate.get(_FATE, self) is None
+        return self.fate.get(DECISION, self) is None
 
     @property
     def outcome(self) -> _Outcome | None:
         """The outcome of the commit that was accepted; None if none was."""
-        unit = self.fate.get(_FATE)
+        unit = self.fate.get(DECISION)
         return None if unit is None else self._attempts[unit]
 
     def begin(self, unit: BatchUnit[_Metadata], outcome: _Outcome) -> None:
@@ -210,11 +210,7 @@ class BatchDecision(Generic[_Metadata, _Outcome]):
         if outcome is None or self.outcome is not outcome:
             raise UsageError(f"This batch was {'dropped' if self.is_dropped else 'committed'} already")
 
-    def abandon(self) -> None:
-        """Drop the batch if it is still open."""
-        self.fate.setdefault(_FATE, None)
-
     def drop(self) -> None:
         """Drop the batch. Raise UsageError if it is accepted."""
-        if self.fate.setdefault(_FATE, None) is not None:
+        if self.fate.setdefault(DECISION, None) is not None:
             raise UsageError("This batch was committed already")

@@ -69,7 +69,7 @@ class UnitOffsets:
             former[0].forget()
         for line in [line for line in self._readings if line[0] == group]:
             del self._readings[line]
-        return BatchFate(self._fate)
+        return BatchFate(self._fate, self)
 
     def give(self, given: m.GroupOffsets, *, informed: bool) -> None:
         """Add offsets that the program gives, or that a KafkaConsumer has.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import weakref
+from collections.abc import Callable
+from typing import Any, Final
 
 from kafkasafe import journal as j
 from kafkasafe import marks as m
@@ -11,7 +12,11 @@ from kafkasafe import units as u
 from kafkasafe.delivery.readings import Numbers, OffsetClaim, OffsetsFate, Readings
 from kafkasafe.errors import BatchDroppedError, UsageError
 
-__all__ = ["BatchFate", "GivenOffsets", "check_settings"]
+__all__ = ["DECISION", "BatchFate", "GivenOffsets", "check_settings"]
+
+DECISION: Final = "fate"
+"""The key of a batch's decision, in the dict that has nothing else."""
+
 
 _FATES = {
     j.Fate.COMMITTED: OffsetsFate.COMMITTED,
@@ -26,12 +31,15 @@ class BatchFate:
     Args:
         decided: Empty while the batch is open. Afterwards it has one entry: the batch's unit, or None if the batch was
             dropped.
+        owner: An object that lives as long as the batch. Ctrl-C at the end of a block can leave the batch open. Once
+            the program has lost the batch, it counts as dropped, because nobody can commit it any more.
     """
 
-    __slots__ = ("_decided", "_head", "_late", "_replaced")
+    __slots__ = ("_decided", "_head", "_late", "_owner", "_replaced")
 
-    def __init__(self, decided: Mapping[str, Any]) -> None:
-        self._decided: Mapping[str, Any] | None = decided
+    def __init__(self, decided: dict[str, Any], owner: object) -> None:
+        self._decided: dict[str, Any] | None = decided
+        self._owner = weakref.ref(owner)
         self._head: Any = None
         self._replaced = False
         self._late = False
@@ -56,7 +64,9 @@ class BatchFate:
             if self._replaced:
                 return OffsetsFate.FORGOTTEN
             if not self._decided:
-                return OffsetsFate.OPEN
+                if self._owner() is not None:
+                    return OffsetsFate.OPEN
+                self._decided.setdefault(DECISION, None)
             [unit] = self._decided.values()
             if unit is None:
                 return OffsetsFate.DROPPED if self._late else OffsetsFate.FORGOTTEN

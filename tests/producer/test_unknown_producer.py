@@ -343,7 +343,7 @@ def test_a_topic_that_is_created_again(site, producers) -> None:
     for owner in (told, restarted, raising):
         owner.complete(ACKED)
         if site.version not in WITH_TOPIC_IDS:
-            assert "without topic ids" in owner.lost().evidence
+            assert "no topic ids are known" in owner.lost().evidence
     healed.complete()
     doubtful.complete()
 

@@ -18,7 +18,7 @@ if sys.argv[1] == "task":
     TaskContext._getOrCreate()._partitionId = 0
 else:
     # In any other process a task's context is not there.
-    tasks._context = lambda: type("None", (), {"partitionId": lambda self: 0})()
+    tasks.task_context = lambda: type("None", (), {"partitionId": lambda self: 0})()
 options = sink_options({"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "t"})
 encode = tasks.EncodeRows(options=options, counts={"t": 1}, slots=1, turn=0)
 assert list(encode(iter(()))) == []
