@@ -88,6 +88,7 @@ class BatchFetcher(Fetcher):
     _fetch_futures: Any
     _manager: Any
     _next_partition_records: Any
+    _nodes_with_pending_fetch_requests: set[int]
     _paused_completed_fetches: Any
     _paused_partition_records: Any
     _reset_task: Any
@@ -335,6 +336,9 @@ class BatchFetcher(Fetcher):
         if self._size is not None:
             sizes = [len(part.records or b"") for topic in response.responses for part in topic.partitions]
             self._size.answered(max(sizes, default=0), send_time, time.monotonic())
+        # kafka-python does this after it has stored the response. A poll in between would take the response, find its
+        # broker busy, and not fetch ahead.
+        self._nodes_with_pending_fetch_requests.discard(node_id)
         parent: Any = super()
         parent._handle_fetch_response(node_id, fetch_offsets, send_time, response)
 
