@@ -146,8 +146,8 @@ MUTANTS: dict[str, Mutant] = {
         source(
             Machine,
             "_flow",
-            "if partition.window.answered and in_flight:",
-            "if in_flight:",
+            "if partition.window.answered and in_flight.any:",
+            "if in_flight.any:",
         ),
         "test_nothing_is_gathered_before_an_answer_says_that_what_waits_waits_for_its_turn",
     ),
