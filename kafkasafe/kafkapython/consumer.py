@@ -6,8 +6,8 @@ import functools
 import importlib
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, TypeVar
 
 import kafka
 from kafka import KafkaConsumer
@@ -27,6 +27,7 @@ __all__ = ["FIELDS", "ExtendedConsumer"]
 
 
 _WRITTEN_FOR: Final = "3.0.12"
+_Made = TypeVar("_Made")
 
 
 class ExtendedConsumer(KafkaConsumer):
@@ -214,13 +215,7 @@ class ExtendedConsumer(KafkaConsumer):
             KafkaError: See `poll`.
         """
         form = _arrow_tables("poll_arrow").TableForm(columns, views=views)
-        self._begin_poll()
-        try:
-            return form.table(self._poll_batches(timeout_ms, max_records, form.fetched, views=views))
-        except BaseException:
-            # Ctrl-C, or a lack of memory to join them. A poll that raised an error has taken nothing.
-            self._give_back()
-            raise
+        return self._poll_batches(timeout_ms, max_records, form.fetched, form.table, views=views)
 
     def poll_batches(
         self,
@@ -250,26 +245,34 @@ class ExtendedConsumer(KafkaConsumer):
         """
         tables = _arrow_tables("poll_batches")
         wanted = tables.columns_of(columns)
+
+        def join(found: Mapping[TopicPartition, list[Any]]) -> dict[TopicPartition, Any]:
+            return {tp: tables.joined(batches) for tp, batches in found.items()}
+
+        return self._poll_batches(timeout_ms, max_records, wanted, join, views=views)
+
+    def _poll_batches(
+        self,
+        timeout_ms: float,
+        max_records: int | None,
+        columns: frozenset[str],
+        make: Callable[[Mapping[TopicPartition, list[Any]]], _Made],
+        *,
+        views: bool,
+    ) -> _Made:
+        """Return what `make` makes of the batches of each partition."""
+        poll: Any = self.poll
         self._begin_poll()
         try:
-            found = self._poll_batches(timeout_ms, max_records, wanted, views=views)
-            return {tp: tables.joined(batches) for tp, batches in found.items()}
+            # Records that an iterator holds were not returned. They are read again, from the position.
+            self._iterator = None
+            with self._fetcher.giving(Kind(columns, views)):
+                found = poll(timeout_ms, sys.maxsize if max_records is None else max_records)
+            return make(found)
         except BaseException:
             # Ctrl-C, or a lack of memory to join them. A poll that raised an error has taken nothing.
             self._give_back()
             raise
-
-    def _poll_batches(
-        self, timeout_ms: float, max_records: int | None, columns: frozenset[str], *, views: bool
-    ) -> Mapping[TopicPartition, list[Any]]:
-        # Records that an iterator holds were not returned. They are read again, from the position.
-        self._iterator = None
-        poll: Any = self.poll
-        with self._fetcher.giving(Kind(columns, views)):
-            found: Mapping[TopicPartition, list[Any]] = poll(
-                timeout_ms, sys.maxsize if max_records is None else max_records
-            )
-        return found
 
 
 def _arrow_tables(method: str) -> Any:
