@@ -5,7 +5,6 @@ The slow path of `send`, atomic batches, transactions and coroutines all use it.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 from typing import Any, Final, NoReturn, TypeVar
@@ -19,6 +18,7 @@ from kafkasafe._producing.open_batch import OpenBatch, Special
 from kafkasafe._producing.open_batch_room import rooms_records
 from kafkasafe._producing.partitioning import Partitioning
 from kafkasafe.config import ProducerConfig
+from kafkasafe.config.values import is_topic_name
 from kafkasafe.errors import SpoolFullError, WaitTimeoutError
 from kafkasafe.health.states import ProducerHealth, producer_health
 from kafkasafe.spool.refusals import error_for_send
@@ -27,7 +27,6 @@ Future = TypeVar("Future")
 
 __all__ = ["STEP_S", "Admission"]
 
-_TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _LOOK_EVERY_S: Final = 0.25
 _GIVE_WAY_S: Final = 1.0
 """The longest time that a commit waits until the pump has taken earlier batches, seconds."""
@@ -99,7 +98,7 @@ class Admission:
         if not self._partitioning.knows(topic):
             if not isinstance(topic, str):
                 raise TypeError(f"topic must be a string, not {type(topic).__name__}")
-            if not _TOPIC_NAME.fullmatch(topic) or topic in {".", ".."}:
+            if not is_topic_name(topic):
                 raise ValueError(
                     f"Topic {topic!r} cannot exist: a name has 1 to 249 characters of a-z A-Z 0-9 . _ -, and is not ."
                     " or .."

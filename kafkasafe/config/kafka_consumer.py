@@ -5,11 +5,10 @@ A consumer with such a value would start, and fail at its first `poll()` or in a
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from kafkasafe.config.values import choice, deserializer, number, sendable
+from kafkasafe.config.values import choice, converter, is_topic_name, number, sendable
 from kafkasafe.errors import ConfigError
 
 __all__ = ["check_kafka_consumer"]
@@ -27,8 +26,7 @@ _LEAST: Final = {
 }
 """The lowest value of each number. None stands for kafka-python's default."""
 _ISOLATION: Final = ("read_uncommitted", "read_committed")
-_INSTANCE_ID: Final = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,249}\Z")
-"""The names that brokers accept as a `group.instance.id`: those of topics."""
+_deserializer: Final = converter("deserialize")
 
 
 def check_kafka_consumer(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
@@ -46,7 +44,7 @@ def check_kafka_consumer(options: Mapping[str, Any], defaults: Mapping[str, Any]
             number(least=least)(options, name)
     for name in ("key_deserializer", "value_deserializer"):
         if name in options:
-            deserializer(options, name)
+            _deserializer(options, name)
     if "isolation_level" in options:
         _check_isolation_level(options["isolation_level"])
     _check_group(options, {**defaults, **options})
@@ -64,7 +62,7 @@ def _check_group(given: Mapping[str, Any], options: Mapping[str, Any]) -> None:
     if instance_id is not None:
         if group_id is None:
             raise ConfigError("group_instance_id needs a group: set group_id, too")
-        if not isinstance(instance_id, str) or not _INSTANCE_ID.match(instance_id):
+        if not isinstance(instance_id, str) or not is_topic_name(instance_id):
             raise ConfigError(
                 f"group_instance_id must have 1 to 249 ASCII letters, digits, '.', '_' and '-', not {instance_id!r}"
             )

@@ -22,6 +22,7 @@ from kafkasafe.config.values import (
     client_id_of,
     compression_of,
     consumers_hook,
+    converter,
     divergence,
     duration,
     flag,
@@ -33,7 +34,6 @@ from kafkasafe.config.values import (
     partitioner_of,
     path_of_file,
     seconds,
-    serializer,
     transactional_id_of,
     window_of,
 )
@@ -132,8 +132,8 @@ class ProducerConfig:
     request_timeout_s: float = option("request_timeout_ms", KAFKAS, seconds(least=1))
     retry_backoff_s: float = option("retry_backoff_ms", KAFKAS, seconds(least=1))
     transaction_timeout_ms: int = option("transaction_timeout_ms", KAFKAS, number(least=1000, most=_INT32))
-    key_serializer: Any = option("key_serializer", KAFKAS, serializer)
-    value_serializer: Any = option("value_serializer", KAFKAS, serializer)
+    key_serializer: Any = option("key_serializer", KAFKAS, converter("serialize"))
+    value_serializer: Any = option("value_serializer", KAFKAS, converter("serialize"))
 
     # Options that KafkaProducer does not have. The same code determines `spool_dir` and the two fields after it.
     spool: Literal["always", "on_error", "never"] = option(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +25,13 @@ __all__ = [
     "client_id_of",
     "compression_of",
     "consumers_hook",
-    "deserializer",
+    "converter",
     "divergence",
     "duration",
     "flag",
     "hook",
     "idempotence_of",
+    "is_topic_name",
     "lane",
     "nameable",
     "number",
@@ -38,7 +40,6 @@ __all__ = [
     "path_of_file",
     "seconds",
     "sendable",
-    "serializer",
     "transactional_id_of",
     "window_of",
 ]
@@ -59,6 +60,8 @@ _ENDLESS: Final = 2**62
 _TEXT_BYTES: Final = 0x7FFF
 """Largest size of a string in Kafka's protocol."""
 
+
+_TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 Check: TypeAlias = Callable[[Mapping[str, Any], str], Any]
 """A function that gets all options and the name of one of them, and returns the value of this option's field."""
@@ -137,24 +140,18 @@ def flag(options: Mapping[str, Any], name: str) -> bool:
     return bool(value)
 
 
-def serializer(options: Mapping[str, Any], name: str) -> Any:
-    """Return a serializer, or None."""
-    value = options[name]
-    if value is not None and not callable(getattr(value, "serialize", value)):
-        raise ConfigError(
-            f"{name} must be a function or have a method serialize(topic, headers, data), not {value!r}"
-        )
-    return value
+def converter(method: str) -> Check:
+    """Return the check of a function, or an object with this method, that converts keys or values. None is allowed."""
 
+    def check(options: Mapping[str, Any], name: str) -> Any:
+        value = options[name]
+        if value is not None and not callable(getattr(value, method, value)):
+            raise ConfigError(
+                f"{name} must be a function or have a method {method}(topic, headers, data), not {value!r}"
+            )
+        return value
 
-def deserializer(options: Mapping[str, Any], name: str) -> Any:
-    """Return a deserializer, or None."""
-    value = options[name]
-    if value is not None and not callable(getattr(value, "deserialize", value)):
-        raise ConfigError(
-            f"{name} must be a function or have a method deserialize(topic, headers, data), not {value!r}"
-        )
-    return value
+    return check
 
 
 def anything(options: Mapping[str, Any], name: str) -> Any:
@@ -212,6 +209,11 @@ def nameable(option: str, path: Path) -> Path:
             f" {error.encoding}: start the process with PYTHONUTF8=1, or in a locale with UTF-8 (LC_ALL=C.UTF-8)"
         ) from None
     return path
+
+
+def is_topic_name(value: str) -> bool:
+    """Return whether Kafka permits a topic of this name. The same names are permitted for static members of a group."""
+    return _TOPIC_NAME.fullmatch(value) is not None and value not in {".", ".."}
 
 
 def sendable(name: str, value: str) -> str:
