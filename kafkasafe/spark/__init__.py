@@ -13,8 +13,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any, Final
 
-from kafkasafe.errors import UsageError
-
 if TYPE_CHECKING:
     from kafkasafe.errors import CheckpointMismatchError, SparkError
     from kafkasafe.spark.appender import FencedError, RestartError
@@ -68,5 +66,7 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(home), name)
     except ModuleNotFoundError as error:
         if error.name in {"pyarrow", "pyspark"}:
+            from kafkasafe.errors import UsageError
+
             raise UsageError(f"kafkasafe.spark needs {error.name}: pip install 'kafkasafe[spark]'") from error
         raise
