@@ -254,6 +254,7 @@ class HeadersFetched:
         log_start_offset: First offset of the log; -1 if the broker does not report it (< 1.0).
         headers: Headers of the complete batches, in order. The first one may begin before the requested offset.
         next_offset: Offset for the next request: after the last complete batch; without one, the requested offset.
+        markers: By offset of each transaction marker among the batches, whether it commits its transaction.
     """
 
     error_code: int
@@ -262,6 +263,7 @@ class HeadersFetched:
     log_start_offset: int
     headers: Sequence[BatchHeader]
     next_offset: int
+    markers: Mapping[int, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,15 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 __all__ = [
     "MAX_SEQUENCE",
     "BatchId",
+    "BatchKind",
     "IdentityVerdict",
     "Judgement",
+    "LogBatch",
     "ProducerView",
     "Scan",
     "add_sequence",
@@ -56,6 +58,39 @@ class BatchId:
     def last_sequence(self) -> int:
         """Sequence of the last record (inclusive)."""
         return add_sequence(self.base_sequence, self.count - 1)
+
+
+class BatchKind(enum.Enum):
+    """What a batch of the log is to a transaction."""
+
+    PLAIN = enum.auto()
+    """It belongs to no transaction."""
+    TRANSACTIONAL = enum.auto()
+    """It belongs to a transaction; the next marker of its producer id decides about it."""
+    COMMIT = enum.auto()
+    """A commit marker."""
+    ABORT = enum.auto()
+    """An abort marker."""
+
+
+class LogBatch(NamedTuple):
+    """A batch of the log, as its header describes it.
+
+    Attributes:
+        base_offset: Offset of the first record.
+        last_offset: Offset of the last record (inclusive).
+        producer_id: -1 if the batch has none.
+        producer_epoch: -1 if the batch has none.
+        base_sequence: Sequence of the first record; -1 if the batch has none, as markers.
+        kind: What it is to a transaction.
+    """
+
+    base_offset: int
+    last_offset: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    kind: BatchKind = BatchKind.PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +214,7 @@ class Scan:
 
     def page(
         self,
-        headers: Iterable[tuple[int, int, int, int, int]],
+        batches: Iterable[LogBatch],
         *,
         next_offset: int,
         log_start_offset: int,
@@ -187,14 +222,14 @@ class Scan:
         """Take one page.
 
         Args:
-            headers: (base offset, last offset, producer id, epoch, base sequence) of each batch, ascending.
+            batches: The page's batches, in offset order.
             next_offset: Where the page ends (exclusive).
             log_start_offset: The log's start when it was read.
         """
         if log_start_offset > self.next_offset:
             self.trimmed_to = self.hidden_before = self.next_offset = log_start_offset
         wanted = {(b.producer_id, b.producer_epoch, b.base_sequence): i for i, b in enumerate(self.doubt)}
-        for base_offset, last_offset, producer_id, epoch, base_sequence in headers:
+        for base_offset, last_offset, producer_id, epoch, base_sequence, _ in batches:
             if last_offset < self.next_offset:
                 continue
             if base_offset > self.next_offset:

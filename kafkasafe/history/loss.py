@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from kafkasafe.history.identity import BatchId, add_sequence, sequence_distance
+from kafkasafe.history.identity import BatchId, BatchKind, LogBatch, add_sequence, sequence_distance
 
 __all__ = ["AckedBatch", "Cause", "Loss", "Released", "Survey"]
 
@@ -150,7 +150,8 @@ class Survey:
         log_start_offset: The log's start.
         from_offset: From here on the log may have changed, -1 when unknown. Batches may have been appended again here,
             before the offset of the oldest one.
-        ours: Producer ids that only this lane's batches have.
+        ours: Producer ids that only this lane's batches have. Batches of a transaction count as this lane's once its
+            commit marker is in the log.
         doubted_from: From here on, the survey compares each offset of the log with `ours`; -1: it compares none.
         released: Base offsets, from `doubted_from` on, of this lane's batches that are known by their offset alone,
             ascending; None if some of those offsets are unknown.
@@ -175,6 +176,7 @@ class Survey:
     _checked: int = 0
     _misses: bool = False
     _before: _Before | None = None
+    _open: _Transactions = field(init=False)
 
     def __post_init__(self) -> None:
         """Begin right before the oldest batch, or at the log's start if that is later."""
@@ -185,6 +187,7 @@ class Survey:
         # Include the batch before: its sequences show how many records are missing before the oldest batch.
         self.next_offset = max(self.log_start_offset, self._begin - 1)
         self._ours_until = self.doubted_from
+        self._open = _Transactions()
         if self.acked:
             self._before = _Before(self.acked, self._begin)
         self._places = sorted((batch.base_offset, index) for index, batch in enumerate(self.acked))
@@ -197,18 +200,16 @@ class Survey:
         """Whether the survey has seen the log up to its end."""
         return self.next_offset >= self.end_offset
 
-    def page(
-        self, headers: Iterable[tuple[int, int, int, int, int]], *, next_offset: int, log_start_offset: int
-    ) -> None:
+    def page(self, batches: Iterable[LogBatch], *, next_offset: int, log_start_offset: int) -> None:
         """Take one page.
 
         Args:
-            headers: (base offset, last offset, producer id, epoch, base sequence) of each batch, ascending.
+            batches: The page's batches, in offset order.
             next_offset: Where the page ends (exclusive).
             log_start_offset: The log's start when it was read.
         """
         self.log_start_offset = max(self.log_start_offset, log_start_offset)
-        for base_offset, last_offset, producer_id, epoch, base_sequence in headers:
+        for base_offset, last_offset, producer_id, epoch, base_sequence, kind in batches:
             if last_offset < self.next_offset:
                 continue
             self.complete = self.complete and base_offset <= max(self.next_offset, self._begin)
@@ -216,8 +217,10 @@ class Survey:
                 count = last_offset - base_offset + 1
                 self._before.see(BatchId(producer_id, epoch, base_sequence, count), base_offset)
             ours = producer_id in self.ours
-            if ours and base_offset <= self._ours_until:
-                self._ours_until = max(self._ours_until, last_offset + 1)
+            if ours:
+                self._open.see(producer_id, base_offset, kind)
+                if base_offset <= self._ours_until:
+                    self._ours_until = max(self._ours_until, last_offset + 1)
             self._check_released(base_offset if ours else -1, last_offset)
             index = self._wanted.get((producer_id, epoch, base_sequence))
             if index is not None:
@@ -237,6 +240,12 @@ class Survey:
         while self._checked < len(released) and released[self._checked] <= last_offset:
             self._misses |= self.log_start_offset <= released[self._checked] != base_offset
             self._checked += 1
+
+    def _is_released(self, base_offset: int) -> bool:
+        """Whether a released batch begins at this offset."""
+        released = self.released or ()
+        at = bisect_left(released, base_offset)
+        return at < len(released) and released[at] == base_offset
 
     def _is_gone(self, index: int, batch: AckedBatch) -> bool:
         if not batch.exact:
@@ -271,6 +280,9 @@ class Survey:
         oldest_known = bool(lost) and lost[0] == 0
         before = self._before
         missing = None if before is None or not oldest_known else before.missing()
+        not_committed = self._open.not_committed
+        ours_until = min((self._ours_until, *(at for at in not_committed if at >= self.doubted_from)))
+        misses = self._misses or any(self._is_released(at) for at in not_committed)
         if before is not None and missing is not None:
             oldest_known = False
             if missing > 0:
@@ -283,9 +295,44 @@ class Survey:
             records,
             moved,
             oldest_known,
-            self._ours_until if self._ours_until > self.doubted_from else -1,
-            self.released is not None and self._checked == len(self.released) and not self._misses,
+            ours_until if ours_until > self.doubted_from else -1,
+            self.released is not None and self._checked == len(self.released) and not misses,
         )
+
+
+class _Transactions:
+    """Finds the batches of this lane's transactions that the log does not show as committed.
+
+    An aborted batch must not count as an acknowledged one at its offset:
+
+    1. The cluster commits a transaction of producer id 5 with a batch at offset 16, and the spool deletes the batch.
+    2. An unclean election loses it. The next transaction of id 5 appends a batch at offset 16, then the client is
+       killed.
+    3. Its successor aborts that transaction. The log has a batch of id 5 at offset 16, but not the acknowledged one.
+
+    A transaction without a marker counts as not committed, too: its fate is open.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[int, list[int]] = {}
+        self._aborted: list[int] = []
+
+    def see(self, producer_id: int, base_offset: int, kind: BatchKind) -> None:
+        """Take a batch of the log, in log order."""
+        match kind:
+            case BatchKind.TRANSACTIONAL:
+                self._open.setdefault(producer_id, []).append(base_offset)
+            case BatchKind.COMMIT:
+                self._open.pop(producer_id, None)
+            case BatchKind.ABORT:
+                self._aborted += self._open.pop(producer_id, ())
+            case BatchKind.PLAIN:
+                pass
+
+    @property
+    def not_committed(self) -> list[int]:
+        """Base offsets of the batches that were aborted, or have no marker yet."""
+        return [*self._aborted, *(at for offsets in self._open.values() for at in offsets)]
 
 
 class _Before:

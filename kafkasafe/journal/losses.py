@@ -106,7 +106,9 @@ class Losses:
             for batch in partition.log.acked
             if batch.identity is not None
         )
-        ours = self._home.producer_ids.union(batch.identity.producer_id for batch in acked)
+        ours = self._home.producer_ids.union(
+            self._units.own_producer_ids, (batch.identity.producer_id for batch in acked)
+        )
         self._out.ready.surveys.append(
             SurveyAsk(
                 partition.number,

@@ -216,7 +216,10 @@ class Recovery:
                     if skipped is not None:
                         _explain_gap(self._destinations.declared(skipped.destination))
                 case m.Cluster():
-                    self._home.move(mark, forgets=any(_is_reset(each) for each in recovered[:index]))
+                    forgets = any(_is_reset(each) for each in recovered[:index])
+                    self._home.move(mark, forgets=forgets)
+                    if forgets:
+                        self._units.forget_producer_ids()
                 case m.Undecidable() | m.Resolved():
                     pass  # the journal asks the cluster again, which may know more now, and then asks the user
 

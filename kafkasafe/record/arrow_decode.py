@@ -33,8 +33,9 @@ from kafkasafe.record.batch import (
     read_header,
 )
 from kafkasafe.record.batch.compression import decompress
-from kafkasafe.record.batch.fields import read_field, read_varint, run_of_equal_lengths, varints
+from kafkasafe.record.batch.fields import read_varint, run_of_equal_lengths, varints
 from kafkasafe.record.batch.header import crc_of
+from kafkasafe.record.batch.markers import is_abort
 
 __all__ = ["COLUMNS", "HEADERS", "SCHEMA", "Decoded", "Decoder", "OldFormatError", "decode", "schema_of"]
 
@@ -67,11 +68,9 @@ _INLINE: Final = 12  # bytes of a value that Arrow keeps in the view itself
 
 _LOG_OVERHEAD: Final = 12
 _LENGTH: Final = struct.Struct(">i")
-_CONTROL_KEY: Final = struct.Struct(">hh")
 _LENGTH_AT: Final = 8
 _MAGIC_AT: Final = 16
 _OLDEST_MESSAGE: Final = 14  # bytes of the smallest message of the oldest format after its length
-_ABORT: Final = 0
 _COMPRESSED: Final = 0x07
 _INT32_MAX: Final = 2**31 - 1
 _MIN_RECORD_BYTES: Final = 7
@@ -354,17 +353,7 @@ class Decoder:
     def _is_abort(self, header: BatchHeader) -> bool:
         if header.count == 0:
             return False  # compaction removed the marker after all records of its transaction
-        body = self._body(self._at, header)
-        try:
-            length, at = read_varint(body, 0)
-            end = at + length
-            at = read_varint(body, at + 1)[1]
-            key = read_field(body, read_varint(body, at)[1], end)[0]
-        except IndexError:
-            key = None
-        if key is None or len(key) < _CONTROL_KEY.size:
-            raise CorruptBatchError(f"Offset {header.base_offset}: a control record without a type")
-        return bool(_CONTROL_KEY.unpack_from(key)[1] == _ABORT)
+        return is_abort(self._body(self._at, header), header.base_offset)
 
     def _body(self, at: int, header: BatchHeader) -> bytes:
         stored = bytes(memoryview(self._buffer)[at + HEADER_BYTES : at + header.size_bytes])

@@ -32,14 +32,29 @@ class TransactionalIds:
         self._out = out
         self._pool = [""] * pool
         self._known: dict[str, TransactionalId] = {}
+        self._producer_ids: dict[str, set[int]] = {}
+        """By transactional id, the producer ids that the coordinator granted for it, as far as they are known."""
 
     def name(self, prefix: str) -> None:
         """Set the prefix of the lane's own transactional ids."""
         self._pool = [f"{prefix}-{number}" for number in range(len(self._pool))]
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Forget all of them, but not their producer ids."""
         self._known.clear()
+
+    def note(self, name: str, producer_id: int) -> None:
+        """Note that the coordinator granted this producer id for a transactional id."""
+        self._producer_ids.setdefault(name, set()).add(producer_id)
+
+    def forget_producer_ids(self) -> None:
+        """Forget all producer ids: another cluster granted them."""
+        self._producer_ids.clear()
+
+    @property
+    def own_producer_ids(self) -> frozenset[int]:
+        """The producer ids of the lane's own transactional ids: no other producer writes under them."""
+        return frozenset().union(*(self._producer_ids.get(name, ()) for name in self._pool))
 
     # -- known ids -------------------------------------------------------------------------------------------------
 

@@ -119,6 +119,11 @@ class Units:
         """The grant of this id; None while this producer does not hold the id."""
         return self._ids.granted(transactional_id)
 
+    @property
+    def own_producer_ids(self) -> frozenset[int]:
+        """The producer ids of the lane's own transactional ids: no other producer writes under them."""
+        return self._ids.own_producer_ids
+
     def is_open(self, destination: int) -> bool:
         """Whether a transaction with the partition may be open, or its end is not durable."""
         return self._ids.is_open(destination)
@@ -180,6 +185,11 @@ class Units:
     def moved(self) -> None:
         """Note that another cluster is used from now on: the grants of the former one are void."""
         self._ids.clear()
+        self._ids.forget_producer_ids()
+
+    def forget_producer_ids(self) -> None:
+        """Forget the producer ids of an earlier cluster, during recovery."""
+        self._ids.forget_producer_ids()
 
     def forget(self, destination: int) -> None:
         """Forget the last committed offset of a partition: later batches go to another log."""
@@ -208,6 +218,7 @@ class Units:
         if not _valid(action):
             return
         tid.give(grant)
+        self._ids.note(tid.name, grant.producer_id)
         transaction = tid.transaction
         if transaction is not None and transaction.phase is Phase.ASKING:
             self._out.ask(FindOutcome(tid, tid.turn, transaction))
@@ -289,6 +300,8 @@ class Units:
         if not _valid(action):
             return
         tid = action.tid
+        if grant is not None:
+            self._ids.note(tid.name, grant.producer_id)
         tid.end(grant, sure=action not in tid.attempts)
         self._transitions.commit(action.transaction)
 

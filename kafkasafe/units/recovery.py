@@ -67,6 +67,7 @@ class UnitReplay:
 
     def recover_begun(self, mark: m.Begun) -> None:
         """Take a BEGUN mark: it makes an earlier STAGED mark void."""
+        self._ids.note(mark.transactional_id, mark.producer_id)
         unit = self._units.get(mark.unit_id)
         if unit is not None:
             self._void(self._staged_under.get(unit))
@@ -83,6 +84,7 @@ class UnitReplay:
     def recover_staged(self, mark: m.Staged) -> None:
         """Take a STAGED mark."""
         begun = mark.begun
+        self._ids.note(begun.transactional_id, begun.producer_id)
         unit = self._units.get(begun.unit_id)
         if unit is None:
             # The unit was released meanwhile, but the mark still says where its batches are.

@@ -201,6 +201,38 @@ def test_headers_and_records(backend):
     assert backend.once(backend.client.fetch_headers, topic, 0, 6, 1 << 20).error_code == 1
 
 
+def test_the_markers_of_transactions_are_read_with_the_headers(backend):
+    topic, _ = written(backend, 1)
+    for commits in (True, False):
+        identity = backend.ask(backend.client.init_transactional_id, topic, 60_000).identity
+        added = backend.ask(backend.client.add_partitions_to_transaction, identity, [(topic, 0)])
+        assert added.error_code == 0
+        data = make_batch(
+            b"x",
+            pid=identity.producer_id,
+            epoch=identity.epoch,
+            seq=0,
+            now_ms=backend.now_ms,
+            transactional=True,
+        )
+        batch = ProduceRequest("token", topic, 0, data, transaction=identity)
+        answer = backend.once(
+            lambda reply, batch=batch: backend.client.produce([batch], -1, 30_000, lambda _, it: reply(it))
+        )
+        assert answer.error_code == 0
+        assert backend.ask(backend.client.end_transaction, identity, commits).error_code == 0
+    backend.until(lambda: backend.ask(backend.client.log_end_offset, topic, 0).offset == 5)
+    page = backend.ask(backend.client.fetch_headers, topic, 0, 0, 1 << 20)
+    assert [(h.is_control, h.is_transactional) for h in page.headers] == [
+        (False, False),
+        (False, True),
+        (True, True),
+        (False, True),
+        (True, True),
+    ]
+    assert page.markers == {2: True, 4: False}
+
+
 def test_questions_about_partitions_that_are_not_there(backend):
     topic, _ = written(backend, 1)
     for question in (

@@ -10,6 +10,7 @@ from kafkasafe.history.identity import (
     MAX_SEQUENCE,
     BatchId,
     IdentityVerdict,
+    LogBatch,
     ProducerView,
     Scan,
     add_sequence,
@@ -109,7 +110,7 @@ def scanned(
     """A scan of one page; batches of others are None, of ten records."""
     scan = Scan(doubt, begin, end)
     headers = [
-        (
+        LogBatch(
             offset,
             offset + (b.count if b else 10) - 1,
             *((7, b.producer_epoch, b.base_sequence) if b else (-1, -1, -1)),
@@ -159,9 +160,9 @@ def test_a_scan_ends_at_the_log_end_or_with_the_last_batch_found() -> None:
     scan = Scan([A], 5, 30)
     assert not scan.done
     # The first batch of an answer may begin, or even end, before what was asked for.
-    scan.page([(0, 4, 1, 0, 0), (5, 9, 1, 0, 0)], next_offset=10, log_start_offset=0)
+    scan.page([LogBatch(0, 4, 1, 0, 0), LogBatch(5, 9, 1, 0, 0)], next_offset=10, log_start_offset=0)
     assert (scan.next_offset, scan.done, scan.hidden_before) == (10, False, -1)
-    scan.page([(10, 19, 7, 0, 0)], next_offset=20, log_start_offset=0)
+    scan.page([LogBatch(10, 19, 7, 0, 0)], next_offset=20, log_start_offset=0)
     assert scan.done
     assert scan.found == {0: 10}
     empty = Scan([A], 30, 30)
@@ -170,7 +171,7 @@ def test_a_scan_ends_at_the_log_end_or_with_the_last_batch_found() -> None:
 
 def test_the_first_copy_is_the_one() -> None:
     scan = Scan([A], 0, 20)
-    scan.page([(0, 9, 7, 0, 0), (10, 19, 7, 0, 0)], next_offset=20, log_start_offset=0)
+    scan.page([LogBatch(0, 9, 7, 0, 0), LogBatch(10, 19, 7, 0, 0)], next_offset=20, log_start_offset=0)
     assert judge_by_log(scan).offsets == {0: 0}
 
 

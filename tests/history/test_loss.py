@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafkasafe.history.identity import BatchId
+from kafkasafe.history.identity import BatchId, BatchKind, LogBatch
 from kafkasafe.history.loss import AckedBatch, Released, Survey
 
 
@@ -22,11 +22,11 @@ def header(batch, base_offset=None):
     at = batch.base_offset if base_offset is None else base_offset
     identity = batch.identity
     last = at + identity.count - 1
-    return at, last, identity.producer_id, identity.producer_epoch, identity.base_sequence
+    return LogBatch(at, last, identity.producer_id, identity.producer_epoch, identity.base_sequence)
 
 
 def stranger(base_offset, count):
-    return base_offset, base_offset + count - 1, 99, 0, base_offset
+    return LogBatch(base_offset, base_offset + count - 1, 99, 0, base_offset)
 
 
 def survey(batches, headers, *, end, start=0, changed=-1):
@@ -165,8 +165,16 @@ def looked_up(headers, *, released=None, ours=frozenset({7}), end=30, start=0, d
     return run.loss()
 
 
-def ours(base_offset, count, pid=7):
-    return base_offset, base_offset + count - 1, pid, 0, base_offset
+def ours(base_offset, count, pid=7, kind=BatchKind.PLAIN):
+    return LogBatch(base_offset, base_offset + count - 1, pid, 0, base_offset, kind)
+
+
+def in_transaction(base_offset, count, pid=7):
+    return ours(base_offset, count, pid, BatchKind.TRANSACTIONAL)
+
+
+def marker(offset, kind, pid=7):
+    return LogBatch(offset, offset, pid, 0, -1, kind)
 
 
 def test_what_is_ours_without_a_gap_is_ours_up_to_there():
@@ -191,6 +199,36 @@ def test_a_batch_that_has_left_the_spool_is_there_if_one_of_ours_begins_where_it
     assert looked_up([ours(20, 5)], released=[10, 20], start=18).released_there
     assert looked_up([], released=[]).released_there, "there is none"
     assert not looked_up([], released=None).released_there, "nobody knows"
+
+
+def test_an_aborted_batch_is_not_the_acknowledged_one_that_was_at_its_offset():
+    """A transaction's batch at offset 10 was acknowledged; the log has another one there, of the same producer id."""
+    committed = [in_transaction(10, 5), marker(15, BatchKind.COMMIT), ours(16, 9)]
+    loss = looked_up(committed, released=[10])
+    assert (loss.ours_until, loss.released_there) == (30, True)
+    for kind in (BatchKind.ABORT, None):
+        end = [] if kind is None else [marker(15, kind)]
+        loss = looked_up([in_transaction(10, 5), *end], released=[10])
+        assert (loss.ours_until, loss.released_there) == (-1, False), kind
+    # An aborted batch elsewhere proves nothing against batches at other offsets.
+    loss = looked_up([ours(10, 5), in_transaction(15, 3), marker(18, BatchKind.ABORT)], released=[10])
+    assert (loss.ours_until, loss.released_there) == (15, True)
+
+
+def test_a_marker_decides_about_the_batches_of_its_own_producer_id_only():
+    log = [
+        in_transaction(10, 2),
+        in_transaction(12, 2, pid=8),
+        marker(14, BatchKind.ABORT, pid=8),
+        in_transaction(15, 2),
+        marker(17, BatchKind.COMMIT),
+        in_transaction(18, 2, pid=8),
+        marker(20, BatchKind.COMMIT, pid=8),
+    ]
+    both = frozenset({7, 8})
+    assert looked_up(log, released=[10, 15, 18], ours=both).released_there
+    assert not looked_up(log, released=[12], ours=both).released_there
+    assert looked_up(log, released=[], ours=both).ours_until == 12
 
 
 def test_what_is_known_of_released_batches_ends_where_the_log_was_cut():

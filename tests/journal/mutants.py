@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mutation import Change, both, nothing, source
 
+from kafkasafe.history import loss
 from kafkasafe.journal import losses, snapshots
 from kafkasafe.journal.acked import AckedLog
 from kafkasafe.journal.answers import Answers
@@ -27,6 +28,7 @@ from kafkasafe.journal.suspicions import Suspicions
 from kafkasafe.journal.topics import Topics
 from kafkasafe.journal.verdicts import Verdicts
 from kafkasafe.journal.window import SendWindow
+from kafkasafe.units.recovery import UnitReplay
 
 __all__ = ["MUTANTS"]
 
@@ -192,10 +194,16 @@ MUTANTS: dict[str, Change] = {
     ),
     # A lane is of the cluster that its directory names.
     "BelievesTheDirectory": source(
-        Recovery, "recover_marks", "self._home.move(mark, forgets=any(_is_reset(each) for each in recovered[:index]))", "pass"
+        Recovery, "recover_marks", "self._home.move(mark, forgets=forgets)", "pass"
     ),
     # What is known by its offset alone is taken to be there.
     "TrustsOffsets": source(losses, "_is_remembered", "(loss.released_there and", "(True and"),
+    # Transactions of earlier incarnations, of another cluster, and aborted ones.
+    "ForgetsItsTransactions": source(UnitReplay, "recover_begun", "self._ids.note(mark.transactional_id, mark.producer_id)", "pass"),
+    "RemembersOtherTransactions": source(Recovery, "recover_marks", "self._units.forget_producer_ids()", "pass"),
+    "TrustsTheAborted": source(
+        loss._Transactions, "see", "self._aborted += self._open.pop(producer_id, ())", "self._open.pop(producer_id, ())"
+    ),
     # Two batches that were acknowledged at one place are taken for one.
     "TrustsItsOwn": both(
         source(LossCase, "add", "overlaps=known.overlaps or overlaps", "overlaps=False"),

@@ -17,8 +17,16 @@ import mutants
 
 from kafkasafe import journal as j
 from kafkasafe import marks as m
-from kafkasafe.history.identity import BatchId, IdentityVerdict, Judgement, ProducerView, judge_by_state
-from kafkasafe.history.loss import AckedBatch, Cause, Loss
+from kafkasafe.history.identity import (
+    BatchId,
+    BatchKind,
+    IdentityVerdict,
+    Judgement,
+    LogBatch,
+    ProducerView,
+    judge_by_state,
+)
+from kafkasafe.history.loss import AckedBatch, Cause, Loss, Survey
 
 NOW_MS = 1_700_000_000_000
 TOPIC_ID = bytes(range(16))
@@ -2396,6 +2404,45 @@ def test_what_is_known_by_its_offset_alone_is_lost_unless_it_is_seen_there() -> 
     assert losses_told(offsets_alone(), replace(NOTHING, ours_until=10)) == []
 
 
+def test_a_survey_knows_the_producer_ids_of_the_lanes_own_transactions() -> None:
+    """A transactional id that a user gave may belong to another producer by now."""
+    own, given = (m.Begun(bytes(16), name, number, 0, 1) for name, number in (("lane-0", 77), ("given", 78)))
+    shell = read_back(
+        [HERE, m.State(1, 0, -1, 3, TOPIC_ID), own, given, (2, 6)], [m.Committed(1, 3, ((5, 0),))]
+    )
+    shell.journal.units.name("lane")
+    shell.journal.recovery.recovered(shell.now)
+    shell.journal.suspect(1, Cause.LOG_END, "epoch 3 ends at 0", from_offset=0)
+    shell.turn()
+    (survey,) = shell.surveys
+    assert survey.ours == {7, 77}
+
+
+def test_a_survey_takes_no_producer_id_of_another_cluster_for_its_own() -> None:
+    own = m.Begun(bytes(16), "lane-0", 77, 0, 1)
+    forgotten = m.State(1, -1, -1, -1, bytes(16))
+    shell = read_back(
+        [HERE, m.Cluster("A"), own],
+        [forgotten, m.Cluster("B")],
+        [m.State(1, 0, -1, 3, TOPIC_ID), (2, 6)],
+        [m.Committed(1, 3, ((9, 0),))],
+    )
+    shell.journal.units.name("lane")
+    shell.journal.recovery.recovered(shell.now)
+    shell.journal.suspect(1, Cause.LOG_END, "epoch 3 ends at 0", from_offset=0)
+    shell.turn()
+    (survey,) = shell.surveys
+    assert survey.ours == {7}
+
+
+def test_an_aborted_batch_at_the_offset_of_an_acknowledged_one_proves_nothing() -> None:
+    survey = Survey((), 20, 10, 10, frozenset({7}), 10, [10])
+    batch = LogBatch(10, 14, 7, 0, 0, BatchKind.TRANSACTIONAL)
+    survey.page([batch, LogBatch(15, 15, 7, 0, -1, BatchKind.ABORT)], next_offset=20, log_start_offset=10)
+    loss = survey.loss()
+    assert (loss.ours_until, loss.released_there) == (-1, False)
+
+
 def test_what_has_the_place_of_another_proves_nothing_of_that_one() -> None:
     """Batches of ours cover it all: in a topic that was created again, or behind an ack at an offset of before."""
     whole = replace(NOTHING, ours_until=10, released_there=True)
@@ -2551,6 +2598,9 @@ MISSED_BY: dict[str, Callable[[], None]] = {
     "RemembersTheForgotten": functools.partial(test_what_was_forgotten_stays_forgotten, move, restart=False),
     "BelievesTheDirectory": test_a_lane_knows_by_itself_which_cluster_it_was_delivered_to,
     "TrustsOffsets": test_what_is_known_by_its_offset_alone_is_lost_unless_it_is_seen_there,
+    "ForgetsItsTransactions": test_a_survey_knows_the_producer_ids_of_the_lanes_own_transactions,
+    "RemembersOtherTransactions": test_a_survey_takes_no_producer_id_of_another_cluster_for_its_own,
+    "TrustsTheAborted": test_an_aborted_batch_at_the_offset_of_an_acknowledged_one_proves_nothing,
     "TrustsItsOwn": test_what_has_the_place_of_another_proves_nothing_of_that_one,
     "RemembersOtherTopics": functools.partial(test_what_was_forgotten_stays_forgotten, forget, restart=True),
 }

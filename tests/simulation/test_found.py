@@ -309,3 +309,10 @@ def test_what_the_spool_has_given_up_is_looked_for_by_its_offsets():
     """An election kept the leader, and what it acknowledged since was noted under the epoch before."""
     with pinned():
         assert not run_storm(9015495).alarms
+
+
+def test_batches_of_the_lanes_transactions_refute_a_suspicion_though_the_spool_no_longer_has_them():
+    """The metadata's leader epoch was older than the leader's, so the epoch of the acknowledgement ended too early."""
+    for seed in (73823, 78671):
+        with pinned():
+            run_any_storm(seed)

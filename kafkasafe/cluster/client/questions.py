@@ -27,7 +27,7 @@ from kafkasafe.cluster.coordinators import Question
 from kafkasafe.cluster.leaders import Leaders
 from kafkasafe.cluster.network import Network, OffsetRow
 from kafkasafe.cluster.terms import MAX_OFFSET, TopicPartition, absurd, not_sent, plausible, safely
-from kafkasafe.record.batch import iter_headers
+from kafkasafe.record.batch import HEADER_BYTES, Compression, is_abort, iter_headers
 
 __all__ = ["LeaderQuestions"]
 
@@ -116,7 +116,13 @@ class LeaderQuestions:
                 response.responses, "partitions", "partition_index", topic, partition, name="topic"
             )
             records = answer.records or b""
-            headers = [header for _, header in iter_headers(records)]
+            headers, markers = [], {}
+            for at, header in iter_headers(records):
+                headers.append(header)
+                # Compaction may leave only the header of a marker's batch.
+                if header.is_control and header.count and header.compression is Compression.NONE:
+                    body = bytes(memoryview(records)[at + HEADER_BYTES : at + header.size_bytes])
+                    markers[header.base_offset] = not is_abort(body, header.base_offset)
             return HeadersFetched(
                 error_code=answer.error_code,
                 high_watermark=answer.high_watermark,
@@ -124,6 +130,7 @@ class LeaderQuestions:
                 log_start_offset=answer.log_start_offset,
                 headers=headers,
                 next_offset=_next_offset(records, offset),
+                markers=markers,
             )
 
         fields = _fetch_fields(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import kafka.errors as kafka_errors
@@ -18,8 +18,10 @@ from kafkasafe.delivery.engine.leader import Leader
 from kafkasafe.delivery.engine.sequence_errors import SequenceErrors
 from kafkasafe.history.identity import (
     BatchId,
+    BatchKind,
     IdentityVerdict,
     Judgement,
+    LogBatch,
     ProducerView,
     Scan,
     judge_by_both,
@@ -28,6 +30,7 @@ from kafkasafe.history.identity import (
     shows,
 )
 from kafkasafe.history.loss import Survey
+from kafkasafe.record.batch import BatchHeader
 from kafkasafe.spool.refusals import read_needed
 
 __all__ = ["Baseline", "Confirmation", "LossInquiry", "OutcomeInquiry"]
@@ -62,10 +65,7 @@ def _read_pages(context: EngineContext, leader: Leader, log: Scan | Survey, *, p
         result: t.HeadersFetched | t.Failure = yield leader.fetch_headers(before, "page")
         page = good(result)
         log.page(
-            [
-                (h.base_offset, h.last_offset, h.producer_id, h.producer_epoch, h.base_sequence)
-                for h in page.headers
-            ],
+            [_log_batch(header, page.markers) for header in page.headers],
             next_offset=page.next_offset,
             log_start_offset=page.log_start_offset,
         )
@@ -79,6 +79,21 @@ def _read_pages(context: EngineContext, leader: Leader, log: Scan | Survey, *, p
             raise NoAnswerError("the replicas do not catch up")
         yield Pause(_SCAN_POLL_S)
     return True
+
+
+def _log_batch(header: BatchHeader, markers: Mapping[int, bool]) -> LogBatch:
+    kind = BatchKind.TRANSACTIONAL if header.is_transactional else BatchKind.PLAIN
+    if header.is_control:
+        commits = markers.get(header.base_offset)
+        kind = BatchKind.PLAIN if commits is None else BatchKind.COMMIT if commits else BatchKind.ABORT
+    return LogBatch(
+        header.base_offset,
+        header.last_offset,
+        header.producer_id,
+        header.producer_epoch,
+        header.base_sequence,
+        kind,
+    )
 
 
 def _scan(doubt: Sequence[BatchId], begin: int, log_start: int, log_end: int) -> Scan:

@@ -37,6 +37,7 @@ from kafkasafe.record.batch.header import (
     stamp_identity,
     verify,
 )
+from kafkasafe.record.batch.markers import is_abort
 
 __all__ = [
     "HEADER_BYTES",
@@ -55,6 +56,7 @@ __all__ = [
     "fill_header",
     "frame",
     "identity_of",
+    "is_abort",
     "iter_headers",
     "last_header",
     "load_codec",
