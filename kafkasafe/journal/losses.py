@@ -82,6 +82,8 @@ class Losses:
 
     def released(self, before_position: int) -> None:
         """Note that the spool deleted everything before this position: the journal cannot send it again."""
+        if before_position == self._index.released:
+            return
         self._index.release(before_position)
         for partition in self._partitions.values():
             partition.log.trim(self._index.released)

@@ -8,7 +8,7 @@ import pytest
 from virtual import TIMEOUT_S, World
 
 from kafkasafe.delivery.engine.send_queue import SendQueue
-from kafkasafe.limits.uplink import MEMORY_BYTES
+from kafkasafe.limits.uplink import MEMORY_BYTES, UplinkBudget
 from kafkasafe.spool.spool import Spool
 
 
@@ -166,3 +166,22 @@ def test_partitions_take_turns():
             parcel.watcher = lambda parcel: order.append(parcel.partition)
     assert world.run(600, lambda: len(order) == 30)
     assert collections.Counter(order[:10]) == collections.Counter(range(10))
+
+
+def test_replies_that_arrive_together_make_room_for_one_request(monkeypatch):
+    """One request for each reply: with many partitions, brokers and client are busy with tiny requests."""
+    world = World()
+    life = begun(world, 64)
+    requests, produce = [], life.client.produce
+
+    def counted(batches, *arguments):
+        requests.append(len(batches))
+        produce(batches, *arguments)
+
+    monkeypatch.setattr(life.client, "produce", counted)
+    monkeypatch.setattr(UplinkBudget, "window_bytes", 1_010_000)  # ten batches
+    parcels = [life.send("orders", number, [b"x" * 100_000]) for number in range(64) for _ in range(4)]
+    assert world.run(60, lambda: all(parcel.done for parcel in parcels))
+    assert sum(requests) == len(parcels)
+    assert max(requests) == 10
+    assert len(requests) <= len(parcels) / 10 + 2, requests

@@ -252,7 +252,8 @@ class Engine:
                 pass
 
     def turn(self) -> None:
-        """Process due timers, and drive all lanes."""
+        """Send batches for which replies made room, process due timers, and drive all lanes."""
+        self._sender.use_room()
         timers = self._context.timers
         now = self._context.clock.monotonic()
         while (message := timers.take(now)) is not None:

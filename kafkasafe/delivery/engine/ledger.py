@@ -219,7 +219,7 @@ class Ledger:
         if self.waiters:
             self.waiters.notify_all()
         for parent in parcel.parents or (parcel.parent,):
-            if parent is not None and all(child.done for child, _ in parent.children or ()):
+            if parent is not None and parent.has_done_children():
                 self.finish(parent)
 
     def abort(self, parcel: Parcel, error: BaseException) -> None:

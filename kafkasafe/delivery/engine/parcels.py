@@ -90,6 +90,8 @@ class Parcel:
     keeper: dict[int, Parcel] | None = None
     ahead: bool = False
     """Whether `Ledger.ahead` counts it."""
+    first_open: int = 0
+    """Index of the first child that was not done when `has_done_children` was last asked."""
     loose: bool = False
     """Whether the parcel's bytes may still be in a socket's queue. Then only a copy may be changed."""
 
@@ -173,6 +175,7 @@ class Parcel:
         for child, _ in children:
             child.follow(self)
         self.children = children
+        self.first_open = 0
         # This order is needed because a caller sets the watcher first, and then looks for children.
         for child, _ in children:
             child.inherit_watcher(self)
@@ -190,6 +193,16 @@ class Parcel:
         """Note that the parcel was joined into another one, in which its records begin at this index."""
         self.shift = shift
         self.children = [(child, np.arange(self.count))]
+        self.first_open = 0
+
+    def has_done_children(self) -> bool:
+        """Whether all children are done. Over all calls, it examines each child that is done once."""
+        children = self.children or ()
+        while self.first_open < len(children):
+            if not children[self.first_open][0].done:
+                return False
+            self.first_open += 1
+        return True
 
     # -- its fate ------------------------------------------------------------------------------------------------------
 

@@ -74,6 +74,8 @@ class Sender:
         self._losses = losses
         self._sequence_errors = sequence_errors
         self._send_queue = SendQueue(context, disk)
+        self._has_room = False
+        """Whether a reply has made room in the send queue since batches were last let out."""
         self._outage = Outage(context.clock.monotonic())
         self._turn = 0.0
         """When the inquiry that was scheduled last begins, at the permitted rate."""
@@ -133,6 +135,7 @@ class Sender:
 
     def _let_out(self) -> None:
         """Read the bytes of held batches, and pass these batches to the cluster, as long as there is room."""
+        self._has_room = False
         if self._context.own_cluster.stranger is not None:
             return
         requests = []
@@ -190,7 +193,12 @@ class Sender:
             address = sent.lane.journal.views.address(sent.batch.destination)
             error = t.StaleFenceError("an earlier batch of the partition failed")
             self._fail_held(address, t.Failure(error, sent=False))
-        self._let_out()
+        self._has_room = True
+
+    def use_room(self) -> None:
+        """Send held batches if replies have made room since the last call: one request for all replies of a turn."""
+        if self._has_room:
+            self._let_out()
 
     def _produced(self, sent: Sent, reply: t.ProduceReply | t.Failure) -> None:
         lane, batch, epoch = sent.lane, sent.batch, sent.leader_epoch
