@@ -26,6 +26,7 @@ from kafkasafe.cli.common import (
     connection,
     counted,
     duration_s,
+    id_fields,
     open_directory,
     progress,
     rejected_lines,
@@ -363,16 +364,13 @@ class Diagnosis:
 
 def _row(examined: Examined) -> dict[str, Any]:
     batch, verdict = examined.batch, examined.verdict
-    identity = batch.identity
     return {
         "lane": batch.lane,
         "position": batch.position,
         "topic": batch.topic,
         "partition": batch.partition,
         "records": batch.records,
-        "producer_id": None if identity is None else identity.producer_id,
-        "producer_epoch": None if identity is None else identity.producer_epoch,
-        "base_sequence": None if identity is None else identity.base_sequence,
+        **id_fields(batch.identity),
         "finding": verdict.finding.value,
         "offsets": list(verdict.offsets),
         "evidence": verdict.evidence,
