@@ -104,7 +104,7 @@ LOG_EVENTS: Final[dict[str, LogEvent]] = {
         "Nothing in an outage. Otherwise correct the address, the certificates or the password.",
     ),
     "position_rewound": LogEvent(
-        ("WARNING",),
+        ("INFO",),
         "A consumer reads records again from the group's offset, because an atomic batch with its offsets was dropped"
         " or the group was rebalanced.",
         "Nothing.",

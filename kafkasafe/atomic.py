@@ -78,7 +78,7 @@ class BatchOutcome(metaclass=Tidy):
         self._producer = producer
         self._parts = batch._parts
         self._head = head
-        self._unit = BatchUnit(head, batch._open_batches, batch._fate, batch._parts, BatchMetadata)
+        self._unit = BatchUnit(head, batch._open_batches, batch._decision.first, batch._parts, BatchMetadata)
 
     def __repr__(self) -> str:
         if self.is_done:
@@ -251,8 +251,8 @@ class AtomicBatch:
         self._room = self._most
         """Number of bytes by which the batch may still grow: it must fit into one file of the spool."""
         self._decision: BatchDecision[BatchMetadata, BatchOutcome] = BatchDecision()
-        self._fate = self._decision.fate
-        self._offsets = UnitOffsets(parts, self._fate)
+        self._made = self._decision.first.made
+        self._offsets = UnitOffsets(parts, self._decision.first)
 
     def __enter__(self) -> Self:
         return self
@@ -260,7 +260,7 @@ class AtomicBatch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._fate:
+        if self._made:
             return
         if kind is None:
             self.commit()
@@ -303,7 +303,7 @@ class AtomicBatch:
             UsageError: The batch was committed or dropped before.
             SpoolFullError: The batch would not fit into one file of the spool (`spool_segment_bytes`).
         """
-        if self._fate:
+        if self._made:
             self._decision.check_is(None)
         open_batch: OpenBatch | None = None
         index = -1

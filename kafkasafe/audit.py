@@ -194,35 +194,15 @@ def audit(
         UsageError: There are too many distinct ids to count them without Spark (`MAX_IDS`).
         KafkaError: The brokers do not answer, or the log was truncated during the count.
     """
-    options = ReadOptions(
-        connection=dict(connection),
-        what=Subscribe((topic,)),
-        starting=Offsets(everywhere=EARLIEST),
-        ending=Offsets(everywhere=LATEST),
-        time_without_record="latest",
+    options = _whole_log(
+        topic,
+        connection,
         min_partitions=0 if spark is None else 2 * spark.sparkContext.defaultParallelism,
-        max_records=0,
-        max_offsets=0,
-        min_offsets=0,
-        max_trigger_delay_s=0.0,
-        fail_on_data_loss=True,
         include_headers=ids is not None and ids.kind == "header",
-        isolation=0,
         stall_timeout_s=timeout_s,
-        fetch_bytes=FETCH_BYTES,
-        on_event=None,
     )
     notices = Notices(None)
-    planner = Planner(options, notices)
-    try:
-        pieces = planner.batch()
-        bounds = planner.bounds()
-    except ConfigError as error:
-        if "[KAFKASAFE.TOPIC_NOT_FOUND]" not in str(error):
-            raise
-        raise NoSuchTopicError(f"The cluster does not have the topic {topic}") from error
-    finally:
-        planner.close()
+    pieces, bounds = _planned(topic, options, notices)
     counted = None
     if spark is not None:
         from kafkasafe.spark.audit import count_ids, find_runs
@@ -242,6 +222,50 @@ def audit(
         for (_, number), (start, end) in sorted(bounds.items())
     ]
     return Audit(topic, partitions, counted)
+
+
+def _whole_log(
+    topic: str,
+    connection: Mapping[str, Any],
+    *,
+    min_partitions: int,
+    include_headers: bool,
+    stall_timeout_s: float,
+) -> ReadOptions:
+    """The source's options with which it reads a whole topic, including aborted transactions."""
+    return ReadOptions(
+        connection=dict(connection),
+        what=Subscribe((topic,)),
+        starting=Offsets(everywhere=EARLIEST),
+        ending=Offsets(everywhere=LATEST),
+        time_without_record="latest",
+        min_partitions=min_partitions,
+        max_records=0,
+        max_offsets=0,
+        min_offsets=0,
+        max_trigger_delay_s=0.0,
+        fail_on_data_loss=True,
+        include_headers=include_headers,
+        isolation=0,
+        stall_timeout_s=stall_timeout_s,
+        fetch_bytes=FETCH_BYTES,
+        on_event=None,
+    )
+
+
+def _planned(
+    topic: str, options: ReadOptions, notices: Notices
+) -> tuple[Sequence[Range], Mapping[tuple[str, int], tuple[int, int]]]:
+    """The ranges to read, and the start and end of each partition's log."""
+    planner = Planner(options, notices)
+    try:
+        return planner.batch(), planner.bounds()
+    except ConfigError as error:
+        if "[KAFKASAFE.TOPIC_NOT_FOUND]" not in str(error):
+            raise
+        raise NoSuchTopicError(f"The cluster does not have the topic {topic}") from error
+    finally:
+        planner.close()
 
 
 def _find_runs(

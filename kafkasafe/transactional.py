@@ -177,7 +177,7 @@ class _Transaction(AtomicBatch):
     @property
     def is_open(self) -> bool:
         """Whether records can still be added."""
-        return not self._fate
+        return not self._made
 
     @property
     def is_empty(self) -> bool:

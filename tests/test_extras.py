@@ -99,6 +99,20 @@ for kind, polls in ((SafeConsumer, 2), (KafkaConsumer, 1)):
     assert out == [out[0], out[0], "0", out[0], "0"]
 
 
+def test_decompression_without_pyarrow_names_the_extra_once():
+    done = run("""
+from kafkasafe.record.batch.compression import decompress
+from kafkasafe.record.batch.header import Compression
+decompress(b"any", Compression.ZSTD, 1000)
+""")
+    assert done.stderr.splitlines()[-1] == (
+        "kafkasafe.packages.MissingPackageError: Compression with snappy, lz4 or zstd needs pyarrow:"
+        " pip install 'kafkasafe[arrow]'"
+    )
+    assert done.stderr.count("MissingPackageError: ") == 1
+    assert "During handling of the above exception" not in done.stderr
+
+
 def test_arrow_tables_name_the_extra(fake_kafka):
     fake_kafka.create_topic("orders")
     out = printed(f"""

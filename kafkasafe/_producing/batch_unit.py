@@ -13,9 +13,9 @@ from kafka import TopicPartition
 from kafkasafe._producing.open_batch import OpenBatch
 from kafkasafe._producing.opening import ProducerParts
 from kafkasafe.delivery.awaiting import LoopWaits
-from kafkasafe.delivery.batch_offsets import DECISION
 from kafkasafe.delivery.callbacks import take
 from kafkasafe.delivery.engine.parcels import Parcel, leaves
+from kafkasafe.delivery.first_decision import FirstDecision
 from kafkasafe.errors import UsageError, WaitTimeoutError
 from kafkasafe.spool.refusals import because
 
@@ -34,7 +34,7 @@ class BatchUnit(Generic[_Metadata]):
     Args:
         head: The parcel that represents the whole batch.
         open_batches: The open batches with the batch's records.
-        fate: The batch's `_fate`.
+        decision: The decision about the batch.
         parts: The producer's objects.
         describe: Makes the metadata of the committed batch from its id, its offsets by partition, and the number of
             its records.
@@ -48,7 +48,7 @@ class BatchUnit(Generic[_Metadata]):
         self,
         head: Parcel,
         open_batches: list[OpenBatch],
-        fate: dict[str, BatchUnit[_Metadata] | None],
+        decision: FirstDecision[BatchUnit[_Metadata]],
         parts: ProducerParts,
         describe: Callable[[str, Mapping[TopicPartition, tuple[int, int]], int], _Metadata],
     ) -> None:
@@ -60,16 +60,16 @@ class BatchUnit(Generic[_Metadata]):
         self._delivery = parts.delivery
         self._in_memory = parts.config.in_memory
         self._owner: object = None
-        self._fate: dict[str, BatchUnit[_Metadata] | None] | None = fate
+        self._decision: FirstDecision[BatchUnit[_Metadata]] | None = decision
         """None once the pump (the thread that writes and delivers) has the batch. The reset to None breaks a reference
-        cycle, because the dict refers back to this object. The cycle would keep both, and the producer, alive until the
-        next garbage collection."""
+        cycle, because the decision refers back to this object. The cycle would keep both, and the producer, alive until
+        the next garbage collection."""
 
     @property
     def accepted(self) -> bool:
         """Whether the producer has accepted the batch."""
-        fate = self._fate
-        return fate is None or fate.get(DECISION) is self
+        decision = self._decision
+        return decision is None or decision.accepted is self
 
     def waits(self, loop: asyncio.AbstractEventLoop) -> LoopWaits:
         """Return the object with which coroutines of a loop wait for the batch."""
@@ -107,17 +107,17 @@ class BatchUnit(Generic[_Metadata]):
 
     def accept(self) -> None:
         """Mark the batch as accepted, unless it is accepted or dropped already."""
-        if self._fate is not None:
-            self._fate.setdefault(DECISION, self)
+        if self._decision is not None:
+            self._decision.accept(self)
 
     def refuse(self) -> None:
         """Mark the batch as dropped, unless it is accepted already."""
-        if self._fate is not None:
-            self._fate.setdefault(DECISION, None)
+        if self._decision is not None:
+            self._decision.drop()
 
     def handed_over(self) -> None:
         """Record that the batch was handed to the pump, which decides about it from now on."""
-        self._fate = None
+        self._decision = None
         for open_batch in self.open_batches:
             open_batch.unguard()
 
@@ -171,29 +171,26 @@ class BatchUnit(Generic[_Metadata]):
 
 
 class BatchDecision(Generic[_Metadata, _Outcome]):
-    """The decision about an atomic batch: accepted or dropped. Open until then.
+    """The decision about an atomic batch, and the commits that were tried.
 
     Attributes:
-        fate: A dict with one entry, the decision: the batch's unit if accepted, None if dropped. Empty while open.
-
-            `setdefault`, a single call into C, makes the decision. So the first decision wins, even if Ctrl-C, a signal
-            handler or another thread interrupts a commit at any moment.
+        first: The decision.
     """
 
     def __init__(self) -> None:
-        self.fate: dict[str, BatchUnit[_Metadata] | None] = {}
+        self.first: FirstDecision[BatchUnit[_Metadata]] = FirstDecision()
         self._attempts: dict[BatchUnit[_Metadata], _Outcome] = {}
         """The outcome of each commit that was tried. One of them may be accepted."""
 
     @property
     def is_dropped(self) -> bool:
         """Whether the batch was dropped."""
-        return self.fate.get(DECISION, self) is None
+        return self.first.is_dropped
 
     @property
     def outcome(self) -> _Outcome | None:
         """The outcome of the commit that was accepted; None if none was."""
-        unit = self.fate.get(DECISION)
+        unit = self.first.accepted
         return None if unit is None else self._attempts[unit]
 
     def begin(self, unit: BatchUnit[_Metadata], outcome: _Outcome) -> None:
@@ -202,7 +199,7 @@ class BatchDecision(Generic[_Metadata, _Outcome]):
 
     def check_open(self) -> None:
         """Raise UsageError if the decision is made."""
-        if self.fate:
+        if self.first.made:
             self.check_is(None)
 
     def check_is(self, outcome: _Outcome | None) -> None:
@@ -212,5 +209,6 @@ class BatchDecision(Generic[_Metadata, _Outcome]):
 
     def drop(self) -> None:
         """Drop the batch. Raise UsageError if it is accepted."""
-        if self.fate.setdefault(DECISION, None) is not None:
+        self.first.drop()
+        if not self.is_dropped:
             raise UsageError("This batch was committed already")

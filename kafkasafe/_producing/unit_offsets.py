@@ -12,6 +12,7 @@ from kafkasafe import units as u
 from kafkasafe._producing.opening import ProducerParts
 from kafkasafe.config.values import sendable
 from kafkasafe.delivery.batch_offsets import BatchFate, check_settings
+from kafkasafe.delivery.first_decision import FirstDecision
 from kafkasafe.delivery.readings import OffsetClaim
 from kafkasafe.errors import UsageError
 
@@ -26,12 +27,12 @@ class UnitOffsets:
 
     Args:
         parts: The producer's objects.
-        fate: The batch's dict with the decision about it. See `BatchDecision`.
+        decision: The decision about the batch.
     """
 
-    def __init__(self, parts: ProducerParts, fate: dict[str, Any]) -> None:
+    def __init__(self, parts: ProducerParts, decision: FirstDecision[Any]) -> None:
         self._parts = parts
-        self._fate = fate
+        self._decision = decision
         self._offsets: dict[str, m.GroupOffsets] = {}
         self._readings: dict[u.GroupPartition, u.Reading] = {}
         self._claims: dict[str, tuple[BatchFate, list[OffsetClaim]]] = {}
@@ -69,7 +70,7 @@ class UnitOffsets:
             former[0].forget()
         for line in [line for line in self._readings if line[0] == group]:
             del self._readings[line]
-        return BatchFate(self._fate, self)
+        return BatchFate(self._decision, self)
 
     def give(self, given: m.GroupOffsets, *, informed: bool) -> None:
         """Add offsets that the program gives, or that a KafkaConsumer has.

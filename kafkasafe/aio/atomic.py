@@ -172,7 +172,7 @@ class AtomicBatch:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._parts.decision.fate:
+        if self._parts.decision.first.made:
             return
         if kind is None:
             await self.commit()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -98,31 +100,38 @@ def audit_topic(
     transactions are part of the raw log.
     """
     timeout_s = duration_s(timeout, "--timeout")
-    try:
-        ids = None if record_id is None else IdSource.parse(record_id)
-    except ConfigError as error:
-        raise typer.BadParameter(str(error.args[0]), param_hint="--id") from None
+    ids = None if record_id is None else _id_source(record_id)
     options = connection(servers, config)
     if plot is not None:
         _check_plot(plot, topics)
-    session: Any = None
-    if spark:
-        session = _spark(master)
+    with _spark(master) if spark else contextlib.nullcontext() as session:
+        count = functools.partial(
+            audit, connection=options, ids=ids, committed=committed, timeout_s=timeout_s, spark=session
+        )
+        found = _counted(topics, count, as_json=as_json)
+    if plot is not None:
+        draw(found[0], plot)
+    if as_json:
+        counts = [each.as_dict() for each in found]
+        print(json.dumps(counts if len(counts) > 1 else counts[0], indent=1))
+    if not all(each.whole for each in found):
+        raise typer.Exit(EXIT_BROKEN)
+
+
+def _id_source(text: str) -> IdSource:
+    try:
+        return IdSource.parse(text)
+    except ConfigError as error:
+        raise typer.BadParameter(str(error.args[0]), param_hint="--id") from None
+
+
+def _counted(topics: Sequence[str], count: Callable[..., Audit], *, as_json: bool) -> list[Audit]:
+    """Counts each topic once, and prints each result as soon as it is known. JSON is printed by the caller."""
     found: list[Audit] = []
     try:
         for topic in dict.fromkeys(topics):
             with progress(topic, "offsets") as on_progress:
-                found.append(
-                    audit(
-                        topic,
-                        options,
-                        ids=ids,
-                        committed=committed,
-                        timeout_s=timeout_s,
-                        spark=session,
-                        on_progress=on_progress,
-                    )
-                )
+                found.append(count(topic, on_progress=on_progress))
             if not as_json:
                 _print(found[-1])
     except NoSuchTopicError:
@@ -131,16 +140,7 @@ def audit_topic(
         raise typer.BadParameter(_own_words(error), param_hint="TOPIC") from None
     except KafkaError as error:
         raise KafkaSafeError(_own_words(error)) from error
-    finally:
-        if session is not None:
-            session.stop()
-    if plot is not None:
-        draw(found[0], plot)
-    if as_json:
-        counts = [each.as_dict() for each in found]
-        print(json.dumps(counts if len(counts) > 1 else counts[0], indent=1))
-    if not all(each.whole for each in found):
-        raise typer.Exit(EXIT_BROKEN)
+    return found
 
 
 def _check_plot(plot: Path, topics: Sequence[str]) -> None:
@@ -165,7 +165,9 @@ def _own_words(error: KafkaError) -> str:
     return f"{re.split(advice, text[tagged.end() :])[0].rstrip()} {ours}".rstrip()
 
 
-def _spark(master: str) -> Any:
+@contextlib.contextmanager
+def _spark(master: str) -> Iterator[Any]:
+    """A SparkSession for the context."""
     try:
         from pyspark.sql import SparkSession
     except ImportError:
@@ -179,8 +181,11 @@ def _spark(master: str) -> Any:
         .config("spark.ui.showConsoleProgress", "false")
         .getOrCreate()
     )
-    session.sparkContext.setLogLevel("ERROR")
-    return session
+    try:
+        session.sparkContext.setLogLevel("ERROR")
+        yield session
+    finally:
+        session.stop()
 
 
 def _print(found: Audit) -> None:

@@ -21,6 +21,7 @@ from kafkasafe import marks as m
 from kafkasafe.cli.exits import EXIT_BROKEN, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 from kafkasafe.config import validate
 from kafkasafe.errors import ConfigError, SpoolError, SpoolFormatError
+from kafkasafe.history.identity import BatchId
 from kafkasafe.spool.files import OsFiles
 from kafkasafe.spool.inspection import Inspected, inspect, read_lane, resent_in
 from kafkasafe.spool.lanes import SpoolDirectory, format_lost
@@ -45,6 +46,7 @@ __all__ = [
     "connection",
     "counted",
     "duration_s",
+    "id_fields",
     "inspected",
     "lanes_of",
     "open_directory",
@@ -322,6 +324,15 @@ def counted(number: int, what: str, plural: str = "") -> str:
 def address_of(topic: str, partition: int) -> str:
     """Formats a destination: "orders-2", or "orders, no partition yet"."""
     return f"{topic}-{partition}" if partition >= 0 else f"{topic}, no partition yet"
+
+
+def id_fields(identity: BatchId | None) -> dict[str, int | None]:
+    """The id of a batch, as JSON has it: all null for a batch without an id."""
+    return {
+        "producer_id": None if identity is None else identity.producer_id,
+        "producer_epoch": None if identity is None else identity.producer_epoch,
+        "base_sequence": None if identity is None else identity.base_sequence,
+    }
 
 
 def unreadable_lines(troubles: Sequence[tuple[str, str]]) -> Iterator[str]:

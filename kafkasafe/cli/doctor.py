@@ -26,6 +26,7 @@ from kafkasafe.cli.common import (
     connection,
     counted,
     duration_s,
+    id_fields,
     open_directory,
     progress,
     rejected_lines,
@@ -106,13 +107,7 @@ def doctor(
     lanes = open_directory(directory)
     troubles: list[tuple[str, str]] = []
     contents = _read(lanes, troubles)
-    bound = None
-    try:
-        bound = lanes.cluster_id()
-    except SpoolError as error:
-        if options is not None:
-            raise
-        troubles.append(("CLUSTER", str(error)))
+    bound = _bound(lanes, troubles) if options is None else lanes.cluster_id()
     topics = sorted({batch.topic for content in contents for batch in content.batches})
     settings: list[tuple[str, Concern]] = []
     cluster_id = None
@@ -124,14 +119,7 @@ def doctor(
         settings = _settings(options, topics, deadline, outage_ms, expiration_ms)
     report = Diagnosis(
         directory=directory,
-        lanes=[
-            DiagnosedLane(
-                content,
-                [examined for examined in found if examined.batch.lane == content.name],
-                lanes.seems_owned(lanes.number_of(content.name)),
-            )
-            for content in contents
-        ],
+        lanes=[_lane(lanes, content, found) for content in contents],
         batches=found,
         settings=settings,
         bound=bound,
@@ -156,6 +144,23 @@ def _read(lanes: SpoolDirectory, troubles: list[tuple[str, str]]) -> list[LaneCo
             report(len(contents), len(numbers))
     resent = [mark for content in contents for mark in resent_in(content.log)]
     return [content.without(resent) for content in contents]
+
+
+def _bound(lanes: SpoolDirectory, troubles: list[tuple[str, str]]) -> str | None:
+    """The cluster to which the records belong; None if it is unknown, or cannot be read."""
+    try:
+        return lanes.cluster_id()
+    except SpoolError as error:
+        troubles.append(("CLUSTER", str(error)))
+        return None
+
+
+def _lane(lanes: SpoolDirectory, content: LaneContent, found: Sequence[Examined]) -> DiagnosedLane:
+    return DiagnosedLane(
+        content,
+        [examined for examined in found if examined.batch.lane == content.name],
+        lanes.seems_owned(lanes.number_of(content.name)),
+    )
 
 
 def ask(
@@ -359,16 +364,13 @@ class Diagnosis:
 
 def _row(examined: Examined) -> dict[str, Any]:
     batch, verdict = examined.batch, examined.verdict
-    identity = batch.identity
     return {
         "lane": batch.lane,
         "position": batch.position,
         "topic": batch.topic,
         "partition": batch.partition,
         "records": batch.records,
-        "producer_id": None if identity is None else identity.producer_id,
-        "producer_epoch": None if identity is None else identity.producer_epoch,
-        "base_sequence": None if identity is None else identity.base_sequence,
+        **id_fields(batch.identity),
         "finding": verdict.finding.value,
         "offsets": list(verdict.offsets),
         "evidence": verdict.evidence,

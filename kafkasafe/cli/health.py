@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -28,7 +28,7 @@ from kafkasafe.cli.report import show
 from kafkasafe.config import validate
 from kafkasafe.errors import ConfigError, SpoolError
 from kafkasafe.health.spool import LaneSeen, SpoolHealth, SpoolSeen, spool_health
-from kafkasafe.spool.inspection import Inspected
+from kafkasafe.spool.inspection import Inspected, start_error
 from kafkasafe.spool.lanes import SpoolDirectory
 
 __all__ = ["app"]
@@ -68,19 +68,26 @@ def health(
     limit = None if spool_max_bytes is None else _limit(spool_max_bytes)
     lanes = open_directory(directory)
     troubles = cluster_trouble(lanes)
-    seen_lanes = [_seen(lanes, number, found) for lanes, number, found in inspected(lanes, troubles)]
+    seen_lanes = []
+    damaged = []
+    for _, number, found in inspected(lanes, troubles):
+        seen_lanes.append(_seen(lanes, number, found))
+        if found.untold:
+            damaged.append(number)
+    unreadable = [lanes.number_of(name) for name, _ in troubles]
     free, read_only = _volume(lanes)
-    found = spool_health(
+    verdict = spool_health(
         SpoolSeen(
             seen_lanes,
             [f"{name}: {reason}" for name, reason in troubles],
+            _failing_starts(lanes, {*damaged, *unreadable}),
             free_bytes=free,
             read_only=read_only,
             limit_bytes=limit,
             max_age_s=max_age_s,
         )
     )
-    show(HealthReport(lanes.path, found, seen_lanes, free), as_json=as_json)
+    show(HealthReport(lanes.path, verdict, seen_lanes, free), as_json=as_json)
 
 
 def _limit(spool_max_bytes: int) -> int:
@@ -102,6 +109,21 @@ def _volume(lanes: SpoolDirectory) -> tuple[int, bool]:
         return lanes.files.free_bytes(lanes.path), bool(os.statvfs(lanes.path).f_flag & os.ST_RDONLY)
     except OSError as error:
         raise SpoolError(f"{lanes.path} cannot be read: {error}") from error
+
+
+def _failing_starts(lanes: SpoolDirectory, suspects: Collection[int]) -> list[str]:
+    """A sentence for each of these lanes on which a new producer would start and raise an error."""
+    texts = []
+    for number, client in lanes.starting_lanes().items():
+        if number not in suspects:
+            continue
+        lane = lanes.lane_path(number)
+        error = start_error(lane, files=lanes.files)
+        if error is not None:
+            who = f"a producer with client_id={client!r}" if client else "a producer"
+            raised = type(error).__name__
+            texts.append(f"{lane.name}: {who} would start on this lane, and raise {raised}: {error}")
+    return texts
 
 
 def _seen(lanes: SpoolDirectory, number: int, found: Inspected) -> LaneSeen:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -79,11 +80,28 @@ def offsets(
     wanted = [_place(text) for text in topics]
     options = connection(servers, config)
     view = _View()
+    console = Console(highlight=False)
+    live = watch and console.is_terminal and not as_json
+    found: EndOffsetsReport | None = None
+    with contextlib.closing(_opened(options, view, baseline, timeout_s)) as consumer:
+        reports = _rounds(consumer, view, wanted, timeout_s, rounds if watch else 1, interval_s)
+        with Live(console=console, auto_refresh=False) if live else contextlib.nullcontext() as screen:
+            for found in reports:
+                if screen is not None:
+                    screen.update(_table(found.rows), refresh=True)
+                else:
+                    print_report(found, as_json=as_json, indent=None if watch else 1, flush=True)
+    if found is not None and found.exit_code:
+        raise typer.Exit(found.exit_code)
+
+
+def _opened(options: Mapping[str, Any], view: _View, baseline: Path | None, timeout_s: float) -> SafeConsumer:
+    """Opens a consumer without a group, whose events the view notes."""
     known = {name: value for name, value in options.items() if name in SafeConsumer.DEFAULT_CONFIG}
     known.pop("group_id", None)
     known.pop("allow_auto_create_topics", None)
     try:
-        consumer = SafeConsumer(
+        return SafeConsumer(
             **{"bootstrap_timeout_ms": int(timeout_s * 1000) + 1, **known},
             group_id=None,
             allow_auto_create_topics=False,
@@ -93,32 +111,22 @@ def offsets(
     except ConfigError as error:
         hint = "--config" if baseline is None else "--baseline"
         raise typer.BadParameter(str(error.args[0]), param_hint=hint) from None
-    found: EndOffsetsReport | None = None
-    try:
-        console = Console(highlight=False)
-        live = watch and console.is_terminal and not as_json
-        screen = Live(console=console, auto_refresh=False, transient=False) if live else None
-        numbers = itertools.count(1) if watch else iter((1,))
-        if screen is not None:
-            screen.start()
-        try:
-            for number in numbers:
-                rows = view.round(consumer, wanted, timeout_s)
-                found = EndOffsetsReport(rows, view.lowered)
-                if screen is not None:
-                    screen.update(_table(rows), refresh=True)
-                else:
-                    print_report(found, as_json=as_json, indent=None if watch else 1, flush=True)
-                if number == rounds or not watch:
-                    break
-                time.sleep(interval_s)
-        finally:
-            if screen is not None:
-                screen.stop()
-    finally:
-        consumer.close()
-    if found is not None and found.exit_code:
-        raise typer.Exit(found.exit_code)
+
+
+def _rounds(
+    consumer: SafeConsumer,
+    view: _View,
+    wanted: Sequence[tuple[str, int | None]],
+    timeout_s: float,
+    rounds: int | None,
+    interval_s: float,
+) -> Iterator[EndOffsetsReport]:
+    """Yields the end offsets of each round. None as `rounds`: it does not end."""
+    for number in itertools.count(1):
+        yield EndOffsetsReport(view.round(consumer, wanted, timeout_s), view.lowered)
+        if number == rounds:
+            return
+        time.sleep(interval_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import ipaddress
 import os
 import re
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import NoneType
 from typing import Any, Final
@@ -22,6 +22,7 @@ from kafkasafe.errors import ConfigError
 __all__ = [
     "check_connection",
     "check_types",
+    "unprotected",
 ]
 
 _PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
@@ -29,6 +30,15 @@ _PROXIES: Final = ("socks5", "socks5h", "http")
 _OLDEST_VERSION: Final = (0, 8)
 """The oldest version of brokers that kafka-python supports."""
 _TLS_FILES: Final = ("ssl_cafile", "ssl_certfile", "ssl_keyfile", "ssl_crlfile")
+_TLS: Final = (*_TLS_FILES, "ssl_context", "ssl_password")
+_SASL: Final = (
+    "sasl_mechanism",
+    "sasl_plain_username",
+    "sasl_plain_password",
+    "sasl_kerberos_name",
+    "sasl_kerberos_domain_name",
+    "sasl_oauth_token_provider",
+)
 _SECRET_TEXTS: Final = ("sasl_plain_username", "sasl_plain_password", "ssl_password")
 
 
@@ -56,6 +66,26 @@ def check_connection(options: Mapping[str, Any]) -> None:
             raise ConfigError(f"{name} cannot be written as UTF-8") from None
     _check_tls(options)
     _check_sasl(options)
+
+
+def unprotected(options: Mapping[str, Any]) -> Iterator[tuple[list[str], str]]:
+    """Yield options of SASL, then those of TLS, that have no effect because `security_protocol` does not use them.
+
+    Call it after `check_connection`. kafka-python ignores such options silently.
+
+    Yields:
+        The options' names, and the reason.
+    """
+    protocol = options["security_protocol"]
+    sasl = [name for name in _SASL if options[name]]
+    if sasl and not protocol.startswith("SASL"):
+        fit = "SASL_SSL" if protocol == "SSL" else "SASL_SSL or SASL_PLAINTEXT"
+        reason = f"security_protocol={protocol} connects without authentication; set {fit}"
+        yield sasl, reason
+    tls = [name for name in _TLS if options[name]]
+    if tls and not protocol.endswith("SSL"):
+        fit = "SASL_SSL" if protocol == "SASL_PLAINTEXT" or sasl else "SSL"
+        yield tls, f"security_protocol={protocol} connects without encryption; set {fit}"
 
 
 def _client_id(options: Mapping[str, Any], name: str) -> None:

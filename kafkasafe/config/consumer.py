@@ -8,9 +8,9 @@ from typing import Any
 
 from kafka import KafkaConsumer
 
-from kafkasafe.config.connection import check_connection, check_types
+from kafkasafe.config.connection import check_connection, check_types, unprotected
 from kafkasafe.config.kafka_consumer import check_kafka_consumer
-from kafkasafe.config.names import CONSUMER_WITHOUT_EFFECT, check_names, ignored, with_sizes
+from kafkasafe.config.names import CONSUMER_WITHOUT_EFFECT, check_names, ignored, ignored_together, with_sizes
 from kafkasafe.config.option import fields_of
 from kafkasafe.config.table import CONSUMER, CONSUMER_DEFAULTS, DEFAULTS, ConsumerConfig
 from kafkasafe.config.values import choice
@@ -34,11 +34,14 @@ def validate_consumer(options: Mapping[str, Any]) -> ConsumerConfig:
     options = with_sizes(options)
     merged = {**CONSUMER_DEFAULTS, **options}
     check_types(options, KafkaConsumer.DEFAULT_CONFIG)
-    check_connection({**KafkaConsumer.DEFAULT_CONFIG, **options})
+    every = {**KafkaConsumer.DEFAULT_CONFIG, **options}
+    check_connection(every)
     check_kafka_consumer(options, KafkaConsumer.DEFAULT_CONFIG)
     for name, reason in CONSUMER_WITHOUT_EFFECT.items():
         if options.get(name) is not None:
             ignored(name, options[name], reason)
+    for names, reason in unprotected(every):
+        ignored_together(names, reason)
     # kafka-python treats any other word as "none" and logs a warning.
     reset = options.get("auto_offset_reset", "latest")
     if str(reset) not in {"smallest", "largest"}:

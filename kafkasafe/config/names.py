@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from kafka import KafkaProducer
@@ -22,6 +22,7 @@ __all__ = [
     "WITHOUT_EFFECT",
     "check_names",
     "ignored",
+    "ignored_together",
     "with_sizes",
 ]
 
@@ -109,3 +110,9 @@ def ignored(name: str, value: Any, reason: str) -> None:
     # Never log the value itself, which may be a secret, unless it is a number.
     shown = value if isinstance(value, (int, float)) else "…"
     log.warning("%s=%s has no effect: %s", name, shown, reason, event="option_ignored")
+
+
+def ignored_together(names: Sequence[str], reason: str) -> None:
+    """Log that several options have no effect, for the same reason."""
+    verb = "has" if len(names) == 1 else "have"
+    log.warning("%s %s no effect: %s", ", ".join(names), verb, reason, event="option_ignored")

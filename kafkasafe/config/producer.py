@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from kafka import KafkaConsumer, KafkaProducer
 
-from kafkasafe.config.connection import check_connection, check_types
-from kafkasafe.config.names import WITHOUT_EFFECT, check_names, ignored, with_sizes
+from kafkasafe.config.connection import check_connection, check_types, unprotected
+from kafkasafe.config.names import WITHOUT_EFFECT, check_names, ignored, ignored_together, with_sizes
 from kafkasafe.config.option import fields_of
 from kafkasafe.config.sizes import check_memory, check_segments
 from kafkasafe.config.spool_dir import resolved, spool_dir
@@ -134,3 +134,5 @@ def _warn(options: Mapping[str, Any]) -> None:
     for name, reason in WITHOUT_EFFECT.items():
         if options[name] != KAFKA_DEFAULTS[name]:
             ignored(name, options[name], reason)
+    for names, reason in unprotected(options):
+        ignored_together(names, reason)

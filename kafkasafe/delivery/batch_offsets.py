@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from kafkasafe import journal as j
 from kafkasafe import marks as m
 from kafkasafe import units as u
+from kafkasafe.delivery.first_decision import FirstDecision
 from kafkasafe.delivery.readings import Numbers, OffsetClaim, OffsetsFate, Readings
 from kafkasafe.errors import BatchDroppedError, UsageError
 
-__all__ = ["DECISION", "BatchFate", "GivenOffsets", "check_settings"]
-
-DECISION: Final = "fate"
-"""The key of a batch's decision, in the dict that has nothing else."""
-
+__all__ = ["BatchFate", "GivenOffsets", "check_settings"]
 
 _FATES = {
     j.Fate.COMMITTED: OffsetsFate.COMMITTED,
@@ -29,16 +26,15 @@ class BatchFate:
     """The outcome of an atomic batch with offsets that a consumer, or a program, gave. Callable from any thread.
 
     Args:
-        decided: Empty while the batch is open. Afterwards it has one entry: the batch's unit, or None if the batch was
-            dropped.
+        decision: The decision about the batch.
         owner: An object that lives as long as the batch. Ctrl-C at the end of a block can leave the batch open. Once
             the program has lost the batch, it counts as dropped, because nobody can commit it any more.
     """
 
-    __slots__ = ("_decided", "_head", "_late", "_owner", "_replaced")
+    __slots__ = ("_decision", "_head", "_late", "_owner", "_replaced")
 
-    def __init__(self, decided: dict[str, Any], owner: object) -> None:
-        self._decided: dict[str, Any] | None = decided
+    def __init__(self, decision: FirstDecision[Any], owner: object) -> None:
+        self._decision: FirstDecision[Any] | None = decision
         self._owner = weakref.ref(owner)
         self._head: Any = None
         self._replaced = False
@@ -60,18 +56,18 @@ class BatchFate:
 
     def __call__(self) -> OffsetsFate:
         """Returns the current outcome."""
-        if self._decided is not None:
+        if self._decision is not None:
             if self._replaced:
                 return OffsetsFate.FORGOTTEN
-            if not self._decided:
+            if not self._decision.made:
                 if self._owner() is not None:
                     return OffsetsFate.OPEN
-                self._decided.setdefault(DECISION, None)
-            [unit] = self._decided.values()
+                self._decision.drop()
+            unit = self._decision.accepted
             if unit is None:
                 return OffsetsFate.DROPPED if self._late else OffsetsFate.FORGOTTEN
             # The unit may refer to the producer, which a consumer must not keep alive.
-            self._head, self._decided = unit.head, None
+            self._head, self._decision = unit.head, None
         if not self._head.done:
             return OffsetsFate.WAITING
         fate = None if self._head.unit_handle is None else self._head.unit_handle.fate

@@ -52,6 +52,7 @@ class SpoolSeen:
     Attributes:
         lanes: The lanes that can be read.
         unreadable: One sentence for each lane or file of the directory that cannot be read.
+        failing_starts: One sentence for each lane on which a new producer would start and raise an error.
         free_bytes: Free space of the volume.
         read_only: Whether the volume is read-only.
         limit_bytes: Maximum size of a lane's log; None if unknown.
@@ -60,6 +61,7 @@ class SpoolSeen:
 
     lanes: Sequence[LaneSeen]
     unreadable: Sequence[str]
+    failing_starts: Sequence[str]
     free_bytes: int
     read_only: bool
     limit_bytes: int | None
@@ -91,6 +93,7 @@ def spool_health(seen: SpoolSeen) -> SpoolHealth:
     """The health of a spool directory."""
     reasons = [
         *_of_directory(seen),
+        *(HealthReason("start_fails", text) for text in seen.failing_starts),
         *_of_lanes(seen, "spool_full", _full),
         *_of_lanes(seen, "spool_displaced", _displaced),
         *_of_lanes(seen, "undecidable", _undecidable),

@@ -18,6 +18,11 @@ _DIED: Final = re.compile(
     r"|org\.apache\.spark\.shuffle\.(?:Metadata)?FetchFailedException"
     r"|org\.apache\.spark\.SparkException: Python worker exited unexpectedly"
 )
+# Spark runs tasks before an exchange again if their output was on an executor that died. If the output then differs,
+# and tasks behind the exchange have finished, Spark fails the job. Since Spark 4.2 it compares checksums of the output.
+_CHANGED: Final = re.compile(
+    r"Job aborted due to stage failure: (A shuffle map stage with indeterminate output was failed and retried[^\n]*)"
+)
 # Java errors that report a broken connection, either to a worker or to another system that the query uses. The stack
 # trace shows which of the two connections broke.
 _CUT: Final = re.compile(r"java\.(?:io\.EOFException|(?:io|net)\.\w+: (?:Connection reset|Broken pipe))")
@@ -34,11 +39,14 @@ _SPARKS: Final = (
 def dead_worker(said: str) -> str | None:
     """Returns the reason if a Python worker, an executor or a machine died; None after any other failure.
 
-    Also returns the reason if Spark gave up a whole stage because a worker died.
+    Also returns the reason if Spark gave up a whole stage or job because a worker died.
 
     Args:
         said: The text of the exception that a Spark job raised.
     """
+    changed = _CHANGED.search(said)
+    if changed is not None:
+        return changed[1]
     found = _REASON.search(said)
     if found is None or "Traceback (most recent call last)" in said:
         return None  # either no task failed, or Python code raised the error

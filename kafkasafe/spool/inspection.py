@@ -13,7 +13,7 @@ from kafkasafe.journal import Journal
 from kafkasafe.spool.extent import EXTENT_NAME, extent_trouble
 from kafkasafe.spool.files import Files, read_whole, size_of
 from kafkasafe.spool.log_content import BatchEntry, Damage, Log, LostEntry, MarksEntry, TornEntry
-from kafkasafe.spool.quarantine import already_quarantined
+from kafkasafe.spool.quarantine import already_quarantined, quarantine_damage
 from kafkasafe.spool.recovery import replay, scan
 from kafkasafe.spool.refusals import counted
 from kafkasafe.spool.rejected import (
@@ -34,6 +34,7 @@ __all__ = [
     "missing",
     "read_lane",
     "resent_in",
+    "start_error",
     "steps",
 ]
 
@@ -220,6 +221,21 @@ def read_lane(lane: Path, *, files: Files) -> Log:
             break
         seen = found.damage
     return found
+
+
+def start_error(lane: Path, *, files: Files) -> SpoolError | None:
+    """The error that a producer raises if it starts on this lane now, with `on_corrupt="raise"`; None if it starts.
+
+    It changes nothing, and takes no lock: the lane must have no owner. Like a start, it does not read the content of
+    large batches, whose damage a producer finds when it sends them.
+    """
+    try:
+        quarantine_damage(files, lane, scan(files, lane, lambda _: None), "raise")
+    except SpoolError as error:
+        return error
+    except OSError as error:
+        return SpoolError(f"{lane} cannot be opened: {error}")
+    return None
 
 
 def inspect(lane: Path, *, files: Files, resent: Collection[m.Resent] = ()) -> Inspected:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ssl
+
 import pytest
 from kafka.coordinator.assignors.range import RangePartitionAssignor
 from kafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 
 from kafkasafe import SafeConsumer, SafeProducer
-from kafkasafe.config.consumer import validate_consumer
+from kafkasafe.config import validate, validate_consumer
 from kafkasafe.errors import ConfigError
 
 NOWHERE = "127.0.0.1:1"
@@ -121,8 +123,6 @@ def test_a_connection_that_cannot_work_is_refused_by_both(opened, options, says)
     ["host", "host:9092", " a:1 , b:2", "[::1]:9092", "[::1]", "::1", "PLAINTEXT://a:1", ("a:1",), {"a:1"}],
 )
 def test_an_address_as_kafka_python_reads_them_is_taken(tmp_path, servers):
-    from kafkasafe.config import validate, validate_consumer
-
     validate({"bootstrap_servers": servers, "spool_dir": tmp_path})
     validate_consumer({"bootstrap_servers": servers})
 
@@ -141,10 +141,66 @@ def test_an_address_as_kafka_python_reads_them_is_taken(tmp_path, servers):
     ],
 )
 def test_a_connection_that_can_work_is_taken(tmp_path, options):
-    from kafkasafe.config import validate, validate_consumer
-
     validate({"spool_dir": tmp_path, **options})
     validate_consumer(options)
+
+
+PLAIN = {"sasl_mechanism": "PLAIN", "sasl_plain_username": "u", "sasl_plain_password": "hunter2"}
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            PLAIN,
+            [
+                (
+                    "sasl_mechanism, sasl_plain_username, sasl_plain_password have no effect:"
+                    " security_protocol=PLAINTEXT connects without authentication; set SASL_SSL or SASL_PLAINTEXT"
+                )
+            ],
+        ),
+        (
+            {"ssl_cafile": __file__},
+            [
+                "ssl_cafile has no effect: security_protocol=PLAINTEXT connects without encryption; set SSL",
+            ],
+        ),
+        (
+            {"sasl_plain_password": "hunter2", "ssl_password": "hunter2"},
+            [
+                (
+                    "sasl_plain_password has no effect: security_protocol=PLAINTEXT connects without authentication;"
+                    " set SASL_SSL or SASL_PLAINTEXT"
+                ),
+                "ssl_password has no effect: security_protocol=PLAINTEXT connects without encryption; set SASL_SSL",
+            ],
+        ),
+        (
+            {"security_protocol": "SSL", "sasl_mechanism": "GSSAPI"},
+            [
+                "sasl_mechanism has no effect: security_protocol=SSL connects without authentication; set SASL_SSL",
+            ],
+        ),
+        (
+            {**PLAIN, "security_protocol": "SASL_PLAINTEXT", "ssl_cafile": __file__},
+            [
+                "ssl_cafile has no effect: security_protocol=SASL_PLAINTEXT connects without encryption; set SASL_SSL",
+            ],
+        ),
+        ({**PLAIN, "security_protocol": "SASL_SSL", "ssl_context": ssl.create_default_context()}, []),
+        ({"security_protocol": "SSL", "ssl_context": ssl.create_default_context()}, []),
+        ({**dict.fromkeys(PLAIN), "ssl_cafile": None, "ssl_check_hostname": False}, []),
+    ],
+)
+@pytest.mark.parametrize("check", [validate, validate_consumer])
+def test_options_that_the_protocol_does_not_use_are_said_to_have_no_effect(
+    tmp_path, caplog, check, options, says
+):
+    """kafka-python connects, and says nothing."""
+    check({**({"spool_dir": tmp_path} if check is validate else {}), **options})
+    assert [record.getMessage() for record in caplog.records] == says
+    assert {record.event for record in caplog.records} <= {"option_ignored"}
 
 
 def test_a_size_of_a_buffer_may_be_a_float_as_other_sizes(fake_kafka, tmp_path):

@@ -25,7 +25,13 @@ LANE = LaneSeen(
     damaged=0,
 )
 WELL = SpoolSeen(
-    lanes=(LANE,), unreadable=(), free_bytes=500 * MIB, read_only=False, limit_bytes=None, max_age_s=None
+    lanes=(LANE,),
+    unreadable=(),
+    failing_starts=(),
+    free_bytes=500 * MIB,
+    read_only=False,
+    limit_bytes=None,
+    max_age_s=None,
 )
 
 
@@ -53,6 +59,7 @@ def test_records_that_wait_are_what_a_spool_is_for():
         ({}, {"limit_bytes": 11 * MIB}, "spool_full"),
         ({"strays_to": "/away"}, {}, "spool_displaced"),
         ({"undecidable_batches": 2}, {}, "undecidable"),
+        ({}, {"failing_starts": ["lane-001: damaged"]}, "start_fails"),
     ],
 )
 def test_what_keeps_a_producer_from_accepting(lane, changes, name):

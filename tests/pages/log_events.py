@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
+import logging
 import re
 import typing
 from collections.abc import Iterator
 from typing import Final
 
 from kafkasafe import events
+from kafkasafe._consuming.reports import _level_of
 from kafkasafe._log_events import LOG_EVENTS
 from tests.pages import DOCS, PACKAGE, code, table
 
@@ -64,10 +67,18 @@ def logged() -> dict[str, set[str]]:
     return found
 
 
-def of_consumer_events() -> set[str]:
-    """A consumer logs each of its events under a name made of its class."""
-    classes = typing.get_args(events.ConsumerEvent)
-    return {re.sub(r"(?<!^)(?=[A-Z])", "_", each.__name__).lower() for each in classes}
+def of_consumer_events() -> dict[str, set[str]]:
+    """The levels of every event of a consumer, by the name under which the consumer logs it: its class in snake case.
+
+    The level of some events depends on whether an attribute is None.
+    """
+    found = {}
+    for each in typing.get_args(events.ConsumerEvent):
+        fields = [field.name for field in dataclasses.fields(each)]
+        samples = [each(**dict.fromkeys(fields, value)) for value in (None, (0, 0))]
+        name = re.sub(r"(?<!^)(?=[A-Z])", "_", each.__name__).lower()
+        found[name] = {logging.getLevelName(_level_of(sample)) for sample in samples}
+    return found
 
 
 def text() -> str:

@@ -13,7 +13,7 @@ import lives
 import pytest
 
 from kafkasafe import cli
-from kafkasafe.errors import SpoolFullError
+from kafkasafe.errors import SpoolCorruptError, SpoolError, SpoolFullError
 from kafkasafe.spool.files import OsFiles
 from kafkasafe.testing import FakeCluster
 from kafkasafe.testing.proxy import FaultProxy
@@ -127,20 +127,74 @@ def test_rejected_records(fake_kafka, producers, health):
     assert (code, found["ready"], names(found["warnings"])) == (1, True, ["rejected"])
 
 
-def test_damage_and_a_lane_that_is_none(fake_kafka, producers, health):
-    fake_kafka.refuse()
-    producer = producers(fake_kafka.bootstrap_servers)
-    for number in range(3):
-        producer.send("orders", b"%d" % number).durable(60)
-    producer.close(timeout=0)
-    (segment,) = producers.spool.glob("lane-000/*.log")
+def damage_lane(lane):
+    (segment,) = lane.glob("*.log")
     content = bytearray(segment.read_bytes())
     content[len(content) // 2] ^= 1
     segment.write_bytes(content)
+
+
+def leave_records(producers, servers, **options):
+    producer = producers(servers, **options)
+    for number in range(3):
+        producer.send("orders", b"%d" % number).durable(60)
+    return producer
+
+
+def test_damage_and_a_lane_that_is_none(fake_kafka, producers, health):
+    fake_kafka.refuse()
+    leave_records(producers, fake_kafka.bootstrap_servers).close(timeout=0)
+    damage_lane(producers.spool / "lane-000")
     (producers.spool / "lane-001").write_text("a file")
     code, found = health(producers.spool)
     assert code == 1
     assert {"unreadable", "damaged"} <= {*names(found["warnings"])}
+
+
+def test_damage_that_a_new_producer_would_meet(fake_kafka, producers, health):
+    fake_kafka.refuse()
+    servers = fake_kafka.bootstrap_servers
+    leave_records(producers, servers, client_id="orders").close(timeout=0)
+    damage_lane(producers.spool / "lane-000")
+    code, found = health(producers.spool)
+    assert (code, found["ready"], names(found["reasons"])) == (1, False, ["start_fails"])
+    assert "lane-000: a producer with client_id='orders' would start on" in found["reasons"][0]["text"]
+    with pytest.raises(SpoolCorruptError) as raised:
+        producers(servers, client_id="orders")
+    assert str(raised.value).splitlines()[0] in found["reasons"][0]["text"]
+    with producers(servers, client_id="orders", on_corrupt="quarantine") as producer:
+        producer.close(timeout=0)
+    # The copy in quarantine/ proves that the damage was reported.
+    code, found = health(producers.spool)
+    assert (code, found["ready"], names(found["reasons"])) == (1, True, [])
+    assert "damaged" in names(found["warnings"])
+
+
+def test_damage_of_a_lane_that_no_new_producer_starts_on(fake_kafka, producers, health):
+    fake_kafka.refuse()
+    servers = fake_kafka.bootstrap_servers
+    first = leave_records(producers, servers, client_id="orders")
+    second = leave_records(producers, servers, client_id="orders")
+    second.close(timeout=0)
+    damage_lane(producers.spool / "lane-001")
+    assert names(health(producers.spool)[1]["reasons"]) == ["start_fails"]
+    first.close(timeout=0)
+    code, found = health(producers.spool)
+    assert (code, found["ready"], names(found["reasons"])) == (1, True, [])
+    assert "damaged" in names(found["warnings"])
+    producers(servers, client_id="orders").close(timeout=0)
+
+
+def test_an_unreadable_lane_that_a_new_producer_would_meet(fake_kafka, producers, health):
+    fake_kafka.refuse()
+    leave_records(producers, fake_kafka.bootstrap_servers).close(timeout=0)
+    (segment,) = (producers.spool / "lane-000").glob("*.log")
+    segment.unlink()
+    segment.mkdir()
+    code, found = health(producers.spool)
+    assert (code, found["ready"], names(found["reasons"])) == (1, False, ["start_fails"])
+    with pytest.raises(SpoolError, match="cannot be opened"):
+        producers(fake_kafka.bootstrap_servers)
 
 
 @pytest.mark.crash

@@ -7,13 +7,14 @@ import os
 import shutil
 from pathlib import Path
 
+import harness
 import pytest
 from kafka.errors import KafkaTimeoutError
 
 from kafkasafe import SafeProducer
 from kafkasafe.aio import SafeProducer as AsyncProducer
 from kafkasafe.config import validate
-from kafkasafe.errors import ConfigError
+from kafkasafe.errors import ConfigError, SpoolWriteError
 from kafkasafe.events import SpoolDisplaced
 from kafkasafe.spool.files import OsFiles
 from kafkasafe.spool.inspection import inspect
@@ -166,6 +167,61 @@ def test_a_producer_that_has_delivered_everything_closes_without_an_error_where_
         shutil.rmtree(spool.parent)
         spool.parent.write_text("a file in its place")
         producer.close(timeout=30)
+
+
+def until_displaced(producer: SafeProducer) -> None:
+    harness.until(lambda: [each.name for each in producer.health().reasons] == ["spool_displaced"])
+
+
+def test_where_a_deleted_directory_cannot_be_made_again_new_records_wait_in_memory(tmp_path):
+    """What was on disk is delivered. A directory without a name takes no new files."""
+    spool = tmp_path / "parent" / "spool"
+    with FakeCluster() as cluster:
+        cluster.create_topic("orders")
+        with SafeProducer(bootstrap_servers=cluster.bootstrap_servers, spool_dir=spool, **SMALL) as producer:
+            producer.send("orders", b"0").get(30)
+            cluster.refuse()
+            cluster.cut()
+            producer.send("orders", b"1").durable(30)
+            shutil.rmtree(spool.parent)
+            spool.parent.write_text("a file in its place")
+            until_displaced(producer)
+            later = [producer.send("orders", b"%d" % number) for number in (2, 3)]
+            cluster.recover()
+            harness.until(lambda: cluster.values("orders") == [b"0", b"1"])
+            with pytest.raises(KafkaTimeoutError, match="The spool takes nothing for now"):
+                later[0].get(1)
+            assert cluster.values("orders") == [b"0", b"1"]
+            spool.parent.unlink()
+            assert [future.get(30).offset for future in later] == [2, 3]
+        assert cluster.values("orders") == [b"0", b"1", b"2", b"3"]
+
+
+def test_a_directory_that_was_moved_away_takes_new_records_and_they_are_delivered(tmp_path):
+    spool = tmp_path / "parent" / "spool"
+    with FakeCluster() as cluster:
+        cluster.create_topic("orders")
+        with SafeProducer(bootstrap_servers=cluster.bootstrap_servers, spool_dir=spool, **SMALL) as producer:
+            producer.send("orders", b"0").get(30)
+            spool.parent.rename(tmp_path / "away")
+            spool.parent.write_text("a file in its place")
+            until_displaced(producer)
+            assert [producer.send("orders", b"later").get(30).offset for _ in range(3)] == [1, 2, 3]
+
+
+def test_records_that_were_never_on_disk_are_what_close_calls_lost(tmp_path):
+    """`close()` raised SpoolCorruptError: "0 records that waited there are lost with this producer"."""
+    spool = tmp_path / "parent" / "spool"
+    with FakeCluster() as cluster:
+        cluster.create_topic("orders")
+        producer = SafeProducer(bootstrap_servers=cluster.bootstrap_servers, spool_dir=spool, **SMALL)
+        producer.send("orders", b"0").get(30)
+        shutil.rmtree(spool.parent)
+        spool.parent.write_text("a file in its place")
+        until_displaced(producer)
+        producer.send("orders", b"1")
+        with pytest.raises(SpoolWriteError, match=r"1 record was accepted and not durable .* It is lost"):
+            producer.close(timeout=1)
 
 
 def test_a_path_through_a_directory_that_does_not_exist_is_no_switched_link(tmp_path):

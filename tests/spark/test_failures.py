@@ -22,6 +22,12 @@ JDBC = """
 \tat org.postgresql.core.VisibleBufferedInputStream.readMore(VisibleBufferedInputStream.java:161)
 \tat org.apache.spark.api.python.BasePythonRunner$WriterIterator.write(PythonRunner.scala:602)
 """
+CHANGED = """org.apache.spark.SparkException: Job aborted due to stage failure: A shuffle map stage with indeterminate \
+output was failed and retried. However, Spark cannot rollback the ResultStage 8 (collectToPython at x:0) to re-process \
+the input data, and has to fail this job. Please eliminate the indeterminacy by checkpointing the RDD before \
+repartition and try again.
+\tat org.apache.spark.scheduler.DAGScheduler.failJobAndIndependentStages(DAGScheduler.scala:2984)
+"""
 EXITED = "org.apache.spark.SparkException: Python worker exited unexpectedly (crashed). Consider setting x"
 
 
@@ -37,6 +43,7 @@ EXITED = "org.apache.spark.SparkException: Python worker exited unexpectedly (cr
         TASK
         + "FetchFailed(BlockManagerId(1, 10.0.0.5, 4, None), shuffleId=0, mapIndex=0, mapId=0, reduceId=1)",
         STAGE + "org.apache.spark.shuffle.FetchFailedException: Connection refused",
+        CHANGED,
     ],
 )
 def test_a_dead_worker_is_known(said):
@@ -60,6 +67,7 @@ def test_a_dead_worker_is_known(said):
         TASK + "org.postgresql.util.PSQLException: Connection reset" + JDBC,
         TASK + "java.net.SocketException: Connection reset" + JDBC,
         TASK + "java.io.EOFException",
+        "RuntimeError: a shuffle map stage with indeterminate output was failed and retried",
     ],
 )
 def test_an_error_of_the_query_is_no_dead_worker(said):

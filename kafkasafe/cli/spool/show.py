@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from kafkasafe.cli.common import EXIT_BROKEN, Directory, Json, counted, one_line, unreadable_lines
+from kafkasafe.cli.common import EXIT_BROKEN, Directory, Json, counted, id_fields, one_line, unreadable_lines
 from kafkasafe.cli.report import show
 from kafkasafe.cli.spool.atomic_batches import times_row, unit_line, unit_rows
 from kafkasafe.cli.spool.contents import LaneName, contents_of, records_of
@@ -140,7 +140,7 @@ def _batch_line(row: dict[str, Any]) -> str:
 
 
 def _batch_row(batch: SpooledBatch) -> dict[str, Any]:
-    identity, step = batch.identity, batch.known.step
+    step = batch.known.step
     return {
         "lane": batch.lane,
         "position": batch.position,
@@ -148,9 +148,7 @@ def _batch_row(batch: SpooledBatch) -> dict[str, Any]:
         "partition": batch.partition,
         "records": batch.records,
         "bytes": batch.size_bytes,
-        "producer_id": None if identity is None else identity.producer_id,
-        "producer_epoch": None if identity is None else identity.producer_epoch,
-        "base_sequence": None if identity is None else identity.base_sequence,
+        **id_fields(batch.identity),
         "status": batch.known.fate.value,
         "offset": batch.known.base_offset if batch.known.base_offset >= 0 else None,
         "note": batch.known.note,

@@ -25,7 +25,7 @@ def not_durable(undurable: Iterable[Parcel], disk_trouble: str, elsewhere: Elsew
     why = f" ({disk_trouble})" if disk_trouble else ""
     accepted = f"{counted(records, 'record')} {'was' if records == 1 else 'were'} accepted and not durable"
     safe = "Everything that durable() or get() confirmed is safe"
-    if elsewhere is None:
+    if elsewhere is None or (elsewhere.at is None and not elsewhere.records):
         return SpoolWriteError(
             f"{accepted} when the producer ended{why}. {'It is' if records == 1 else 'They are'} lost, unless the"
             f" cluster has {'it' if records == 1 else 'them'}. {safe}"

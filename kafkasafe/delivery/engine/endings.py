@@ -271,31 +271,24 @@ class Endings:
             " the log) or resolve_undecidable(resend=False), or open the producer with on_undecidable='resend' or"
             " 'skip'"
         )
-        if policy == "raise":
-            self._log.error(
-                "%s",
-                message,
-                lane=lane.name,
-                topic=topic,
-                partition=partition,
-                records=batch.count,
-                position=batch.position,
-                event="records_undecidable",
-            )
-            error = UndecidableError(message, evidence=evidence)
-            self._ledger.errors.ask_about(lane, batch, error)
-            return
-        self._log.warning(
-            "%s-%d: undecidable batch, policy %r: %s",
-            topic,
-            partition,
-            policy,
-            evidence,
+        log = self._log.bind(
             lane=lane.name,
             topic=topic,
             partition=partition,
             records=batch.count,
             position=batch.position,
+        )
+        if policy == "raise":
+            log.error("%s", message, event="records_undecidable")
+            error = UndecidableError(message, evidence=evidence)
+            self._ledger.errors.ask_about(lane, batch, error)
+            return
+        log.warning(
+            "%s-%d: undecidable batch, policy %r: %s",
+            topic,
+            partition,
+            policy,
+            evidence,
             event="records_undecidable",
         )
         lane.journal.decide(batch, resend=policy == "resend")

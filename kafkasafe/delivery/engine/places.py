@@ -9,7 +9,8 @@ checks each lane after each group, and each second, and restores a lane that is 
 3. If the lane was deleted, the engine creates another directory with all of its files.
 
 If this fails (another volume is mounted there, a permission is missing), the owner continues with its open files: it
-writes and delivers batches, but calls nothing durable.
+writes and delivers batches, but calls nothing durable. If the lane was deleted, its open directory takes no new files.
+Then the owner delivers what was written, and later batches wait in memory.
 """
 
 from __future__ import annotations

@@ -118,6 +118,7 @@ def decompress(stored: bytes, compression: Compression, limit: int) -> bytes:
     """Decompress the records section, but not more than `limit` bytes, regardless of the size that `stored` claims."""
     if not stored:
         return b""  # all that compaction leaves of a batch without records
+    errors = _codec_errors(compression)
     try:
         match compression:
             case Compression.NONE:
@@ -128,7 +129,7 @@ def decompress(stored: bytes, compression: Compression, limit: int) -> bytes:
                 body = _decompress_snappy(stored, limit)
             case _:
                 body = _decompress_stream(stored, compression.name.lower(), limit)
-    except _codec_errors(compression) as error:
+    except errors as error:
         raise CorruptBatchError(
             f"The records cannot be decompressed ({compression.name}): {error}"
         ) from error

@@ -464,6 +464,29 @@ class SpoolDirectory:
         """
         return self._owners.strays_to(number)
 
+    def starting_lanes(self) -> dict[int, str]:
+        """Lanes without an owner on which a new producer would start: number → client id of such a producer.
+
+        The client id is empty for a lane that a producer of any client id may take. For messages: it does not touch
+        the locks.
+
+        Raises:
+            OSError: The directory cannot be read.
+        """
+        found: dict[int, str] = {}
+        for number in self.lanes():
+            client = self._owners.client(number)
+            if not {"", client}.isdisjoint(found.values()) or self.seems_owned(number):
+                continue
+            try:
+                self._files.list(self.lane_path(number))
+            except (FileNotFoundError, NotADirectoryError):
+                continue  # `take_lane` passes it over
+            except PermissionError:
+                pass
+            found[number] = client
+        return found
+
     def content(self, number: int) -> tuple[tuple[str, int], ...]:
         """Segments of a lane with their sizes, to recognise a change of the lane. Without segments, the lane's extent.
 
