@@ -196,9 +196,9 @@ class Batch:
         self.identity = identity
 
     def take_back_id(self) -> None:
-        """Remove the batch's id: no broker can append a request under that id any more."""
+        """Remove the batch's id: no broker can append a request under that id any more, and none has."""
         self.identity = None
-        self.unanswered = False
+        self.unanswered = self.unconfirmed = False
 
     def send(self) -> None:
         """Note that a request with it begins."""
@@ -281,6 +281,11 @@ class Batch:
         self.state = to
         if to is BatchState.IN_DOUBT:
             self.unanswered = True
+            self.bad_records = ()  # the refusal that named them is contradicted
+        elif to is BatchState.ACKED:
+            self.condemned = False
+        elif event is BatchEvent.PASSED_BY:
+            self.unconfirmed, self.bad_records = False, ()
 
     def read_id(self, identity: BatchId | None) -> None:
         """Take its id from the spool."""
