@@ -35,7 +35,7 @@ from kafkasafe.journal.suspicions import Suspicions
 __all__ = ["Answers"]
 
 _TIMEOUTS: Final = 2
-"""After this many time-outs in a row, the journal divides a batch once the log is proven not to have it."""
+"""After this many time-outs, the journal divides a batch once the log is proven not to have it."""
 
 _INVALID_TIMESTAMP: Final = 32
 

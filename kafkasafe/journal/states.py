@@ -36,76 +36,123 @@ TOO_SLOW: Final = -4
 class Batch:
     """One batch of one destination.
 
-    Attributes:
-        handle: Number of the batch in this incarnation, ascending.
-        destination: Destination number.
-        count: Records in it, ≥ 1.
-        size_bytes: Size of the whole batch.
-        max_timestamp: Largest timestamp in it, ms since the epoch.
-        position: In the spool; -1 while it is not there.
-        identity: Its id, None while it has none.
-        state: See `lifecycle.STATE`.
-        tries: How often the batch was sent in this incarnation.
-        durable: The batch and the mark with its id are on disk.
-        writing: The disk is writing the batch, which must not change until it has its position.
-        owed: The records are also on disk in another batch. Until this batch is durable, recovery would restore that
-            other one.
-        former_life: Recovery read the batch: an earlier incarnation may have sent it.
-        unanswered: A broker may still append a request with this batch and id, or may have appended one unnoticed.
-        base_offset: In the partition, -1 while unknown.
-        place: `base_offset` once the batch is committed, or a lower bound if that offset is unknown.
-        code: Why it was refused, Kafka's error code.
-        message: The same as human-readable text.
-        bad_records: (index, message) of the records that the broker named.
-        doomed: The broker named every record as bad: the journal rejects the batch in its turn, without another try.
-        overdue: The cluster refused the batch for longer than the limit, for a reason that might have been temporary.
-        condemned: The journal rejects the batch as soon as the cluster proves that it is not in the log.
-        unconfirmed: The broker says that it did not append the batch; the producer state was not checked yet.
-        parent: The divided batch that this one is a part of. The part takes its parent's place in the order.
-        rank: Sorts durable batches of a partition in the order in which their records were accepted.
-        heirs: Number of its own unfinished parts.
-        revived: The cluster acknowledged and then lost the batch, so it is sent again.
-        origin: Spool position where its records were first written, if that was in another batch, which this one
-            replaces; otherwise -1 (see `written_at`).
-        unit: The unit to which the batch belongs. A unit is delivered as a whole or not at all.
-        given: For a batch whose partitions are not chosen yet: for which runs of records the caller gave the partition
-            (see `marks.Given`). None if the batch needs no mark, or the mark is durable.
-        timeouts: How often in a row a request with the batch timed out.
-        gathered: The batch was merged from several waiting batches.
+    The text beside a field says in which states it is set. "Invariant" is what holds between any two calls of the
+    journal, once the log is read: tests/journal/test_batch_invariants.py checks each of them on seeded histories.
     """
 
     handle: int
+    """Number of the batch in this incarnation, ascending."""
     destination: int
+    """Destination number."""
     count: int
+    """Records in it, ≥ 1."""
     size_bytes: int
+    """Size of the whole batch."""
     max_timestamp: int
+    """Largest timestamp in it, ms since the epoch."""
+
+    # -- its place in the spool
+
     position: int = -1
+    """In the spool; -1 while it is not there."""
     identity: BatchId | None = None
+    """Its id, None while it has none.
+
+    Invariant: set in PREPARED, SENT, IN_DOUBT and REFUSED, and then covers `count` records. Never set in JOINED: the
+    unit's transaction numbers its batches. A SEALED batch may have an id that is not durable yet.
+    """
     state: BatchState = BatchState.SEALED
+    """See `lifecycle.STATE`."""
     tries: int = 0
+    """How often the batch was sent in this incarnation. Invariant: positive in SENT."""
     durable: bool = False
+    """The batch is on disk, also if its id is not. Invariant: set iff `position` >= 0."""
     writing: bool = False
+    """The disk is writing the batch, which must not change until it has its position. Invariant: not set while durable.
+    """
     owed: bool = False
+    """The records are also on disk in another batch. Until this batch is durable, recovery would restore that other
+    one. Invariant: never in a batch that recovery read.
+    """
     former_life: bool = False
+    """Recovery read the batch: an earlier incarnation may have sent it. Never changes."""
+
+    # -- requests
+
     unanswered: bool = False
-    base_offset: int = -1
-    place: int = -1
-    code: int = 0
-    message: str = ""
-    bad_records: tuple[tuple[int, str], ...] = ()
-    doomed: bool = False
-    overdue: bool = False
-    condemned: bool = False
-    unconfirmed: bool = False
-    parent: Batch | None = None
-    rank: tuple[int, ...] = ()
-    heirs: int = 0
-    revived: bool = False
-    origin: int = -1
-    unit: u.Unit | None = None
-    given: tuple[tuple[int, int, int], ...] | None = None
+    """A broker may still append a request with this batch and id, or may have appended one unnoticed.
+
+    Invariant: set in IN_DOUBT; not set in SEALED, JOINED and REFUSED, whose batch gets another id or is copied to
+    `rejected/` next.
+    """
     timeouts: int = 0
+    """How many requests with the batch timed out while it was the first one. Invariant: at most `tries`."""
+    base_offset: int = -1
+    """In the partition, -1 while unknown. Invariant: -1 unless ACKED or COMMITTED."""
+    place: int = -1
+    """`base_offset`, or a lower bound if that offset is unknown. A batch that is sent again after a loss keeps where it
+    was. Invariant: set in COMMITTED iff the batch has an id; in other states only if `revived`.
+    """
+    revived: bool = False
+    """The cluster acknowledged and then lost the batch, so it is sent again. Invariant: then `unit` is None."""
+
+    # -- refusals: unset in nearly all batches
+
+    code: int = 0
+    """Why it was refused, Kafka's error code, or DAMAGED, TOO_SLOW, or a code of `units`. It stays when the batch is
+    sent again, because a refused batch is neither packed nor merged. Invariant: set in REFUSED.
+    """
+    message: str = ""
+    """The same as human-readable text; in UNDECIDABLE, the evidence. Invariant: set there, and whenever `code` is set.
+    """
+    bad_records: tuple[tuple[int, str], ...] = ()
+    """(index, message) of the records that the broker named, for the division of a REFUSED batch. Invariant: only in
+    REFUSED and the final states; `code` is set as well. The broker may name records that there are not.
+    """
+    unconfirmed: bool = False
+    """The broker says that it did not append the batch; the producer state was not checked yet. Invariant: only in
+    REFUSED, in PREPARED after error 59, and in IN_DOUBT after that; never without an id.
+    """
+    condemned: bool = False
+    """The journal rejects or divides the batch as soon as the cluster proves that it is not in the log. Invariant: only
+    in IN_DOUBT, in SENT as a probe, and in UNDECIDABLE or REJECTED after that; `code` is set as well. The proof makes
+    the batch REFUSED.
+    """
+    overdue: bool = False
+    """The cluster refused the batch for longer than the limit, for a reason that might have been temporary. Stays set,
+    and the parts of a divided batch inherit it.
+    """
+    doomed: bool = False
+    """The broker named every record as bad: the journal rejects the batch in its turn, without another try. Invariant:
+    the batch is SEALED, without an id, or REJECTED.
+    """
+
+    # -- other batches
+
+    parent: Batch | None = None
+    """The divided batch that this one is a part of, or the first of the batches that were merged into it: this one
+    takes its place in the order. Invariant: the parent is REPLACED.
+    """
+    rank: tuple[int, ...] = ()
+    """Sorts durable batches of a partition in the order in which their records were accepted. Invariant: empty iff
+    `position` is -1.
+    """
+    heirs: int = 0
+    """Number of its own unfinished parts. Invariant: 0 unless REPLACED."""
+    origin: int = -1
+    """Spool position where its records were first written, if that was in another batch, which this one replaces;
+    otherwise -1 (see `written_at`). Invariant: before `position`, if the batch has one.
+    """
     gathered: bool = False
+    """The batch was merged from several waiting batches. Invariant: then `owed`."""
+    unit: u.Unit | None = None
+    """The unit to which the batch belongs. A unit is delivered as a whole or not at all. Invariant: set in JOINED;
+    otherwise only in ACKED and the final states.
+    """
+    given: tuple[tuple[int, int, int], ...] | None = None
+    """For a batch whose partitions are not chosen yet: for which runs of records the caller gave the partition (see
+    `marks.Given`). None if the batch needs no mark. Invariant: then it has no id.
+    """
 
     # -- its place in the spool ----------------------------------------------------------------------------------------
 
