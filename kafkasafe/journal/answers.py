@@ -284,7 +284,7 @@ class Answers:
             return
         event = FlowEvent.CONFIRMED
         head = partition.queue.head
-        if head is not None and head.unconfirmed and head.identity is not None:
+        if head is not None and head.fault.unconfirmed and head.identity is not None:
             head.check_absence(wanted=False)
             if shows(view, head.identity):
                 head.on(BatchEvent.MAY_BE_THERE)
@@ -326,7 +326,7 @@ class Answers:
         if scope is not Scope.BATCH:
             self._refusals.clear_refusal(partition)
             return False
-        lasting = batch.overdue or self._refusals.note_refusal(
+        lasting = batch.fault.overdue or self._refusals.note_refusal(
             partition, code, text, scope, now, handle=batch.handle
         )
         batch.refuse_for_long(overdue=lasting)

@@ -123,7 +123,7 @@ class Gatherer:
             batch.state is BatchState.PREPARED
             and batch.durable
             and not (batch.writing or batch.former_life or batch.revived)
-            and not (batch.tries or batch.unanswered or batch.code)
+            and not (batch.tries or batch.unanswered or batch.fault.code)
             and not (batch.heirs or batch.origin >= 0)
             and batch.rank == (batch.position,)
             and batch.unit is None

@@ -72,7 +72,7 @@ class Identities:
                 continue
             if (
                 batch.unit is not None
-                or batch.doomed
+                or batch.fault.doomed
                 or ((self._durable_first or batch.owed) and not batch.durable)
             ):
                 break

@@ -120,7 +120,7 @@ class Machine:
             )
         elif progress.flow is Flow.FLOWING:
             head = partition.queue[0]
-            if head.doomed:
+            if head.fault.doomed:
                 self._rejecter.reject_head(partition, head)
             else:
                 self._flow(partition, now, now_ms)

@@ -64,7 +64,7 @@ class Packer:
             if not (
                 batch.durable
                 and (named or (batch.state is BatchState.SEALED and batch.identity is None))
-                and not (batch.tries or batch.unanswered or batch.code or batch.revived)
+                and not (batch.tries or batch.unanswered or batch.fault.code or batch.revived)
                 and not (batch.former_life and blind)
                 and not (batch.heirs or batch.origin >= 0)
                 and batch.rank == (batch.position,)

@@ -49,7 +49,7 @@ def was_judged(partition: Partition, _now: float) -> bool:
 def has_unchecked_refusal(partition: Partition, _now: float) -> bool:
     """The broker refused the first batch, and its refusal was not compared with its producer state yet."""
     first = None if partition.queue.has_doubt else partition.queue.head
-    return first is not None and first.unconfirmed and first.identity is not None
+    return first is not None and first.fault.unconfirmed and first.identity is not None
 
 
 def has_refused_head(partition: Partition, _now: float) -> bool:

@@ -128,12 +128,12 @@ class Rejecter:
     def handle_refusal(self, partition: Partition, head: Batch) -> None:
         if not self._sealer.rests(head):
             return  # the journal calls this again once the batch is written
-        if head.code in DESTINATION_CODES:
-            self.reject_all(partition, head.code, head.message)
+        if head.fault.code in DESTINATION_CODES:
+            self.reject_all(partition, head.fault.code, head.fault.message)
             return
         self._refusals.clear_refusal(partition, accepted=False)
         if head.count > 1 and (
-            head.overdue or head.code == TOO_SLOW or classify_produce(head.code).splittable
+            head.fault.overdue or head.fault.code == TOO_SLOW or classify_produce(head.fault.code).splittable
         ):
             self._out.ready.divides.append(Divide(head, refused=True))
             return
@@ -180,7 +180,9 @@ class Rejecter:
         partition = self._all[batch.destination]
         partition.queue.remove(batch)
         if batch.position >= 0:
-            self._out.ready.persist.marks.append(m.Rejected(batch.position, batch.code, batch.message))
+            self._out.ready.persist.marks.append(
+                m.Rejected(batch.position, batch.fault.code, batch.fault.message)
+            )
         self._out.ready.persist.after.append(Ended(batch, Fate.REJECTED))
         self._packer.touch(partition)
 
@@ -195,5 +197,5 @@ def _ask_again(batches: Sequence[Batch]) -> None:
        copy.
     """
     for batch in batches:
-        if batch.state is BatchState.REFUSED and batch.code in DESTINATION_CODES:
+        if batch.state is BatchState.REFUSED and batch.fault.code in DESTINATION_CODES:
             batch.on(BatchEvent.PASSED_BY)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from kafkasafe import units as u
@@ -16,10 +16,12 @@ from kafkasafe.journal.order import NEVER
 
 __all__ = [
     "DAMAGED",
+    "NO_FAULT",
     "TOO_SLOW",
     "Batch",
     "BatchState",
     "Fate",
+    "Fault",
     "batches_of",
     "follows",
     "id_fields",
@@ -30,6 +32,55 @@ DAMAGED: Final = -3
 
 TOO_SLOW: Final = -4
 """The code of a batch that timed out too often and will be divided; not one of Kafka's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why the cluster refused a batch, or why the journal will, and what is still to be found out. `NO_FAULT` in nearly
+    all batches. It stays when the batch is sent again: a batch that was refused is neither packed nor merged.
+    """
+
+    code: int = 0
+    """Kafka's error code, or DAMAGED, TOO_SLOW, or a code of `units`. Invariant: set in REFUSED."""
+    message: str = ""
+    """The same as human-readable text; in UNDECIDABLE, the evidence. Invariant: set there, and whenever `code` is set.
+    """
+    bad_records: tuple[tuple[int, str], ...] = ()
+    """(index, message) of the records that the broker named, for the division of a REFUSED batch. Invariant: only in
+    REFUSED and the final states; `code` is set as well. The broker may name records that there are not.
+    """
+    unconfirmed: bool = False
+    """The broker says that it did not append the batch; the producer state was not checked yet. Invariant: only in
+    REFUSED, in PREPARED after error 59, and in IN_DOUBT after that; never without an id.
+    """
+    condemned: bool = False
+    """The journal rejects or divides the batch as soon as the cluster proves that it is not in the log. Invariant: only
+    in IN_DOUBT, in SENT as a probe, and in UNDECIDABLE or REJECTED after that; `code` is set as well. The proof makes
+    the batch REFUSED.
+    """
+    overdue: bool = False
+    """The cluster refused the batch for longer than the limit, for a reason that might have been temporary. Stays set,
+    and the parts of a divided batch inherit it.
+    """
+    doomed: bool = False
+    """The broker named every record as bad: the journal rejects the batch in its turn, without another try. Invariant:
+    the batch is SEALED, without an id, or REJECTED.
+    """
+
+    def after(self, event: BatchEvent, to: BatchState) -> Fault:
+        """What is left of the fault after this event, by which the batch comes into the state `to`."""
+        if to is BatchState.ACKED:
+            return replace(self, condemned=False)
+        if to is BatchState.IN_DOUBT:
+            return replace(self, bad_records=())  # the refusal that named them is contradicted
+        if event is BatchEvent.PASSED_BY:
+            return replace(self, unconfirmed=False, bad_records=())
+        if event is BatchEvent.ID_TAKEN_BACK:
+            return replace(self, unconfirmed=False)
+        return self
+
+
+NO_FAULT: Final = Fault()
 
 
 @dataclass(slots=True, eq=False)
@@ -96,36 +147,8 @@ class Batch:
     revived: bool = False
     """The cluster acknowledged and then lost the batch, so it is sent again. Invariant: then `unit` is None."""
 
-    # -- refusals: unset in nearly all batches
-
-    code: int = 0
-    """Why it was refused, Kafka's error code, or DAMAGED, TOO_SLOW, or a code of `units`. It stays when the batch is
-    sent again, because a refused batch is neither packed nor merged. Invariant: set in REFUSED.
-    """
-    message: str = ""
-    """The same as human-readable text; in UNDECIDABLE, the evidence. Invariant: set there, and whenever `code` is set.
-    """
-    bad_records: tuple[tuple[int, str], ...] = ()
-    """(index, message) of the records that the broker named, for the division of a REFUSED batch. Invariant: only in
-    REFUSED and the final states; `code` is set as well. The broker may name records that there are not.
-    """
-    unconfirmed: bool = False
-    """The broker says that it did not append the batch; the producer state was not checked yet. Invariant: only in
-    REFUSED, in PREPARED after error 59, and in IN_DOUBT after that; never without an id.
-    """
-    condemned: bool = False
-    """The journal rejects or divides the batch as soon as the cluster proves that it is not in the log. Invariant: only
-    in IN_DOUBT, in SENT as a probe, and in UNDECIDABLE or REJECTED after that; `code` is set as well. The proof makes
-    the batch REFUSED.
-    """
-    overdue: bool = False
-    """The cluster refused the batch for longer than the limit, for a reason that might have been temporary. Stays set,
-    and the parts of a divided batch inherit it.
-    """
-    doomed: bool = False
-    """The broker named every record as bad: the journal rejects the batch in its turn, without another try. Invariant:
-    the batch is SEALED, without an id, or REJECTED.
-    """
+    fault: Fault = NO_FAULT
+    """Why the batch was or will be refused."""
 
     # -- other batches
 
@@ -210,9 +233,8 @@ class Batch:
 
     def inherit(self, parent: Batch, *, doomed: bool) -> None:
         """Make it a part of this refused batch. Recovery derives the part's place from the parent's position alone."""
-        self.doomed = doomed
-        self.blame(parent.code, parent.message)
-        self.overdue = parent.overdue
+        blame = parent.fault
+        self.fault = Fault(blame.code, blame.message, overdue=blame.overdue, doomed=doomed)
         self.stand_for(parent)
 
     def gather(self, first: Batch, identity: BatchId) -> None:
@@ -245,7 +267,7 @@ class Batch:
     def take_back_id(self) -> None:
         """Remove the batch's id: no broker can append a request under that id any more, and none has."""
         self.identity = None
-        self.unanswered = self.unconfirmed = False
+        self.unanswered = False
 
     def send(self) -> None:
         """Note that a request with it begins."""
@@ -295,28 +317,30 @@ class Batch:
 
     def blame(self, code: int, message: str) -> None:
         """Set why the cluster refused the batch, or why the journal will reject it."""
-        self.code, self.message = code, message
+        self.fault = replace(self.fault, code=code, message=message)
 
     def blame_records(self, bad_records: tuple[tuple[int, str], ...]) -> None:
         """Set the records that the broker named as bad."""
-        self.bad_records = bad_records
+        self.fault = replace(self.fault, bad_records=bad_records)
 
     def refuse_for_long(self, *, overdue: bool) -> None:
         """Set whether the cluster refused the batch for longer than the limit."""
-        self.overdue = overdue
+        if overdue != self.fault.overdue:
+            self.fault = replace(self.fault, overdue=overdue)
 
     def check_absence(self, *, wanted: bool) -> None:
         """Set whether the batch's absence has yet to be compared with the leader's producer state."""
-        self.unconfirmed = wanted
+        if wanted != self.fault.unconfirmed:
+            self.fault = replace(self.fault, unconfirmed=wanted)
 
     def condemn(self, code: int, message: str) -> None:
         """Reject the batch as soon as the cluster proves that it is not in the log."""
-        self.condemned = True
-        self.blame(code, message)
+        self.fault = replace(self.fault, code=code, message=message, condemned=True)
 
     def pardon(self) -> None:
         """Revoke `condemn`: the journal knows by now whether the log has the batch."""
-        self.condemned = False
+        if self.fault.condemned:
+            self.fault = replace(self.fault, condemned=False)
 
     # -- its state -----------------------------------------------------------------------------------------------------
 
@@ -328,11 +352,8 @@ class Batch:
         self.state = to
         if to is BatchState.IN_DOUBT:
             self.unanswered = True
-            self.bad_records = ()  # the refusal that named them is contradicted
-        elif to is BatchState.ACKED:
-            self.condemned = False
-        elif event is BatchEvent.PASSED_BY:
-            self.unconfirmed, self.bad_records = False, ()
+        if self.fault is not NO_FAULT:
+            self.fault = self.fault.after(event, to)
 
     def read_id(self, identity: BatchId | None) -> None:
         """Take its id from the spool."""

@@ -98,15 +98,20 @@ class Verdicts:
                 self._out.pause(partition, FlowEvent.LATE_REQUEST, judgement.evidence, at_least_s=pause_s)
                 return
             self._note_gap(partition, absent[0], judgement)
-        if absent and absent[0].condemned and absent[0].code == TOO_SLOW and now < partition.doubt.dead_at:
+        if (
+            absent
+            and absent[0].fault.condemned
+            and absent[0].fault.code == TOO_SLOW
+            and now < partition.doubt.dead_at
+        ):
             # The batch's parts will get new ids. So the journal searches for the batch again once no request with it
             # can be appended.
             pause_s = partition.doubt.dead_at - now
-            self._out.pause(partition, FlowEvent.LATE_REQUEST, absent[0].message, at_least_s=pause_s)
+            self._out.pause(partition, FlowEvent.LATE_REQUEST, absent[0].fault.message, at_least_s=pause_s)
             return
         for batch in absent:
             batch.may_arrive(possible=partition.doubt.is_early)
-            given_up = batch.condemned and not batch.unanswered
+            given_up = batch.fault.condemned and not batch.unanswered
             batch.on(BatchEvent.ABSENT_CONDEMNED if given_up else BatchEvent.ABSENT)
             batch.pardon()
         partition.doubt.unfence()
@@ -186,7 +191,7 @@ class Verdicts:
 
     def _stop_at(self, partition: Destination, batch: Batch, event: FlowEvent, evidence: str) -> None:
         batch.on(BatchEvent.UNKNOWABLE)
-        batch.blame(batch.code, evidence)
+        batch.blame(batch.fault.code, evidence)
         partition.progress.on(event)
         if batch.position >= 0:
             self._out.ready.persist.marks.append(m.Undecidable(batch.position, evidence))

@@ -42,14 +42,14 @@ def test_a_batch_that_the_cluster_has_is_not_condemned_any_more(how: str) -> Non
     else:
         batch.send()
         batch.on(j.BatchEvent.ACKNOWLEDGED)
-    assert not batch.condemned
+    assert not batch.fault.condemned
 
 
 def test_a_condemned_batch_stays_so_while_it_is_searched_for() -> None:
     batch = condemned()
     batch.send()
     batch.on(j.BatchEvent.UNCERTAIN)
-    assert batch.condemned
+    assert batch.fault.condemned
 
 
 @pytest.mark.parametrize("event", [j.BatchEvent.PASSED_BY, j.BatchEvent.MAY_BE_THERE])
@@ -57,13 +57,13 @@ def test_records_that_were_called_bad_are_not_once_the_refusal_is_void(event: j.
     """If the batch is divided later because it is too slow, each of its records is sent."""
     batch = refused()
     batch.on(event)
-    assert batch.bad_records == ()
+    assert batch.fault.bad_records == ()
 
 
 def test_a_batch_that_is_sent_again_needs_no_proof_of_the_earlier_refusal() -> None:
     batch = refused()
     batch.on(j.BatchEvent.PASSED_BY)
-    assert not batch.unconfirmed
+    assert not batch.fault.unconfirmed
 
 
 def test_the_producer_state_is_not_asked_about_an_id_that_was_taken_back() -> None:
@@ -73,7 +73,7 @@ def test_the_producer_state_is_not_asked_about_an_id_that_was_taken_back() -> No
     batch.check_absence(wanted=True)
     batch.on(j.BatchEvent.ID_TAKEN_BACK)
     batch.take_back_id()
-    assert not batch.unconfirmed
+    assert not batch.fault.unconfirmed
 
 
 def test_an_unknown_outcome_means_that_a_request_may_still_arrive() -> None:

@@ -16,6 +16,7 @@ from tapes import histories, recorder
 
 from kafkasafe import journal as j
 from kafkasafe.journal.states import BatchState as S
+from kafkasafe.journal.states import Fault
 
 INVARIANTS: dict[str, Callable[[j.Batch], bool]] = {
     "identity": lambda b: (
@@ -35,18 +36,18 @@ INVARIANTS: dict[str, Callable[[j.Batch], bool]] = {
         (b.place >= 0) == (b.identity is not None) if b.state is S.COMMITTED else b.place < 0 or b.revived
     ),
     "revived": lambda b: not b.revived or b.unit is None,
-    "code": lambda b: b.code != 0 or b.state is not S.REFUSED,
-    "message": lambda b: bool(b.message) or not (b.code or b.state is S.UNDECIDABLE),
+    "code": lambda b: b.fault.code != 0 or b.state is not S.REFUSED,
+    "message": lambda b: bool(b.fault.message) or not (b.fault.code or b.state is S.UNDECIDABLE),
     "bad_records": lambda b: (
-        not b.bad_records or (b.code != 0 and b.state in {S.REFUSED, S.REJECTED, S.REPLACED})
+        not b.fault.bad_records or (b.fault.code != 0 and b.state in {S.REFUSED, S.REJECTED, S.REPLACED})
     ),
     "unconfirmed": lambda b: (
-        not b.unconfirmed or (b.identity is not None and b.state in {S.REFUSED, S.PREPARED, S.IN_DOUBT})
+        not b.fault.unconfirmed or (b.identity is not None and b.state in {S.REFUSED, S.PREPARED, S.IN_DOUBT})
     ),
     "condemned": lambda b: (
-        not b.condemned or (b.code != 0 and b.state in {S.IN_DOUBT, S.SENT, S.UNDECIDABLE, S.REJECTED})
+        not b.fault.condemned or (b.fault.code != 0 and b.state in {S.IN_DOUBT, S.SENT, S.UNDECIDABLE, S.REJECTED})
     ),
-    "doomed": lambda b: not b.doomed or (b.identity is None and b.state in {S.SEALED, S.REJECTED}),
+    "doomed": lambda b: not b.fault.doomed or (b.identity is None and b.state in {S.SEALED, S.REJECTED}),
     "parent": lambda b: b.parent is None or b.parent.state is S.REPLACED,
     "rank": lambda b: bool(b.rank) == (b.position >= 0),
     "heirs": lambda b: b.heirs == 0 or (b.heirs > 0 and b.state is S.REPLACED),
@@ -118,7 +119,7 @@ def test_each_invariant_holds_after_each_call(chunk, monkeypatch):
 @pytest.mark.parametrize(
     ("method", "line", "found"),
     [
-        ("take_back_id", "self.unanswered = ", "unconfirmed in SENT"),
+        ("written", "self.writing = False", "writing in PREPARED"),
         ("on", "self.unanswered = True", "unanswered in IN_DOUBT"),
         ("revive", "self.base_offset = -1", "base_offset in SEALED"),
         ("add_heir", "self.heirs += 1", "heirs in"),
@@ -131,4 +132,4 @@ def test_a_batch_that_forgets_a_step_breaks_an_invariant(method, line, found, mo
 
 @pytest.mark.parametrize("name", INVARIANTS)
 def test_an_invariant_belongs_to_a_field(name):
-    assert name in j.Batch.__dataclass_fields__
+    assert name in {*j.Batch.__dataclass_fields__, *Fault.__dataclass_fields__}

@@ -97,7 +97,7 @@ class Tape:
         named = "-" if of is None else f"{of.producer_id}/{of.producer_epoch}/{of.base_sequence}"
         return (
             f"{name}<{batch.destination} {batch.count}x at {batch.position} id {named} {batch.state.value}"
-            f" tries {tries} offset {batch.base_offset} code {batch.code}>"
+            f" tries {tries} offset {batch.base_offset} code {batch.fault.code}>"
         )
 
     def _show_unit(self, unit: u.Unit) -> str:
