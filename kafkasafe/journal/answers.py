@@ -10,6 +10,8 @@ from typing import Final
 from kafkasafe import units as u
 from kafkasafe.codes.verdicts import (
     DESTINATION_CODES,
+    FENCED_CODES,
+    MISSING_CODES,
     AnswerAction,
     Scope,
     classify_produce,
@@ -266,7 +268,7 @@ class Answers:
         else:
             partition.refusal.no_answer()
         # A missing permission to ask proves nothing about batches in doubt; a deleted topic has no batch of ours.
-        if lasting and not (partition.queue.has_doubt and code in {17, 29}):
+        if lasting and not (partition.queue.has_doubt and code not in MISSING_CODES):
             self._rejecter.reject_all(partition, code, reason)
         else:
             partition.progress.want_metadata()
@@ -300,7 +302,7 @@ class Answers:
 
     def _note_producer_state(self, partition: Partition, code: int, log_start_offset: int) -> None:
         """Note what an error says about the broker's state of the producer."""
-        if code in {47, 90}:
+        if code in FENCED_CODES:
             partition.doubt.fence()
         if (
             code == 59
