@@ -25,7 +25,7 @@ from kafkasafe.journal.sealing import Sealer
 from kafkasafe.journal.states import Batch, BatchState, id_fields
 from kafkasafe.journal.topics import Topics
 from kafkasafe.journal.unassigned import UnassignedTopic
-from kafkasafe.journal.window import InFlight
+from kafkasafe.journal.window import Admission, InFlight
 
 __all__ = ["Machine"]
 
@@ -250,28 +250,29 @@ class Machine:
 
     def _flow(self, partition: Partition, now: float, now_ms: int) -> None:
         """Send the batches that the window and the order allow."""
-        in_flight = InFlight()
-        for batch in islice(partition.queue, self._window):
+        in_flight = InFlight(self._window)
+        for batch in partition.queue:
+            if in_flight.is_full:
+                break
             if batch.state is BatchState.ACKED:
+                in_flight.add(batch, old=False)
                 continue
+            old = self._clock.is_old(batch, now_ms)
             if batch.state is BatchState.SENT:
-                in_flight.add(old=self._clock.is_old(batch, now_ms))
+                in_flight.add(batch, old=old)
                 continue
             if batch.state is not BatchState.PREPARED or batch.identity is None:
                 break
             if self._precedence.stops(partition, batch):
                 break
-            if not partition.window.takes(batch.identity, in_flight, now):
-                break
-            old = self._clock.is_old(batch, now_ms)
-            if old and (in_flight.any or now < partition.doubt.dead_at or batch.unanswered):
-                # After this append, the leader may drop our producer state. Then it would append any request still in
-                # transit, even one whose answer we stopped waiting for.
-                if not in_flight.any:
+            late = now < partition.doubt.dead_at or batch.unanswered
+            admission = partition.window.admit(batch.identity, in_flight, now, old=old, late=late)
+            if admission is not Admission.SENDS:
+                if admission is Admission.HOLDS:
                     self._hold(partition, batch, now)
                 break
             self._out.send(partition, batch)
-            in_flight.add(old=old)
+            in_flight.add(batch, old=old)
         if partition.window.answered and in_flight.any:
             partition.window.use_answer()
             self._gatherer.gather(partition, now_ms)

@@ -88,7 +88,7 @@ MUTANTS: dict[str, Change] = {
     # New ids begin at sequence 0 of the same epoch.
     "KeepsEpoch": source(IdSequence, "renew", "self.epoch += 1", "pass"),
     # The window is filled before the leader is known to know us.
-    "FirstNotAlone": source(SendWindow, "takes", " and self.is_open(identity, now)", ""),
+    "FirstNotAlone": source(SendWindow, "admit", " or not self.is_open(identity, now)", ""),
     # Old timestamps are taken for new ones.
     "IgnoresAge": both(
         nothing(BrokerClock, "is_old", result=False),
