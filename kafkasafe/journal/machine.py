@@ -126,17 +126,33 @@ class Machine:
                 self._flow(partition, now, now_ms)
 
     def _quiet_rules(self) -> Sequence[_Rule]:
-        """The rules for a partition without requests in flight: in this order, up to the first one that `ends`."""
+        """The rules for a partition without requests in flight: in this order, up to the first one that `ends`.
+
+        Each comment says why the rule comes before the next one. tests/journal/test_rule_order.py swaps neighbours.
+        """
         return (
+            # Lost batches will be put before all that wait, so nothing is decided about those until the log is read.
+            # Reading it needs no wait: the survey itself waits for late requests if batches are to be sent again.
             _Rule(quiet.is_suspected, self._survey),
+            # An answer that is given before all requests are dead is outdated by the next one that arrives: the next
+            # rule would ask again and again.
             _Rule(quiet.has_late_requests, self._wait_for_late),
+            # The batches are searched for again, so the next rule must not apply: the answer is judged by what the
+            # doubt knows, that the leader refused a sequence or that a newer epoch exists.
             _Rule(quiet.was_asked_early, self._doubt_again, ends=False),
+            # The next rule may put a batch in doubt. What the leader said of others must not count against it.
             _Rule(quiet.was_judged, self._end_doubt, ends=False),
+            # A refused batch must be proven absent before it is rejected or divided.
             _Rule(quiet.has_unchecked_refusal, self._confirm),
+            # The next rule would send the first batch again as well, which was refused for itself.
             _Rule(quiet.has_refused_head, self._give_up_head),
+            # Of no consequence: new ids are given to refused batches, too, and make them PREPARED.
             _Rule(quiet.has_gap, self._take_again, ends=False),
+            # The next rule ends the turn. The mark with the new ids is written during the pause, not after it.
             _Rule(quiet.has_old_ids, self._give_new_ids, ends=False),
+            # Whether or not batches are in doubt: after a failure, neither batches nor questions follow at once.
             _Rule(quiet.needs_pause, self._rest),
+            # The last rule always applies.
             _Rule(quiet.is_decided, self._go_on),
             _Rule(quiet.always, self._ask_about_doubt),
         )
