@@ -29,13 +29,13 @@ arguments.
 
 Rooms
 -----
-Data that all objects share: `lifecycle` (the events of a batch), `flow` (those of a partition), `states` (a batch),
-`destination` (batches for one address: a `partition`, or a topic that is `unassigned` to partitions),
-`missing` (destinations that may not exist), `messages`, `notices`, `groups`, `clock`.
+Data that all objects share: `batch` (its states, its events and the batch), `flow` (what a destination does),
+`partition` (destinations: partitions, and topics whose partitions are not known), `missing` (destinations that may not
+exist), `messages`, `notices`, `groups`, `clock`.
 Objects that own state:
 
     home        the cluster of the lane                     sequences   the id of the next batch
-    progress    the current activity of a partition         window      how many batches may be in flight at once
+    flow        the current activity of a partition         window      what may be in flight at once
     refusal     since when one refusal lasts                acked       acknowledged batches
     doubt       requests that had no answer                 loss_case   acknowledged batches that may be lost
     rejection   batches on their way to `rejected/`         precedence  batches that other lanes deliver first
@@ -55,23 +55,28 @@ Objects that decide. The constructor of each gets the objects that it uses; it d
     gathering   several batches become one              rejecting   batches that are finally refused
     verdicts    batches in doubt                        answers     to requests and questions
     members     batches of units                        lives       order across incarnations and lanes
-    recovery    the log of earlier incarnations         machine     the next step of a partition
-    rounds      all actions that are due
+    recovery    the log of earlier incarnations         machine     rounds, and the next step of each partition
 
 `parts` makes all of them, in groups by subject. `journal` has the facade: `Journal` passes each event to the object
 that handles it, and collects the resulting actions. `settings` has the options of a journal. `views` has read-only
 queries for callers outside, as `Journal.views`.
-
-`quiet` has the conditions of a partition that the rules of `machine` check in their order.
 """
 
+from kafkasafe.journal.batch import (
+    DAMAGED,
+    STATE,
+    TOO_SLOW,
+    Batch,
+    BatchEvent,
+    BatchState,
+    Fate,
+    IllegalMoveError,
+)
 from kafkasafe.journal.clock import Clock, alive_s
-from kafkasafe.journal.destination import UNCHOSEN
 from kafkasafe.journal.flow import FLOW, UNASSIGNED_FLOW, Flow, FlowEvent
 from kafkasafe.journal.gathering import GATHER_LEAST
 from kafkasafe.journal.groups import Consequence, Persist
 from kafkasafe.journal.journal import Journal
-from kafkasafe.journal.lifecycle import STATE, BatchEvent, BatchState, IllegalMoveError
 from kafkasafe.journal.messages import (
     Aside,
     Ask,
@@ -96,14 +101,8 @@ from kafkasafe.journal.notices import (
     Relented,
     Undecidable,
 )
-from kafkasafe.journal.partition import WINDOW, Partition
+from kafkasafe.journal.partition import UNCHOSEN, WINDOW, Partition
 from kafkasafe.journal.settings import Settings
-from kafkasafe.journal.states import (
-    DAMAGED,
-    TOO_SLOW,
-    Batch,
-    Fate,
-)
 
 __all__ = [
     "DAMAGED",

@@ -13,7 +13,7 @@ from typing import Final
 from kafkasafe import marks as m
 from kafkasafe.history.identity import BatchId
 from kafkasafe.history.loss import Released
-from kafkasafe.journal.states import Batch, follows
+from kafkasafe.journal.batch import Batch, follows
 
 __all__ = ["ANYWHERE", "AckedLog"]
 

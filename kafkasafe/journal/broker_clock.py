@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kafkasafe.journal.states import Batch
+from kafkasafe.journal.batch import Batch
 
 __all__ = ["BrokerClock"]
 

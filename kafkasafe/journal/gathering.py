@@ -7,17 +7,16 @@ from typing import Final
 
 from kafkasafe import marks as m
 from kafkasafe.history.identity import BatchId, add_sequence
+from kafkasafe.journal.batch import Batch, BatchEvent, BatchState, Fate, id_fields
 from kafkasafe.journal.broker_clock import BrokerClock
 from kafkasafe.journal.destinations import Destinations
 from kafkasafe.journal.groups import Ended
 from kafkasafe.journal.healing import Revivals
-from kafkasafe.journal.lifecycle import BatchEvent
 from kafkasafe.journal.outbox import Outbox
 from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.partition import Partition
 from kafkasafe.journal.precedence import Precedence
 from kafkasafe.journal.sealing import Sealer
-from kafkasafe.journal.states import Batch, BatchState, Fate, id_fields
 
 __all__ = ["GATHER_LEAST", "Gatherer"]
 

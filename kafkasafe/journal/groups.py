@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from kafkasafe import marks as m
 from kafkasafe import units as u
 from kafkasafe.history.identity import BatchId
-from kafkasafe.journal.states import Batch, Fate
+from kafkasafe.journal.batch import Batch, Fate
 
 __all__ = [
     "Begun",

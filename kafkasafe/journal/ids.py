@@ -10,15 +10,14 @@ from typing import Final
 
 from kafkasafe import marks as m
 from kafkasafe.history.identity import BatchId
+from kafkasafe.journal.batch import Batch, BatchEvent, BatchState, id_fields
 from kafkasafe.journal.destinations import Destinations
 from kafkasafe.journal.groups import Identified
 from kafkasafe.journal.home import Home
-from kafkasafe.journal.lifecycle import BatchEvent
 from kafkasafe.journal.outbox import Outbox
 from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.partition import Partition
 from kafkasafe.journal.sequences import IdSource
-from kafkasafe.journal.states import Batch, BatchState, id_fields
 
 __all__ = ["Identities"]
 

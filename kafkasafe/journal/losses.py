@@ -13,6 +13,7 @@ from kafkasafe import marks as m
 from kafkasafe import units as u
 from kafkasafe.codes.verdicts import MISSING_CODES
 from kafkasafe.history.loss import AckedBatch, Cause, Loss
+from kafkasafe.journal.batch import Batch, BatchState
 from kafkasafe.journal.destinations import Destinations
 from kafkasafe.journal.flow import Flow, FlowEvent
 from kafkasafe.journal.healing import Revivals
@@ -27,7 +28,6 @@ from kafkasafe.journal.partition import ANYWHERE, Partition
 from kafkasafe.journal.quiescence import Quiescence
 from kafkasafe.journal.snapshots import Snapshots
 from kafkasafe.journal.spool_index import SpoolIndex
-from kafkasafe.journal.states import Batch, BatchState
 from kafkasafe.journal.suspicions import Suspicions
 
 __all__ = ["Losses"]

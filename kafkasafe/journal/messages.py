@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from kafkasafe import units as u
 from kafkasafe.history.identity import BatchId
 from kafkasafe.history.loss import AckedBatch, Released
+from kafkasafe.journal.batch import Batch, BatchState, Fate
 from kafkasafe.journal.groups import Persist
 from kafkasafe.journal.notices import Notice
-from kafkasafe.journal.states import Batch, BatchState, Fate
 
 __all__ = [
     "Aside",

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from kafkasafe import marks as m
-from kafkasafe.journal.destination import Destination
+from kafkasafe.journal.batch import Batch
 from kafkasafe.journal.flow import FlowEvent
 from kafkasafe.journal.groups import Persist
 from kafkasafe.journal.messages import Ready, Wait
-from kafkasafe.journal.partition import Partition
-from kafkasafe.journal.states import Batch
+from kafkasafe.journal.partition import Destination, Partition
 
 __all__ = ["Outbox"]
 

@@ -10,15 +10,14 @@ from typing import Final
 
 from kafkasafe.history.identity import BatchId
 from kafkasafe.journal.backlog import BacklogRow
-from kafkasafe.journal.destination import Destination
+from kafkasafe.journal.batch import Batch, BatchState, id_fields
 from kafkasafe.journal.destinations import Destinations
 from kafkasafe.journal.flow import Flow
 from kafkasafe.journal.messages import Unpacked
 from kafkasafe.journal.outbox import Outbox
-from kafkasafe.journal.partition import WINDOW
+from kafkasafe.journal.partition import WINDOW, Destination
 from kafkasafe.journal.replay import Replay
 from kafkasafe.journal.spool_index import SpoolIndex
-from kafkasafe.journal.states import Batch, BatchState, id_fields
 
 __all__ = ["UNPACKED", "Packer"]
 

@@ -17,7 +17,7 @@ from kafkasafe.journal.home import Home
 from kafkasafe.journal.ids import Identities
 from kafkasafe.journal.lives import Incarnations
 from kafkasafe.journal.losses import Losses
-from kafkasafe.journal.machine import Machine
+from kafkasafe.journal.machine import Machine, Rounds
 from kafkasafe.journal.members import UnitBatches
 from kafkasafe.journal.missing import Missing
 from kafkasafe.journal.outbox import Outbox
@@ -29,7 +29,6 @@ from kafkasafe.journal.refusals import Refusals
 from kafkasafe.journal.rejecting import Rejecter
 from kafkasafe.journal.replay import Replay
 from kafkasafe.journal.reread_backlogs import RereadBacklogs
-from kafkasafe.journal.rounds import Rounds
 from kafkasafe.journal.sealing import Sealer
 from kafkasafe.journal.sequences import IdSource
 from kafkasafe.journal.settings import Settings

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kafkasafe import marks as m
-from kafkasafe.journal.destination import Destination
+from kafkasafe.journal.batch import Batch
 from kafkasafe.journal.order import NEVER, Address, held_from
-from kafkasafe.journal.states import Batch
+from kafkasafe.journal.partition import Destination
 
 __all__ = ["Precedence"]
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from kafkasafe.journal.backlog import Backlog
-from kafkasafe.journal.states import Batch, BatchState, id_fields
+from kafkasafe.journal.batch import Batch, BatchState, id_fields
 
 __all__ = ["PartitionQueue"]
 

@@ -11,25 +11,23 @@ from itertools import islice
 from kafkasafe import marks as m
 from kafkasafe import units as u
 from kafkasafe.history.identity import BatchId
+from kafkasafe.journal.batch import DAMAGED, Batch, BatchEvent, BatchState, batches_of
 from kafkasafe.journal.clock import Clock, alive_s
-from kafkasafe.journal.destination import Destination
 from kafkasafe.journal.destinations import Destinations
 from kafkasafe.journal.endings import Durability
 from kafkasafe.journal.flow import FlowEvent
 from kafkasafe.journal.forward import CopyForward
 from kafkasafe.journal.healing import Revivals
 from kafkasafe.journal.home import Home
-from kafkasafe.journal.lifecycle import BatchEvent
 from kafkasafe.journal.losses import Losses
 from kafkasafe.journal.members import UnitBatches
 from kafkasafe.journal.packing import Packer
-from kafkasafe.journal.partition import ANYWHERE, Partition
+from kafkasafe.journal.partition import ANYWHERE, Destination, Partition
 from kafkasafe.journal.precedence import Precedence
 from kafkasafe.journal.quiescence import Quiescence
 from kafkasafe.journal.replay import Replay
 from kafkasafe.journal.reread_backlogs import RereadBacklogs
 from kafkasafe.journal.spool_index import SpoolIndex
-from kafkasafe.journal.states import DAMAGED, Batch, BatchState, batches_of
 from kafkasafe.journal.suspicions import Suspicions
 from kafkasafe.journal.topics import Topics
 from kafkasafe.journal.verdicts import Verdicts

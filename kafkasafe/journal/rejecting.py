@@ -7,23 +7,20 @@ from collections.abc import Sequence
 from kafkasafe import marks as m
 from kafkasafe import units as u
 from kafkasafe.codes.verdicts import DESTINATION_CODES, MISSING_CODES, Scope, classify_produce
-from kafkasafe.journal.destination import Destination
+from kafkasafe.journal.batch import TOO_SLOW, Batch, BatchEvent, BatchState, Fate
 from kafkasafe.journal.destinations import Destinations
 from kafkasafe.journal.flow import Flow, FlowEvent
 from kafkasafe.journal.groups import Ended
 from kafkasafe.journal.ids import Identities
-from kafkasafe.journal.lifecycle import BatchEvent
 from kafkasafe.journal.messages import Aside, Divide
 from kafkasafe.journal.missing import Missing
 from kafkasafe.journal.notices import Refusal
 from kafkasafe.journal.outbox import Outbox
 from kafkasafe.journal.packing import Packer
-from kafkasafe.journal.partition import Partition
+from kafkasafe.journal.partition import Destination, Partition, UnassignedTopic
 from kafkasafe.journal.refusals import Refusals
 from kafkasafe.journal.sealing import Sealer
 from kafkasafe.journal.spool_index import SpoolIndex
-from kafkasafe.journal.states import TOO_SLOW, Batch, BatchState, Fate
-from kafkasafe.journal.unassigned import UnassignedTopic
 
 __all__ = ["Rejecter"]
 

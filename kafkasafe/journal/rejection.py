@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from kafkasafe.journal.states import Batch
+from kafkasafe.journal.batch import Batch
 
 __all__ = ["Rejection"]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from kafkasafe import marks as m
 from kafkasafe import units as u
-from kafkasafe.journal.states import Batch
+from kafkasafe.journal.batch import Batch
 
 __all__ = ["Replay"]
 

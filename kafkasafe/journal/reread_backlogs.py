@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from kafkasafe.journal.destination import Destination
+from kafkasafe.journal.batch import Batch
 from kafkasafe.journal.outbox import Outbox
 from kafkasafe.journal.packing import Packer
-from kafkasafe.journal.partition import WINDOW
+from kafkasafe.journal.partition import WINDOW, Destination
 from kafkasafe.journal.spool_index import SpoolIndex
-from kafkasafe.journal.states import Batch
 
 __all__ = ["RereadBacklogs"]
 

@@ -11,7 +11,7 @@ from operator import itemgetter
 from kafkasafe import marks as m
 from kafkasafe.journal.acked import ANYWHERE
 from kafkasafe.journal.backlog import Ordered
-from kafkasafe.journal.states import Batch
+from kafkasafe.journal.batch import Batch
 
 __all__ = ["SpoolIndex"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from kafkasafe import marks as m
 from kafkasafe import units as u
-from kafkasafe.journal.destination import Destination
 from kafkasafe.journal.destinations import Destinations
 from kafkasafe.journal.flow import FlowEvent
 from kafkasafe.journal.healing import Revivals
@@ -12,7 +11,7 @@ from kafkasafe.journal.home import Home
 from kafkasafe.journal.missing import Missing
 from kafkasafe.journal.outbox import Outbox
 from kafkasafe.journal.packing import Packer
-from kafkasafe.journal.partition import Partition
+from kafkasafe.journal.partition import Destination, Partition
 from kafkasafe.journal.refusals import Refusals
 from kafkasafe.journal.sequences import IdSource
 from kafkasafe.journal.snapshots import state_mark

@@ -7,17 +7,15 @@ from collections.abc import Sequence
 from kafkasafe import marks as m
 from kafkasafe.history.identity import IdentityVerdict, Judgement
 from kafkasafe.history.loss import Cause
-from kafkasafe.journal.destination import Destination
+from kafkasafe.journal.batch import TOO_SLOW, Batch, BatchEvent, follows
 from kafkasafe.journal.destinations import Destinations
 from kafkasafe.journal.endings import Durability
 from kafkasafe.journal.flow import Flow, FlowEvent
-from kafkasafe.journal.lifecycle import BatchEvent
 from kafkasafe.journal.notices import Hole, Undecidable
 from kafkasafe.journal.outbox import Outbox
 from kafkasafe.journal.packing import Packer
-from kafkasafe.journal.partition import Partition
+from kafkasafe.journal.partition import Destination, Partition
 from kafkasafe.journal.replay import Replay
-from kafkasafe.journal.states import TOO_SLOW, Batch, follows
 from kafkasafe.journal.suspicions import Suspicions
 
 __all__ = ["Verdicts"]

@@ -11,6 +11,7 @@ from itertools import islice
 from kafkasafe import marks as m
 from kafkasafe import units as u
 from kafkasafe.journal import packing
+from kafkasafe.journal.batch import Batch, BatchState
 from kafkasafe.journal.destinations import Destinations
 from kafkasafe.journal.flow import Flow
 from kafkasafe.journal.healing import Revivals
@@ -21,7 +22,6 @@ from kafkasafe.journal.precedence import Precedence
 from kafkasafe.journal.replay import Replay
 from kafkasafe.journal.sequences import IdSource
 from kafkasafe.journal.spool_index import SpoolIndex
-from kafkasafe.journal.states import Batch, BatchState
 
 __all__ = ["Views"]
 

@@ -9,7 +9,7 @@ import enum
 from dataclasses import dataclass
 
 from kafkasafe.history.identity import BatchId
-from kafkasafe.journal.states import Batch, BatchState
+from kafkasafe.journal.batch import Batch, BatchState
 
 __all__ = ["Admission", "InFlight", "SendWindow"]
 

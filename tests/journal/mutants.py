@@ -13,13 +13,12 @@ from kafkasafe.journal.endings import Durability
 from kafkasafe.journal.ids import Identities
 from kafkasafe.journal.loss_case import LossCase
 from kafkasafe.journal.losses import Losses
-from kafkasafe.journal.machine import Machine
+from kafkasafe.journal.machine import Machine, Rounds
 from kafkasafe.journal.parts import IncarnationParts, JournalParts, QueueParts
 from kafkasafe.journal.recovery import Recovery
 from kafkasafe.journal.refusal import RefusalTimer
 from kafkasafe.journal.refusals import Refusals
 from kafkasafe.journal.rejecting import Rejecter
-from kafkasafe.journal.rounds import Rounds
 from kafkasafe.journal.sealing import Sealer
 from kafkasafe.journal.sequences import IdSequence
 from kafkasafe.journal.spool_index import SpoolIndex

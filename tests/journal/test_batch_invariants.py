@@ -1,6 +1,6 @@
 """What the fields of `Batch` promise holds between any two calls of the journal, whatever happens to it.
 
-Each name below is that of a field, whose text in `journal/states.py` has the invariant.
+Each name below is that of a field, whose text in `journal/batch.py` has the invariant.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from mutation import source
 from tapes import histories, recorder
 
 from kafkasafe import journal as j
-from kafkasafe.journal.states import BatchState as S
-from kafkasafe.journal.states import Fault
+from kafkasafe.journal.batch import BatchState as S
+from kafkasafe.journal.batch import Fault
 
 INVARIANTS: dict[str, Callable[[j.Batch], bool]] = {
     "identity": lambda b: (

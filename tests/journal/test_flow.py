@@ -10,7 +10,7 @@ import pytest
 
 from kafkasafe import journal as j
 from kafkasafe import units as u
-from kafkasafe.journal.progress import Progress
+from kafkasafe.journal.flow import Progress
 
 PAIRS = list(itertools.product(j.Flow, j.FlowEvent))
 

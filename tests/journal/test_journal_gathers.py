@@ -13,7 +13,7 @@ from test_journal import NOW_MS, Shell
 from kafkasafe import journal as j
 from kafkasafe import marks as m
 from kafkasafe.history.identity import BatchId
-from kafkasafe.journal.states import Fault
+from kafkasafe.journal.batch import Fault
 
 ROOM = 64 * 1024
 

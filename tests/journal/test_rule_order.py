@@ -7,24 +7,24 @@ from tapes import keep
 
 from kafkasafe import journal as j
 from kafkasafe.history.identity import BatchId
-from kafkasafe.journal import machine, quiet
+from kafkasafe.journal import machine
 from kafkasafe.journal.machine import Machine
 from kafkasafe.journal.partition import Partition
 
 RULES = [rule.holds for rule in j.Journal()._parts.rounds._machine._quiet_rules()]
 DIFFERENT = {
-    quiet.is_suspected: 179,
-    quiet.has_late_requests: 257,
-    quiet.has_unchecked_refusal: 26,
-    quiet.has_refused_head: 34,
-    quiet.has_old_ids: 62,
-    quiet.needs_pause: 2,
-    quiet.is_decided: 2,
+    machine.is_suspected: 179,
+    machine.has_late_requests: 257,
+    machine.has_unchecked_refusal: 26,
+    machine.has_refused_head: 34,
+    machine.has_old_ids: 62,
+    machine.needs_pause: 2,
+    machine.is_decided: 2,
 }
 """A seeded history that is decided otherwise if the rule and the next one are swapped."""
-EQUAL = {quiet.has_gap}
+EQUAL = {machine.has_gap}
 """Nothing depends on their order relative to the next rule."""
-IN_DOUBT = {quiet.was_asked_early, quiet.was_judged}
+IN_DOUBT = {machine.was_asked_early, machine.was_judged}
 """No seed of the tapes needs their order. The two scenarios at the end do."""
 
 
@@ -86,7 +86,7 @@ def test_a_batch_that_was_asked_about_too_early_is_judged_with_all_that_is_known
 ) -> None:
     """An old broker cannot report its state. That it refused the sequence is the only sign of a gap before the batch."""
     if swapped:
-        swap(quiet.was_asked_early, monkeypatch)
+        swap(machine.was_asked_early, monkeypatch)
     batch = batch_in(j.BatchState.PREPARED)
     batch.may_arrive(possible=True)
     journal, partition = quiet_partition(batch)
@@ -99,7 +99,7 @@ def test_a_batch_that_was_asked_about_too_early_is_judged_with_all_that_is_known
 @pytest.mark.parametrize("swapped", [False, True])
 def test_a_refusal_is_checked_without_what_was_said_of_other_batches(swapped, monkeypatch) -> None:
     if swapped:
-        swap(quiet.was_judged, monkeypatch)
+        swap(machine.was_judged, monkeypatch)
     batch = batch_in(j.BatchState.REFUSED)
     batch.check_absence(wanted=True)
     journal, partition = quiet_partition(batch)
