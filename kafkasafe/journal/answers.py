@@ -20,18 +20,17 @@ from kafkasafe.codes.verdicts import (
 from kafkasafe.history.identity import ProducerView, shows
 from kafkasafe.history.loss import Cause
 from kafkasafe.journal.batch import DAMAGED, TOO_SLOW, Batch, BatchEvent, BatchState
-from kafkasafe.journal.broker_clock import BrokerClock
+from kafkasafe.journal.clock import BrokerClock
 from kafkasafe.journal.destinations import Destinations
 from kafkasafe.journal.endings import Durability
 from kafkasafe.journal.flow import Flow, FlowEvent
-from kafkasafe.journal.groups import Begun
-from kafkasafe.journal.outbox import Outbox
+from kafkasafe.journal.losses import Suspicions
+from kafkasafe.journal.outbox import Begun, Outbox
 from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.partition import Partition
 from kafkasafe.journal.refusals import Refusals
 from kafkasafe.journal.rejecting import Rejecter
 from kafkasafe.journal.snapshots import state_mark
-from kafkasafe.journal.suspicions import Suspicions
 
 __all__ = ["Answers"]
 

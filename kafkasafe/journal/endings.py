@@ -8,19 +8,19 @@ from kafkasafe import units as u
 from kafkasafe.journal.batch import Batch, BatchEvent, BatchState, Fate, batches_of
 from kafkasafe.journal.destinations import Destinations
 from kafkasafe.journal.flow import Flow, FlowEvent
-from kafkasafe.journal.groups import (
+from kafkasafe.journal.healing import Revivals
+from kafkasafe.journal.outbox import (
     Begun,
     Consequence,
     Ended,
     Identified,
+    Outbox,
     Persist,
+    Resolution,
     SilenceBroken,
     UnitEnded,
     UnitStaged,
 )
-from kafkasafe.journal.healing import Revivals
-from kafkasafe.journal.messages import Resolution
-from kafkasafe.journal.outbox import Outbox
 from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.partition import Destination
 from kafkasafe.journal.quiescence import Quiescence

@@ -8,11 +8,10 @@ from typing import Final
 from kafkasafe import marks as m
 from kafkasafe.history.identity import BatchId, add_sequence
 from kafkasafe.journal.batch import Batch, BatchEvent, BatchState, Fate, id_fields
-from kafkasafe.journal.broker_clock import BrokerClock
+from kafkasafe.journal.clock import BrokerClock
 from kafkasafe.journal.destinations import Destinations
-from kafkasafe.journal.groups import Ended
 from kafkasafe.journal.healing import Revivals
-from kafkasafe.journal.outbox import Outbox
+from kafkasafe.journal.outbox import Ended, Outbox
 from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.partition import Partition
 from kafkasafe.journal.precedence import Precedence

@@ -12,9 +12,8 @@ from kafkasafe import marks as m
 from kafkasafe.history.identity import BatchId
 from kafkasafe.journal.batch import Batch, BatchEvent, BatchState, id_fields
 from kafkasafe.journal.destinations import Destinations
-from kafkasafe.journal.groups import Identified
 from kafkasafe.journal.home import Home
-from kafkasafe.journal.outbox import Outbox
+from kafkasafe.journal.outbox import Identified, Outbox
 from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.partition import Partition
 from kafkasafe.journal.sequences import IdSource

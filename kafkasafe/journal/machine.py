@@ -13,15 +13,14 @@ from typing import NamedTuple
 from kafkasafe import units as u
 from kafkasafe.journal import packing
 from kafkasafe.journal.batch import Batch, BatchEvent, BatchState, id_fields
-from kafkasafe.journal.broker_clock import BrokerClock
+from kafkasafe.journal.clock import BrokerClock
 from kafkasafe.journal.destinations import Destinations
 from kafkasafe.journal.flow import Flow, FlowEvent
 from kafkasafe.journal.gathering import Gatherer
 from kafkasafe.journal.ids import Identities
 from kafkasafe.journal.losses import Losses
 from kafkasafe.journal.members import UnitBatches
-from kafkasafe.journal.messages import Ask, Divide, Ready
-from kafkasafe.journal.outbox import Outbox
+from kafkasafe.journal.outbox import Ask, Divide, Outbox, Ready
 from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.partition import WINDOW, Partition, UnassignedTopic
 from kafkasafe.journal.precedence import Precedence

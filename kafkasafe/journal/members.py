@@ -9,13 +9,11 @@ from kafkasafe import units as u
 from kafkasafe.history.identity import BatchId
 from kafkasafe.journal.batch import Batch, BatchEvent, Fate, batches_of
 from kafkasafe.journal.destinations import Destinations
-from kafkasafe.journal.groups import UnitEnded, UnitStaged
-from kafkasafe.journal.messages import Divide
-from kafkasafe.journal.outbox import Outbox
+from kafkasafe.journal.losses import Suspicions
+from kafkasafe.journal.outbox import Divide, Outbox, UnitEnded, UnitStaged
 from kafkasafe.journal.partition import Partition
 from kafkasafe.journal.refusals import Refusals
 from kafkasafe.journal.snapshots import state_mark
-from kafkasafe.journal.suspicions import Suspicions
 
 __all__ = ["UnitBatches"]
 

@@ -10,14 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from kafkasafe.journal.acked import ANYWHERE, AckedLog
+from kafkasafe.journal.acked import ANYWHERE, AckedLog, LossCase, Suspicion
 from kafkasafe.journal.batch import Batch, BatchState
 from kafkasafe.journal.doubt import Doubt
 from kafkasafe.journal.flow import UNASSIGNED_FLOW, Flow, Progress
-from kafkasafe.journal.loss_case import LossCase, Suspicion
 from kafkasafe.journal.queue import PartitionQueue
-from kafkasafe.journal.refusal import RefusalTimer
-from kafkasafe.journal.rejection import Rejection
+from kafkasafe.journal.refusal import RefusalTimer, Rejection
 from kafkasafe.journal.sequences import IdSequence
 from kafkasafe.journal.window import SendWindow
 

@@ -13,8 +13,7 @@ from collections.abc import Iterable
 from kafkasafe import marks as m
 from kafkasafe.journal.batch import Batch
 from kafkasafe.journal.clock import Clock
-from kafkasafe.journal.groups import SilenceBroken
-from kafkasafe.journal.messages import Ready
+from kafkasafe.journal.outbox import Ready, SilenceBroken
 
 __all__ = ["Quiescence"]
 

@@ -19,16 +19,14 @@ from kafkasafe.journal.flow import FlowEvent
 from kafkasafe.journal.forward import CopyForward
 from kafkasafe.journal.healing import Revivals
 from kafkasafe.journal.home import Home
-from kafkasafe.journal.losses import Losses
+from kafkasafe.journal.losses import Losses, Suspicions
 from kafkasafe.journal.members import UnitBatches
-from kafkasafe.journal.packing import Packer
+from kafkasafe.journal.packing import Packer, RereadBacklogs
 from kafkasafe.journal.partition import ANYWHERE, Destination, Partition
 from kafkasafe.journal.precedence import Precedence
 from kafkasafe.journal.quiescence import Quiescence
 from kafkasafe.journal.replay import Replay
-from kafkasafe.journal.reread_backlogs import RereadBacklogs
 from kafkasafe.journal.spool_index import SpoolIndex
-from kafkasafe.journal.suspicions import Suspicions
 from kafkasafe.journal.topics import Topics
 from kafkasafe.journal.verdicts import Verdicts
 

@@ -10,14 +10,12 @@ from kafkasafe.codes.verdicts import DESTINATION_CODES, MISSING_CODES, Scope, cl
 from kafkasafe.journal.batch import TOO_SLOW, Batch, BatchEvent, BatchState, Fate
 from kafkasafe.journal.destinations import Destinations
 from kafkasafe.journal.flow import Flow, FlowEvent
-from kafkasafe.journal.groups import Ended
 from kafkasafe.journal.ids import Identities
-from kafkasafe.journal.messages import Aside, Divide
-from kafkasafe.journal.missing import Missing
 from kafkasafe.journal.notices import Refusal
-from kafkasafe.journal.outbox import Outbox
+from kafkasafe.journal.outbox import Aside, Divide, Ended, Outbox
 from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.partition import Destination, Partition, UnassignedTopic
+from kafkasafe.journal.refusal import Missing
 from kafkasafe.journal.refusals import Refusals
 from kafkasafe.journal.sealing import Sealer
 from kafkasafe.journal.spool_index import SpoolIndex

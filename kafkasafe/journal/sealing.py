@@ -8,8 +8,7 @@ from itertools import takewhile
 from kafkasafe import units as u
 from kafkasafe.journal.batch import Batch, BatchEvent, BatchState, batches_of
 from kafkasafe.journal.destinations import Destinations
-from kafkasafe.journal.groups import UnitGroup
-from kafkasafe.journal.outbox import Outbox
+from kafkasafe.journal.outbox import Outbox, UnitGroup
 from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.partition import Partition
 from kafkasafe.journal.sequences import IdSource

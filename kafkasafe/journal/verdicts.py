@@ -11,12 +11,12 @@ from kafkasafe.journal.batch import TOO_SLOW, Batch, BatchEvent, follows
 from kafkasafe.journal.destinations import Destinations
 from kafkasafe.journal.endings import Durability
 from kafkasafe.journal.flow import Flow, FlowEvent
+from kafkasafe.journal.losses import Suspicions
 from kafkasafe.journal.notices import Hole, Undecidable
 from kafkasafe.journal.outbox import Outbox
 from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.partition import Destination, Partition
 from kafkasafe.journal.replay import Replay
-from kafkasafe.journal.suspicions import Suspicions
 
 __all__ = ["Verdicts"]
 

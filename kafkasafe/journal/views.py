@@ -15,9 +15,9 @@ from kafkasafe.journal.batch import Batch, BatchState
 from kafkasafe.journal.destinations import Destinations
 from kafkasafe.journal.flow import Flow
 from kafkasafe.journal.healing import Revivals
-from kafkasafe.journal.messages import Packed
 from kafkasafe.journal.notices import Delivered, Denial
 from kafkasafe.journal.order import Address
+from kafkasafe.journal.outbox import Packed
 from kafkasafe.journal.precedence import Precedence
 from kafkasafe.journal.replay import Replay
 from kafkasafe.journal.sequences import IdSource

@@ -19,8 +19,8 @@ from kafkasafe.journal import gathering as joining
 from kafkasafe.journal.answers import Answers
 from kafkasafe.journal.gathering import Gatherer
 from kafkasafe.journal.machine import Machine
+from kafkasafe.journal.packing import RereadBacklogs
 from kafkasafe.journal.recovery import Recovery
-from kafkasafe.journal.reread_backlogs import RereadBacklogs
 
 __all__ = ["MUTANTS"]
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from mutation import Change, both, nothing, source
 
 from kafkasafe.journal import losses, snapshots
-from kafkasafe.journal.acked import AckedLog
+from kafkasafe.journal.acked import AckedLog, LossCase
 from kafkasafe.journal.answers import Answers
-from kafkasafe.journal.broker_clock import BrokerClock
+from kafkasafe.journal.clock import BrokerClock
 from kafkasafe.journal.dividing import Divider
 from kafkasafe.journal.endings import Durability
 from kafkasafe.journal.ids import Identities
-from kafkasafe.journal.loss_case import LossCase
-from kafkasafe.journal.losses import Losses
+from kafkasafe.journal.losses import Losses, Suspicions
 from kafkasafe.journal.machine import Machine, Rounds
 from kafkasafe.journal.parts import IncarnationParts, JournalParts, QueueParts
 from kafkasafe.journal.recovery import Recovery
@@ -22,7 +21,6 @@ from kafkasafe.journal.rejecting import Rejecter
 from kafkasafe.journal.sealing import Sealer
 from kafkasafe.journal.sequences import IdSequence
 from kafkasafe.journal.spool_index import SpoolIndex
-from kafkasafe.journal.suspicions import Suspicions
 from kafkasafe.journal.topics import Topics
 from kafkasafe.journal.verdicts import Verdicts
 from kafkasafe.journal.window import SendWindow

@@ -15,7 +15,7 @@ from typing import Any
 from kafkasafe import journal as j
 from kafkasafe import units as u
 from kafkasafe.history import loss
-from kafkasafe.journal import groups
+from kafkasafe.journal import outbox
 from kafkasafe.journal.recovery import Recovery
 
 from .words import KNOWN, word
@@ -28,8 +28,8 @@ _UNIT_VIEWS = frozenset({"bare", "earlier", "get", "granted", "held_up", "is_own
 _NAMED = (
     u.InitProducerId, u.AddPartitions, u.Produce, u.CommitOffsets, u.EndTxn, u.DescribeTxn, u.FindOutcome, u.Refuse,
     u.UnitPause, u.RetryLater,
-    groups.Ended, groups.Begun, groups.Identified, groups.SilenceBroken, groups.UnitStaged, groups.UnitEnded,
-    groups.UnitGroup,
+    outbox.Ended, outbox.Begun, outbox.Identified, outbox.SilenceBroken, outbox.UnitStaged, outbox.UnitEnded,
+    outbox.UnitGroup,
     j.Aside,
 )  # fmt: skip
 """What the journal gives out and gets back: named in the order in which it is first seen."""
