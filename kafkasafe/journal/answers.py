@@ -82,9 +82,8 @@ class Answers:
         batch.on(BatchEvent.ACKNOWLEDGED)
         batch.locate(base_offset)
         self._refusals.clear_refusal(partition)
-        self._suspicions.check_offset_order(partition, base_offset)
-        self._suspicions.note_leader_epoch(partition, leader_epoch)
-        if partition.flow is Flow.PROBING:
+        progress = partition.progress
+        if progress.flow is Flow.PROBING:
             # With acks=all, the broker answers only when the replicas have the batch, and so all batches before it.
             for earlier in list(partition.queue):
                 if earlier is batch:
@@ -92,13 +91,11 @@ class Answers:
                 if earlier.state is BatchState.IN_DOUBT:
                     earlier.on(BatchEvent.FOUND)
                     self._durability.finish(partition, earlier)
-            partition.progress.on(FlowEvent.PROBED)
-        elif partition.flow is Flow.FLOWING:
-            partition.progress.recover()
-            partition.progress.clear_reason()
+            progress.on(FlowEvent.PROBED)
+        elif progress.flow is Flow.FLOWING:
+            progress.succeed()
             partition.window.note_answer()
-        partition.log.acknowledge(base_offset, batch.count)
-        self._suspicions.stop_if_suspected(partition)
+        self._suspicions.acknowledged(partition, base_offset, batch.count, leader_epoch)
         self._durability.finish(partition, batch)
         if batch.identity is not None:
             until = now + self._clock.state_age_s - self._clock.age_s(batch, now_ms)

@@ -328,6 +328,10 @@ class Progress:
         """Clear the reason: the partition progresses."""
         self.reason = ""
 
+    def succeed(self) -> None:
+        """Note an acknowledgement: the next pause is short, and nothing is in the way."""
+        self.attempt, self.reason = 0, ""
+
     def recover(self) -> None:
         """Reset the count of pauses, so that the next pause is short."""
         self.attempt = 0

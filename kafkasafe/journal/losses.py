@@ -126,6 +126,13 @@ class Suspicions:
             partition.progress.on(FlowEvent.SUSPECTED)
             self._packer.touch(partition)
 
+    def acknowledged(self, partition: Partition, base_offset: int, count: int, leader_epoch: int) -> None:
+        """Note an acknowledged batch, and what its offset and its leader's epoch say about the batches before it."""
+        self.check_offset_order(partition, base_offset)
+        self.note_leader_epoch(partition, leader_epoch)
+        partition.log.acknowledge(base_offset, count)
+        self.stop_if_suspected(partition)
+
     def check_offset_order(self, partition: Partition, base_offset: int) -> None:
         """Compare an acknowledged offset with the last one. A lower offset raises a suspicion."""
         last = partition.log.last_acked_offset

@@ -399,9 +399,13 @@ class Rounds:
     @property
     def at_rest(self) -> bool:
         """Whether the next round would find nothing until the next event."""
-        if self._losses.waits_for_units or not (self._ids.is_granted and self._out.is_empty):
-            return False
-        return self._units.at_rest and not self._quiescence.is_announced
+        return (
+            self._out.is_empty
+            and self._ids.is_granted
+            and self._units.at_rest
+            and not self._losses.waits_for_units
+            and not self._quiescence.is_announced
+        )
 
     def take(self, now: float, now_ms: int) -> Ready:
         """Take all actions that are due now; each action is returned once.
