@@ -95,7 +95,7 @@ class Recovery:
             raise m.MarkError(
                 f"The batch at position {position} is for destination {destination}, never declared"
             )
-        moved = self._replay.moved
+        moved, unit, parent, origin, given = self._replay.take()
         if moved is not None and moved.position not in self._index:
             waiting = self._all[destination]
             there = waiting.queue.has_packed(moved.position)
@@ -106,7 +106,6 @@ class Recovery:
             self._forward.place(known, position)
             known.read_place(moved.rank, moved.origin)
             known.read_id(identity)
-            self._replay.go_on()
             self._index.reach(position + count)
             return
         batch = Batch(
@@ -120,13 +119,12 @@ class Recovery:
             BatchState.SEALED if identity is None else BatchState.PREPARED,
             durable=True,
             former_life=True,
+            origin=origin,
+            given=given,
         )
-        unit = self._replay.unit
         if unit is not None:
             unit.add(batch)
         queue = self._all[destination].queue
-        batch.come_from(self._replay.origin)
-        parent = self._replay.parent
         if moved is not None:
             # The segment with the batch's original was deleted. The rank puts the copy before batches accepted later.
             queue.insert(sum(other.rank < moved.rank for other in queue), batch)
@@ -145,8 +143,6 @@ class Recovery:
         batch.settle_at(position)
         if moved is not None:
             batch.read_place(moved.rank, moved.origin)
-        batch.choose(self._replay.given)
-        self._replay.go_on()
         self._index.place(batch)
         self._index.reach(position + count)
 
@@ -290,12 +286,11 @@ class Recovery:
         before the group cannot be decided: neither an old id nor a missing one proves that a batch was never sent.
         """
         if destination:
-            parent = self._replay.parent
+            lost = self._replay.take()
             # A part of a divided batch belongs to that batch's unit: see `recover_batch`.
-            unit = self._replay.unit if parent is None or parent.unit is None else parent.unit
+            unit = lost.unit if lost.parent is None or lost.parent.unit is None else lost.parent.unit
             if unit is not None:
                 unit.blame(DAMAGED, "a part of it is damaged on disk")
-            self._replay.go_on()
             if destination in self._all:
                 _explain_gap(self._all[destination])
         else:
@@ -305,7 +300,7 @@ class Recovery:
 
     def recover_torn(self, destination: int) -> None:
         """Note a batch, promised to no caller, that a crash tore while later batches of its group are intact."""
-        self._replay.go_on()
+        self._replay.take()
         _explain_gap(self._destinations.declared(destination))
 
     def recovered_log(self) -> None:
