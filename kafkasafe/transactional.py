@@ -22,6 +22,7 @@ from kafka.structs import ConsumerGroupMetadata
 from kafkasafe import marks as m
 from kafkasafe._producing.accepted_record import AcceptedRecord
 from kafkasafe.atomic import AtomicBatch, BatchOutcome
+from kafkasafe.codes.verdicts import FENCED_CODES, NOT_A_MEMBER_CODES
 from kafkasafe.errors import BatchDroppedError, WaitTimeoutError, dropped_for_code
 from kafkasafe.logs import EventLog
 from kafkasafe.producer import RecordFuture, SafeProducer, future_of, opener_of, place_of
@@ -38,8 +39,6 @@ __all__ = ["LastTransaction", "TransactionFuture", "Transactions"]
 log = EventLog("producer")
 
 _METADATA_WAIT_S: Final = 1.0
-_FENCED: Final = frozenset({47, 90})
-_NOT_A_MEMBER: Final = frozenset({22, 25, 82})
 
 
 class State(enum.Enum):
@@ -478,10 +477,10 @@ def _by_group(offsets: Sequence[m.GroupOffsets]) -> dict[str, dict[TopicPartitio
 
 def _as_kafka_python(dropped: BatchDroppedError) -> BaseException:
     """Return the error that KafkaProducer raises if a transaction fails with this code."""
-    if dropped.code in _FENCED:
+    if dropped.code in FENCED_CODES:
         fenced: BaseException = kafka_errors.ProducerFencedError(str(dropped))
         return fenced
-    if dropped.code in _NOT_A_MEMBER:
+    if dropped.code in NOT_A_MEMBER_CODES:
         failed: BaseException = kafka_errors.CommitFailedError(
             f"Transaction offset commit failed due to consumer group metadata mismatch: {dropped}"
         )

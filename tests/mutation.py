@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from kafkasafe.errors import SpoolError
-from kafkasafe.journal.lifecycle import IllegalMoveError
+from kafkasafe.journal.batch import IllegalMoveError
 from kafkasafe.units import IllegalStepError
 
 __all__ = ["FOUND", "Change", "HistoryMutant", "Mutant", "both", "listed", "nothing", "run", "source"]

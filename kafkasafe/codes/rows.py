@@ -21,20 +21,22 @@ from typing import Final
 __all__ = [
     "BY_API",
     "DESTINATION_CODES",
+    "FENCED_CODES",
     "MISSING_CODES",
+    "NOT_A_MEMBER_CODES",
     "NOT_READY",
+    "SPOILT_CODES",
     "TABLE",
+    "TOPIC_CODES",
     "UNKNOWN",
     "AnswerAction",
     "Cell",
     "ErrorAction",
+    "Kind",
     "Produce",
     "Row",
     "Scope",
 ]
-
-MISSING_CODES: Final = frozenset({3, 100})
-"""A topic or partition does not exist, or may only be new to this broker."""
 
 
 class ErrorAction(enum.Enum):
@@ -78,6 +80,19 @@ class Scope(enum.Enum):
     """This one batch: the broker fails on it each time."""
 
 
+class Kind(enum.Enum):
+    """Codes that several places handle alike, whichever request gets them."""
+
+    MISSING = "missing"
+    """The topic or partition does not exist, or may only be new to this broker."""
+    FENCED = "fenced"
+    """The epoch of the producer is refused: a newer one exists, or the coordinator raised it after a timeout."""
+    SPOILT = "spoilt"
+    """This transaction must be aborted, but the next one can succeed."""
+    NOT_A_MEMBER = "not a member"
+    """The consumer is not in the group any more, or not in this generation of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Produce:
     """The cell of Produce in a row: see `codes.ProduceVerdict`. `meaning` is the cause in a few words."""
@@ -102,6 +117,7 @@ class Row:
         at_risk: See `codes.Verdict.data_at_risk`.
         note: See `codes.Verdict.note`.
         produce: What it means in an answer to Produce, None if brokers do not answer it to Produce.
+        kind: The codes with which it is handled alike, None: by itself.
     """
 
     code: int
@@ -111,6 +127,7 @@ class Row:
     at_risk: bool
     note: str
     produce: Produce | None
+    kind: Kind | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +149,9 @@ def _row(
     at_risk: bool = False,
     note: str = "",
     produce: Produce | None = None,
+    kind: Kind | None = None,
 ) -> Row:
-    return Row(code, name, action, fix, at_risk, note, produce)
+    return Row(code, name, action, fix, at_risk, note, produce, kind)
 
 
 def _produce(
@@ -209,6 +227,7 @@ _ROWS: Final = (
             refresh=True,
             scope=Scope.DESTINATION,
         ),
+        kind=Kind.MISSING,
     ),
     _row(4, "INVALID_FETCH_SIZE", _FATAL, "Set the fetch sizes to at least 0 bytes."),
     _row(
@@ -333,6 +352,7 @@ _ROWS: Final = (
         _FENCE,
         "Do not commit under this generation: the group has rebalanced and others may own the"
         " partitions; rejoin, and commit only what is assigned then.",
+        kind=Kind.NOT_A_MEMBER,
     ),
     _row(
         23,
@@ -346,6 +366,7 @@ _ROWS: Final = (
         "UNKNOWN_MEMBER_ID",
         _FENCE,
         "Rejoin the group as a new member: the coordinator has removed this one and given its partitions away.",
+        kind=Kind.NOT_A_MEMBER,
     ),
     _row(
         26,
@@ -452,6 +473,7 @@ _ROWS: Final = (
         produce=_produce(
             AnswerAction.ASK_BROKER, "already committed, or a gap: only the broker's state tells"
         ),
+        kind=Kind.SPOILT,
     ),
     # Seven broker versions were tried and none sends 46; the meaning is plain. The journal asks all the same: the
     # batch still has to pass the high watermark.
@@ -461,6 +483,7 @@ _ROWS: Final = (
         _OK,
         "Treat it as acknowledged: the broker has this batch already (its offset is not known).",
         produce=_produce(AnswerAction.ASK_BROKER, "the broker has this batch already"),
+        kind=Kind.SPOILT,
     ),
     _row(
         47,
@@ -468,6 +491,7 @@ _ROWS: Final = (
         _FENCE,
         "Stop this producer: a newer epoch of its id has written, so another one took over.",
         produce=_produce(AnswerAction.ASK_BROKER, "a newer epoch of this producer id wrote to the partition"),
+        kind=Kind.FENCED,
     ),
     _row(
         48,
@@ -475,6 +499,7 @@ _ROWS: Final = (
         _FATAL,
         "Restart the transaction from InitProducerId: the coordinator is in another state than the"
         " client believes.",
+        kind=Kind.SPOILT,
     ),
     _row(
         49,
@@ -482,6 +507,7 @@ _ROWS: Final = (
         _FENCE,
         "Stop: this transactional id belongs to another producer id now, or has expired; a new"
         " InitProducerId starts over.",
+        kind=Kind.SPOILT,
     ),
     _row(
         50,
@@ -523,6 +549,7 @@ _ROWS: Final = (
         " the producer and a new sequence is safe; else acknowledged data is lost.",
         at_risk=True,
         produce=_produce(AnswerAction.ASK_BROKER, "the broker forgot this producer (brokers before 2.5)"),
+        kind=Kind.SPOILT,
     ),
     _row(
         60,
@@ -608,6 +635,7 @@ _ROWS: Final = (
         "FENCED_INSTANCE_ID",
         _FENCE,
         "Stop this member: another one uses its group.instance.id; give each a different one.",
+        kind=Kind.NOT_A_MEMBER,
     ),
     _row(
         83,
@@ -655,6 +683,7 @@ _ROWS: Final = (
         _FENCE,
         "Stop this producer: a newer one has taken its id over.",
         produce=_produce(AnswerAction.ASK_BROKER, "a newer epoch of this producer id wrote to the partition"),
+        kind=Kind.FENCED,
     ),
     _row(91, "RESOURCE_NOT_FOUND", _FATAL, "Check the name: no such resource is there."),
     _row(92, "DUPLICATE_RESOURCE", _FATAL, "Name each resource once."),
@@ -693,6 +722,7 @@ _ROWS: Final = (
             refresh=True,
             scope=Scope.DESTINATION,
         ),
+        kind=Kind.MISSING,
     ),
     _row(101, "DUPLICATE_BROKER_REGISTRATION", _FATAL, _INTERNAL),
     _row(102, "BROKER_ID_NOT_REGISTERED", _FATAL, _INTERNAL),
@@ -776,6 +806,7 @@ _ROWS: Final = (
         "TRANSACTION_ABORTABLE",
         _FATAL,
         "Abort this transaction, then do it again as a new one: the producer itself may go on.",
+        kind=Kind.SPOILT,
     ),
     _row(
         121,
@@ -831,6 +862,19 @@ DESTINATION_CODES: Final = frozenset(
     row.code for row in _ROWS if row.produce is not None and row.produce.scope is Scope.DESTINATION
 )
 """Errors of a topic that any request may get, and that may be temporary: the rows with `Scope.DESTINATION`."""
+
+
+def _of(kind: Kind) -> frozenset[int]:
+    return frozenset(row.code for row in _ROWS if row.kind is kind)
+
+
+MISSING_CODES: Final = _of(Kind.MISSING)
+FENCED_CODES: Final = _of(Kind.FENCED)
+SPOILT_CODES: Final = _of(Kind.SPOILT)
+NOT_A_MEMBER_CODES: Final = _of(Kind.NOT_A_MEMBER)
+
+TOPIC_CODES: Final = DESTINATION_CODES - {100}
+"""Those of `DESTINATION_CODES` that metadata have for the name of a topic: error 100 is about its id."""
 
 NOT_READY: Final = "remote storage is not ready yet (KIP-1007); other partitions and local offsets go on"
 

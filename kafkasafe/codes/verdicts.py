@@ -21,8 +21,12 @@ from kafkasafe.codes.context import NO_CONTEXT, ErrorContext, in_context
 from kafkasafe.codes.rows import (
     BY_API,
     DESTINATION_CODES,
+    FENCED_CODES,
     MISSING_CODES,
+    NOT_A_MEMBER_CODES,
+    SPOILT_CODES,
     TABLE,
+    TOPIC_CODES,
     UNKNOWN,
     AnswerAction,
     Cell,
@@ -33,8 +37,12 @@ from kafkasafe.codes.rows import (
 
 __all__ = [
     "DESTINATION_CODES",
+    "FENCED_CODES",
     "MISSING_CODES",
+    "NOT_A_MEMBER_CODES",
     "NO_CONTEXT",
+    "SPOILT_CODES",
+    "TOPIC_CODES",
     "AnswerAction",
     "ErrorAction",
     "ErrorContext",

@@ -29,61 +29,53 @@ arguments.
 
 Rooms
 -----
-Data that all objects share: `lifecycle` (the events of a batch), `flow` (those of a partition), `states` (a batch),
-`destination` (batches for one address: a `partition`, or a topic that is `unassigned` to partitions),
-`missing` (destinations that may not exist), `messages`, `notices`, `groups`, `clock`.
+Data that all objects share: `batch` (its states, its events and the batch), `flow` (what a destination does),
+`partition` (destinations: partitions, and topics whose partitions are not known), `outbox` (what the journal decided:
+groups, all other actions, and the outbox from which `ready` takes them), `notices`, `clock`.
 Objects that own state:
 
     home        the cluster of the lane                     sequences   the id of the next batch
-    progress    the current activity of a partition         window      how many batches may be in flight at once
-    refusal     since when one refusal lasts                acked       acknowledged batches
-    doubt       requests that had no answer                 loss_case   acknowledged batches that may be lost
-    rejection   batches on their way to `rejected/`         precedence  batches that other lanes deliver first
-    quiescence  when all requests are dead                  healing     lost batches that are sent again
-    queue       the batches of a partition                  spool_index positions of the spool that are needed
-    replay      the group of the log that is being read     destinations  all of them, and the known topics
-    outbox      decided actions, until `ready` takes them   broker_clock  the brokers' time
-    snapshots   marks that a new segment repeats            turns       when a batch of a unit is the next one
+    flow        the current activity of a partition         window      what may be in flight at once
+    refusal     since when one refusal lasts, what is       acked       acknowledged batches, and what is known of
+                missing, batches on their way to                        their loss
+                `rejected/`                                 precedence  batches that other lanes deliver first
+    doubt       requests that had no answer                 healing     lost batches that are sent again
+    quiescence  when all requests are dead                  spool_index positions of the spool that are needed
+    queue       the batches of a partition                  destinations  all of them, and the known topics
+    replay      the group of the log that is being read     snapshots   marks that a new segment repeats
 
 Objects that decide. The constructor of each gets the objects that it uses; it does not know the objects that use it:
 
-    packing     batches that are far from their turn    suspicions  signs that acknowledged batches are lost
+    packing     batches that are far from their turn    losses      signs of a loss, surveys, batches to send again
     refusals    destinations that are not accepted      topics      destinations, learned and forgotten
-    endings     groups that became durable              losses      surveys, and lost batches to send again
-    ids         given, and taken back                   forward     copies of batches at the spool's front
-    sealing     new batches, on their way to the disk   dividing    one batch becomes several
-    gathering   several batches become one              rejecting   batches that are finally refused
-    verdicts    batches in doubt                        answers     to requests and questions
-    members     batches of units                        lives       order across incarnations and lanes
-    recovery    the log of earlier incarnations         machine     the next step of a partition
-    rounds      all actions that are due
+    endings     groups that became durable              forward     copies of batches at the spool's front
+    ids         given, and taken back                   dividing    one batch becomes several
+    sealing     new batches, on their way to the disk   rejecting   batches that are finally refused
+    gathering   several batches become one              answers     to requests and questions
+    verdicts    batches in doubt                        lives       order across incarnations and lanes
+    members     batches of units                        machine     rounds, and the next step of each partition
+    recovery    the log of earlier incarnations
 
-`parts` makes all of them, in groups by subject. `journal` has the facade: `Journal` passes each event to the object
-that handles it, and collects the resulting actions. `settings` has the options of a journal. `views` has read-only
-queries for callers outside, as `Journal.views`.
-
-`quiet` has the conditions of a partition that the rules of `machine` check in their order.
+`parts` has the settings, and makes all of them, in groups by subject. `journal` has the facade: `Journal` passes each
+event to the object that handles it, and collects the resulting actions. `views` has read-only queries for callers
+outside, as `Journal.views`.
 """
 
+from kafkasafe.journal.acked import EpochCheck
+from kafkasafe.journal.batch import (
+    DAMAGED,
+    STATE,
+    TOO_SLOW,
+    Batch,
+    BatchEvent,
+    BatchState,
+    Fate,
+    IllegalMoveError,
+)
 from kafkasafe.journal.clock import Clock, alive_s
-from kafkasafe.journal.destination import UNCHOSEN
 from kafkasafe.journal.flow import FLOW, UNASSIGNED_FLOW, Flow, FlowEvent
 from kafkasafe.journal.gathering import GATHER_LEAST
-from kafkasafe.journal.groups import Consequence, Persist
 from kafkasafe.journal.journal import Journal
-from kafkasafe.journal.lifecycle import STATE, BatchEvent, BatchState, IllegalMoveError
-from kafkasafe.journal.messages import (
-    Aside,
-    Ask,
-    Divide,
-    EpochCheck,
-    Packed,
-    Ready,
-    Resolution,
-    SurveyAsk,
-    Unpacked,
-    Wait,
-)
 from kafkasafe.journal.notices import (
     AckedLoss,
     Delivered,
@@ -96,14 +88,21 @@ from kafkasafe.journal.notices import (
     Relented,
     Undecidable,
 )
-from kafkasafe.journal.partition import WINDOW, Partition
-from kafkasafe.journal.settings import Settings
-from kafkasafe.journal.states import (
-    DAMAGED,
-    TOO_SLOW,
-    Batch,
-    Fate,
+from kafkasafe.journal.outbox import (
+    Aside,
+    Ask,
+    Consequence,
+    Divide,
+    Packed,
+    Persist,
+    Ready,
+    Resolution,
+    SurveyAsk,
+    Unpacked,
+    Wait,
 )
+from kafkasafe.journal.partition import UNCHOSEN, WINDOW, Partition
+from kafkasafe.journal.parts import Settings
 
 __all__ = [
     "DAMAGED",

@@ -10,6 +10,8 @@ from typing import Final
 from kafkasafe import units as u
 from kafkasafe.codes.verdicts import (
     DESTINATION_CODES,
+    FENCED_CODES,
+    MISSING_CODES,
     AnswerAction,
     Scope,
     classify_produce,
@@ -17,25 +19,23 @@ from kafkasafe.codes.verdicts import (
 )
 from kafkasafe.history.identity import ProducerView, shows
 from kafkasafe.history.loss import Cause
-from kafkasafe.journal.broker_clock import BrokerClock
+from kafkasafe.journal.batch import DAMAGED, TOO_SLOW, Batch, BatchEvent, BatchState
+from kafkasafe.journal.clock import BrokerClock
 from kafkasafe.journal.destinations import Destinations
 from kafkasafe.journal.endings import Durability
 from kafkasafe.journal.flow import Flow, FlowEvent
-from kafkasafe.journal.groups import Begun
-from kafkasafe.journal.lifecycle import BatchEvent
-from kafkasafe.journal.outbox import Outbox
+from kafkasafe.journal.losses import Suspicions
+from kafkasafe.journal.outbox import Begun, Outbox
 from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.partition import Partition
 from kafkasafe.journal.refusals import Refusals
 from kafkasafe.journal.rejecting import Rejecter
 from kafkasafe.journal.snapshots import state_mark
-from kafkasafe.journal.states import DAMAGED, TOO_SLOW, Batch, BatchState
-from kafkasafe.journal.suspicions import Suspicions
 
 __all__ = ["Answers"]
 
 _TIMEOUTS: Final = 2
-"""After this many time-outs in a row, the journal divides a batch once the log is proven not to have it."""
+"""After this many time-outs, the journal divides a batch once the log is proven not to have it."""
 
 _INVALID_TIMESTAMP: Final = 32
 
@@ -82,9 +82,8 @@ class Answers:
         batch.on(BatchEvent.ACKNOWLEDGED)
         batch.locate(base_offset)
         self._refusals.clear_refusal(partition)
-        self._suspicions.check_offset_order(partition, base_offset)
-        self._suspicions.note_leader_epoch(partition, leader_epoch)
-        if partition.flow is Flow.PROBING:
+        progress = partition.progress
+        if progress.flow is Flow.PROBING:
             # With acks=all, the broker answers only when the replicas have the batch, and so all batches before it.
             for earlier in list(partition.queue):
                 if earlier is batch:
@@ -92,13 +91,11 @@ class Answers:
                 if earlier.state is BatchState.IN_DOUBT:
                     earlier.on(BatchEvent.FOUND)
                     self._durability.finish(partition, earlier)
-            partition.progress.on(FlowEvent.PROBED)
-        elif partition.flow is Flow.FLOWING:
-            partition.progress.recover()
-            partition.progress.clear_reason()
+            progress.on(FlowEvent.PROBED)
+        elif progress.flow is Flow.FLOWING:
+            progress.succeed()
             partition.window.note_answer()
-        partition.log.acknowledge(base_offset, batch.count)
-        self._suspicions.stop_if_suspected(partition)
+        self._suspicions.acknowledged(partition, base_offset, batch.count, leader_epoch)
         self._durability.finish(partition, batch)
         if batch.identity is not None:
             until = now + self._clock.state_age_s - self._clock.age_s(batch, now_ms)
@@ -266,7 +263,7 @@ class Answers:
         else:
             partition.refusal.no_answer()
         # A missing permission to ask proves nothing about batches in doubt; a deleted topic has no batch of ours.
-        if lasting and not (partition.queue.has_doubt and code in {17, 29}):
+        if lasting and not (partition.queue.has_doubt and code not in MISSING_CODES):
             self._rejecter.reject_all(partition, code, reason)
         else:
             partition.progress.want_metadata()
@@ -284,7 +281,7 @@ class Answers:
             return
         event = FlowEvent.CONFIRMED
         head = partition.queue.head
-        if head is not None and head.unconfirmed and head.identity is not None:
+        if head is not None and head.fault.unconfirmed and head.identity is not None:
             head.check_absence(wanted=False)
             if shows(view, head.identity):
                 head.on(BatchEvent.MAY_BE_THERE)
@@ -300,7 +297,7 @@ class Answers:
 
     def _note_producer_state(self, partition: Partition, code: int, log_start_offset: int) -> None:
         """Note what an error says about the broker's state of the producer."""
-        if code in {47, 90}:
+        if code in FENCED_CODES:
             partition.doubt.fence()
         if (
             code == 59
@@ -326,7 +323,7 @@ class Answers:
         if scope is not Scope.BATCH:
             self._refusals.clear_refusal(partition)
             return False
-        lasting = batch.overdue or self._refusals.note_refusal(
+        lasting = batch.fault.overdue or self._refusals.note_refusal(
             partition, code, text, scope, now, handle=batch.handle
         )
         batch.refuse_for_long(overdue=lasting)

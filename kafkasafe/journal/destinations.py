@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kafkasafe import marks as m
-from kafkasafe.journal.destination import UNCHOSEN, Destination
-from kafkasafe.journal.partition import Partition
-from kafkasafe.journal.unassigned import UnassignedTopic
+from kafkasafe.journal.partition import UNCHOSEN, Destination, Partition, UnassignedTopic
 
 __all__ = ["Destinations"]
 

@@ -9,17 +9,15 @@ from collections.abc import Sequence
 
 from kafkasafe import marks as m
 from kafkasafe import units as u
+from kafkasafe.journal.batch import Batch, BatchEvent, BatchState, Fate
 from kafkasafe.journal.destinations import Destinations
 from kafkasafe.journal.flow import FlowEvent
-from kafkasafe.journal.groups import Ended, unit_marks
 from kafkasafe.journal.healing import Revivals
 from kafkasafe.journal.ids import Identities
-from kafkasafe.journal.lifecycle import BatchEvent
-from kafkasafe.journal.outbox import Outbox
+from kafkasafe.journal.outbox import Ended, Outbox, unit_marks
 from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.partition import Partition
 from kafkasafe.journal.sealing import Sealer
-from kafkasafe.journal.states import Batch, BatchState, Fate
 
 __all__ = ["Divider"]
 

@@ -5,27 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kafkasafe import units as u
-from kafkasafe.journal.destination import Destination
+from kafkasafe.journal.batch import Batch, BatchEvent, BatchState, Fate, batches_of
 from kafkasafe.journal.destinations import Destinations
 from kafkasafe.journal.flow import Flow, FlowEvent
-from kafkasafe.journal.groups import (
+from kafkasafe.journal.healing import Revivals
+from kafkasafe.journal.outbox import (
     Begun,
     Consequence,
     Ended,
     Identified,
+    Outbox,
     Persist,
+    Resolution,
     SilenceBroken,
     UnitEnded,
     UnitStaged,
 )
-from kafkasafe.journal.healing import Revivals
-from kafkasafe.journal.lifecycle import BatchEvent
-from kafkasafe.journal.messages import Resolution
-from kafkasafe.journal.outbox import Outbox
 from kafkasafe.journal.packing import Packer
+from kafkasafe.journal.partition import Destination
 from kafkasafe.journal.quiescence import Quiescence
 from kafkasafe.journal.spool_index import SpoolIndex
-from kafkasafe.journal.states import Batch, BatchState, Fate, batches_of
 
 __all__ = ["Durability"]
 

@@ -1,14 +1,19 @@
-"""The flows and events of a destination, and the tables of transitions: `FLOW` and `UNASSIGNED_FLOW`.
+"""What a destination does: its flows and events, the tables of transitions, `FLOW` and `UNASSIGNED_FLOW`, `Progress`.
 
-This module decides nothing. An event that the table does not have in a flow is a bug, and raises.
+This decides nothing: `machine` decides what follows from a flow. An event that the table does not have in a flow is a
+bug, and raises.
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
-__all__ = ["FLOW", "UNASSIGNED_FLOW", "Flow", "FlowEvent"]
+from kafkasafe.journal.batch import IllegalMoveError
+
+__all__ = ["FLOW", "UNASSIGNED_FLOW", "Flow", "FlowEvent", "Progress"]
 
 
 class Flow(enum.Enum):
@@ -237,13 +242,11 @@ _ROWS: Final[dict[Flow, dict[FlowEvent, Flow]]] = {
         FlowEvent.NOTHING_TO_KEEP: Flow.NEW,
     },
 }
-
 FLOW: Final[dict[Flow, dict[FlowEvent, Flow]]] = {
     flow: {FlowEvent.DIVIDED: flow, **follows, FlowEvent.FORGOTTEN: Flow.NEW}
     for flow, follows in _ROWS.items()
 }
 """Any partition may be forgotten. A division ends the pause of a partition that settles, and changes nothing else."""
-
 _UNASSIGNED: Final = {
     FlowEvent.MARKS_LOST: Flow.UNDECIDABLE,
     FlowEvent.USER_DECIDED: Flow.NEW,
@@ -251,7 +254,6 @@ _UNASSIGNED: Final = {
     FlowEvent.DAMAGED: Flow.REJECTING,
     FlowEvent.FORGOTTEN: Flow.NEW,
 }
-
 UNASSIGNED_FLOW: Final[dict[Flow, dict[FlowEvent, Flow]]] = {
     Flow.NEW: {FlowEvent.DIVIDED: Flow.NEW, **_UNASSIGNED},
     Flow.UNDECIDABLE: {FlowEvent.DIVIDED: Flow.UNDECIDABLE, **_UNASSIGNED},
@@ -263,3 +265,73 @@ UNASSIGNED_FLOW: Final[dict[Flow, dict[FlowEvent, Flow]]] = {
     },
 }
 """The same table for a topic whose partitions are not known yet. Such a topic is NEW while its batches wait."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """The flow of one destination, and the reason for a delay.
+
+    Attributes:
+        flow: The current activity.
+        attempt: How many pauses there were without an acknowledgement in between.
+        refresh: The next pause requests new metadata: the leader may have moved.
+        reason: Why the partition does not progress, human-readable; empty once it does.
+        table: The flow that follows each event.
+    """
+
+    flow: Flow = Flow.NEW
+    attempt: int = 0
+    refresh: bool = False
+    reason: str = ""
+    table: Mapping[Flow, Mapping[FlowEvent, Flow]] = field(default_factory=lambda: FLOW, repr=False)
+
+    def on(self, event: FlowEvent) -> None:
+        """Take an event; raises IllegalMoveError if it is not possible in the partition's flow."""
+        to = self.table[self.flow].get(event)
+        if to is None:
+            raise IllegalMoveError(
+                f"{event.name} cannot happen to a partition that is {self.flow.name}: {self}"
+            )
+        self.flow = to
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether the journal decides the next step once no request is in flight."""
+        return self.flow is Flow.SETTLING or self.flow is Flow.DECIDING
+
+    @property
+    def is_confirming(self) -> bool:
+        """Whether the journal compares a refusal with the broker's producer state."""
+        return self.flow is Flow.CONFIRMING or self.flow is Flow.RECONFIRMING
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether an `Ask` is pending."""
+        return self.flow is Flow.ASKING or self.flow is Flow.ASKING_BASELINE or self.is_confirming
+
+    def wait(self, event: FlowEvent) -> bool:
+        """Take an event that begins a pause. Returns whether to refresh the metadata during the pause."""
+        self.on(event)
+        self.attempt += 1
+        refresh, self.refresh = self.refresh, False
+        return refresh
+
+    def want_metadata(self, *, wanted: bool = True) -> None:
+        """Request new metadata with the next pause: the leader may have moved."""
+        self.refresh = self.refresh or wanted
+
+    def explain(self, reason: str) -> None:
+        """Set why the partition does not progress."""
+        self.reason = reason
+
+    def clear_reason(self) -> None:
+        """Clear the reason: the partition progresses."""
+        self.reason = ""
+
+    def succeed(self) -> None:
+        """Note an acknowledgement: the next pause is short, and nothing is in the way."""
+        self.attempt, self.reason = 0, ""
+
+    def recover(self) -> None:
+        """Reset the count of pauses, so that the next pause is short."""
+        self.attempt = 0

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from kafkasafe import marks as m
+from kafkasafe.journal.batch import Batch, BatchState
 from kafkasafe.journal.destinations import Destinations
 from kafkasafe.journal.flow import Flow
 from kafkasafe.journal.healing import Revivals
@@ -17,7 +18,6 @@ from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.partition import WINDOW
 from kafkasafe.journal.snapshots import Snapshots
 from kafkasafe.journal.spool_index import SpoolIndex
-from kafkasafe.journal.states import Batch, BatchState
 
 __all__ = ["CopyForward"]
 

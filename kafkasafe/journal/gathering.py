@@ -7,17 +7,15 @@ from typing import Final
 
 from kafkasafe import marks as m
 from kafkasafe.history.identity import BatchId, add_sequence
-from kafkasafe.journal.broker_clock import BrokerClock
+from kafkasafe.journal.batch import Batch, BatchEvent, BatchState, Fate, id_fields
+from kafkasafe.journal.clock import BrokerClock
 from kafkasafe.journal.destinations import Destinations
-from kafkasafe.journal.groups import Ended
 from kafkasafe.journal.healing import Revivals
-from kafkasafe.journal.lifecycle import BatchEvent
-from kafkasafe.journal.outbox import Outbox
+from kafkasafe.journal.outbox import Ended, Outbox
 from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.partition import Partition
 from kafkasafe.journal.precedence import Precedence
 from kafkasafe.journal.sealing import Sealer
-from kafkasafe.journal.states import Batch, BatchState, Fate, id_fields
 
 __all__ = ["GATHER_LEAST", "Gatherer"]
 
@@ -123,7 +121,7 @@ class Gatherer:
             batch.state is BatchState.PREPARED
             and batch.durable
             and not (batch.writing or batch.former_life or batch.revived)
-            and not (batch.tries or batch.unanswered or batch.code)
+            and not (batch.tries or batch.unanswered or batch.fault.code)
             and not (batch.heirs or batch.origin >= 0)
             and batch.rank == (batch.position,)
             and batch.unit is None

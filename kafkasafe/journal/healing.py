@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from kafkasafe.journal.batch import Batch, BatchState
 from kafkasafe.journal.notices import Healed
-from kafkasafe.journal.states import Batch, BatchState
 
 __all__ = ["Healing", "Revivals"]
 

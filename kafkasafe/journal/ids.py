@@ -10,15 +10,13 @@ from typing import Final
 
 from kafkasafe import marks as m
 from kafkasafe.history.identity import BatchId
+from kafkasafe.journal.batch import Batch, BatchEvent, BatchState, id_fields
 from kafkasafe.journal.destinations import Destinations
-from kafkasafe.journal.groups import Identified
 from kafkasafe.journal.home import Home
-from kafkasafe.journal.lifecycle import BatchEvent
-from kafkasafe.journal.outbox import Outbox
+from kafkasafe.journal.outbox import Identified, Outbox
 from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.partition import Partition
 from kafkasafe.journal.sequences import IdSource
-from kafkasafe.journal.states import Batch, BatchState, id_fields
 
 __all__ = ["Identities"]
 
@@ -72,7 +70,7 @@ class Identities:
                 continue
             if (
                 batch.unit is not None
-                or batch.doomed
+                or batch.fault.doomed
                 or ((self._durable_first or batch.owed) and not batch.durable)
             ):
                 break

@@ -8,14 +8,13 @@ from kafkasafe import marks as m
 from kafkasafe import units as u
 from kafkasafe.history.identity import Judgement, ProducerView
 from kafkasafe.history.loss import Cause, Loss
+from kafkasafe.journal.acked import EpochCheck
+from kafkasafe.journal.batch import Batch
 from kafkasafe.journal.clock import Clock
-from kafkasafe.journal.groups import Persist
-from kafkasafe.journal.messages import Aside, EpochCheck, Ready
 from kafkasafe.journal.notices import Delivered
 from kafkasafe.journal.order import Address
-from kafkasafe.journal.parts import JournalParts
-from kafkasafe.journal.settings import Settings
-from kafkasafe.journal.states import Batch
+from kafkasafe.journal.outbox import Aside, Persist, Ready
+from kafkasafe.journal.parts import JournalParts, Settings
 
 __all__ = ["Journal"]
 

@@ -1,4 +1,8 @@
-"""Decides what a partition does next, by an ordered list of rules."""
+"""Rounds, and the next step of each partition that changed.
+
+A partition without requests in flight is decided by an ordered list of rules: conditions that change nothing, each with
+its action.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +10,94 @@ from collections.abc import Callable, Sequence
 from itertools import islice, takewhile
 from typing import NamedTuple
 
-from kafkasafe.journal import packing, quiet
-from kafkasafe.journal.broker_clock import BrokerClock
+from kafkasafe import units as u
+from kafkasafe.journal import packing
+from kafkasafe.journal.batch import Batch, BatchEvent, BatchState, id_fields
+from kafkasafe.journal.clock import BrokerClock
 from kafkasafe.journal.destinations import Destinations
 from kafkasafe.journal.flow import Flow, FlowEvent
 from kafkasafe.journal.gathering import Gatherer
 from kafkasafe.journal.ids import Identities
-from kafkasafe.journal.lifecycle import BatchEvent
 from kafkasafe.journal.losses import Losses
-from kafkasafe.journal.messages import Ask, Divide
-from kafkasafe.journal.outbox import Outbox
+from kafkasafe.journal.members import UnitBatches
+from kafkasafe.journal.outbox import Ask, Divide, Outbox, Ready
 from kafkasafe.journal.packing import Packer
-from kafkasafe.journal.partition import WINDOW, Partition
+from kafkasafe.journal.partition import WINDOW, Partition, UnassignedTopic
 from kafkasafe.journal.precedence import Precedence
+from kafkasafe.journal.quiescence import Quiescence
 from kafkasafe.journal.refusals import Refusals
 from kafkasafe.journal.rejecting import Rejecter
 from kafkasafe.journal.sealing import Sealer
-from kafkasafe.journal.states import Batch, BatchState, id_fields
+from kafkasafe.journal.sequences import IdSource
 from kafkasafe.journal.topics import Topics
-from kafkasafe.journal.unassigned import UnassignedTopic
-from kafkasafe.journal.window import InFlight
+from kafkasafe.journal.window import Admission, InFlight
 
-__all__ = ["Machine"]
+__all__ = ["Machine", "Rounds"]
+
+
+def is_suspected(partition: Partition, _now: float) -> bool:
+    """The log may have lost acknowledged batches."""
+    return partition.loss.suspicion is not None and not partition.queue.has_doubt
+
+
+def has_late_requests(partition: Partition, now: float) -> bool:
+    """The batches need new ids, and a broker may still append a request under the old ones."""
+    return _ends_in_new_ids(partition) and now < partition.doubt.dead_at
+
+
+def was_asked_early(partition: Partition, _now: float) -> bool:
+    """The batches need new ids, and a batch was searched for while a broker could still append a request with it."""
+    return _ends_in_new_ids(partition) and any(
+        batch.state is BatchState.PREPARED and batch.unanswered for batch in partition.queue
+    )
+
+
+def was_judged(partition: Partition, _now: float) -> bool:
+    """No batch is in doubt any more."""
+    return not partition.queue.has_doubt and (partition.doubt.fenced or partition.doubt.sequence_refused)
+
+
+def has_unchecked_refusal(partition: Partition, _now: float) -> bool:
+    """The broker refused the first batch, and its refusal was not compared with its producer state yet."""
+    first = None if partition.queue.has_doubt else partition.queue.head
+    return first is not None and first.fault.unconfirmed and first.identity is not None
+
+
+def has_refused_head(partition: Partition, _now: float) -> bool:
+    """The broker refused the first batch."""
+    first = None if partition.queue.has_doubt else partition.queue.head
+    return first is not None and first.state is BatchState.REFUSED
+
+
+def has_gap(partition: Partition, _now: float) -> bool:
+    """The broker refused a batch, and did not append the one before it either."""
+    return not partition.queue.has_doubt and any(
+        batch.state is BatchState.REFUSED for batch in partition.queue
+    )
+
+
+def has_old_ids(partition: Partition, _now: float) -> bool:
+    """The batches need new ids, and no broker can append a request under the old ones."""
+    return not partition.queue.has_doubt and partition.ids.stale
+
+
+def needs_pause(partition: Partition, _now: float) -> bool:
+    """A request failed, and no pause followed yet."""
+    return partition.flow is Flow.SETTLING
+
+
+def is_decided(partition: Partition, _now: float) -> bool:
+    """For each batch, it is known whether the log has it."""
+    return not partition.queue.has_doubt
+
+
+def always(_partition: Partition, _now: float) -> bool:
+    """The last rule."""
+    return True
+
+
+def _ends_in_new_ids(partition: Partition) -> bool:
+    return not partition.queue.has_doubt and (partition.ids.stale or has_refused_head(partition, 0.0))
 
 
 class _Rule(NamedTuple):
@@ -120,25 +190,41 @@ class Machine:
             )
         elif progress.flow is Flow.FLOWING:
             head = partition.queue[0]
-            if head.doomed:
+            if head.fault.doomed:
                 self._rejecter.reject_head(partition, head)
             else:
                 self._flow(partition, now, now_ms)
 
     def _quiet_rules(self) -> Sequence[_Rule]:
-        """The rules for a partition without requests in flight: in this order, up to the first one that `ends`."""
+        """The rules for a partition without requests in flight: in this order, up to the first one that `ends`.
+
+        Each comment says why the rule comes before the next one. tests/journal/test_rule_order.py swaps neighbours.
+        """
         return (
-            _Rule(quiet.is_suspected, self._survey),
-            _Rule(quiet.has_late_requests, self._wait_for_late),
-            _Rule(quiet.was_asked_early, self._doubt_again, ends=False),
-            _Rule(quiet.was_judged, self._end_doubt, ends=False),
-            _Rule(quiet.has_unchecked_refusal, self._confirm),
-            _Rule(quiet.has_refused_head, self._give_up_head),
-            _Rule(quiet.has_gap, self._take_again, ends=False),
-            _Rule(quiet.has_old_ids, self._give_new_ids, ends=False),
-            _Rule(quiet.needs_pause, self._rest),
-            _Rule(quiet.is_decided, self._go_on),
-            _Rule(quiet.always, self._ask_about_doubt),
+            # Lost batches will be put before all that wait, so nothing is decided about those until the log is read.
+            # Reading it needs no wait: the survey itself waits for late requests if batches are to be sent again.
+            _Rule(is_suspected, self._survey),
+            # An answer that is given before all requests are dead is outdated by the next one that arrives: the next
+            # rule would ask again and again.
+            _Rule(has_late_requests, self._wait_for_late),
+            # The batches are searched for again, so the next rule must not apply: the answer is judged by what the
+            # doubt knows, that the leader refused a sequence or that a newer epoch exists.
+            _Rule(was_asked_early, self._doubt_again, ends=False),
+            # The next rule may put a batch in doubt. What the leader said of others must not count against it.
+            _Rule(was_judged, self._end_doubt, ends=False),
+            # A refused batch must be proven absent before it is rejected or divided.
+            _Rule(has_unchecked_refusal, self._confirm),
+            # The next rule would send the first batch again as well, which was refused for itself.
+            _Rule(has_refused_head, self._give_up_head),
+            # Of no consequence: new ids are given to refused batches, too, and make them PREPARED.
+            _Rule(has_gap, self._take_again, ends=False),
+            # The next rule ends the turn. The mark with the new ids is written during the pause, not after it.
+            _Rule(has_old_ids, self._give_new_ids, ends=False),
+            # Whether or not batches are in doubt: after a failure, neither batches nor questions follow at once.
+            _Rule(needs_pause, self._rest),
+            # The last rule always applies.
+            _Rule(is_decided, self._go_on),
+            _Rule(always, self._ask_about_doubt),
         )
 
     def _settled(self, partition: Partition, now: float, now_ms: int) -> None:
@@ -250,28 +336,29 @@ class Machine:
 
     def _flow(self, partition: Partition, now: float, now_ms: int) -> None:
         """Send the batches that the window and the order allow."""
-        in_flight = InFlight()
-        for batch in islice(partition.queue, self._window):
+        in_flight = InFlight(self._window)
+        for batch in partition.queue:
+            if in_flight.is_full:
+                break
             if batch.state is BatchState.ACKED:
+                in_flight.add(batch, old=False)
                 continue
+            old = self._clock.is_old(batch, now_ms)
             if batch.state is BatchState.SENT:
-                in_flight.add(old=self._clock.is_old(batch, now_ms))
+                in_flight.add(batch, old=old)
                 continue
             if batch.state is not BatchState.PREPARED or batch.identity is None:
                 break
             if self._precedence.stops(partition, batch):
                 break
-            if not partition.window.takes(batch.identity, in_flight, now):
-                break
-            old = self._clock.is_old(batch, now_ms)
-            if old and (in_flight.any or now < partition.doubt.dead_at or batch.unanswered):
-                # After this append, the leader may drop our producer state. Then it would append any request still in
-                # transit, even one whose answer we stopped waiting for.
-                if not in_flight.any:
+            late = now < partition.doubt.dead_at or batch.unanswered
+            admission = partition.window.admit(batch.identity, in_flight, now, old=old, late=late)
+            if admission is not Admission.SENDS:
+                if admission is Admission.HOLDS:
                     self._hold(partition, batch, now)
                 break
             self._out.send(partition, batch)
-            in_flight.add(old=old)
+            in_flight.add(batch, old=old)
         if partition.window.answered and in_flight.any:
             partition.window.use_answer()
             self._gatherer.gather(partition, now_ms)
@@ -286,3 +373,53 @@ class Machine:
         batch.on(BatchEvent.MAY_BE_THERE)
         partition.progress.on(FlowEvent.OLD_HEAD)
         self._packer.touch(partition)
+
+
+class Rounds:
+    """Has each object of the journal decide, in a fixed order: partitions first, then units."""
+
+    def __init__(
+        self,
+        out: Outbox,
+        ids: IdSource,
+        losses: Losses,
+        machine: Machine,
+        unit_batches: UnitBatches,
+        quiescence: Quiescence,
+        units: u.Units,
+    ) -> None:
+        self._out = out
+        self._ids = ids
+        self._losses = losses
+        self._machine = machine
+        self._unit_batches = unit_batches
+        self._quiescence = quiescence
+        self._units = units
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether the next round would find nothing until the next event."""
+        return (
+            self._out.is_empty
+            and self._ids.is_granted
+            and self._units.at_rest
+            and not self._losses.waits_for_units
+            and not self._quiescence.is_announced
+        )
+
+    def take(self, now: float, now_ms: int) -> Ready:
+        """Take all actions that are due now; each action is returned once.
+
+        Args:
+            now: Seconds.
+            now_ms: Wall clock, ms since the epoch.
+        """
+        self._losses.look_again()
+        if self._out.touched:
+            self._units.look()
+            self._machine.turn(now, now_ms)
+        self._unit_batches.advance()
+        ready = self._out.take(wants_producer_id=not self._ids.is_granted)
+        if self._quiescence.is_announced:
+            self._quiescence.gate(ready)
+        return ready

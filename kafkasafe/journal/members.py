@@ -7,16 +7,13 @@ from collections.abc import Iterable
 from kafkasafe import marks as m
 from kafkasafe import units as u
 from kafkasafe.history.identity import BatchId
+from kafkasafe.journal.batch import Batch, BatchEvent, Fate, batches_of
 from kafkasafe.journal.destinations import Destinations
-from kafkasafe.journal.groups import UnitEnded, UnitStaged
-from kafkasafe.journal.lifecycle import BatchEvent
-from kafkasafe.journal.messages import Divide
-from kafkasafe.journal.outbox import Outbox
+from kafkasafe.journal.losses import Suspicions
+from kafkasafe.journal.outbox import Divide, Outbox, UnitEnded, UnitStaged
 from kafkasafe.journal.partition import Partition
 from kafkasafe.journal.refusals import Refusals
 from kafkasafe.journal.snapshots import state_mark
-from kafkasafe.journal.states import Batch, Fate, batches_of
-from kafkasafe.journal.suspicions import Suspicions
 
 __all__ = ["UnitBatches"]
 
@@ -127,14 +124,12 @@ class UnitBatches:
             sequence = unit.sequences[batch.handle]
             batch.identify(BatchId(grant.producer_id, grant.epoch, sequence, batch.count))
         partition.log.begin_before(base_offset)
-        self._suspicions.check_offset_order(partition, base_offset)
         # The epoch is unknown if an earlier incarnation staged the unit. The epoch of the last acknowledgement would be
         # wrong here.
-        self._suspicions.note_leader_epoch(partition, unit.epochs.get(batch.handle, -1))
-        partition.log.acknowledge(base_offset, batch.count)
+        leader_epoch = unit.epochs.get(batch.handle, -1)
+        self._suspicions.acknowledged(partition, base_offset, batch.count, leader_epoch)
         topic = self._destinations.topics.get(partition.topic)
         known, now = partition.log.topic_id, m.NO_TOPIC_ID if topic is None else topic.topic_id
         if any(known) and any(now) and known != now:
             # The unit was staged before the new id was known, possibly in the old topic.
             self._suspicions.recreated(partition.number, f"topic id {known.hex()} became {now.hex()}")
-        self._suspicions.stop_if_suspected(partition)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from kafkasafe.codes.verdicts import Scope
 from kafkasafe.history.loss import Cause
-from kafkasafe.journal.states import Batch
+from kafkasafe.journal.batch import Batch
 
 __all__ = [
     "AckedLoss",

@@ -1,16 +1,428 @@
-"""Collects decided actions until `ready` takes them, and the partitions to re-evaluate before that."""
+"""What the journal decided: the groups to write, with their consequences, all other actions, and the outbox with them.
+
+All of it is data. `Ready` has what is due; notices for the program are in `notices`.
+"""
 
 from __future__ import annotations
 
-from kafkasafe import marks as m
-from kafkasafe.journal.destination import Destination
-from kafkasafe.journal.flow import FlowEvent
-from kafkasafe.journal.groups import Persist
-from kafkasafe.journal.messages import Ready, Wait
-from kafkasafe.journal.partition import Partition
-from kafkasafe.journal.states import Batch
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
-__all__ = ["Outbox"]
+from kafkasafe import marks as m
+from kafkasafe import units as u
+from kafkasafe.history.identity import BatchId
+from kafkasafe.history.loss import AckedBatch, Released
+from kafkasafe.journal.acked import EpochCheck
+from kafkasafe.journal.batch import Batch, BatchState, Fate
+from kafkasafe.journal.flow import FlowEvent
+from kafkasafe.journal.notices import Notice
+from kafkasafe.journal.partition import Destination, Partition
+
+__all__ = [
+    "Aside",
+    "Ask",
+    "Begun",
+    "Consequence",
+    "Divide",
+    "Ended",
+    "Identified",
+    "Outbox",
+    "Packed",
+    "Persist",
+    "Ready",
+    "Resolution",
+    "SilenceBroken",
+    "SurveyAsk",
+    "UnitEnded",
+    "UnitGroup",
+    "UnitStaged",
+    "Unpacked",
+    "Wait",
+    "unit_marks",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The mark with a batch's fate is durable.
+
+    Attributes:
+        batch: The batch.
+        fate: How it ended.
+        kept: The batch stays in the spool: it was refused, and its parts take its place in the order.
+    """
+
+    batch: Batch
+    fate: Fate
+    kept: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The baseline of a partition is durable: its end offset before the first batch of this lane.
+
+    Attributes:
+        destination: Destination number.
+    """
+
+    destination: int
+
+
+@dataclass(frozen=True, slots=True)
+class Identified:
+    """The ids of already durable batches are durable too.
+
+    Attributes:
+        destination: Destination number.
+        batches: Each with the id it was given.
+    """
+
+    destination: int
+    batches: tuple[tuple[Batch, BatchId], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class UnitStaged:
+    """The mark that all units of a transaction are appended is durable."""
+
+    transaction: u.Transaction
+
+
+@dataclass(frozen=True, slots=True)
+class UnitEnded:
+    """The fate of a unit is durable."""
+
+    unit: u.Unit
+    fate: Fate
+
+
+@dataclass(frozen=True, slots=True)
+class SilenceBroken:
+    """The spool no longer contains a valid mark that this lane's owner has stopped sending."""
+
+
+Consequence = Ended | Begun | Identified | SilenceBroken | UnitStaged | UnitEnded
+
+
+def unit_marks(unit: u.Unit, first: int, batches: int) -> list[m.Mark]:
+    """The marks with which a group declares batches of a unit.
+
+    Args:
+        unit: The unit.
+        first: Index of the first of these batches in the group's manifest.
+        batches: How many of these batches there are.
+    """
+    marks: list[m.Mark] = [m.Unit(unit.unit_id, first, batches, unit.transactional_id, unit.offsets)]
+    if unit.recorded:
+        marks.append(m.Read(unit.unit_id, unit.recorded))
+    return marks
+
+
+@dataclass(frozen=True, slots=True)
+class UnitGroup:
+    """One atomic group: a unit with all its batches, which may be none."""
+
+    unit: u.Unit
+    batches: tuple[Batch, ...]
+    handle: int
+    """The journal accepted batches with a lower handle before this unit."""
+
+    @property
+    def marks(self) -> list[m.Mark]:
+        """The marks that make the batches a unit."""
+        return unit_marks(self.unit, 0, len(self.batches))
+
+
+@dataclass(slots=True)
+class Persist:
+    """Groups to write and make durable together: groups of batches, and one group for each new unit.
+
+    Attributes:
+        batches: To be written, in this order.
+        marks: To be written before the batches.
+        atomic: Write all or nothing.
+        after: The consequences once the groups are durable; `persisted()` applies them.
+        units: New units, each in a separate group.
+    """
+
+    batches: list[Batch] = field(default_factory=list)
+    marks: list[m.Mark] = field(default_factory=list)
+    atomic: bool = False
+    after: list[Consequence] = field(default_factory=list)
+    units: list[UnitGroup] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.batches or self.marks or self.after or self.units)
+
+    @property
+    def runs(self) -> list[tuple[UnitGroup | None, list[Batch]]]:
+        """Batches and units in the order in which the journal accepted them, which is also the order on disk."""
+        if not self.units:
+            return [(None, self.batches)] if self.batches else []
+        runs: list[tuple[UnitGroup | None, list[Batch]]] = []
+        batches, at = self.batches, 0
+        for group in self.units:
+            # A divided batch's parts are written as they are, before all later batches.
+            begin = at
+            while at < len(batches) and (self.atomic or batches[at].handle < group.handle):
+                at += 1
+            if at > begin:
+                runs.append((None, batches[begin:at]))
+            runs.append((group, list(group.batches)))
+        if at < len(batches):
+            runs.append((None, batches[at:]))
+        return runs
+
+    def keep_whole(self) -> None:
+        """Make the group atomic."""
+        self.atomic = True
+
+    def leave_to(self, rest: Persist) -> None:
+        """Keep only the division in this group; leave other batches, and units, to the next group.
+
+        The shell may write decisions before batches that a failing disk did not take: a batch in the same group would
+        overtake those before it.
+        """
+        parts: list[Batch] = []
+        places: dict[int, int] = {}
+        for index, mark in enumerate(self.marks):
+            if isinstance(mark, m.Replaced):
+                # Several marks name the same merged batch.
+                place = places.setdefault(mark.first_child, len(parts))
+                if place == len(parts):
+                    parts += self.batches[mark.first_child : mark.first_child + mark.children]
+                self.marks[index] = m.Replaced(mark.position, place, mark.children)
+            elif isinstance(mark, m.Unit):
+                # This mark follows the REPLACED mark of the same batches.
+                self.marks[index] = replace(mark, first=len(parts) - mark.batches)
+        apart = {batch.handle for batch in parts}
+        rest.batches.extend(batch for batch in self.batches if batch.handle not in apart)
+        rest.units.extend(self.units)
+        self.units = []
+        self.batches[:] = parts
+
+    def keep_rest(self, rest: Sequence[Persist]) -> None:
+        """Keep only these parts of the group: the others are durable."""
+        self.marks = [mark for part in rest for mark in part.marks]
+        self.after = [each for part in rest for each in part.after]
+        self.batches = [batch for part in rest for batch in part.batches]
+        self.units = [unit for part in rest for unit in part.units]
+
+    def keep_batches(self, first: int) -> None:
+        """Keep only the batches from this index on: the others, and all decisions, are durable."""
+        del self.batches[:first]
+        self.marks, self.after = [], []
+
+    def leave_out_void(self) -> None:
+        """Leave out units that ended before they were written."""
+        if any(group.unit.void for group in self.units):
+            self.units = [group for group in self.units if not group.unit.void]
+
+    @property
+    def everything(self) -> list[Batch]:
+        """All batches, in the order in which they are written."""
+        return [batch for _, run in self.runs for batch in run]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A question to the cluster about one destination.
+
+    Attributes:
+        destination: Destination number.
+        doubt: The batches in doubt, in order, of one producer id and epoch. Empty: the journal only needs the end
+            offset (answer with `baseline`).
+        from_offset: The lowest offset at which our batches can begin in the log; -1 when unknown.
+        read_log: The producer state is not reliable (it may expire at any moment): read the log.
+        fenced: A newer epoch of our id exists: a batch that the log does not have is undecidable.
+        confirm: The broker refused the batch. The journal only needs the producer state, once: answer with `confirmed`.
+        cut: The log may have been truncated below an acknowledged batch.
+    """
+
+    destination: int
+    doubt: tuple[BatchId, ...]
+    from_offset: int
+    acked_before: bool
+    read_log: bool
+    fenced: bool
+    cut: bool = False
+    confirm: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A pause of one destination, after which the caller calls `retry()`.
+
+    Attributes:
+        destination: Destination number.
+        attempt: How many failures there were in a row, at least 1.
+        refresh_metadata: The leader may have moved.
+        at_least_s: Shortest pause in seconds.
+        reason: Human-readable text.
+        refused: The cluster refuses the destination until an operator removes the cause: pauses may grow long.
+    """
+
+    destination: int
+    attempt: int
+    refresh_metadata: bool
+    at_least_s: float
+    reason: str
+    refused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Divide:
+    """The batch must be divided: its topic's partitions are known now, or the broker refused it.
+
+    Attributes:
+        batch: The batch.
+        refused: False: divide it by partition. True: the broker refused it; separate the `bad_records` that the broker
+            named, or else divide it into halves.
+    """
+
+    batch: Batch
+    refused: bool
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the batch still has to be divided. Since the request to divide it, the batch may have been sent
+        again, or rejected as a whole.
+        """
+        return self.batch.state in {
+            BatchState.REFUSED if self.refused else BatchState.SEALED,
+            BatchState.JOINED,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """A batch whose fate is final and durable.
+
+    Attributes:
+        batch: The batch; `base_offset` is -1 if it is in the log at an unknown offset.
+        fate: How it ended.
+    """
+
+    batch: Batch
+    fate: Fate
+
+
+@dataclass(frozen=True, slots=True)
+class SurveyAsk:
+    """The log may have lost acknowledged batches: survey it. Answered by `surveyed()` or `survey_failed()`.
+
+    Attributes:
+        destination: Destination number.
+        acked: The acknowledged batches that are remembered, oldest first.
+        leader_epoch: Leader epoch of the last acknowledgement, -1 when unknown.
+        from_offset: From here on the log may have changed, -1 when unknown. Acknowledged batches may have been appended
+            again here.
+        baseline_offset: The log has no batch of this lane before this offset; -1 when unknown.
+        ours: Producer ids that only batches of this lane have.
+        released: Offsets of batches that have left the spool and are not in `acked`.
+    """
+
+    destination: int
+    acked: tuple[AckedBatch, ...]
+    leader_epoch: int
+    from_offset: int = -1
+    baseline_offset: int = -1
+    ours: frozenset[int] = frozenset()
+    released: Released = field(default_factory=Released, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """Rejected batches: make them durable in `rejected/` before they are finished. Answered by `set_aside()`.
+
+    Attributes:
+        destination: Destination number.
+        batches: In the order of the queue; each is in the spool. One fsync can make copies of all of them durable.
+    """
+
+    destination: int
+    batches: tuple[Batch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """The packed batches of a partition.
+
+    Attributes:
+        destination: Its number.
+        first_number: The shell's number of the first batch.
+        batches: How many.
+        records: How many are in them.
+        with_id: How many batches have an id.
+    """
+
+    destination: int
+    first_number: int
+    batches: int
+    records: int
+    with_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    """The journal needs a packed batch again and unpacked it.
+
+    Attributes:
+        batch: The batch.
+        number: The number that the shell passed to `pack`.
+        sealed_at: The time that the shell passed to `pack`.
+        next_number: Number of the destination's next packed batch, -1 for none.
+    """
+
+    batch: Batch
+    number: int
+    sealed_at: float
+    next_number: int
+
+
+@dataclass(slots=True)
+class Ready:
+    """The actions that are due now; see the package's contract."""
+
+    persist: Persist
+    sends: list[Batch]
+    asks: list[Ask]
+    surveys: list[SurveyAsk]
+    checks: list[EpochCheck]
+    waits: list[Wait]
+    divides: list[Divide]
+    asides: list[Aside]
+    resolved: list[Resolution]
+    notices: list[Notice]
+    units: list[u.Action]
+    ended: list[tuple[u.Unit, Fate]]
+    wants_producer_id: bool
+    unpacked: list[Unpacked] = field(default_factory=list)
+    gathers: dict[int, Sequence[Batch]] = field(default_factory=dict)
+    """By destination, consecutive small batches that wait: they may be merged, see `Journal.gathered`."""
+
+    def want_producer_id(self, *, wanted: bool) -> None:
+        """Whether batches wait for a producer id of this incarnation."""
+        self.wants_producer_id = wanted
+
+    def __bool__(self) -> bool:
+        return bool(
+            self.persist
+            or self.sends
+            or self.resolved
+            or self.asks
+            or self.surveys
+            or self.checks
+            or self.waits
+            or self.divides
+            or self.asides
+            or self.notices
+            or self.units
+            or self.ended
+            or self.unpacked
+            or self.gathers
+            or self.wants_producer_id
+        )
 
 
 class Outbox:

@@ -1,26 +1,24 @@
-"""Packs the far part of long backlogs, and unpacks batches shortly before their turn.
+"""Packs the far part of long backlogs, and unpacks batches before their turn, also while recovery reads the log.
 
 Call `touch` after changing a partition: the next `ready` evaluates it, and its first batches are unpacked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from kafkasafe.history.identity import BatchId
-from kafkasafe.journal.backlog import BacklogRow
-from kafkasafe.journal.destination import Destination
+from kafkasafe.journal.batch import Batch, BatchState, id_fields
 from kafkasafe.journal.destinations import Destinations
 from kafkasafe.journal.flow import Flow
-from kafkasafe.journal.messages import Unpacked
-from kafkasafe.journal.outbox import Outbox
-from kafkasafe.journal.partition import WINDOW
+from kafkasafe.journal.outbox import Outbox, Unpacked
+from kafkasafe.journal.partition import WINDOW, Destination
+from kafkasafe.journal.queue import BacklogRow
 from kafkasafe.journal.replay import Replay
 from kafkasafe.journal.spool_index import SpoolIndex
-from kafkasafe.journal.states import Batch, BatchState, id_fields
 
-__all__ = ["UNPACKED", "Packer"]
+__all__ = ["UNPACKED", "Packer", "RereadBacklogs"]
 
 UNPACKED: Final = 10
 """How many of a partition's first batches are never packed; more than `WINDOW`."""
@@ -64,7 +62,7 @@ class Packer:
             if not (
                 batch.durable
                 and (named or (batch.state is BatchState.SEALED and batch.identity is None))
-                and not (batch.tries or batch.unanswered or batch.code or batch.revived)
+                and not (batch.tries or batch.unanswered or batch.fault.code or batch.revived)
                 and not (batch.former_life and blind)
                 and not (batch.heirs or batch.origin >= 0)
                 and batch.rank == (batch.position,)
@@ -132,3 +130,86 @@ class Packer:
                 Unpacked(batch, row.number, row.sealed_at, -1 if first is None else first.number)
             )
         self._note_packed(partition)
+
+
+class RereadBacklogs:
+    """The backlogs of the partitions while recovery reads the log: long ones are packed as far as they are read.
+
+    A mark may refer to a packed batch. So before recovery takes a mark about a batch, it *reaches* the batch: it
+    unpacks the backlog up to there.
+
+    Args:
+        destinations: All destinations, by number.
+        index: Where the batches are in the spool.
+        packer: Packs and unpacks.
+        out: Its list of unpacked batches stays empty: the shell does not know the batches yet.
+        window: How many batches of a partition may be in flight.
+    """
+
+    def __init__(
+        self,
+        destinations: Mapping[int, Destination],
+        index: SpoolIndex,
+        packer: Packer,
+        out: Outbox,
+        *,
+        window: int,
+    ) -> None:
+        self._all = destinations
+        self._index = index
+        self._packer = packer
+        self._out = out
+        self.near = max(window, WINDOW)
+        """How many batches of a queue may have been sent: the first ones that have an id."""
+
+    def pack(self, numbers: Iterator[int]) -> None:
+        """Pack long backlogs. Each packed batch takes the next number."""
+        for partition in self._all.values():
+            rows = [(next(numbers), 0.0) for _ in self._packable_next(partition)]
+            if rows:
+                self._packer.pack(partition.number, rows)
+
+    def _packable_next(self, partition: Destination) -> Iterator[Batch]:
+        """The `packable` batches up to the first that has an id although a batch before it has none.
+
+        A mark that voids ids voids the ids of all packed batches, while later batches may have new ids.
+        """
+        queue = partition.queue
+        without = queue.packed > 0 and not queue.packed_identified
+        for batch in self._packer.packable(partition.number):
+            if without and batch.identity is not None:
+                return
+            without = batch.identity is None
+            yield batch
+
+    def reach(self, partition: Destination, position: int = -1) -> None:
+        """Unpack the batches up to this position: the next mark refers to one of them.
+
+        While batches are packed, more than `WINDOW` others are unpacked.
+        """
+        queue = partition.queue
+        while (row := queue.first_packed) is not None:
+            if row.position > position and queue.unpacked > WINDOW:
+                break
+            self._packer.unpack(partition, 1)
+        # The shell does not know these batches yet.
+        self._out.ready.unpacked.clear()
+
+    def reach_any(self, position: int) -> None:
+        """Unpack up to this position in the partition that holds it; the mark does not name the partition."""
+        if position in self._index:
+            return
+        for number, first in self._index.packed_from.items():
+            partition = self._all[number]
+            if first <= position and partition.queue.has_packed(position):
+                self.reach(partition, position)
+                return
+
+    def reach_sent(self, partition: Destination) -> None:
+        """Unpack the first batches with an id: they may have been sent, even if others without an id precede them."""
+        queue = partition.queue
+        sent = sum(batch.identity is not None for batch in queue)
+        while queue.packed_with_id and sent < self.near:
+            self._packer.unpack(partition, 1)
+            sent += queue[-1].identity is not None
+        self._out.ready.unpacked.clear()

@@ -1,21 +1,61 @@
-"""The state of one partition of a topic: its queue, and the objects that own the rest. Only data.
+"""Destinations: the partitions of topics, and topics whose partitions are not known yet. Only data.
 
-(`kafkasafe.record.partition` chooses the partition for a key.)
+A destination has batches for one address, in order, and the objects that own the rest of its state. (In
+`kafkasafe.record.partition`, "partition" is the number that is chosen for a key.)
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from kafkasafe.journal.acked import ANYWHERE
-from kafkasafe.journal.destination import Destination
+from kafkasafe.journal.acked import ANYWHERE, AckedLog, LossCase, Suspicion
+from kafkasafe.journal.batch import Batch, BatchState
 from kafkasafe.journal.doubt import Doubt
-from kafkasafe.journal.loss_case import LossCase, Suspicion
+from kafkasafe.journal.flow import UNASSIGNED_FLOW, Flow, Progress
+from kafkasafe.journal.queue import PartitionQueue
+from kafkasafe.journal.refusal import RefusalTimer, Rejection
 from kafkasafe.journal.sequences import IdSequence
 from kafkasafe.journal.window import SendWindow
 
-__all__ = ["ANYWHERE", "WINDOW", "Partition", "Suspicion"]
+__all__ = ["ANYWHERE", "UNCHOSEN", "WINDOW", "Destination", "Partition", "Suspicion", "UnassignedTopic"]
+
+UNCHOSEN: Final = -1
+"""Partition number in the address of a topic whose partitions are not known yet."""
+
+
+@dataclass(slots=True, eq=False)
+class Destination:
+    """The batches for one address, in order. It is a `Partition` or an `UnassignedTopic`."""
+
+    number: int
+    topic: str
+    partition: int
+    progress: Progress = field(default_factory=Progress)
+    queue: PartitionQueue = field(default_factory=PartitionQueue)
+    log: AckedLog = field(default_factory=AckedLog)
+    """For an unassigned topic, `log` has only the topic's id, and the marks of batches that the user
+    took as delivered.
+    """
+    refusal: RefusalTimer = field(default_factory=RefusalTimer)
+    rejection: Rejection = field(default_factory=Rejection)
+    unsure_before: int = -1
+    """Damage destroyed marks about batches before this position: whether those were sent cannot be determined."""
+
+    @property
+    def flow(self) -> Flow:
+        """The current activity."""
+        return self.progress.flow
+
+    def lose_marks(self, before_position: int) -> None:
+        """Note that marks before this position are lost."""
+        self.unsure_before = before_position
+
+    def end_unsure(self) -> None:
+        """Note that the user decided to send a batch again: whether the others were sent no longer matters."""
+        self.unsure_before = -1
+
 
 WINDOW: Final = 5
 """A broker remembers the last five batches of a producer id per partition (`ProducerStateEntry`)."""
@@ -46,3 +86,37 @@ class Partition(Destination):
         self.log.forget()
         self.doubt.forget_cut()
         self.loss.forget()
+
+
+_DIVIDE_BYTES: Final = 1024 * 1024
+"""Bytes to divide at a time: the batches of a long outage fit neither into memory nor twice onto the disk."""
+_DIVISIBLE: Final = frozenset({BatchState.SEALED, BatchState.JOINED})
+
+
+@dataclass(slots=True, eq=False)
+class UnassignedTopic(Destination):
+    """Batches of one topic that wait until its partitions are known. `partition` is UNCHOSEN."""
+
+    progress: Progress = field(default_factory=lambda: Progress(table=UNASSIGNED_FLOW))
+
+    @property
+    def may_divide(self) -> bool:
+        """Whether its batches may be divided once the partitions are known. They may not be divided while a batch is
+        being rejected or is undecidable.
+        """
+        return self.flow is Flow.NEW
+
+    def divisible(self) -> Iterator[Batch]:
+        """The batches to divide next, in order. The caller stops at a batch that is not on disk, so that none overtakes
+        it.
+        """
+        size = 0
+        for batch in self.queue:
+            if size >= _DIVIDE_BYTES or batch.state not in _DIVISIBLE:
+                return
+            yield batch
+            size += batch.size_bytes
+
+    def stop_rejecting(self) -> None:
+        """Keep the batches that are not rejected yet: the topic exists after all."""
+        self.rejection.stop()

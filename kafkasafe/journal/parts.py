@@ -1,12 +1,14 @@
-"""Makes all objects of one journal, each from the objects that it uses, so no dependencies are circular."""
+"""The settings of a journal, and all of its objects, each made from those that it uses, so nothing is circular."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from kafkasafe import units as u
 from kafkasafe.journal.answers import Answers
-from kafkasafe.journal.broker_clock import BrokerClock
+from kafkasafe.journal.clock import BrokerClock
 from kafkasafe.journal.destinations import Destinations
 from kafkasafe.journal.dividing import Divider
 from kafkasafe.journal.endings import Durability
@@ -16,32 +18,61 @@ from kafkasafe.journal.healing import Revivals
 from kafkasafe.journal.home import Home
 from kafkasafe.journal.ids import Identities
 from kafkasafe.journal.lives import Incarnations
-from kafkasafe.journal.losses import Losses
-from kafkasafe.journal.machine import Machine
+from kafkasafe.journal.losses import Losses, Suspicions
+from kafkasafe.journal.machine import Machine, Rounds
 from kafkasafe.journal.members import UnitBatches
-from kafkasafe.journal.missing import Missing
 from kafkasafe.journal.outbox import Outbox
-from kafkasafe.journal.packing import Packer
-from kafkasafe.journal.precedence import Precedence
+from kafkasafe.journal.packing import Packer, RereadBacklogs
+from kafkasafe.journal.partition import WINDOW
+from kafkasafe.journal.precedence import Precedence, Turns
 from kafkasafe.journal.quiescence import Quiescence
 from kafkasafe.journal.recovery import Recovery
+from kafkasafe.journal.refusal import Missing
 from kafkasafe.journal.refusals import Refusals
 from kafkasafe.journal.rejecting import Rejecter
 from kafkasafe.journal.replay import Replay
-from kafkasafe.journal.reread_backlogs import RereadBacklogs
-from kafkasafe.journal.rounds import Rounds
 from kafkasafe.journal.sealing import Sealer
 from kafkasafe.journal.sequences import IdSource
-from kafkasafe.journal.settings import Settings
 from kafkasafe.journal.snapshots import Snapshots
 from kafkasafe.journal.spool_index import SpoolIndex
-from kafkasafe.journal.suspicions import Suspicions
 from kafkasafe.journal.topics import Topics
-from kafkasafe.journal.turns import Turns
 from kafkasafe.journal.verdicts import Verdicts
 from kafkasafe.journal.views import Views
 
-__all__ = ["JournalParts"]
+__all__ = ["JournalParts", "Settings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The settings of one lane's journal.
+
+    Attributes:
+        durable_first: Send only batches that are on disk (`spool="always"`). False: `spill()` selects those to write.
+        window: Batches sent without a durable commit mark, per partition.
+        state_age_s: How long after a batch's own timestamp a broker surely keeps the producer state.
+        request_timeout_s: After this time, no broker can append a request without an answer any more.
+        blocked_timeout_s: How long a destination may be missing, forbidden or invalid, timestamps be too far ahead, or
+            the broker fail on one batch, before the journal rejects the affected batches; None: for ever. The time
+            counts within this incarnation, and any other answer resets it.
+        missing_grace_s: How long a topic may be unknown to the cluster before a notice says so: it may be new.
+        heal: Send acknowledged batches that the cluster lost again, as far as the spool still has them.
+        heal_recreated: Send lost batches again even to a topic that was deleted and created again.
+        aside_batches: At most this many rejected batches are made durable in `rejected/` at a time.
+        gather_bytes: Small waiting batches are merged up to this size; 0: never.
+        newest_reading: See `units.Units`.
+    """
+
+    durable_first: bool = True
+    window: int = WINDOW
+    state_age_s: float = 6 * 3600.0
+    request_timeout_s: float = 30.0
+    blocked_timeout_s: float | None = 7 * 86400.0
+    missing_grace_s: float = 60.0
+    heal: bool = True
+    heal_recreated: bool = False
+    aside_batches: int = 256
+    gather_bytes: int = 0
+    newest_reading: Callable[[], int] = lambda: 0
 
 
 class JournalState:

@@ -1,4 +1,4 @@
-"""Order across lanes and incarnations: the debts (batches of other lanes to deliver first), and the batches that wait.
+"""Order across lanes, incarnations and units: debts (batches of other lanes to deliver first), and batches that wait.
 
 `kafkasafe.journal.order` finds the unfinished batches of other lanes, and the batches to hold back.
 """
@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kafkasafe import marks as m
-from kafkasafe.journal.destination import Destination
+from kafkasafe import units as u
+from kafkasafe.journal.batch import Batch
+from kafkasafe.journal.destinations import Destinations
 from kafkasafe.journal.order import NEVER, Address, held_from
-from kafkasafe.journal.states import Batch
+from kafkasafe.journal.partition import Destination
 
-__all__ = ["Precedence"]
+__all__ = ["Precedence", "Turns"]
 
 
 class Precedence:
@@ -81,3 +83,23 @@ class Precedence:
     def stops(self, partition: Destination, batch: Batch) -> bool:
         """Whether this batch must not be sent now."""
         return self._halted or self.is_held(partition, batch)
+
+
+class Turns:
+    """Answers the units' queries about the queues."""
+
+    def __init__(self, destinations: Destinations, precedence: Precedence) -> None:
+        self._partitions = destinations.partitions
+        self._precedence = precedence
+
+    def is_in_front(self, batch: u.Member) -> bool:
+        """Whether the batch may be sent, and only batches of units precede it in its queue."""
+        partition = self._partitions.get(batch.destination)
+        if partition is None:
+            return False  # its topic's partitions are not known: the batch has to be divided first
+        for other in partition.queue:
+            if other is batch:
+                return partition.loss.suspicion is None and not self._precedence.stops(partition, other)
+            if other.unit is None:
+                return False
+        return False

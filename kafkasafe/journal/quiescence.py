@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kafkasafe import marks as m
+from kafkasafe.journal.batch import Batch
 from kafkasafe.journal.clock import Clock
-from kafkasafe.journal.groups import SilenceBroken
-from kafkasafe.journal.messages import Ready
-from kafkasafe.journal.states import Batch
+from kafkasafe.journal.outbox import Ready, SilenceBroken
 
 __all__ = ["Quiescence"]
 

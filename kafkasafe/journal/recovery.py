@@ -11,26 +11,22 @@ from itertools import islice
 from kafkasafe import marks as m
 from kafkasafe import units as u
 from kafkasafe.history.identity import BatchId
+from kafkasafe.journal.batch import DAMAGED, Batch, BatchEvent, BatchState, batches_of
 from kafkasafe.journal.clock import Clock, alive_s
-from kafkasafe.journal.destination import Destination
 from kafkasafe.journal.destinations import Destinations
 from kafkasafe.journal.endings import Durability
 from kafkasafe.journal.flow import FlowEvent
 from kafkasafe.journal.forward import CopyForward
 from kafkasafe.journal.healing import Revivals
 from kafkasafe.journal.home import Home
-from kafkasafe.journal.lifecycle import BatchEvent
-from kafkasafe.journal.losses import Losses
+from kafkasafe.journal.losses import Losses, Suspicions
 from kafkasafe.journal.members import UnitBatches
-from kafkasafe.journal.packing import Packer
-from kafkasafe.journal.partition import ANYWHERE, Partition
+from kafkasafe.journal.packing import Packer, RereadBacklogs
+from kafkasafe.journal.partition import ANYWHERE, Destination, Partition
 from kafkasafe.journal.precedence import Precedence
 from kafkasafe.journal.quiescence import Quiescence
 from kafkasafe.journal.replay import Replay
-from kafkasafe.journal.reread_backlogs import RereadBacklogs
 from kafkasafe.journal.spool_index import SpoolIndex
-from kafkasafe.journal.states import DAMAGED, Batch, BatchState, batches_of
-from kafkasafe.journal.suspicions import Suspicions
 from kafkasafe.journal.topics import Topics
 from kafkasafe.journal.verdicts import Verdicts
 
@@ -99,7 +95,7 @@ class Recovery:
             raise m.MarkError(
                 f"The batch at position {position} is for destination {destination}, never declared"
             )
-        moved = self._replay.moved
+        moved, unit, parent, origin, given = self._replay.take()
         if moved is not None and moved.position not in self._index:
             waiting = self._all[destination]
             there = waiting.queue.has_packed(moved.position)
@@ -110,7 +106,6 @@ class Recovery:
             self._forward.place(known, position)
             known.read_place(moved.rank, moved.origin)
             known.read_id(identity)
-            self._replay.go_on()
             self._index.reach(position + count)
             return
         batch = Batch(
@@ -124,13 +119,12 @@ class Recovery:
             BatchState.SEALED if identity is None else BatchState.PREPARED,
             durable=True,
             former_life=True,
+            origin=origin,
+            given=given,
         )
-        unit = self._replay.unit
         if unit is not None:
             unit.add(batch)
         queue = self._all[destination].queue
-        batch.come_from(self._replay.origin)
-        parent = self._replay.parent
         if moved is not None:
             # The segment with the batch's original was deleted. The rank puts the copy before batches accepted later.
             queue.insert(sum(other.rank < moved.rank for other in queue), batch)
@@ -149,8 +143,6 @@ class Recovery:
         batch.settle_at(position)
         if moved is not None:
             batch.read_place(moved.rank, moved.origin)
-        batch.choose(self._replay.given)
-        self._replay.go_on()
         self._index.place(batch)
         self._index.reach(position + count)
 
@@ -297,12 +289,11 @@ class Recovery:
         before the group cannot be decided: neither an old id nor a missing one proves that a batch was never sent.
         """
         if destination:
-            parent = self._replay.parent
+            lost = self._replay.take()
             # A part of a divided batch belongs to that batch's unit: see `recover_batch`.
-            unit = self._replay.unit if parent is None or parent.unit is None else parent.unit
+            unit = lost.unit if lost.parent is None or lost.parent.unit is None else lost.parent.unit
             if unit is not None:
                 unit.blame(DAMAGED, "a part of it is damaged on disk")
-            self._replay.go_on()
             if destination in self._all:
                 _explain_gap(self._all[destination])
         else:
@@ -312,7 +303,7 @@ class Recovery:
 
     def recover_torn(self, destination: int) -> None:
         """Note a batch, promised to no caller, that a crash tore while later batches of its group are intact."""
-        self._replay.go_on()
+        self._replay.take()
         _explain_gap(self._destinations.declared(destination))
 
     def recovered_log(self) -> None:

@@ -1,21 +1,23 @@
-"""Tracks one refusal that may be temporary: since when it has lasted without another answer in between.
+"""What the cluster refuses: since when, whether it exists at all, and the batches on their way to `rejected/`.
 
-`answers` and `rejecting` decide what happens when it lasts too long.
+`refusals`, `answers` and `rejecting` decide what follows.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from kafkasafe.codes.verdicts import Scope
+from kafkasafe.journal.batch import Batch
 from kafkasafe.journal.notices import Denial
 
-__all__ = ["CONFIRMED_S", "SILENCE_S", "RefusalTimer"]
+__all__ = ["CONFIRMED_S", "SILENCE_S", "Missing", "RefusalTimer", "Rejection"]
 
 SILENCE_S: Final = 300.0
 """Two refusals with a longer silence between them do not count as one: another answer may have been lost in between."""
-
 CONFIRMED_S: Final = 1.0
 """A refusal that lasts for this long is not a stray answer."""
 
@@ -70,3 +72,92 @@ class RefusalTimer:
         """End the refusal: another answer came, or no batch waits any more. Returns the refusal if it was reported."""
         denial, self.denial = self.denial, None
         return denial if denial is not None and denial.reported else None
+
+
+class Missing:
+    """Partitions that may not exist, and those that provably do not. `kafkasafe.cluster.absence` decides what counts as
+    a proof.
+
+    Written by the journal. Read from its thread.
+    """
+
+    __slots__ = ("_proven", "_said")
+
+    def __init__(self) -> None:
+        self._said: dict[int, None] = {}
+        self._proven: dict[int, str] = {}
+
+    def say(self, destination: int) -> None:
+        """Note an answer that a destination does not exist."""
+        self._said[destination] = None
+
+    def take_back(self, destination: int) -> None:
+        """Withdraw `say`: another answer came, or no batch waits for the destination. Proofs stay valid."""
+        self._said.pop(destination, None)
+
+    def prove(self, destination: int, reason: str) -> None:
+        """Note a proof that the destination does not exist; it holds until `exists` is called."""
+        self._proven[destination] = reason
+
+    def exists(self, destination: int) -> None:
+        """Note that the destination exists now."""
+        self._said.pop(destination, None)
+        self._proven.pop(destination, None)
+
+    def clear(self) -> None:
+        """Drop everything: the lane writes to another cluster."""
+        self._said.clear()
+        self._proven.clear()
+
+    @property
+    def said(self) -> Sequence[int]:
+        """Destinations that may not exist: the latest answer about them said so."""
+        return tuple(self._said)
+
+    @property
+    def proven(self) -> Sequence[int]:
+        """Destinations that do not exist."""
+        return tuple(self._proven)
+
+    def reason(self, destination: int) -> str:
+        """The proof that it does not exist, as human-readable text; empty without a proof."""
+        return self._proven.get(destination, "")
+
+
+_PORTION_BYTES: Final = 1024 * 1024
+"""The largest portion, unless a single batch is larger: other partitions are delivered in between."""
+
+
+@dataclass(slots=True)
+class Rejection:
+    """The batches that one partition still has to reject.
+
+    Attributes:
+        waiting: The batches after the portion that is being written, in the order of the queue.
+    """
+
+    waiting: deque[Batch] = field(default_factory=deque)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no portion is left."""
+        return not self.waiting
+
+    def begin(self, batches: Iterable[Batch]) -> None:
+        """Begin to reject these batches, in this order."""
+        self.waiting = deque(batches)
+
+    def stop(self) -> None:
+        """Stop rejecting the rest for now: a copy could not be written, or the topic exists after all."""
+        self.waiting.clear()
+
+    def take_portion(self, most_batches: int) -> tuple[Batch, ...]:
+        """Take the next batches to copy: at least one, at most `most_batches`."""
+        portion: list[Batch] = []
+        size = 0
+        while self.waiting and len(portion) < most_batches:
+            size += self.waiting[0].size_bytes
+            if portion and size > _PORTION_BYTES:
+                break
+            portion.append(self.waiting.popleft())
+        return tuple(portion)

@@ -6,15 +6,13 @@
 from __future__ import annotations
 
 from kafkasafe.codes.verdicts import MISSING_CODES, Scope
-from kafkasafe.journal.destination import Destination
 from kafkasafe.journal.destinations import Destinations
 from kafkasafe.journal.flow import Flow, FlowEvent
-from kafkasafe.journal.missing import Missing
 from kafkasafe.journal.notices import Denied, Relented
 from kafkasafe.journal.outbox import Outbox
 from kafkasafe.journal.packing import Packer
-from kafkasafe.journal.partition import Partition
-from kafkasafe.journal.refusal import CONFIRMED_S
+from kafkasafe.journal.partition import Destination, Partition
+from kafkasafe.journal.refusal import CONFIRMED_S, Missing
 from kafkasafe.journal.spool_index import SpoolIndex
 
 __all__ = ["Refusals"]

@@ -7,23 +7,18 @@ from collections.abc import Sequence
 from kafkasafe import marks as m
 from kafkasafe import units as u
 from kafkasafe.codes.verdicts import DESTINATION_CODES, MISSING_CODES, Scope, classify_produce
-from kafkasafe.journal.destination import Destination
+from kafkasafe.journal.batch import TOO_SLOW, Batch, BatchEvent, BatchState, Fate
 from kafkasafe.journal.destinations import Destinations
 from kafkasafe.journal.flow import Flow, FlowEvent
-from kafkasafe.journal.groups import Ended
 from kafkasafe.journal.ids import Identities
-from kafkasafe.journal.lifecycle import BatchEvent
-from kafkasafe.journal.messages import Aside, Divide
-from kafkasafe.journal.missing import Missing
 from kafkasafe.journal.notices import Refusal
-from kafkasafe.journal.outbox import Outbox
+from kafkasafe.journal.outbox import Aside, Divide, Ended, Outbox
 from kafkasafe.journal.packing import Packer
-from kafkasafe.journal.partition import Partition
+from kafkasafe.journal.partition import Destination, Partition, UnassignedTopic
+from kafkasafe.journal.refusal import Missing
 from kafkasafe.journal.refusals import Refusals
 from kafkasafe.journal.sealing import Sealer
 from kafkasafe.journal.spool_index import SpoolIndex
-from kafkasafe.journal.states import TOO_SLOW, Batch, BatchState, Fate
-from kafkasafe.journal.unassigned import UnassignedTopic
 
 __all__ = ["Rejecter"]
 
@@ -128,12 +123,12 @@ class Rejecter:
     def handle_refusal(self, partition: Partition, head: Batch) -> None:
         if not self._sealer.rests(head):
             return  # the journal calls this again once the batch is written
-        if head.code in DESTINATION_CODES:
-            self.reject_all(partition, head.code, head.message)
+        if head.fault.code in DESTINATION_CODES:
+            self.reject_all(partition, head.fault.code, head.fault.message)
             return
         self._refusals.clear_refusal(partition, accepted=False)
         if head.count > 1 and (
-            head.overdue or head.code == TOO_SLOW or classify_produce(head.code).splittable
+            head.fault.overdue or head.fault.code == TOO_SLOW or classify_produce(head.fault.code).splittable
         ):
             self._out.ready.divides.append(Divide(head, refused=True))
             return
@@ -180,7 +175,9 @@ class Rejecter:
         partition = self._all[batch.destination]
         partition.queue.remove(batch)
         if batch.position >= 0:
-            self._out.ready.persist.marks.append(m.Rejected(batch.position, batch.code, batch.message))
+            self._out.ready.persist.marks.append(
+                m.Rejected(batch.position, batch.fault.code, batch.fault.message)
+            )
         self._out.ready.persist.after.append(Ended(batch, Fate.REJECTED))
         self._packer.touch(partition)
 
@@ -195,5 +192,5 @@ def _ask_again(batches: Sequence[Batch]) -> None:
        copy.
     """
     for batch in batches:
-        if batch.state is BatchState.REFUSED and batch.code in DESTINATION_CODES:
+        if batch.state is BatchState.REFUSED and batch.fault.code in DESTINATION_CODES:
             batch.on(BatchEvent.PASSED_BY)

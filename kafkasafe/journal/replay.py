@@ -7,12 +7,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kafkasafe import marks as m
 from kafkasafe import units as u
-from kafkasafe.journal.states import Batch
+from kafkasafe.journal.batch import Batch
 
-__all__ = ["Replay"]
+__all__ = ["ReadPlace", "Replay"]
+
+
+class ReadPlace(NamedTuple):
+    """What the marks of a group say about one of its batches.
+
+    Attributes:
+        moved: The move that copied the batch to its present position; None if the batch is not a copy.
+        unit: Its unit.
+        parent: The divided batch that it is a part of.
+        origin: Position where its records were first written; -1: at its own position.
+        given: For which runs of its records the caller gave the partition.
+    """
+
+    moved: m.Move | None
+    unit: u.Unit | None
+    parent: Batch | None
+    origin: int
+    given: tuple[tuple[int, int, int], ...] | None
 
 
 @dataclass(slots=True)
@@ -79,34 +98,17 @@ class Replay:
 
     # -- the next batch ------------------------------------------------------------------------------------------------
 
-    @property
-    def moved(self) -> m.Move | None:
-        """The move that copied the next batch to its present position; None if the batch is not a copy."""
-        return self._moves[self.index] if self.index < len(self._moves) else None
-
-    @property
-    def unit(self) -> u.Unit | None:
-        """The unit of the next batch."""
-        return next((unit for unit, members in self._units if self.index in members), None)
-
-    @property
-    def parent(self) -> Batch | None:
-        """The divided batch that the next batch is a part of."""
-        return next((parent for parent, children in self._parents if self.index in children), None)
-
-    @property
-    def origin(self) -> int:
-        """Position where the records of the next batch were first written; -1: at its own position."""
-        return next((at for at, children in self._origins if self.index in children), -1)
-
-    @property
-    def given(self) -> tuple[tuple[int, int, int], ...] | None:
-        """For which runs of the next batch's records the caller gave the partition."""
-        return self._given.get(self.index)
-
-    def go_on(self) -> None:
-        """Advance to the next batch: this one was read, or is damaged."""
+    def take(self) -> ReadPlace:
+        """What the marks say about the next batch, and advance to the one after it."""
+        index = self.index
         self.index += 1
+        return ReadPlace(
+            self._moves[index] if index < len(self._moves) else None,
+            next((unit for unit, members in self._units if index in members), None),
+            next((parent for parent, children in self._parents if index in children), None),
+            next((at for at, children in self._origins if index in children), -1),
+            self._given.get(index),
+        )
 
     # -- the end of a group --------------------------------------------------------------------------------------------
 

@@ -6,14 +6,12 @@ from collections.abc import Iterable, Iterator
 from itertools import takewhile
 
 from kafkasafe import units as u
+from kafkasafe.journal.batch import Batch, BatchEvent, BatchState, batches_of
 from kafkasafe.journal.destinations import Destinations
-from kafkasafe.journal.groups import UnitGroup
-from kafkasafe.journal.lifecycle import BatchEvent
-from kafkasafe.journal.outbox import Outbox
+from kafkasafe.journal.outbox import Outbox, UnitGroup
 from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.partition import Partition
 from kafkasafe.journal.sequences import IdSource
-from kafkasafe.journal.states import Batch, BatchState, batches_of
 
 __all__ = ["Sealer"]
 

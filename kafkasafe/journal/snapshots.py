@@ -5,14 +5,13 @@ from __future__ import annotations
 from itertools import islice
 
 from kafkasafe import marks as m
-from kafkasafe.journal.destination import Destination
+from kafkasafe.journal.batch import Batch, id_fields
 from kafkasafe.journal.destinations import Destinations
 from kafkasafe.journal.healing import Revivals
 from kafkasafe.journal.home import Home
-from kafkasafe.journal.partition import WINDOW
+from kafkasafe.journal.partition import WINDOW, Destination
 from kafkasafe.journal.precedence import Precedence
 from kafkasafe.journal.sequences import IdSource
-from kafkasafe.journal.states import Batch, id_fields
 
 __all__ = ["Snapshots", "state_mark"]
 

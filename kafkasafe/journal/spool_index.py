@@ -10,8 +10,8 @@ from operator import itemgetter
 
 from kafkasafe import marks as m
 from kafkasafe.journal.acked import ANYWHERE
-from kafkasafe.journal.backlog import Ordered
-from kafkasafe.journal.states import Batch
+from kafkasafe.journal.batch import Batch
+from kafkasafe.journal.queue import Ordered
 
 __all__ = ["SpoolIndex"]
 

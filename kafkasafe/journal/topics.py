@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from kafkasafe import marks as m
 from kafkasafe import units as u
-from kafkasafe.journal.destination import Destination
 from kafkasafe.journal.destinations import Destinations
 from kafkasafe.journal.flow import FlowEvent
 from kafkasafe.journal.healing import Revivals
 from kafkasafe.journal.home import Home
-from kafkasafe.journal.missing import Missing
+from kafkasafe.journal.losses import Suspicions
 from kafkasafe.journal.outbox import Outbox
 from kafkasafe.journal.packing import Packer
-from kafkasafe.journal.partition import Partition
+from kafkasafe.journal.partition import Destination, Partition
+from kafkasafe.journal.refusal import Missing
 from kafkasafe.journal.refusals import Refusals
 from kafkasafe.journal.sequences import IdSource
 from kafkasafe.journal.snapshots import state_mark
-from kafkasafe.journal.suspicions import Suspicions
 
 __all__ = ["Topics"]
 

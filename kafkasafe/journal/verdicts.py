@@ -7,18 +7,16 @@ from collections.abc import Sequence
 from kafkasafe import marks as m
 from kafkasafe.history.identity import IdentityVerdict, Judgement
 from kafkasafe.history.loss import Cause
-from kafkasafe.journal.destination import Destination
+from kafkasafe.journal.batch import TOO_SLOW, Batch, BatchEvent, follows
 from kafkasafe.journal.destinations import Destinations
 from kafkasafe.journal.endings import Durability
 from kafkasafe.journal.flow import Flow, FlowEvent
-from kafkasafe.journal.lifecycle import BatchEvent
+from kafkasafe.journal.losses import Suspicions
 from kafkasafe.journal.notices import Hole, Undecidable
 from kafkasafe.journal.outbox import Outbox
 from kafkasafe.journal.packing import Packer
-from kafkasafe.journal.partition import Partition
+from kafkasafe.journal.partition import Destination, Partition
 from kafkasafe.journal.replay import Replay
-from kafkasafe.journal.states import TOO_SLOW, Batch, follows
-from kafkasafe.journal.suspicions import Suspicions
 
 __all__ = ["Verdicts"]
 
@@ -98,15 +96,20 @@ class Verdicts:
                 self._out.pause(partition, FlowEvent.LATE_REQUEST, judgement.evidence, at_least_s=pause_s)
                 return
             self._note_gap(partition, absent[0], judgement)
-        if absent and absent[0].condemned and absent[0].code == TOO_SLOW and now < partition.doubt.dead_at:
+        if (
+            absent
+            and absent[0].fault.condemned
+            and absent[0].fault.code == TOO_SLOW
+            and now < partition.doubt.dead_at
+        ):
             # The batch's parts will get new ids. So the journal searches for the batch again once no request with it
             # can be appended.
             pause_s = partition.doubt.dead_at - now
-            self._out.pause(partition, FlowEvent.LATE_REQUEST, absent[0].message, at_least_s=pause_s)
+            self._out.pause(partition, FlowEvent.LATE_REQUEST, absent[0].fault.message, at_least_s=pause_s)
             return
         for batch in absent:
             batch.may_arrive(possible=partition.doubt.is_early)
-            given_up = batch.condemned and not batch.unanswered
+            given_up = batch.fault.condemned and not batch.unanswered
             batch.on(BatchEvent.ABSENT_CONDEMNED if given_up else BatchEvent.ABSENT)
             batch.pardon()
         partition.doubt.unfence()
@@ -186,7 +189,7 @@ class Verdicts:
 
     def _stop_at(self, partition: Destination, batch: Batch, event: FlowEvent, evidence: str) -> None:
         batch.on(BatchEvent.UNKNOWABLE)
-        batch.blame(batch.code, evidence)
+        batch.blame(batch.fault.code, evidence)
         partition.progress.on(event)
         if batch.position >= 0:
             self._out.ready.persist.marks.append(m.Undecidable(batch.position, evidence))

@@ -11,17 +11,17 @@ from itertools import islice
 from kafkasafe import marks as m
 from kafkasafe import units as u
 from kafkasafe.journal import packing
+from kafkasafe.journal.batch import Batch, BatchState
 from kafkasafe.journal.destinations import Destinations
 from kafkasafe.journal.flow import Flow
 from kafkasafe.journal.healing import Revivals
-from kafkasafe.journal.messages import Packed
 from kafkasafe.journal.notices import Delivered, Denial
 from kafkasafe.journal.order import Address
+from kafkasafe.journal.outbox import Packed
 from kafkasafe.journal.precedence import Precedence
 from kafkasafe.journal.replay import Replay
 from kafkasafe.journal.sequences import IdSource
 from kafkasafe.journal.spool_index import SpoolIndex
-from kafkasafe.journal.states import Batch, BatchState
 
 __all__ = ["Views"]
 

@@ -1,30 +1,61 @@
-"""Decides how many batches of a partition may be in flight at once: several only if the leader surely has our state."""
+"""Decides what of a partition may be in flight at once: how many batches, and which batch may go behind others.
+
+`machine` walks through the queue and asks; it decides nothing of that itself.
+"""
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
 from kafkasafe.history.identity import BatchId
+from kafkasafe.journal.batch import Batch, BatchState
 
-__all__ = ["InFlight", "SendWindow"]
+__all__ = ["Admission", "InFlight", "SendWindow"]
+
+
+class Admission(enum.Enum):
+    """What the window says of the next batch."""
+
+    SENDS = "sends"
+    WAITS = "waits"
+    """It goes out once the batches before it have their answers."""
+    HOLDS = "holds"
+    """Nothing is in flight, but a late request may still arrive: until that is impossible, nothing goes out."""
+
+    __hash__ = object.__hash__
 
 
 @dataclass(slots=True)
 class InFlight:
-    """The batches of a partition in flight, as far as they limit the next one.
+    """What takes the room of a window: the batches at the front of a queue, counted from the first one on.
+
+    An acknowledged batch keeps its place until its commit mark is durable: if the process dies before that, its next
+    incarnation has to find the batch among the last five of the broker's producer state.
 
     Attributes:
-        any: There is one.
+        most: How many batches have room.
+        batches: How many take it.
+        any: A request is in flight.
         old: One of them is old: when the leader appends it, the leader may drop our producer state.
     """
 
+    most: int
+    batches: int = 0
     any: bool = False
     old: bool = False
 
-    def add(self, *, old: bool) -> None:
-        """Count a batch."""
-        self.any = True
-        self.old |= old
+    @property
+    def is_full(self) -> bool:
+        """Whether no other batch has room."""
+        return self.batches >= self.most
+
+    def add(self, batch: Batch, *, old: bool) -> None:
+        """Count a batch that was sent, whether or not it is acknowledged."""
+        self.batches += 1
+        if batch.state is BatchState.SENT:
+            self.any = True
+            self.old |= old
 
 
 @dataclass(slots=True)
@@ -47,9 +78,22 @@ class SendWindow:
     until: float = 0.0
     answered: bool = False
 
-    def takes(self, identity: BatchId, in_flight: InFlight, now: float) -> bool:
-        """Whether this batch may be sent now: alone, or behind others if the leader surely keeps our state."""
-        return not in_flight.any or (not in_flight.old and self.is_open(identity, now))
+    def admit(
+        self, identity: BatchId, in_flight: InFlight, now: float, *, old: bool, late: bool
+    ) -> Admission:
+        """Whether the next batch may be sent now: alone, or behind others if the leader surely keeps our state.
+
+        Args:
+            identity: Its id.
+            in_flight: The batches before it; there is room.
+            now: Seconds.
+            old: It is so old that the leader may drop our producer state after appending it. Then the leader would
+                append any request still in transit, even one whose answer we stopped waiting for.
+            late: There may be such a request.
+        """
+        if in_flight.any and (old or in_flight.old or not self.is_open(identity, now)):
+            return Admission.WAITS
+        return Admission.HOLDS if old and late else Admission.SENDS
 
     def is_open(self, identity: BatchId, now: float) -> bool:
         """Whether this batch may be sent while others are in flight."""

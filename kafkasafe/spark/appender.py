@@ -41,6 +41,7 @@ from kafkasafe.classification import classify
 from kafkasafe.cluster.api import Failure, HeadersFetched, ProduceReply, ProduceRequest
 from kafkasafe.cluster.client import Transport
 from kafkasafe.cluster.inquiry import pause_s
+from kafkasafe.codes.verdicts import FENCED_CODES, SPOILT_CODES
 from kafkasafe.errors import RejectedError, SparkError, WaitTimeoutError
 from kafkasafe.logs import EventLog
 from kafkasafe.record import batch
@@ -56,10 +57,6 @@ CLAIM_ROWS: Final = 64
 """Largest number of records in a first batch. Each record takes five more bytes there, and the batch is read back."""
 
 _CLAIM_RANGE_MS: Final = 1 << 34
-_FENCED: Final = frozenset({47, 90})
-# OUT_OF_ORDER_SEQUENCE_NUMBER, DUPLICATE_SEQUENCE_NUMBER, INVALID_TXN_STATE, INVALID_PRODUCER_ID_MAPPING,
-# UNKNOWN_PRODUCER_ID, TRANSACTION_ABORTABLE: this transaction must be aborted, but the next one can succeed.
-_SPOILT: Final = frozenset({45, 46, 48, 49, 59, 120})
 _TOO_LARGE: Final = 10
 _POLL_S: Final = 0.5
 
@@ -310,9 +307,9 @@ class Appender:
         code = getattr(error, "errno", None)
         where = f"{place.topic}-{place.partition}"
         verdict = classify(error, api)
-        if code in _FENCED:
+        if code in FENCED_CODES:
             self._fail(FencedError(f"{where}: {error}"))
-        elif code in _SPOILT:
+        elif code in SPOILT_CODES:
             self._fail(RestartError(f"{where}: {error}"))
         elif code == _TOO_LARGE and place.sending is not None and api == "produce":
             self._refused_size(place, place.sending)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from kafka.errors import KafkaError, for_code
 
+from kafkasafe.codes.verdicts import FENCED_CODES, SPOILT_CODES
 from kafkasafe.errors import ConfigError
 from kafkasafe.spark.appender import FencedError
 from kafkasafe.spark.option_values import error
 from kafkasafe.spark.sink_options import SinkOptions
 
 __all__ = ["coded", "is_fenced", "is_spoilt", "no_broker", "unknown_topic"]
-
-_FENCED: Final = frozenset({47, 90})
-_SPOILT: Final = frozenset({45, 46, 48, 49, 59, 120})
 
 
 def unknown_topic(topic: str) -> ConfigError:
@@ -35,12 +33,12 @@ def no_broker(options: SinkOptions, who: str, failed: BaseException) -> ConfigEr
 
 def is_fenced(failure: BaseException) -> bool:
     """Returns whether the coordinator or a leader refused the epoch, because a newer one exists."""
-    return isinstance(failure, FencedError) or getattr(failure, "errno", None) in _FENCED
+    return isinstance(failure, FencedError) or getattr(failure, "errno", None) in FENCED_CODES
 
 
 def is_spoilt(failure: BaseException) -> bool:
     """Returns whether the transaction cannot be committed any more, but a new one can."""
-    return getattr(failure, "errno", None) in _SPOILT
+    return getattr(failure, "errno", None) in SPOILT_CODES
 
 
 def coded(code: int, message: str) -> KafkaError:

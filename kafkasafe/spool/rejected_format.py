@@ -108,7 +108,7 @@ def is_full(used_bytes: int, limit_bytes: int) -> str:
 
 def most_bytes(batch: Batch) -> int:
     """Upper bound of the bytes that a batch adds to its file: the bytes of the batch, and of its marks."""
-    return batch.size_bytes + m.bytes_of_each(batch.message, batch.given)
+    return batch.size_bytes + m.bytes_of_each(batch.fault.message, batch.given)
 
 
 def encode(

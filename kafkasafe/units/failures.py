@@ -5,8 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from kafkasafe.codes.verdicts import DESTINATION_CODES, AnswerAction, Scope, classify_produce
-from kafkasafe.units.ids import FENCED, TransactionalIds
+from kafkasafe.codes.verdicts import (
+    DESTINATION_CODES,
+    FENCED_CODES,
+    NOT_A_MEMBER_CODES,
+    AnswerAction,
+    Scope,
+    classify_produce,
+)
+from kafkasafe.units.ids import TransactionalIds
 from kafkasafe.units.outbox import UnitOutbox
 from kafkasafe.units.requests import (
     AddPartitions,
@@ -26,9 +33,8 @@ __all__ = ["FailurePolicy", "RequestFailure"]
 _PATIENCE: Final = 8
 """After this many tries of a request, its transaction is aborted: an open transaction delays readers."""
 _TOO_LARGE: Final = frozenset({10, 18})
-_LOST: Final = frozenset({47, 48, 49, 90})
+_LOST: Final = FENCED_CODES | {48, 49}
 """The transaction is over, or never existed: it timed out, or a newer epoch took over."""
-_NOT_A_MEMBER: Final = frozenset({22, 25, 82})
 _NO_OFFSETS: Final = frozenset({12, 24, 28})
 """The offsets will never be accepted: the group has no name, or their metadata are too long."""
 _END_SOON: Final = frozenset({14, 15, 16, 51})
@@ -92,7 +98,7 @@ class FailurePolicy:
 
     def _not_fenced(self, request: InitProducerId, attempt: int, failure: RequestFailure) -> None:
         code, keep = failure.code, request.keep
-        if keep is None or code not in FENCED or request.tid.transaction is not None:
+        if keep is None or code not in FENCED_CODES or request.tid.transaction is not None:
             self._again(request, attempt, failure, slow=code is not None)
         elif not self._ids.fence_late(request):
             sure = request.timed_out or keep.protocol >= 2
@@ -100,7 +106,7 @@ class FailurePolicy:
 
     def _not_ended(self, request: EndTxn, attempt: int, failure: RequestFailure) -> None:
         code = failure.code
-        if code in FENCED and self._ids.may_be_anothers(request.tid):
+        if code in FENCED_CODES and self._ids.may_be_anothers(request.tid):
             self._transitions.ask_unfenced(request.transaction, request.tid, failure.reason)
             return
         if code in _LOST:
@@ -115,7 +121,7 @@ class FailurePolicy:
         transaction, code, reason = request.transaction, failure.code, failure.reason
         if request.index < 0:
             self._inside(request, attempt, failure, lasting=failure.lasting)
-        elif code is not None and code in _NOT_A_MEMBER:
+        elif code is not None and code in NOT_A_MEMBER_CODES:
             self._transitions.leave_group(transaction, transaction.offsets[request.index].group, code, reason)
         elif code is None and failure.sent and transaction.grant.protocol < 2:
             # The request may arrive late. The broker then adds it to the next transaction of the producer id, unless

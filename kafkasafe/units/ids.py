@@ -10,12 +10,10 @@ from kafkasafe.units.requests import InitProducerId
 from kafkasafe.units.terms import Grant
 from kafkasafe.units.unit import Transaction, TransactionalId, Unit
 
-__all__ = ["EPOCH_REFUSED", "FENCED", "LAST_EPOCH", "TransactionalIds"]
+__all__ = ["EPOCH_REFUSED", "LAST_EPOCH", "TransactionalIds"]
 
-FENCED: Final = frozenset({47, 90})
-"""Error codes that refuse the epoch: the coordinator granted a newer one, or raised it after a timeout."""
 EPOCH_REFUSED: Final = 90
-"""The error code of these two that a refused unit reports."""
+"""The one of `FENCED_CODES` that a refused unit reports."""
 LAST_EPOCH: Final = 0x7FFF - 1
 """After this epoch, the coordinator grants a new producer id, never the next epoch."""
 

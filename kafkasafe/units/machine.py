@@ -7,8 +7,9 @@ from types import MappingProxyType
 from typing import Final
 
 from kafkasafe import marks as m
+from kafkasafe.codes.verdicts import FENCED_CODES
 from kafkasafe.units.failures import FailurePolicy, RequestFailure
-from kafkasafe.units.ids import FENCED, TransactionalIds
+from kafkasafe.units.ids import TransactionalIds
 from kafkasafe.units.order import Lines
 from kafkasafe.units.outbox import UnitOutbox
 from kafkasafe.units.readings import ReadingOrder
@@ -237,10 +238,10 @@ class Units:
         After a timeout, EndTxn is sent twice. A successor's first InitProducerId gets error 51, and leaves the same
         epoch as a timeout. The successor repeats it within a second, after which that epoch is refused.
         """
-        if not _valid(action) or (code in FENCED and not action.tid.unsure):
+        if not _valid(action) or (code in FENCED_CODES and not action.tid.unsure):
             return False
         tid = action.tid
-        if action.timed_out and code not in FENCED and not tid.alone:
+        if action.timed_out and code not in FENCED_CODES and not tid.alone:
             tid.note_alone()
             self._out.ask(RetryLater(action, 1, None, "another producer may be taking it over", slow=True))
             return None

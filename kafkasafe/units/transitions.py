@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from kafkasafe import marks as m
-from kafkasafe.codes.verdicts import DESTINATION_CODES
-from kafkasafe.units.ids import EPOCH_REFUSED, FENCED, TransactionalIds
+from kafkasafe.codes.verdicts import DESTINATION_CODES, FENCED_CODES
+from kafkasafe.units.ids import EPOCH_REFUSED, TransactionalIds
 from kafkasafe.units.order import Lines
 from kafkasafe.units.outbox import UnitOutbox
 from kafkasafe.units.readings import Break, ReadingOrder
@@ -81,7 +81,7 @@ class Transitions:
 
     def abort_and_requeue(self, transaction: Transaction, code: int | None, reason: str) -> None:
         """Abort a transaction, and put its units back into their lines, with all units that follow them."""
-        self.abort(transaction, refused=code in FENCED)
+        self.abort(transaction, refused=code in FENCED_CODES)
         self.requeue(transaction)
         self.requeue_followers(transaction)
         for each in transaction.units:

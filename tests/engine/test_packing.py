@@ -9,7 +9,7 @@ import pytest
 from test_storms import Storm
 from virtual import Life, World, offset_of
 
-from kafkasafe.journal.backlog import Ordered
+from kafkasafe.journal.queue import Ordered
 
 
 @pytest.fixture

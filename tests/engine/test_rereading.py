@@ -45,7 +45,7 @@ def shown(batch):
     }
     values |= {
         name: getattr(batch, name)
-        for name in ("origin", "given", "code", "former_life", "heirs", "tries", "unanswered", "revived")
+        for name in ("origin", "given", "fault", "former_life", "heirs", "tries", "unanswered", "revived")
     }
     return values | {"unit": batch.unit and batch.unit.unit_id, "parent": told_of(batch.parent)}
 

@@ -16,8 +16,8 @@ from kafkasafe.delivery.engine.transactor import Transactor
 from kafkasafe.delivery.readings import Readings
 from kafkasafe.journal import snapshots
 from kafkasafe.journal.members import UnitBatches
+from kafkasafe.journal.precedence import Turns
 from kafkasafe.journal.recovery import Recovery
-from kafkasafe.journal.turns import Turns
 from kafkasafe.units import content, machine, together
 from kafkasafe.units.failures import FailurePolicy
 from kafkasafe.units.order import Lines

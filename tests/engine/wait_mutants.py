@@ -19,8 +19,8 @@ from kafkasafe.journal import gathering as joining
 from kafkasafe.journal.answers import Answers
 from kafkasafe.journal.gathering import Gatherer
 from kafkasafe.journal.machine import Machine
+from kafkasafe.journal.packing import RereadBacklogs
 from kafkasafe.journal.recovery import Recovery
-from kafkasafe.journal.reread_backlogs import RereadBacklogs
 
 __all__ = ["MUTANTS"]
 
@@ -101,7 +101,7 @@ MUTANTS: dict[str, Mutant] = {
     "gathers what is put back": _offers(" or batch.revived", "was lost, and is sent again"),
     "gathers what was sent": _offers("batch.tries or ", "was sent"),
     "gathers what may still arrive": _offers("batch.unanswered or ", "may still arrive"),
-    "gathers what was refused": _offers(" or batch.code", "was refused"),
+    "gathers what was refused": _offers(" or batch.fault.code", "was refused"),
     "gathers what has parts": _offers("batch.heirs or ", "has parts that are not finished"),
     "gathers what had no partition": _offers(" or batch.origin >= 0", "had no partition"),
     "gathers parts and copies": _offers(

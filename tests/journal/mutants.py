@@ -6,25 +6,22 @@ from mutation import Change, both, nothing, source
 
 from kafkasafe.history import loss
 from kafkasafe.journal import losses, snapshots
-from kafkasafe.journal.acked import AckedLog
+from kafkasafe.journal.acked import AckedLog, LossCase
 from kafkasafe.journal.answers import Answers
-from kafkasafe.journal.broker_clock import BrokerClock
+from kafkasafe.journal.clock import BrokerClock
 from kafkasafe.journal.dividing import Divider
 from kafkasafe.journal.endings import Durability
 from kafkasafe.journal.ids import Identities
-from kafkasafe.journal.loss_case import LossCase
-from kafkasafe.journal.losses import Losses
-from kafkasafe.journal.machine import Machine
+from kafkasafe.journal.losses import Losses, Suspicions
+from kafkasafe.journal.machine import Machine, Rounds
 from kafkasafe.journal.parts import IncarnationParts, JournalParts, QueueParts
 from kafkasafe.journal.recovery import Recovery
 from kafkasafe.journal.refusal import RefusalTimer
 from kafkasafe.journal.refusals import Refusals
 from kafkasafe.journal.rejecting import Rejecter
-from kafkasafe.journal.rounds import Rounds
 from kafkasafe.journal.sealing import Sealer
 from kafkasafe.journal.sequences import IdSequence
 from kafkasafe.journal.spool_index import SpoolIndex
-from kafkasafe.journal.suspicions import Suspicions
 from kafkasafe.journal.topics import Topics
 from kafkasafe.journal.verdicts import Verdicts
 from kafkasafe.journal.window import SendWindow
@@ -90,7 +87,7 @@ MUTANTS: dict[str, Change] = {
     # New ids begin at sequence 0 of the same epoch.
     "KeepsEpoch": source(IdSequence, "renew", "self.epoch += 1", "pass"),
     # The window is filled before the leader is known to know us.
-    "FirstNotAlone": source(SendWindow, "takes", " and self.is_open(identity, now)", ""),
+    "FirstNotAlone": source(SendWindow, "admit", " or not self.is_open(identity, now)", ""),
     # Old timestamps are taken for new ones.
     "IgnoresAge": both(
         nothing(BrokerClock, "is_old", result=False),

@@ -8,8 +8,8 @@ from collections import deque
 
 import pytest
 
-from kafkasafe.journal import backlog as backlogs
-from kafkasafe.journal.backlog import Backlog, BacklogRow, Ordered
+from kafkasafe.journal import queue as backlogs
+from kafkasafe.journal.queue import Backlog, BacklogRow, Ordered
 from kafkasafe.spool.placing import Places, Stored
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from kafkasafe import journal as j
 from kafkasafe import units as u
-from kafkasafe.journal.progress import Progress
+from kafkasafe.journal.flow import Progress
 
 PAIRS = list(itertools.product(j.Flow, j.FlowEvent))
 
@@ -135,6 +135,6 @@ def test_damage_in_a_unit_ends_the_whole_unit_whatever_its_partition_does(
     assert (unit.phase, unit.code, unit.reason) == (u.Phase.REFUSED, j.DAMAGED, "damaged")
     [refuse] = journal.ready(0.0, 0).units
     assert isinstance(refuse, u.Refuse)
-    assert [batch.code for batch in batches] == [j.DAMAGED] * 2
+    assert [batch.fault.code for batch in batches] == [j.DAMAGED] * 2
     journal.damaged(batches[0], "damaged")  # found once more, before the unit's end is durable
     assert unit.phase is u.Phase.REFUSED

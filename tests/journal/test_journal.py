@@ -977,7 +977,7 @@ def test_a_rejected_batch_leaves_no_gap() -> None:
     assert shell.ids() == [(7, 1, 0), (7, 1, 2)]
     assert shell.notices == [j.Refusal(batches[1])]
     assert (batches[1].handle, j.Fate.REJECTED) in shell.fates()
-    assert m.Rejected(batches[1].position, 87, batches[1].message) in shell.marks
+    assert m.Rejected(batches[1].position, 87, batches[1].fault.message) in shell.marks
     shell.ack(batches[2], 1)
     assert shell.turn() == [batches[3]]
 
@@ -1948,7 +1948,7 @@ def test_on_error_what_is_refused_in_memory_goes_to_disk_first() -> None:
     shell.refuse(batches[2], 29)
     shell.turn()
     assert all(b.position >= 0 for aside in shell.asides for b in aside.batches)
-    assert [m.Rejected(b.position, 29, b.message) for b in batches[1:]] == [
+    assert [m.Rejected(b.position, 29, b.fault.message) for b in batches[1:]] == [
         mark for mark in shell.marks if isinstance(mark, m.Rejected)
     ]
     assert [fate for _, fate in shell.fates()] == [j.Fate.COMMITTED, j.Fate.REJECTED, j.Fate.REJECTED]

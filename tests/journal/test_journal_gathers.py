@@ -13,6 +13,7 @@ from test_journal import NOW_MS, Shell
 from kafkasafe import journal as j
 from kafkasafe import marks as m
 from kafkasafe.history.identity import BatchId
+from kafkasafe.journal.batch import Fault
 
 ROOM = 64 * 1024
 
@@ -53,7 +54,7 @@ ANY_OTHER_BATCH = {
     "was lost, and is sent again": {"revived": True},
     "was sent": {"tries": 1},
     "may still arrive": {"unanswered": True},
-    "was refused": {"code": 7},
+    "was refused": {"fault": Fault(7)},
     "has parts that are not finished": {"heirs": 1},
     "had no partition": {"origin": 3},
     "is a part, or was copied": {"rank": (1, 2)},

@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
+import pytest
+
+from kafkasafe import journal as j
 from kafkasafe.history.identity import BatchId
-from kafkasafe.journal.window import InFlight, SendWindow
+from kafkasafe.journal.window import Admission, InFlight, SendWindow
 
 FIRST = BatchId(7, 0, 0, 2)
 SECOND = BatchId(7, 0, 2, 2)
 
 
-def test_the_first_batch_under_an_id_goes_alone():
+def batch(state: j.BatchState) -> j.Batch:
+    return j.Batch(1, 1, 2, 100, 0, identity=FIRST, state=state)
+
+
+def test_the_first_batch_under_an_id_goes_alone() -> None:
     assert not SendWindow().is_open(FIRST, 0.0)
 
 
-def test_an_acknowledgement_opens_the_window_for_a_time():
+def test_an_acknowledgement_opens_the_window_for_a_time() -> None:
     window = SendWindow()
     window.open(FIRST, until=10.0)
     assert window.is_open(SECOND, 9.9)
     assert not window.is_open(SECOND, 10.0)
 
 
-def test_another_id_or_epoch_goes_alone_again():
+def test_another_id_or_epoch_goes_alone_again() -> None:
     window = SendWindow()
     window.open(FIRST, until=10.0)
     assert not window.is_open(BatchId(8, 0, 2, 2), 1.0)
     assert not window.is_open(BatchId(7, 1, 0, 2), 1.0)
 
 
-def test_after_a_failure_the_next_batch_goes_alone():
+def test_after_a_failure_the_next_batch_goes_alone() -> None:
     window = SendWindow()
     window.open(FIRST, until=10.0)
     window.note_answer()
@@ -36,26 +43,74 @@ def test_after_a_failure_the_next_batch_goes_alone():
     assert not window.answered
 
 
-def test_another_cluster_has_no_state_of_our_producer():
+def test_another_cluster_has_no_state_of_our_producer() -> None:
     window = SendWindow()
     window.open(FIRST, until=10.0)
     window.forget()
     assert not window.is_open(FIRST, 1.0)
 
 
-def test_a_batch_goes_alone_or_behind_others_in_an_open_window():
-    window, flight = SendWindow(), InFlight()
-    assert window.takes(FIRST, flight, 1.0)
-    flight.add(old=False)
-    assert not window.takes(SECOND, flight, 1.0)
-    window.open(FIRST, until=10.0)
-    assert window.takes(SECOND, flight, 1.0)
+# -- what is in flight
 
 
-def test_nothing_goes_behind_an_old_batch():
-    """When the leader appends it, the leader may drop our producer state."""
-    window, flight = SendWindow(), InFlight()
+@pytest.mark.parametrize("state", [j.BatchState.SENT, j.BatchState.ACKED])
+def test_a_batch_has_room_until_as_many_lack_a_commit_mark(state: j.BatchState) -> None:
+    """An acknowledgement alone makes no room: the mark that names the batch is not durable yet."""
+    flight = InFlight(2)
+    for is_full in (False, True):
+        assert not flight.is_full
+        flight.add(batch(state), old=False)
+        assert flight.is_full is is_full
+
+
+def test_an_acknowledged_batch_is_not_in_flight() -> None:
+    flight = InFlight(5)
+    flight.add(batch(j.BatchState.ACKED), old=True)
+    assert (flight.any, flight.old) == (False, False)
+    flight.add(batch(j.BatchState.SENT), old=False)
+    assert (flight.any, flight.old) == (True, False)
+
+
+def test_one_old_batch_is_enough() -> None:
+    flight = InFlight(5)
+    for old in (False, True, False):
+        flight.add(batch(j.BatchState.SENT), old=old)
+    assert flight.old
+
+
+# -- the next batch
+
+SENDS, WAITS, HOLDS = Admission.SENDS, Admission.WAITS, Admission.HOLDS
+ROWS = [
+    # What is in flight, whether the window is open, whether the batch is old, whether a request may arrive late.
+    ("nothing", False, False, False, SENDS),
+    ("nothing", False, False, True, SENDS),  # at worst, the leader has the batch already, and says so
+    ("nothing", True, True, False, SENDS),
+    ("nothing", True, True, True, HOLDS),
+    ("a batch", False, False, False, WAITS),
+    ("a batch", True, False, False, SENDS),
+    ("a batch", True, False, True, SENDS),
+    ("a batch", True, True, False, WAITS),
+    ("a batch", True, True, True, WAITS),
+    ("an old batch", True, False, False, WAITS),
+    ("an old batch", True, True, True, WAITS),
+]
+
+
+@pytest.mark.parametrize(("before", "is_open", "old", "late", "admission"), ROWS)
+def test_a_batch_goes_alone_or_behind_others_in_an_open_window(
+    before: str, is_open: bool, old: bool, late: bool, admission: Admission
+) -> None:
+    window, flight = SendWindow(), InFlight(5)
+    if before != "nothing":
+        flight.add(batch(j.BatchState.SENT), old=before == "an old batch")
+    if is_open:
+        window.open(FIRST, until=10.0)
+    assert window.admit(SECOND, flight, 1.0, old=old, late=late) is admission
+
+
+def test_an_open_window_is_of_no_use_to_a_batch_with_another_id() -> None:
+    window, flight = SendWindow(), InFlight(5)
     window.open(FIRST, until=10.0)
-    flight.add(old=True)
-    flight.add(old=False)
-    assert not window.takes(SECOND, flight, 1.0)
+    flight.add(batch(j.BatchState.SENT), old=False)
+    assert window.admit(BatchId(7, 1, 0, 2), flight, 1.0, old=False, late=False) is WAITS

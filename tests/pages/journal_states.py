@@ -1,4 +1,4 @@
-"""The states of a batch in docs/design.md, from the table of `kafkasafe.journal.lifecycle`."""
+"""The states of a batch in docs/design.md, from the table of `kafkasafe.journal.batch`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from kafkasafe.journal.lifecycle import STATE
+from kafkasafe.journal.batch import STATE
 from tests.pages import DOCS, filled, table
 
 PATH: Final = DOCS / "design.md"

@@ -382,7 +382,7 @@ class History:
             number = batch.destination
             if not divide.refused:
                 number = self.journal.destination(topic, (at + batch.handle) % PARTITIONS)
-            doomed = divide.refused and batch.code == 87 and at == 0
+            doomed = divide.refused and batch.fault.code == 87 and at == 0
             children.append((number, count, 40 * count, batch.max_timestamp, doomed))
         self.alive += self.journal.replaced(batch, children)
 

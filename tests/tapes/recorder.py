@@ -15,7 +15,7 @@ from typing import Any
 from kafkasafe import journal as j
 from kafkasafe import units as u
 from kafkasafe.history import loss
-from kafkasafe.journal import groups
+from kafkasafe.journal import outbox
 from kafkasafe.journal.recovery import Recovery
 
 from .words import KNOWN, word
@@ -28,8 +28,8 @@ _UNIT_VIEWS = frozenset({"bare", "earlier", "get", "granted", "held_up", "is_own
 _NAMED = (
     u.InitProducerId, u.AddPartitions, u.Produce, u.CommitOffsets, u.EndTxn, u.DescribeTxn, u.FindOutcome, u.Refuse,
     u.UnitPause, u.RetryLater,
-    groups.Ended, groups.Begun, groups.Identified, groups.SilenceBroken, groups.UnitStaged, groups.UnitEnded,
-    groups.UnitGroup,
+    outbox.Ended, outbox.Begun, outbox.Identified, outbox.SilenceBroken, outbox.UnitStaged, outbox.UnitEnded,
+    outbox.UnitGroup,
     j.Aside,
 )  # fmt: skip
 """What the journal gives out and gets back: named in the order in which it is first seen."""
@@ -97,7 +97,7 @@ class Tape:
         named = "-" if of is None else f"{of.producer_id}/{of.producer_epoch}/{of.base_sequence}"
         return (
             f"{name}<{batch.destination} {batch.count}x at {batch.position} id {named} {batch.state.value}"
-            f" tries {tries} offset {batch.base_offset} code {batch.code}>"
+            f" tries {tries} offset {batch.base_offset} code {batch.fault.code}>"
         )
 
     def _show_unit(self, unit: u.Unit) -> str:

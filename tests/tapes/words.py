@@ -8,7 +8,7 @@ from kafkasafe import journal as j
 from kafkasafe import marks as m
 from kafkasafe import units as u
 from kafkasafe.history import identity, loss
-from kafkasafe.journal import groups
+from kafkasafe.journal import outbox
 
 __all__ = ["KNOWN", "WORDS", "word"]
 
@@ -60,13 +60,13 @@ WORDS: Final[dict[type[Any], str]] = {
     j.SurveyAsk: "SurveyAsk",
     j.Unpacked: "Unpacked",
     j.Wait: "Wait",
-    groups.Begun: "Begun",
-    groups.Ended: "Ended",
-    groups.Identified: "Identified",
-    groups.SilenceBroken: "SilenceBroken",
-    groups.UnitEnded: "UnitEnded",
-    groups.UnitGroup: "UnitGroup",
-    groups.UnitStaged: "UnitStaged",
+    outbox.Begun: "Begun",
+    outbox.Ended: "Ended",
+    outbox.Identified: "Identified",
+    outbox.SilenceBroken: "SilenceBroken",
+    outbox.UnitEnded: "UnitEnded",
+    outbox.UnitGroup: "UnitGroup",
+    outbox.UnitStaged: "UnitStaged",
     # Marks.
     m.After: "After",
     m.Begun: "Begun",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kafkasafe import journal as j
 from kafkasafe import marks as m
 from kafkasafe import units as u
-from kafkasafe.journal.backlog import Backlog
+from kafkasafe.journal.queue import Backlog
 
 LANE = b"0123456789abcdef"
 ID = st.binary(min_size=16, max_size=16)

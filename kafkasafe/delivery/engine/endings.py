@@ -65,7 +65,7 @@ class Endings:
             match resolution.fate:
                 case j.Fate.COMMITTED:
                     self._deliver(lane, batch, parcel)
-                case j.Fate.REJECTED if batch.code == j.DAMAGED:
+                case j.Fate.REJECTED if batch.fault.code == j.DAMAGED:
                     self._context.stats.records[parcel.topic, "damaged"] += batch.count
                     parcel.fail(_damage_error(batch, lane.rejections.finish(batch.handle)))
                 case j.Fate.REJECTED:
@@ -115,7 +115,9 @@ class Endings:
             else "The record was part of an atomic batch that was rejected as a whole"
         )
         return RejectedError(
-            f"{what}: {batch.message}. {kept_where} {again}", code=batch.code, reason=batch.message
+            f"{what}: {batch.fault.message}. {kept_where} {again}",
+            code=batch.fault.code,
+            reason=batch.fault.message,
         )
 
     def expire(self) -> None:
@@ -295,30 +297,30 @@ class Endings:
 
     def _rejected(self, lane: Lane, batch: j.Batch) -> None:
         """Report a rejected batch, after it is durable in `rejected/`."""
-        if batch.code == j.DAMAGED:
+        if batch.fault.code == j.DAMAGED:
             return
         topic, partition = lane.journal.views.address(batch.destination)
         path = lane.rejections.path(batch.handle)
         self._log.limited(
             logging.ERROR,
             "records_rejected",
-            f"{topic}-{partition} {batch.code}",
+            f"{topic}-{partition} {batch.fault.code}",
             "%s-%d: %s rejected: %s; %s",
             topic,
             partition,
             counted(batch.count, "record"),
-            batch.message,
+            batch.fault.message,
             "no copy is kept (spool='never')" if path is None else f"kept in {path}",
             lane=lane.name,
             topic=topic,
             partition=partition,
             records=batch.count,
-            code=batch.code,
+            code=batch.fault.code,
             path=str(path or ""),
         )
         kept = str(path or "")
         self._context.emit(
-            events.RecordsRejected(topic, partition, batch.count, batch.code, batch.message, kept)
+            events.RecordsRejected(topic, partition, batch.count, batch.fault.code, batch.fault.message, kept)
         )
         if batch.revived:
             self._losses.comes_not_back(lane, batch)
@@ -377,9 +379,9 @@ class Endings:
 
 def _damage_error(batch: j.Batch, kept: Path | None) -> SpoolCorruptError:
     return SpoolCorruptError(
-        f"The record was damaged on disk before it was delivered: {batch.message}. The remains of its batch are in"
-        f" {kept}",
-        damage=(batch.message,),
+        f"The record was damaged on disk before it was delivered: {batch.fault.message}. The remains of its batch are"
+        f" in {kept}",
+        damage=(batch.fault.message,),
     )
 
 

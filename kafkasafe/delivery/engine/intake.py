@@ -273,8 +273,8 @@ class Intake:
             )
         else:
             why = (
-                f"a batch for {topic}-{partition} has to be divided ({waiting[0].batch.message}), and the volume has no"
-                f" room for its parts. Free {missing:,} bytes and it goes on"
+                f"a batch for {topic}-{partition} has to be divided ({waiting[0].batch.fault.message}), and the volume"
+                f" has no room for its parts. Free {missing:,} bytes and it goes on"
             )
         self._disk.has_no_room(lane, why, attempt)
 
@@ -284,10 +284,10 @@ class Intake:
         columns = codec.decode(self._disk.bytes_of(lane, parent, divide.batch))
         if divide.refused:
             topic, partition = lane.journal.views.address(divide.batch.destination)
-            bad = {index for index, _ in divide.batch.bad_records if 0 <= index < parent.count}
+            bad = {index for index, _ in divide.batch.fault.bad_records if 0 <= index < parent.count}
             children = [
                 (self._reencode(parent, columns, indexes, partition), indexes)
-                for indexes in pieces(parent.count, bad, halves=divide.batch.code != j.TOO_SLOW)
+                for indexes in pieces(parent.count, bad, halves=divide.batch.fault.code != j.TOO_SLOW)
             ]
         else:
             known = lane.journal.views.topic(parent.topic)
@@ -308,12 +308,12 @@ class Intake:
                 topic,
                 partition,
                 parent.count,
-                divide.batch.message,
+                divide.batch.fault.message,
                 lane=lane.name,
                 topic=topic,
                 partition=partition,
                 records=parent.count,
-                code=divide.batch.code,
+                code=divide.batch.fault.code,
             )
         described = [
             (

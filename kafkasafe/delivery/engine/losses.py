@@ -161,7 +161,7 @@ class LossWatch:
         last_offset = batch.place + batch.count - 1
         message = (
             f"{topic}-{partition}: {counted(batch.count, 'acknowledged record')} that the cluster had lost, offsets"
-            f" {batch.place} to {last_offset}, rejected when sent again: {batch.message};"
+            f" {batch.place} to {last_offset}, rejected when sent again: {batch.fault.message};"
             f" {'kept nowhere' if path is None else f'kept in {path}'}"
         )
         self._raise_later(topic, partition, message, batch.place, last_offset, batch.count)

@@ -56,7 +56,9 @@ class Rejects:
                         damaged = self.damaged(lane, batch, error)
                         reason = "" if damaged else f"they are damaged on disk: {error}"
                         break
-                    portion.append(Refused(batch.position, data, batch.code, batch.message, batch.given))
+                    portion.append(
+                        Refused(batch.position, data, batch.fault.code, batch.fault.message, batch.given)
+                    )
                     handles.append(batch.handle)
                 if damaged or reason:
                     kept += damaged
@@ -88,13 +90,13 @@ class Rejects:
                 topic,
                 partition,
                 "1 record" if records == 1 else f"{records} records",
-                waiting[0].message,
+                waiting[0].fault.message,
                 reason,
                 lane=lane.name,
                 topic=topic,
                 partition=partition,
                 records=records,
-                code=waiting[0].code,
+                code=waiting[0].fault.code,
             )
         self._set_aside(lane, aside, kept, reason)
 

@@ -12,7 +12,7 @@ import kafka.errors as kafka_errors
 from kafkasafe import events
 from kafkasafe import journal as j
 from kafkasafe.cluster import api as t
-from kafkasafe.codes.verdicts import classify_code
+from kafkasafe.codes.verdicts import TOPIC_CODES, classify_code
 from kafkasafe.delivery.clocks import Clocks
 from kafkasafe.delivery.engine.clock_question import ClockQuestion
 from kafkasafe.delivery.engine.context import EngineContext, text
@@ -216,7 +216,7 @@ class Sender:
                 self.in_trouble(*address)
             self._context.stats.produce_failures.add()
             self._count_error(address, type(reply.error).__name__)
-            code = reply.code if not reply.sent and reply.code in {3, 17, 29} else 0
+            code = reply.code if not reply.sent and reply.code in TOPIC_CODES else 0
             lane.journal.lost(
                 batch,
                 sent=reply.sent,

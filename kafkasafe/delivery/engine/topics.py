@@ -8,6 +8,7 @@ from typing import Final
 import kafka.errors as kafka_errors
 
 from kafkasafe.cluster import api as t
+from kafkasafe.codes.verdicts import TOPIC_CODES
 from kafkasafe.delivery.engine.binding import Binding
 from kafkasafe.delivery.engine.context import EngineContext
 from kafkasafe.delivery.engine.deleted_topics import DeletedTopics
@@ -147,7 +148,7 @@ class TopicKeeper:
         now = self._context.now()
         size = 0
         for lane in self._context.lanes:
-            if info.error_code in {3, 17, 29} and lane.journal.views.waiting(name):
+            if info.error_code in TOPIC_CODES and lane.journal.views.waiting(name):
                 reason = kafka_errors.for_code(info.error_code).__name__
                 if fresh:
                     lane.journal.deny_unchosen(

@@ -14,7 +14,7 @@ from kafkasafe import journal as j
 from kafkasafe import units as u
 from kafkasafe.cluster import api as t
 from kafkasafe.cluster import transactions as x
-from kafkasafe.codes.verdicts import DESTINATION_CODES, Scope, classify_code, classify_produce
+from kafkasafe.codes.verdicts import DESTINATION_CODES, FENCED_CODES, Scope, classify_code, classify_produce
 from kafkasafe.delivery.engine.context import EngineContext, text
 from kafkasafe.delivery.engine.disk import DiskWriter
 from kafkasafe.delivery.engine.lane import Lane
@@ -33,7 +33,7 @@ _EVIDENCE_BYTES: Final = 64 * 1024
 _SOON_S: Final = 0.01
 """Pause while the coordinator or a leader still completes the previous transaction, which takes milliseconds."""
 _SOON: Final = frozenset({19, 51, 88})
-_OVER: Final = frozenset({0, 47, 48, 49, 90})
+_OVER: Final = FENCED_CODES | {0, 48, 49}
 _NOT_THERE: Final = frozenset({1, 3, 100})
 """Error codes: a batch's place in the log does not exist any more."""
 _NOT_REFUSED: Final = frozenset({0, 55})

@@ -62,7 +62,9 @@ class UnitEndings:
                         if self._rejects.damaged(lane, batch, error):
                             continue  # its bytes are in quarantine/
                         raise
-                    portion.append(Refused(batch.position, data, batch.code, batch.message, batch.given))
+                    portion.append(
+                        Refused(batch.position, data, batch.fault.code, batch.fault.message, batch.given)
+                    )
                     handles.append(batch.handle)
                 if not portion:
                     continue

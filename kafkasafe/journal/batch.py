@@ -1,0 +1,529 @@
+"""A batch, from `seal` to its fate: its states and events, the table of transitions `STATE`, and its data.
+
+It decides nothing. An event that `STATE` does not have in a state is a bug, and raises.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, replace
+from typing import Final
+
+from kafkasafe import units as u
+from kafkasafe.history.identity import BatchId, sequence_distance
+from kafkasafe.journal.order import NEVER
+
+__all__ = [
+    "DAMAGED",
+    "NO_FAULT",
+    "STATE",
+    "TOO_SLOW",
+    "Batch",
+    "BatchEvent",
+    "BatchState",
+    "Fate",
+    "Fault",
+    "IllegalMoveError",
+    "batches_of",
+    "follows",
+    "id_fields",
+]
+
+
+class IllegalMoveError(RuntimeError):
+    """A bug in kafkasafe: an event that is not possible in the state of a batch, or in the flow of a partition."""
+
+
+class BatchState(enum.Enum):
+    """The state of a batch between `send()` and its end."""
+
+    SEALED = "sealed"
+    JOINED = "joined"
+    """The batch is part of a unit (an atomic batch), and `units` delivers it."""
+    PREPARED = "prepared"
+    """The batch has an id and may be sent. Batch and id are durable, unless `durable_first` is off."""
+    SENT = "sent"
+    IN_DOUBT = "in_doubt"
+    ACKED = "acked"
+    COMMITTED = "committed"
+    """The mark that the batch is acknowledged is durable."""
+    REFUSED = "refused"
+    """The broker refused the batch. It waits until all batches that were in flight with it have their answers."""
+    REJECTED = "rejected"
+    REPLACED = "replaced"
+    UNDECIDABLE = "undecidable"
+    """The user decides."""
+
+    __hash__ = object.__hash__  # Enum's own method is Python code, which would run at each event
+
+
+class BatchEvent(enum.Enum):
+    """The events of a batch."""
+
+    DURABLE = "durable"
+    """The batch is on disk, with an id."""
+    ID_DURABLE = "id durable"
+    """The batch was on disk, and the mark that gives it an id is durable."""
+    ID_IN_MEMORY = "id in memory"
+    """The batch got an id, and need not be on disk before it is sent."""
+    ID_TAKEN_BACK = "id taken back"
+    """The batch was not appended under its id, and gets another one."""
+    SENDS = "sends"
+    """A request with the batch begins. For a batch in doubt, the request only probes whether replicas have it."""
+    ACKNOWLEDGED = "acknowledged"
+    NOT_APPENDED = "not appended"
+    """The answer proves that the batch was not appended, for a temporary reason."""
+    UNCERTAIN = "uncertain"
+    """No answer came, or the answer does not show whether the batch was appended."""
+    REFUSED = "refused"
+    """The batch was not appended, for a permanent reason."""
+    PASSED_BY = "passed by"
+    """A refused batch is sent again in its turn: the refusal was about another id, or about a gap before the batch."""
+    MAY_BE_THERE = "may be there"
+    """A broker may have appended a request with the batch, from this or an earlier incarnation."""
+    FOUND = "found"
+    """It is in the log."""
+    ABSENT = "absent"
+    """It is not in the log."""
+    ABSENT_CONDEMNED = "absent and condemned"
+    """The batch is not in the log. The journal searched for the batch only to reject it if the log does not have it."""
+    UNKNOWABLE = "unknowable"
+    """Whether the batch is in the log cannot be determined."""
+    RESENT = "resent"
+    """The user wants an undecidable batch sent."""
+    RESENT_UNCHOSEN = "resent without a partition"
+    """The user wants an undecidable batch sent whose partition was not chosen yet."""
+    SKIPPED = "skipped"
+    """The user takes an undecidable batch as delivered."""
+    COMMITTED = "committed"
+    """The mark that the batch is acknowledged is durable, or not needed."""
+    LOST = "lost"
+    """The cluster lost the acknowledged batch, and the journal sends it again."""
+    KEPT = "kept"
+    """A copy of the batch is durable in `rejected/`."""
+    DIVIDED = "divided"
+    MERGED = "merged"
+    """The batch is merged with its neighbours into one batch."""
+    UNIT_COMMITTED = "unit committed"
+    UNIT_ENDED = "unit ended"
+    """Its unit was given up."""
+
+    __hash__ = object.__hash__
+
+
+STATE: Final[dict[BatchState, dict[BatchEvent, BatchState]]] = {
+    BatchState.SEALED: {
+        BatchEvent.DURABLE: BatchState.PREPARED,
+        BatchEvent.ID_DURABLE: BatchState.PREPARED,
+        BatchEvent.ID_IN_MEMORY: BatchState.PREPARED,
+        BatchEvent.DIVIDED: BatchState.REPLACED,
+        BatchEvent.KEPT: BatchState.REJECTED,
+        BatchEvent.UNKNOWABLE: BatchState.UNDECIDABLE,
+    },
+    BatchState.JOINED: {
+        BatchEvent.UNIT_COMMITTED: BatchState.ACKED,
+        BatchEvent.UNIT_ENDED: BatchState.REJECTED,
+        BatchEvent.DIVIDED: BatchState.REPLACED,
+        BatchEvent.KEPT: BatchState.REJECTED,
+    },
+    BatchState.PREPARED: {
+        BatchEvent.SENDS: BatchState.SENT,
+        BatchEvent.MAY_BE_THERE: BatchState.IN_DOUBT,
+        BatchEvent.ID_TAKEN_BACK: BatchState.SEALED,
+        BatchEvent.DIVIDED: BatchState.REPLACED,
+        BatchEvent.MERGED: BatchState.REPLACED,
+        BatchEvent.KEPT: BatchState.REJECTED,
+        BatchEvent.UNKNOWABLE: BatchState.UNDECIDABLE,
+    },
+    BatchState.SENT: {
+        BatchEvent.ACKNOWLEDGED: BatchState.ACKED,
+        BatchEvent.NOT_APPENDED: BatchState.PREPARED,
+        BatchEvent.UNCERTAIN: BatchState.IN_DOUBT,
+        BatchEvent.REFUSED: BatchState.REFUSED,
+    },
+    BatchState.IN_DOUBT: {
+        BatchEvent.SENDS: BatchState.SENT,
+        BatchEvent.FOUND: BatchState.ACKED,
+        BatchEvent.ABSENT: BatchState.PREPARED,
+        BatchEvent.ABSENT_CONDEMNED: BatchState.REFUSED,
+        BatchEvent.UNKNOWABLE: BatchState.UNDECIDABLE,
+        BatchEvent.KEPT: BatchState.REJECTED,
+    },
+    BatchState.ACKED: {BatchEvent.COMMITTED: BatchState.COMMITTED},
+    BatchState.REFUSED: {
+        BatchEvent.PASSED_BY: BatchState.PREPARED,
+        BatchEvent.MAY_BE_THERE: BatchState.IN_DOUBT,
+        BatchEvent.DIVIDED: BatchState.REPLACED,
+        BatchEvent.KEPT: BatchState.REJECTED,
+    },
+    BatchState.UNDECIDABLE: {
+        BatchEvent.RESENT: BatchState.PREPARED,
+        BatchEvent.RESENT_UNCHOSEN: BatchState.SEALED,
+        BatchEvent.SKIPPED: BatchState.ACKED,
+    },
+    BatchState.COMMITTED: {BatchEvent.LOST: BatchState.SEALED},
+    BatchState.REJECTED: {},
+    BatchState.REPLACED: {},
+}
+
+
+DAMAGED: Final = -3
+"""The code of a batch whose bytes are damaged in the spool; not one of Kafka's."""
+TOO_SLOW: Final = -4
+"""The code of a batch that timed out too often and will be divided; not one of Kafka's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why the cluster refused a batch, or why the journal will, and what is still to be found out. `NO_FAULT` in nearly
+    all batches. It stays when the batch is sent again: a batch that was refused is neither packed nor merged.
+    """
+
+    code: int = 0
+    """Kafka's error code, or DAMAGED, TOO_SLOW, or a code of `units`. Invariant: set in REFUSED."""
+    message: str = ""
+    """The same as human-readable text; in UNDECIDABLE, the evidence. Invariant: set there, and whenever `code` is set.
+    """
+    bad_records: tuple[tuple[int, str], ...] = ()
+    """(index, message) of the records that the broker named, for the division of a REFUSED batch. Invariant: only in
+    REFUSED and the final states; `code` is set as well. The broker may name records that there are not.
+    """
+    unconfirmed: bool = False
+    """The broker says that it did not append the batch; the producer state was not checked yet. Invariant: only in
+    REFUSED, in PREPARED after error 59, and in IN_DOUBT after that; never without an id.
+    """
+    condemned: bool = False
+    """The journal rejects or divides the batch as soon as the cluster proves that it is not in the log. Invariant: only
+    in IN_DOUBT, in SENT as a probe, and in UNDECIDABLE or REJECTED after that; `code` is set as well. The proof makes
+    the batch REFUSED.
+    """
+    overdue: bool = False
+    """The cluster refused the batch for longer than the limit, for a reason that might have been temporary. Stays set,
+    and the parts of a divided batch inherit it.
+    """
+    doomed: bool = False
+    """The broker named every record as bad: the journal rejects the batch in its turn, without another try. Invariant:
+    the batch is SEALED, without an id, or REJECTED.
+    """
+
+    def after(self, event: BatchEvent, to: BatchState) -> Fault:
+        """What is left of the fault after this event, by which the batch comes into the state `to`."""
+        if to is BatchState.ACKED:
+            return replace(self, condemned=False)
+        if to is BatchState.IN_DOUBT:
+            return replace(self, bad_records=())  # the refusal that named them is contradicted
+        if event is BatchEvent.PASSED_BY:
+            return replace(self, unconfirmed=False, bad_records=())
+        if event is BatchEvent.ID_TAKEN_BACK:
+            return replace(self, unconfirmed=False)
+        return self
+
+
+NO_FAULT: Final = Fault()
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """One batch of one destination.
+
+    The text beside a field says in which states it is set. "Invariant" is what holds between any two calls of the
+    journal, once the log is read: tests/journal/test_batch_invariants.py checks each of them on seeded histories.
+    """
+
+    handle: int
+    """Number of the batch in this incarnation, ascending."""
+    destination: int
+    """Destination number."""
+    count: int
+    """Records in it, ≥ 1."""
+    size_bytes: int
+    """Size of the whole batch."""
+    max_timestamp: int
+    """Largest timestamp in it, ms since the epoch."""
+
+    # -- its place in the spool
+
+    position: int = -1
+    """In the spool; -1 while it is not there."""
+    identity: BatchId | None = None
+    """Its id, None while it has none.
+
+    Invariant: set in PREPARED, SENT, IN_DOUBT and REFUSED, and then covers `count` records. Never set in JOINED: the
+    unit's transaction numbers its batches. A SEALED batch may have an id that is not durable yet.
+    """
+    state: BatchState = BatchState.SEALED
+    """See `lifecycle.STATE`."""
+    tries: int = 0
+    """How often the batch was sent in this incarnation. Invariant: positive in SENT."""
+    durable: bool = False
+    """The batch is on disk, also if its id is not. Invariant: set iff `position` >= 0."""
+    writing: bool = False
+    """The disk is writing the batch, which must not change until it has its position. Invariant: not set while durable.
+    """
+    owed: bool = False
+    """The records are also on disk in another batch. Until this batch is durable, recovery would restore that other
+    one. Invariant: never in a batch that recovery read.
+    """
+    former_life: bool = False
+    """Recovery read the batch: an earlier incarnation may have sent it. Never changes."""
+
+    # -- requests
+
+    unanswered: bool = False
+    """A broker may still append a request with this batch and id, or may have appended one unnoticed.
+
+    Invariant: set in IN_DOUBT; not set in SEALED, JOINED and REFUSED, whose batch gets another id or is copied to
+    `rejected/` next.
+    """
+    timeouts: int = 0
+    """How many requests with the batch timed out while it was the first one. Invariant: at most `tries`."""
+    base_offset: int = -1
+    """In the partition, -1 while unknown. Invariant: -1 unless ACKED or COMMITTED."""
+    place: int = -1
+    """`base_offset`, or a lower bound if that offset is unknown. A batch that is sent again after a loss keeps where it
+    was. Invariant: set in COMMITTED iff the batch has an id; in other states only if `revived`.
+    """
+    revived: bool = False
+    """The cluster acknowledged and then lost the batch, so it is sent again. Invariant: then `unit` is None."""
+
+    fault: Fault = NO_FAULT
+    """Why the batch was or will be refused."""
+
+    # -- other batches
+
+    parent: Batch | None = None
+    """The divided batch that this one is a part of, or the first of the batches that were merged into it: this one
+    takes its place in the order. Invariant: the parent is REPLACED.
+    """
+    rank: tuple[int, ...] = ()
+    """Sorts durable batches of a partition in the order in which their records were accepted. Invariant: empty iff
+    `position` is -1.
+    """
+    heirs: int = 0
+    """Number of its own unfinished parts. Invariant: 0 unless REPLACED."""
+    origin: int = -1
+    """Spool position where its records were first written, if that was in another batch, which this one replaces;
+    otherwise -1 (see `written_at`). Invariant: before `position`, if the batch has one.
+    """
+    gathered: bool = False
+    """The batch was merged from several waiting batches. Invariant: then `owed`."""
+    unit: u.Unit | None = None
+    """The unit to which the batch belongs. A unit is delivered as a whole or not at all. Invariant: set in JOINED;
+    otherwise only in ACKED and the final states.
+    """
+    given: tuple[tuple[int, int, int], ...] | None = None
+    """For a batch whose partitions are not chosen yet: for which runs of records the caller gave the partition (see
+    `marks.Given`). None if the batch needs no mark. Invariant: then it has no id.
+    """
+
+    # -- its place in the spool ----------------------------------------------------------------------------------------
+
+    @property
+    def written_at(self) -> int:
+        """Spool position where its records were first written; `order.NEVER` while they are only in memory."""
+        if self.origin >= 0:
+            return self.origin
+        return self.rank[0] if self.rank else NEVER
+
+    def write(self) -> None:
+        """Note that the disk begins to write it."""
+        self.writing = True
+
+    def written(self, position: int) -> None:
+        """Note that the batch is durable at this position."""
+        self.settle_at(position)
+        self.durable = True
+        self.writing = False
+
+    def settle_at(self, position: int) -> None:
+        """Set the batch's position in the spool, and derive its rank from that, or from its parent's rank."""
+        self.position = position
+        self.rank = (position,) if self.parent is None else (*self.parent.rank, position)
+
+    def copied(self, position: int) -> None:
+        """Note that a copy at this position replaces the batch. Its rank, and so its place in the order, stays the
+        same.
+        """
+        self.parent = None
+        self.position = position
+
+    def read_place(self, rank: tuple[int, ...], origin: int) -> None:
+        """Take from a mark the batch's rank, and the position where its records were first written."""
+        self.rank, self.origin = rank, origin
+
+    def come_from(self, position: int) -> None:
+        """Set the position where its records were first written, in a batch that this one replaces; -1: in none."""
+        self.origin = position
+
+    # -- units, parents and parts --------------------------------------------------------------------------------------
+
+    def join(self, unit: u.Unit) -> None:
+        """Make it a batch of this unit."""
+        self.unit, self.state = unit, BatchState.JOINED
+
+    def choose(self, given: tuple[tuple[int, int, int], ...] | None) -> None:
+        """Set for which runs of records the caller gave the partition."""
+        self.given = given
+
+    def stand_for(self, parent: Batch) -> None:
+        """Make the batch a part of `parent`, which takes the parent's place."""
+        self.parent = parent
+        parent.add_heir()
+
+    def inherit(self, parent: Batch, *, doomed: bool) -> None:
+        """Make it a part of this refused batch. Recovery derives the part's place from the parent's position alone."""
+        blame = parent.fault
+        self.fault = Fault(blame.code, blame.message, overdue=blame.overdue, doomed=doomed)
+        self.stand_for(parent)
+
+    def gather(self, first: Batch, identity: BatchId) -> None:
+        """Make this the result of merging several batches, whose first is `first`. It has the sequences
+        of all of them.
+        """
+        self.identity = identity
+        self.gathered = self.owed = True
+        self.stand_for(first)
+
+    def owe(self, *, owed: bool) -> None:
+        """Set whether the batch's records are also on disk in another batch."""
+        self.owed = owed
+
+    def add_heir(self) -> None:
+        """Count another part."""
+        self.heirs += 1
+
+    def lose_heir(self) -> int:
+        """Note that one of its parts is finished. Returns how many are not."""
+        self.heirs -= 1
+        return self.heirs
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def identify(self, identity: BatchId | None) -> None:
+        """Set or remove its id."""
+        self.identity = identity
+
+    def take_back_id(self) -> None:
+        """Remove the batch's id: no broker can append a request under that id any more, and none has."""
+        self.identity = None
+        self.unanswered = False
+
+    def send(self) -> None:
+        """Note that a request with it begins."""
+        self.on(BatchEvent.SENDS)
+        self.tries += 1
+
+    def send_in_unit(self) -> None:
+        """Note that a request with the batch begins, in the transaction of its unit."""
+        self.tries += 1
+
+    def may_arrive(self, *, possible: bool) -> None:
+        """Set whether a broker may still append a request with this batch and id, or may have appended
+        one unnoticed.
+        """
+        self.unanswered = possible
+
+    def time_out(self) -> None:
+        """Note that a request with it timed out."""
+        self.timeouts += 1
+
+    def locate(self, base_offset: int) -> None:
+        """Set its offset; -1: unknown."""
+        self.base_offset = base_offset
+
+    def place_at(self, offset: int) -> None:
+        """Set its offset, or a lower bound of it."""
+        self.place = offset
+
+    def relocate(self, base_offset: int) -> None:
+        """Set the batch's offset, which differs from the offset in the acknowledgement."""
+        self.base_offset = self.place = base_offset
+
+    def revive(self) -> None:
+        """Prepare the batch to be sent again as a new one: the cluster lost it."""
+        self.on(BatchEvent.LOST)
+        self.take_back_id()
+        self.base_offset = -1
+        self.parent = None
+        self.unit = None
+        self.revived = True
+
+    def revive_part(self) -> None:
+        """Note that this is a part of a batch that is sent again after a loss."""
+        self.revived = True
+
+    # -- refusals ------------------------------------------------------------------------------------------------------
+
+    def blame(self, code: int, message: str) -> None:
+        """Set why the cluster refused the batch, or why the journal will reject it."""
+        self.fault = replace(self.fault, code=code, message=message)
+
+    def blame_records(self, bad_records: tuple[tuple[int, str], ...]) -> None:
+        """Set the records that the broker named as bad."""
+        self.fault = replace(self.fault, bad_records=bad_records)
+
+    def refuse_for_long(self, *, overdue: bool) -> None:
+        """Set whether the cluster refused the batch for longer than the limit."""
+        if overdue != self.fault.overdue:
+            self.fault = replace(self.fault, overdue=overdue)
+
+    def check_absence(self, *, wanted: bool) -> None:
+        """Set whether the batch's absence has yet to be compared with the leader's producer state."""
+        if wanted != self.fault.unconfirmed:
+            self.fault = replace(self.fault, unconfirmed=wanted)
+
+    def condemn(self, code: int, message: str) -> None:
+        """Reject the batch as soon as the cluster proves that it is not in the log."""
+        self.fault = replace(self.fault, code=code, message=message, condemned=True)
+
+    def pardon(self) -> None:
+        """Revoke `condemn`: the journal knows by now whether the log has the batch."""
+        if self.fault.condemned:
+            self.fault = replace(self.fault, condemned=False)
+
+    # -- its state -----------------------------------------------------------------------------------------------------
+
+    def on(self, event: BatchEvent) -> None:
+        """Take an event; raises IllegalMoveError if it is not possible in the batch's state."""
+        to = STATE[self.state].get(event)
+        if to is None:
+            raise IllegalMoveError(f"{event.name} cannot happen to a batch that is {self.state.name}: {self}")
+        self.state = to
+        if to is BatchState.IN_DOUBT:
+            self.unanswered = True
+        if self.fault is not NO_FAULT:
+            self.fault = self.fault.after(event, to)
+
+    def read_id(self, identity: BatchId | None) -> None:
+        """Take its id from the spool."""
+        self.identity = identity
+        self.state = BatchState.SEALED if identity is None else BatchState.PREPARED
+
+    def read_fate(self, state: BatchState) -> None:
+        """Take its fate from the spool."""
+        self.state = state
+
+
+class Fate(enum.Enum):
+    """How a batch ended."""
+
+    COMMITTED = "committed"
+    REJECTED = "rejected"
+    REPLACED = "replaced"
+    DROPPED = "dropped"
+    """The batch was dropped together with its unit."""
+
+
+def batches_of(unit: u.Unit) -> list[Batch]:
+    """The batches of a unit, in the order in which they were accepted."""
+    return [batch for batch in unit.batches if isinstance(batch, Batch)]
+
+
+def follows(later: BatchId, earlier: BatchId) -> bool:
+    """Whether both have the same producer id and epoch, and `later` is not before `earlier`."""
+    same = (later.producer_id, later.producer_epoch) == (earlier.producer_id, earlier.producer_epoch)
+    return same and sequence_distance(earlier.last_sequence, later.last_sequence) >= 0
+
+
+def id_fields(identity: BatchId) -> tuple[int, int, int]:
+    return identity.producer_id, identity.producer_epoch, identity.base_sequence
