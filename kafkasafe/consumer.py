@@ -568,7 +568,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         """
         return self._reading.status.health(closed=self._is_closed())
 
-    def _samples(self) -> Iterable[Sample]:
+    def metric_samples(self) -> Iterable[Sample]:
         """Return the values that `kafkasafe.metrics` collects."""
         return self._reading.status.samples(closed=self._is_closed())
 

@@ -579,7 +579,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         """
         return self._parts.admission.health()
 
-    def _samples(self) -> Iterable[Sample]:
+    def metric_samples(self) -> Iterable[Sample]:
         """Return the values that `kafkasafe.metrics` collects."""
         return producer_samples(self._pump, closed=self._parts.lifecycle.closed is not None)
 
