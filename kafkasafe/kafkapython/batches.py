@@ -30,7 +30,7 @@ from kafkasafe.kafkapython.adapter import unreturned
 from kafkasafe.kafkapython.given_records import HeldRecords, TakenRecords
 from kafkasafe.kafkapython.kinds import Kind, kind_of
 from kafkasafe.kafkapython.records import Records
-from kafkasafe.limits.fetch_size import LARGE_FETCH_BYTES, FetchSize, records_limit
+from kafkasafe.limits.fetch_size import LARGE_FETCH_BYTES, FetchSize
 
 __all__ = ["BatchFetcher"]
 
@@ -61,8 +61,6 @@ class BatchFetcher(Fetcher):
     _left_bytes: int = _CALL_BYTES
     _sends: bool = False  # this call of `fetch_records` sends the next fetches
     _taken: bool = False  # the last look found records, which still have to be returned
-    _gave_records: bool = False  # the application has received records, not only batches
-    _gave_batches: bool = False
     _size: FetchSize | None = None  # None: the size that the application has set
     _held: HeldRecords
     _took: TakenRecords
@@ -96,17 +94,12 @@ class BatchFetcher(Fetcher):
         if self._size is not None:
             self._size.restart(time.monotonic())
 
-    def _size_limit(self) -> int:
-        """The largest size of the next request, for each partition."""
-        if not self._gave_batches:
-            return records_limit(len(self._subscriptions.assignment))
-        return 0 if self._gave_records else LARGE_FETCH_BYTES
-
     @contextlib.contextmanager
     def giving(self, kind: Kind) -> Iterator[None]:
         """Within this context, `fetched_records` returns lists of RecordBatches of this kind."""
         self._wanted = kind
-        self._gave_batches = True
+        if self._size is not None:
+            self._size.asked_for_batches()
         try:
             yield
         finally:
@@ -206,8 +199,8 @@ class BatchFetcher(Fetcher):
                 partial = True
         self._own_what_is_paused()
         self._taken = bool(records)
-        if records and self._wanted is None:
-            self._gave_records = True
+        if records and self._wanted is None and self._size is not None:
+            self._size.returned_records()
         return records, partial
 
     def _resumed(self) -> list[TopicPartition]:
@@ -264,8 +257,9 @@ class BatchFetcher(Fetcher):
             SaslAuthenticationFailedError: A broker refused the client. Later calls try it again.
         """
         if self._size is not None:
-            self._size.limit(self._size_limit())
-            self.config["max_partition_fetch_bytes"] = self._size.bytes
+            self.config["max_partition_fetch_bytes"] = self._size.next_bytes(
+                len(self._subscriptions.assignment)
+            )
         parent: Any = super()
         requests: Any = parent._create_fetch_requests()
         for node_id in list(requests):
