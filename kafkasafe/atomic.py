@@ -27,7 +27,7 @@ from kafkasafe._producing.open_batch import OpenBatch
 from kafkasafe._producing.opening import ProducerParts
 from kafkasafe._producing.spelling import ADD_CALLBACK, GET, IS_DONE, NEVER_CANCELLED, Absent, Tidy, tidy_dir
 from kafkasafe._producing.unit_offsets import UnitOffsets, is_out, positions_of, text_of
-from kafkasafe.delivery.batch_offsets import check_settings
+from kafkasafe.delivery.batch_offsets import check_settings, offering
 from kafkasafe.delivery.engine.parcels import Parcel
 from kafkasafe.delivery.engine.unit_handles import UnitHandle
 from kafkasafe.errors import BatchDroppedError, SpoolFullError, UsageError, WaitTimeoutError
@@ -73,12 +73,13 @@ class BatchOutcome(metaclass=Tidy):
         cancel = Absent(NEVER_CANCELLED)
         cancelled = Absent(NEVER_CANCELLED)
 
-    def __init__(self, producer: SafeProducer, head: Parcel, batch: AtomicBatch) -> None:
+    def __init__(self, producer: SafeProducer, parts: ProducerParts, unit: BatchUnit[BatchMetadata]) -> None:
+        head = unit.head
         self.batch_id = "" if head.unit_handle is None else head.unit_handle.unit_id.hex()
         self._producer = producer
-        self._parts = batch._parts
+        self._parts = parts
         self._head = head
-        self._unit = BatchUnit(head, batch._open_batches, batch._decision.first, batch._parts, BatchMetadata)
+        self._unit = unit
 
     def __repr__(self) -> str:
         if self.is_done:
@@ -204,13 +205,11 @@ class Opener:
         producer: The producer. It must live as long as futures and callbacks of the batch.
         parts: The objects of the producer.
         new_future: The producer's class of futures.
-        future_of: Makes a future of this class for a producer's record, by open batch and number.
     """
 
     producer: SafeProducer
     parts: ProducerParts
     new_future: type[RecordFuture]
-    future_of: Callable[[type[RecordFuture], SafeProducer, OpenBatch, int], RecordFuture]
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +242,6 @@ class AtomicBatch:
         self._parts = parts = opener.parts
         self._plain = parts.form.plain
         self._new_future = opener.new_future
-        self._future_of = opener.future_of
         self._transactional_id = text_of("transactional_id", transactional_id)
         self._open_batches: list[OpenBatch] = []
         self._open: dict[str, OpenBatch] = {}
@@ -330,10 +328,10 @@ class AtomicBatch:
                     open_batch.left = left
                     self._room -= size
                     future: RecordFuture = self._new_future()
-                    future._producer = self._producer
-                    future._open_batch = open_batch
-                    future._index = index
-                    future._first = True
+                    future.producer = self._producer
+                    future.open_batch = open_batch
+                    future.index = index
+                    future.first_free = True
                     return future
             except LookupError:
                 pass
@@ -378,7 +376,7 @@ class AtomicBatch:
             index = next(open_batch.numbers)
         open_batch.left -= size
         open_batch.put(index, key, value, special)
-        future = self._future_of(self._new_future, self._producer, open_batch, index)
+        future: RecordFuture = self._new_future().refer_to(self._producer, open_batch, index)
         self._room -= size
         return future
 
@@ -411,12 +409,13 @@ class AtomicBatch:
                 the consumer's `request_timeout_ms`. This batch stays open.
         """
         self._decision.check_open()
-        if hasattr(offsets, "_offer_positions"):
+        offer = offering(offsets)
+        if offer is not None:
             check_settings(offsets)
             fate = self._offsets.claim(offsets.config["group_id"])
             lane = self._parts.delivery.pump.own_lane
             try:
-                self._offsets.take(fate, *offsets._offer_positions(fate, lane))
+                self._offsets.take(fate, *offer(fate, lane))
             except BatchDroppedError:
                 self.drop()
                 raise
@@ -470,9 +469,10 @@ class AtomicBatch:
             readings=dict(self._offsets.readings),
         )
         head = Parcel("", -1, None, 0, 0, 0, unit_handle=unit_handle)
-        outcome = BatchOutcome(self._producer, head, self)
-        self._decision.begin(outcome._unit, outcome)
-        self._parts.admission.submit_unit(outcome._unit, self._most - self._room)
+        unit = BatchUnit(head, self._open_batches, self._decision.first, self._parts, BatchMetadata)
+        outcome = BatchOutcome(self._producer, self._parts, unit)
+        self._decision.begin(unit, outcome)
+        self._parts.admission.submit_unit(unit, self._most - self._room)
         self._decision.check_is(outcome)
         return outcome
 
@@ -504,9 +504,10 @@ class AtomicBatch:
 
 def parts_of(batch: AtomicBatch) -> BatchParts:
     """Return the objects of an atomic batch, for other clients that are built on them."""
-    return BatchParts(batch._parts.delivery.pump.own_lane, batch._decision, batch._offsets)
+    parts, decision, offsets = batch._parts, batch._decision, batch._offsets  # noqa: SLF001  # not for programs
+    return BatchParts(parts.delivery.pump.own_lane, decision, offsets)
 
 
 def unit_of(outcome: BatchOutcome) -> BatchUnit[BatchMetadata]:
     """Return the unit of an atomic batch, for other clients that are built on it."""
-    return outcome._unit
+    return outcome._unit  # noqa: SLF001  # not for programs

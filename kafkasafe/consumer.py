@@ -31,7 +31,7 @@ from kafkasafe._consuming.reading import Reading
 from kafkasafe._consuming.reports import Reports
 from kafkasafe.cluster.api import in_words
 from kafkasafe.config import validate_consumer
-from kafkasafe.delivery.readings import OffsetsFate, ProducerLane
+from kafkasafe.delivery.batch_offsets import Offer, offering
 from kafkasafe.errors import UsageError, WaitTimeoutError
 from kafkasafe.health.states import ConsumerHealth
 from kafkasafe.kafkapython.client import OURS
@@ -510,11 +510,6 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
             if reading.commits.is_withheld(tp, each.offset) and (undecided := reading.decisions.due(tp)):
                 raise reading.decisions.error(undecided)
 
-    def _offer_positions(self, fate: Callable[[], OffsetsFate], lane: ProducerLane) -> tuple[Any, ...]:
-        """Return what an atomic batch of this lane needs to commit this consumer's offsets. See `Reading.offer`."""
-        me: Any = self
-        return self._reading.offer(fate, lane, me.group_metadata)
-
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
         """Like KafkaConsumer's `seek_to_beginning`. After a `LogDivergedError`, it also decides where to continue."""
         parent: Any = super()
@@ -568,7 +563,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         """
         return self._reading.status.health(closed=self._is_closed())
 
-    def _samples(self) -> Iterable[Sample]:
+    def metric_samples(self) -> Iterable[Sample]:
         """Return the values that `kafkasafe.metrics` collects."""
         return self._reading.status.samples(closed=self._is_closed())
 
@@ -583,7 +578,13 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
 
 def reading_of(consumer: SafeConsumer) -> Reading:
     """Return the objects of a consumer, for other clients that are built on them."""
-    return consumer._reading
+    return consumer._reading  # noqa: SLF001  # not for programs
+
+
+@offering.register
+def _(consumer: SafeConsumer) -> Offer:
+    group: Any = consumer
+    return lambda fate, lane: reading_of(consumer).offer(fate, lane, group.group_metadata)
 
 
 def check_offset(given: Any) -> None:

@@ -177,7 +177,7 @@ class KafkaHandler(logging.Handler):
         """Return whether a handler's producer logged the record. Sending it would cause another such record."""
         if record.threadName == _THREAD:
             return True
-        clients = {each._configs["client_id"] or DEFAULT_CLIENT_ID for each in list(_HANDLERS)}
+        clients = {each._configs["client_id"] or DEFAULT_CLIENT_ID for each in list(_HANDLERS)}  # noqa: SLF001  # this class
         if record.name in _OF_PRODUCERS:
             return getattr(record, "client_id", None) in clients
         # Compare the thread's name, because the thread itself may have ended.
@@ -410,7 +410,7 @@ _HANDLERS: weakref.WeakSet[KafkaHandler] = weakref.WeakSet()
 def _forked() -> None:
     for handler in list(_HANDLERS):
         # The queued records belong to the parent, which sends them.
-        handler._begin()
+        handler._begin()  # noqa: SLF001  # not for programs
 
 
 os.register_at_fork(after_in_child=_forked)

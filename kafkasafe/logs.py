@@ -52,10 +52,6 @@ class _Limiter:
         self._windows: dict[str, tuple[float, int]] = {}
         self._suppressed: dict[str, int] = {}
 
-    def fresh(self) -> _Limiter:
-        """Return a limiter with the same clock that has counted nothing yet."""
-        return _Limiter(self._clock)
-
     def admit(self, kind: str, about: str) -> int | None:
         """Return how many records of the kind were suppressed since the last logged one; None: suppress this one."""
         now = self._clock()
@@ -82,9 +78,10 @@ class EventLog:
         fields: Fields of every record.
     """
 
-    __slots__ = ("_fields", "_limiter", "_logger")
+    __slots__ = ("_clock", "_fields", "_limiter", "_logger", "_name")
 
     def __init__(self, name: str, *, clock: Callable[[], float] = time.monotonic, **fields: Any) -> None:
+        self._name, self._clock = name, clock
         self._logger = logging.getLogger(f"kafkasafe.{name}")
         self._logger.addFilter(_apart)
         self._fields = fields
@@ -92,11 +89,7 @@ class EventLog:
 
     def bind(self, **fields: Any) -> EventLog:
         """Return an EventLog with the same logger, more fields, and limits of its own."""
-        bound = EventLog.__new__(EventLog)
-        bound._logger = self._logger
-        bound._fields = {**self._fields, **fields}
-        bound._limiter = self._limiter.fresh()
-        return bound
+        return EventLog(self._name, clock=self._clock, **{**self._fields, **fields})
 
     def debug(self, message: str, *args: object, event: str, **fields: Any) -> None:
         """Log details for debugging."""

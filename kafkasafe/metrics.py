@@ -4,7 +4,7 @@ The collector reads the counters during a scrape; sending or reading a record co
 Prometheus's conventions: base units, `_total` on counters, names of protocol errors as labels. All names begin with
 `kafkasafe_`, and all metrics have the label `client_id`.
 
-`install` also accepts any other object with a `client_id` and a method `_samples`. Such an object defines its own
+`install` also accepts any other object with a `client_id` and a method `metric_samples`. Such an object defines its own
 metrics. To show the same numbers under other names, add a *view* to `Collector.views`: a function from the sources to
 metric families.
 """
@@ -57,7 +57,8 @@ class Source(Protocol):
     def client_id(self) -> str:
         """Value of the label `client_id` of all its metrics."""
 
-    def _samples(self) -> Iterable[Sample]: ...
+    def metric_samples(self) -> Iterable[Sample]:
+        """Return the present values of its metrics."""
 
 
 _Key: TypeAlias = tuple[str, tuple[str, ...]]
@@ -235,12 +236,25 @@ class Collector(PrometheusCollector):
         info = GaugeMetricFamily(_INFO, _INFO_TEXT, labels=list(labels))
         info.add_metric(list(labels.values()), 1)
         yield info
-        with self._lock:
-            read, live = self._read()
+        read, live = self.read()
         for definition, found in read.items():
             yield _family(definition, found)
         for view in list(self.views):
             yield from view(live)
+
+    def read(self) -> tuple[dict[Definition, _Values], list[Source]]:
+        """Return the present values of all metrics, and the sources that still exist."""
+        with self._lock:
+            return self._read()
+
+    def forked(self) -> None:
+        """In a forked child: collect nothing, because the sources are the parent's.
+
+        The child gets a new lock: a thread that does not exist in the child may have held the old one.
+        """
+        self._lock = threading.Lock()
+        self._sources.clear()
+        self._retired.clear()
 
     def _read(self) -> tuple[dict[Definition, _Values], list[Source]]:
         read: dict[Definition, _Values] = {}
@@ -250,7 +264,7 @@ class Collector(PrometheusCollector):
             source = seen.source()
             if source is None:
                 continue
-            seen.samples = list(source._samples())
+            seen.samples = list(source.metric_samples())
             for definition, labels, value in seen.samples:
                 if self.partitions or not definition.per_partition:
                     _merge(read.setdefault(definition, {}), (seen.client_id, labels), value, definition.merge)
@@ -356,8 +370,7 @@ class _Mirror:
 
     def copy(self) -> None:
         """Copy the present samples."""
-        with self._collector._lock:
-            read, _ = self._collector._read()
+        read, _ = self._collector.read()
         with self._lock:
             stale = {key for key, cell in self._cells.items() if cell.definition.kind == "gauge"}
             for definition, found in read.items():
@@ -426,9 +439,7 @@ def _forked() -> None:
     global _lock
     _lock = threading.Lock()
     for collector in list(_installed.values()):
-        collector._lock = threading.Lock()
-        collector._sources.clear()
-        collector._retired.clear()
+        collector.forked()
     for mirror in _mirrors.values():
         atexit.unregister(mirror.copy)
     _mirrors.clear()

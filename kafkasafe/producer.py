@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, Unpack
 
 import kafka.errors as kafka_errors
 from kafka.producer.future import FutureRecordMetadata, RecordMetadata
@@ -49,8 +49,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RecordFuture", "SafeProducer"]
 
-_Future = TypeVar("_Future", bound="RecordFuture")
-
 log = EventLog("producer")
 
 
@@ -64,19 +62,24 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
     are named as in asyncio. A future computes its state only when the program asks for it, so unused futures are cheap.
     """
 
-    __slots__ = ("_first", "_index", "_open_batch", "_producer")
+    __slots__ = ("first_free", "index", "open_batch", "producer")
 
     # The base class's constructor makes a lock and lists that are not needed here. `send` sets the four attributes
-    # itself, which saves a Python call for each record.
+    # itself, which saves a Python call for each record. They are not for programs, so `dir()` leaves them out.
     __init__ = object.__init__
-    _producer: SafeProducer
-    _open_batch: OpenBatch
-    _index: int
-    _first: bool
-    """The thread that adds the record's first callback deletes this attribute. If two threads try at the same time, one
-    of them fails, and adds its callback to the later callbacks.
+    producer: SafeProducer
+    """The producer, which lives as long as the future."""
+    open_batch: OpenBatch
+    """The open batch that has the record."""
+    index: int
+    """The record's number in the open batch."""
+    first_free: bool
+    """Whether the record has no callback yet. The thread that adds its first callback deletes this attribute. If two
+    threads try at the same time, one of them fails, and adds its callback to the later callbacks.
     """
-    _UNLISTED = frozenset({"args", "error_on_callbacks"})
+    _UNLISTED = frozenset(
+        {"args", "error_on_callbacks", "first_free", "index", "open_batch", "producer", "refer_to"}
+    )
     __dir__ = tidy_dir
 
     if not TYPE_CHECKING:
@@ -91,20 +94,25 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         cancel = Absent(NEVER_CANCELLED)
         cancelled = Absent(NEVER_CANCELLED)
 
+    def refer_to(self, producer: SafeProducer, open_batch: OpenBatch, index: int) -> Self:
+        """Make this the future of record `index` of an open batch. `send` does the same without a call."""
+        self.producer, self.open_batch, self.index, self.first_free = producer, open_batch, index, True
+        return self
+
     def _record(self) -> AcceptedRecord:
-        return AcceptedRecord(parts_of(self._producer), self._open_batch, self._index)
+        return AcceptedRecord(parts_of(self.producer), self.open_batch, self.index)
 
     # kafka-python assigns the next three attributes. This class computes them on access.
     @property
     def is_done(self) -> bool:  # type: ignore[override]
         """Whether the record was rejected, dropped, or acknowledged (with the acknowledgement durably recorded)."""
-        open_batch = self._open_batch
-        return open_batch.parcels is not None and open_batch.locate(self._index)[0].done
+        open_batch = self.open_batch
+        return open_batch.parcels is not None and open_batch.locate(self.index)[0].done
 
     @property
     def value(self) -> RecordMetadata | None:  # type: ignore[override]
         """The metadata; None until the record is acknowledged."""
-        return self._open_batch.metadata(self._index) if self.succeeded() else None
+        return self.open_batch.metadata(self.index) if self.succeeded() else None
 
     @property
     def exception(self) -> BaseException | None:  # type: ignore[override]
@@ -129,8 +137,8 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         if timeout is not None:
             timeout = timeout_of(timeout)
         record = self._record()
-        parts = parts_of(self._producer)
-        parts.accumulator.seal_one(self._open_batch)
+        parts = parts_of(self.producer)
+        parts.accumulator.seal_one(self.open_batch)
         parts.delivery.pump.wait(record.durable_or_never, timeout)
         record.made_durable(timeout)
         return self
@@ -150,11 +158,11 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         """
         deadline = None if timeout is None else time.monotonic() + (timeout := timeout_of(timeout))
         record = self._record()
-        parts = parts_of(self._producer)
-        parts.accumulator.seal_one(self._open_batch)
+        parts = parts_of(self.producer)
+        parts.accumulator.seal_one(self.open_batch)
         parts.delivery.pump.wait(record.done_or_never, timeout, choosy=True)
         if record.is_done:
-            parts.delivery.called(self._open_batch, deadline)
+            parts.delivery.called(self.open_batch, deadline)
         return record.result(timeout)
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
@@ -166,11 +174,11 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         if not record.is_done:
             import asyncio  # the program that awaits has imported it
 
-            pump = parts_of(self._producer).delivery.pump
-            if self._open_batch.parcels is None:
+            pump = parts_of(self.producer).delivery.pump
+            if self.open_batch.parcels is None:
                 # Let the pump's thread seal the open batch: choosing partitions and encoding records would block the
                 # event loop.
-                self._open_batch.make_due()
+                self.open_batch.make_due()
                 pump.wake()
             waits = LoopWaits.of(pump.ledger.waiters, asyncio.get_running_loop())
             yield from record.wait_in_loop(waits)
@@ -197,24 +205,24 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         """
         if args or kwargs:
             f = functools.partial(f, *args, **kwargs)
-        open_batch = self._open_batch
+        open_batch = self.open_batch
         if open_batch.open:
             # The common case needs no lock (see `OpenBatch`): store the callback, then check that the batch is still
-            # open. `firsts` has one place for each record. Only one caller gets it: deleting `_first` succeeds only
+            # open. `firsts` has one place for each record. Only one caller gets it: deleting `first_free` succeeds only
             # once.
             try:
-                del self._first
-                open_batch.firsts[self._index] = f
+                del self.first_free
+                open_batch.firsts[self.index] = f
             except AttributeError:
                 return self._add_callback(f)
             except IndexError:
-                open_batch.put_first(self._index, f)
+                open_batch.put_first(self.index, f)
             if open_batch.open:
                 return self
             firsts = open_batch.first_calls()
-            if self._index < len(firsts) and firsts[self._index] is not None:
+            if self.index < len(firsts) and firsts[self.index] is not None:
                 if open_batch.parcels is not None:
-                    open_batch.watch((open_batch.locate(self._index)[0],))
+                    open_batch.watch((open_batch.locate(self.index)[0],))
                 return self
         return self._add_callback(f)
 
@@ -222,28 +230,28 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         """Add a callback the slow way: for later callbacks of a record, and for open batches that may be sealed
         already.
         """
-        if not self._enlisted(self._open_batch.callbacks, call) and self.succeeded():
-            safely(lambda: call(self._open_batch.metadata(self._index)))
+        if not self._enlisted(self.open_batch.callbacks, call) and self.succeeded():
+            safely(lambda: call(self.open_batch.metadata(self.index)))
         return self
 
     def add_errback(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> RecordFuture:
         """Call `f(*args, exception, **kwargs)` when the record is rejected or dropped."""
         call = functools.partial(f, *args, **kwargs) if args or kwargs else f
-        if not self._enlisted(self._open_batch.errbacks, call) and self.failed():
+        if not self._enlisted(self.open_batch.errbacks, call) and self.failed():
             safely(lambda: call(self.exception))
         return self
 
     def _enlisted(self, calls: list[Any], call: Callable[..., Any]) -> bool:
         """Return True if the callback thread will make the call; False if the record's result is final already."""
-        open_batch = self._open_batch
+        open_batch = self.open_batch
         if open_batch.parcels is not None and self.is_done:
             return False
         if not calls:
             open_batch.thread.start()
-        calls += (self._index, call)
+        calls += (self.index, call)
         # Look at `parcels` only after adding the call: the batch is sealed before the callback thread reads the list.
         if open_batch.parcels is not None:
-            open_batch.watch((open_batch.locate(self._index)[0],))
+            open_batch.watch((open_batch.locate(self.index)[0],))
         return True
 
     def add_both(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> RecordFuture:
@@ -443,10 +451,10 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
                 open_batch.values[index] = value
                 if open_batch.open:
                     # Four single assignments: a tuple assignment takes twice as long.
-                    future._producer = self
-                    future._open_batch = open_batch
-                    future._index = index
-                    future._first = True
+                    future.producer = self
+                    future.open_batch = open_batch
+                    future.index = index
+                    future.first_free = True
                     return future
         except LookupError:
             pass
@@ -471,8 +479,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         return AtomicBatch(opener_of(self), transactional_id)
 
     def _future(self, open_batch: OpenBatch, index: int) -> RecordFuture:
-        future: RecordFuture = future_of(RecordFuture, self, open_batch, index)
-        return future
+        future: RecordFuture = RecordFuture()
+        return future.refer_to(self, open_batch, index)
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until every record accepted before is acknowledged, rejected or dropped, and its callbacks have run.
@@ -579,7 +587,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         """
         return self._parts.admission.health()
 
-    def _samples(self) -> Iterable[Sample]:
+    def metric_samples(self) -> Iterable[Sample]:
         """Return the values that `kafkasafe.metrics` collects."""
         return producer_samples(self._pump, closed=self._parts.lifecycle.closed is not None)
 
@@ -749,23 +757,11 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         return f"<SafeProducer {self._config.client_id} {state} spool={where}>"
 
 
-def future_of(kind: type[_Future], producer: SafeProducer, open_batch: OpenBatch, index: int) -> _Future:
-    """Return a future of this class for record `index` of an open batch. `send` does the same without a call."""
-    future: _Future = kind()
-    future._producer, future._open_batch, future._index, future._first = producer, open_batch, index, True
-    return future
-
-
 def opener_of(producer: SafeProducer) -> Opener:
     """Return what an atomic batch of a producer needs."""
-    return Opener(producer, parts_of(producer), RecordFuture, future_of)
-
-
-def place_of(future: RecordFuture) -> tuple[OpenBatch, int]:
-    """Return the open batch of a future's record, and the record's number in it, for other clients' futures."""
-    return future._open_batch, future._index
+    return Opener(producer, parts_of(producer), RecordFuture)
 
 
 def parts_of(producer: SafeProducer) -> ProducerParts:
     """Return the objects of a producer, for other clients that use them."""
-    return producer._parts
+    return producer._parts  # noqa: SLF001  # not for programs

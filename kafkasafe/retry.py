@@ -248,7 +248,8 @@ class RetryPolicy:
 
     # --- metrics ---
 
-    def _samples(self) -> Iterator[Sample]:
+    def metric_samples(self) -> Iterator[Sample]:
+        """Return the values that `kafkasafe.metrics` collects."""
         return self._rules.counts.samples()
 
 

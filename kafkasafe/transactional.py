@@ -25,7 +25,7 @@ from kafkasafe.atomic import AtomicBatch, BatchOutcome
 from kafkasafe.codes.verdicts import FENCED_CODES, NOT_A_MEMBER_CODES
 from kafkasafe.errors import BatchDroppedError, WaitTimeoutError, dropped_for_code
 from kafkasafe.logs import EventLog
-from kafkasafe.producer import RecordFuture, SafeProducer, future_of, opener_of, place_of
+from kafkasafe.producer import RecordFuture, SafeProducer, opener_of
 from kafkasafe.spool.refusals import because
 
 if TYPE_CHECKING:
@@ -91,6 +91,11 @@ class TransactionFuture(RecordFuture):
     _transaction: _Transaction
     _partition: int
 
+    def belong_to(self, transaction: _Transaction, partition: int) -> TransactionFuture:
+        """Make this the future of a record of a transaction. Partition -1: none was given."""
+        self._transaction, self._partition = transaction, partition
+        return self
+
     def get(self, timeout: float | None = None) -> RecordMetadata:
         """Wait until the transaction is committed. While it is open, return metadata without an offset at once.
 
@@ -103,7 +108,7 @@ class TransactionFuture(RecordFuture):
         """
         self._raise_aborted()
         if self._transaction.is_open:
-            at = TopicPartition(self._open_batch.topic, self._partition)
+            at = TopicPartition(self.open_batch.topic, self._partition)
             return RecordMetadata(at.topic, at.partition, at, -1, -1, None, -1, -1, -1)
         return super().get(timeout)
 
@@ -128,7 +133,7 @@ class TransactionFuture(RecordFuture):
         return self._record().error
 
     def _record(self) -> _RecordOfTransaction:
-        return _RecordOfTransaction(self._transaction, self._open_batch, self._index)
+        return _RecordOfTransaction(self._transaction, self.open_batch, self.index)
 
     def _raise_aborted(self) -> None:
         if self._transaction.aborted:
@@ -136,7 +141,7 @@ class TransactionFuture(RecordFuture):
 
     def __repr__(self) -> str:
         if self._transaction.aborted:
-            return f"<TransactionFuture {self._open_batch.topic} aborted>"
+            return f"<TransactionFuture {self.open_batch.topic} aborted>"
         return super().__repr__()
 
 
@@ -338,9 +343,9 @@ class Transactions:
         if type(partition) is int:
             self._check_partition_exists(topic, partition)
         accepted = batch.send(topic, value, key, headers, partition, timestamp_ms)
-        future: TransactionFuture = future_of(TransactionFuture, producer, *place_of(accepted))
-        future._transaction, future._partition = batch, -1 if partition is None else partition
-        return future
+        future: TransactionFuture = TransactionFuture()
+        future.refer_to(producer, accepted.open_batch, accepted.index)
+        return future.belong_to(batch, -1 if partition is None else partition)
 
     def _check_partition_exists(self, topic: str, partition: int) -> None:
         """Refuse a partition that the topic does not have: a commit would wait for it, and could not be undone."""

@@ -77,7 +77,7 @@ def _described(path: str, thing: Any) -> Iterator[str]:
         bases = ", ".join(str(base).rpartition(".")[2] for base in thing.bases)
         yield f"{path}: class({bases})"
         members = thing.all_members
-        hidden = {name for name, member in thing.members.items() if _is_hidden(member)}
+        hidden = {name for name, member in thing.members.items() if _is_hidden(member)} | _unlisted(thing)
         if "__init__" in members and not _resolved(members["__init__"]).is_attribute:
             yield f"{path}: new{_signature(_resolved(members['__init__'])).partition(' ->')[0]}"
         for name in sorted(members):
@@ -102,6 +102,12 @@ def _original(kind: Any, name: str) -> Any:
             if found is not None and _resolved(found).is_function:
                 return found
     return member
+
+
+def _unlisted(kind: Any) -> set[str]:
+    """Names that `dir()` leaves out."""
+    member = kind.members.get("_UNLISTED")
+    return set() if member is None else set(re.findall(r"\w+", str(member.value))) - {"frozenset"}
 
 
 def _is_hidden(thing: Any) -> bool:

@@ -371,7 +371,7 @@ def _most_room(config: ProducerConfig) -> int:
 
 def _is_held(lock: Any) -> bool:
     """Return whether this thread holds an RLock. CPython's method is private, and no public one says it."""
-    return bool(lock._is_owned())
+    return bool(lock._is_owned())  # noqa: SLF001
 
 
 def _as_unit(parcels: Sequence[Parcel]) -> Parcel:

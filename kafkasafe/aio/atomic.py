@@ -20,13 +20,11 @@ from kafkasafe.aio.futures import (
     RESULT,
     Owner,
     RecordFuture,
-    of_record,
 )
 from kafkasafe.aio.instead import headers_of
 from kafkasafe.aio.threads import call_in_thread, running_loop
 from kafkasafe.errors import BatchDroppedError, UsageError
 from kafkasafe.limits.patience import timeout_of
-from kafkasafe.producer import place_of
 
 __all__ = ["AtomicBatch", "BatchOutcome"]
 
@@ -206,7 +204,8 @@ class AtomicBatch:
             Exception: As for `kafkasafe.AtomicBatch.send`.
         """
         record = self._batch.send(topic, value, key, headers_of(headers), partition, timestamp_ms)
-        return of_record(RecordFuture(), self._owner, *place_of(record))
+        future: RecordFuture = RecordFuture()
+        return future.refer_to(self._owner, record.open_batch, record.index)
 
     def send_offsets(self, offsets: Any, group: Any = None) -> Awaitable[None]:
         """Add a consumer's offsets to the batch, so that both are committed together. Await this call.

@@ -367,4 +367,4 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
 
 def calls_of(consumer: SafeConsumer) -> ThreadCalls:
     """Return the object that calls a consumer's thread, for atomic batches with its offsets."""
-    return consumer._calls
+    return consumer._calls  # noqa: SLF001  # not for programs

@@ -17,7 +17,7 @@ from kafkasafe.aio.threads import running_loop
 from kafkasafe.delivery.awaiting import Fates, LoopWaits
 from kafkasafe.limits.patience import timeout_of
 
-__all__ = ["DoneCallbacks", "Owner", "RecordFuture", "of_record", "waits_of"]
+__all__ = ["DoneCallbacks", "Owner", "RecordFuture", "waits_of"]
 
 Call = Callable[["RecordFuture"], object]
 Key = tuple[int, int]
@@ -64,12 +64,8 @@ class Owner(Protocol):
     """The producer of a future, which lives as long as the future."""
 
     @property
-    def _opened(self) -> Running: ...
-
-
-def opened_of(owner: Owner) -> Running:
-    """Return the objects of a future's producer."""
-    return owner._opened
+    def opened(self) -> Running:
+        """The objects of the started producer."""
 
 
 class RecordFuture(metaclass=Tidy):
@@ -84,12 +80,18 @@ class RecordFuture(metaclass=Tidy):
     to the loop on which its producer was started; it is not thread-safe.
     """
 
-    __slots__ = ("__weakref__", "_index", "_open_batch", "_owner")
+    __slots__ = ("__weakref__", "index", "open_batch", "owner")
 
+    # `SafeProducer.send` sets the three attributes itself, which saves a Python call for each record. They are not for
+    # programs, so `dir()` leaves them out.
     __init__ = object.__init__
-    _owner: Owner
-    _open_batch: Any
-    _index: int
+    owner: Owner
+    """The producer, which lives as long as the future."""
+    open_batch: Any
+    """The open batch that has the record."""
+    index: int
+    """The record's number in the open batch."""
+    _UNLISTED = frozenset({"index", "open_batch", "owner", "refer_to"})
     __dir__ = tidy_dir
 
     if not TYPE_CHECKING:
@@ -103,13 +105,13 @@ class RecordFuture(metaclass=Tidy):
         add_errback = Absent(ADD_DONE_CALLBACK)
         add_both = Absent(ADD_DONE_CALLBACK)
 
-    def _of_record(self, owner: Owner, open_batch: Any, index: int) -> RecordFuture:
+    def refer_to(self, owner: Owner, open_batch: Any, index: int) -> RecordFuture:
         """Make this the future of record `index` of an open batch. `SafeProducer.send` does the same without a call."""
-        self._owner, self._open_batch, self._index = owner, open_batch, index
+        self.owner, self.open_batch, self.index = owner, open_batch, index
         return self
 
     def _record(self) -> AcceptedRecord:
-        return AcceptedRecord(opened_of(self._owner).parts, self._open_batch, self._index)
+        return AcceptedRecord(self.owner.opened.parts, self.open_batch, self.index)
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
         """Wait for the cluster's acknowledgement.
@@ -123,28 +125,28 @@ class RecordFuture(metaclass=Tidy):
             WrongClusterError: See `kafkasafe.RecordFuture.get`.
             SpoolError: An error ended the producer.
         """
-        open_batch = self._open_batch
+        open_batch = self.open_batch
         acked = open_batch.acked
         if acked is None:
             if open_batch.parcels is not None:
-                parcel, _ = open_batch.locate(self._index)
+                parcel, _ = open_batch.locate(self.index)
                 if parcel.done and parcel.error is None:
-                    metadata: RecordMetadata = open_batch.metadata(self._index)
+                    metadata: RecordMetadata = open_batch.metadata(self.index)
                     return metadata
-            opened = opened_of(self._owner)
+            opened = self.owner.opened
             if open_batch.parcels is None or not self._record().is_done:
                 opened.due_batches.add(open_batch)
                 ledger = opened.parts.delivery.pump.ledger
                 # The same as `AcceptedRecord.wait_in_loop`, with fewer objects and calls for each record.
                 yield from opened.waits_here().until(
-                    open_batch, self._index, lambda: Fates(open_batch, ledger, durable=False)
+                    open_batch, self.index, lambda: Fates(open_batch, ledger, durable=False)
                 )
             # The first task that gets its result may set `acked`, for all tasks that wait for the batch.
             acked = open_batch.acked
             if acked is None:
-                return AcceptedRecord(opened.parts, open_batch, self._index).result(None)
+                return AcceptedRecord(opened.parts, open_batch, self.index).result(None)
         topic, partition, place, base, stamp, keys, values = acked
-        fields = topic, partition, place, base + self._index, stamp, None, keys, values, -1
+        fields = topic, partition, place, base + self.index, stamp, None, keys, values, -1
         return _new_tuple(RecordMetadata, fields)  # type: ignore[no-any-return]
 
     async def durable(self, timeout: float | None = None) -> RecordFuture:  # noqa: ASYNC109  # as the other future's
@@ -164,8 +166,8 @@ class RecordFuture(metaclass=Tidy):
             timeout = timeout_of(timeout)
         record = self._record()
         if not record.durable_or_never():
-            opened = opened_of(self._owner)
-            opened.due_batches.add(self._open_batch)
+            opened = self.owner.opened
+            opened.due_batches.add(self.open_batch)
             await record.wait_in_loop(opened.waits_here(), timeout, durable=True)
         record.made_durable(timeout)
         return self
@@ -214,24 +216,20 @@ class RecordFuture(metaclass=Tidy):
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
         """Return the loop of the record's producer."""
-        return opened_of(self._owner).loop
+        return self.owner.opened.loop
 
     def add_done_callback(
         self, call: Callable[[RecordFuture], object], *, context: contextvars.Context | None = None
     ) -> None:
         """Call `call(future)` on the loop when the record is done; soon if it already is."""
-        opened_of(self._owner).callbacks.add(self, (id(self._open_batch), self._index), call, context)
+        self.owner.opened.callbacks.add(self, (id(self.open_batch), self.index), call, context)
 
     def remove_done_callback(self, call: Callable[[RecordFuture], object]) -> int:
         """Remove a callback. Return how many times it had been added."""
-        return opened_of(self._owner).callbacks.remove((id(self._open_batch), self._index), call)
+        return self.owner.opened.callbacks.remove((id(self.open_batch), self.index), call)
 
     def __repr__(self) -> str:
         return repr(self._record())
-
-
-of_record: Final[Callable[[RecordFuture, Owner, Any, int], RecordFuture]] = RecordFuture._of_record
-"""Makes a new future that of record `index` of an open batch: `of_record(RecordFuture(), owner, open_batch, index)`."""
 
 
 class DoneCallbacks:

@@ -23,7 +23,7 @@ from typing import Any, Final
 from kafkasafe._producing.admission import STEP_S
 from kafkasafe._producing.open_batch import OpenBatch
 from kafkasafe._producing.opening import ProducerParts
-from kafkasafe.aio.futures import Owner, RecordFuture, of_record, waits_of
+from kafkasafe.aio.futures import Owner, RecordFuture, waits_of
 from kafkasafe.aio.threads import Worker, place_of
 
 __all__ = ["SendGate"]
@@ -280,7 +280,8 @@ class SendGate:
             self.left = _QUOTA
             self._counting = True
         self.left -= 1
-        return of_record(RecordFuture(), owner, open_batch, index)
+        future: RecordFuture = RecordFuture()
+        return future.refer_to(owner, open_batch, index)
 
     def _count_anew(self) -> None:
         self.left = 0

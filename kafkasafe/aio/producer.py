@@ -58,6 +58,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         ConfigError: An option is unknown or cannot work.
     """
 
+    _UNLISTED = frozenset({"opened"})
     __dir__ = tidy_dir
 
     if not TYPE_CHECKING:
@@ -243,7 +244,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             and headers is None
             and (key is None or type(key) is bytes)
             and not gate.lines
-            and gate.place._thread_id == get_ident()
+            and gate.place._thread_id == get_ident()  # noqa: SLF001  # see `place_of`
         ):
             # The same fast path as in `kafkasafe.SafeProducer.send` (see `OpenBatch`). The gate handles the other
             # cases.
@@ -263,9 +264,9 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
                     open_batch.values[index] = value
                     if open_batch.open:
                         gate.left -= 1
-                        future._owner = self
-                        future._open_batch = open_batch
-                        future._index = index
+                        future.owner = self
+                        future.open_batch = open_batch
+                        future.index = index
                         return future
                     if open_batch.took(index):
                         return gate.future(self, open_batch, index)
@@ -275,7 +276,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             except KeyError:
                 pass
         value, key, special, size = self._checked(topic, value, key, partition, timestamp_ms, headers)
-        gate = self._opened.gate
+        gate = self.opened.gate
         return gate.try_now(self, topic, key, value, special, size) or await gate.wait_and_accept(
             self, topic, key, value, special, size
         )
@@ -284,7 +285,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         self, topic: str, value: Any, key: Any, partition: Any, timestamp_ms: Any, headers: Any
     ) -> tuple[bytes | None, bytes | None, Special | None, int]:
         """Check and serialize a record. Return value, key, the other fields, and the approximate size in bytes."""
-        parts = self._opened.parts
+        parts = self.opened.parts
         if running_loop() is not self._loop:
             raise UsageError(_OTHER_LOOP)
         key, value, special, size = parts.form.prepare(
@@ -321,7 +322,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         Args:
             transactional_id: Id of the transaction. Default: one of this producer's own.
         """
-        return AtomicBatch(self, self._opened.producer.batch(transactional_id=transactional_id))
+        return AtomicBatch(self, self.opened.producer.batch(transactional_id=transactional_id))
 
     # -- waiting ---------------------------------------------------------------------------------------------------
 
@@ -337,7 +338,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         """
         if timeout is not None:
             timeout = timeout_of(timeout)
-        opened = self._opened
+        opened = self.opened
         parts = opened.parts
         parts.lifecycle.check_fork()
         ledger = parts.delivery.pump.ledger
@@ -361,7 +362,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         """
         if timeout is not None:
             timeout = timeout_of(timeout)
-        opened = self._opened
+        opened = self.opened
         parts = opened.parts
         parts.lifecycle.check_fork()
         ledger = parts.delivery.pump.ledger
@@ -402,17 +403,17 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             TypeError: The topic is not a string.
             ValueError: The topic name is invalid.
         """
-        producer = self._opened.producer
-        self._opened.parts.admission.check_topic(topic)
+        producer = self.opened.producer
+        self.opened.parts.admission.check_topic(topic)
         return await call_in_thread("kafkasafe-aio-look", lambda: producer.partitions_for(topic))
 
     def resolve_undecidable(self, *, resend: bool) -> None:
         """Decide about undecidable batches; see `kafkasafe.SafeProducer.resolve_undecidable`."""
-        self._opened.producer.resolve_undecidable(resend=resend)
+        self.opened.producer.resolve_undecidable(resend=resend)
 
     def bootstrap_connected(self) -> bool:
         """Return whether the cluster answers. Do not use it as a readiness probe: use `health`."""
-        return self._opened.producer.bootstrap_connected()
+        return self.opened.producer.bootstrap_connected()
 
     def health(self) -> ProducerHealth:
         """Like `kafkasafe.SafeProducer.health`. It never waits. Any thread may call it, even before `start`."""
@@ -422,7 +423,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
 
     def metrics(self, raw: bool = False) -> dict[str, Any]:
         """Like `kafkasafe.SafeProducer.metrics`."""
-        return self._opened.producer.metrics(raw)
+        return self.opened.producer.metrics(raw)
 
     @property
     def client_id(self) -> str:
@@ -436,15 +437,16 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
 
         Its methods may block the loop.
         """
-        return self._opened.producer
+        return self.opened.producer
 
     def __repr__(self) -> str:
         return f"<aio.SafeProducer {self._started.producer if self._started else 'not started'}>"
 
-    # -- friends ---------------------------------------------------------------------------------------------------
+    # -- not for programs ------------------------------------------------------------------------------------------
 
     @property
-    def _opened(self) -> Opened:
+    def opened(self) -> Opened:
+        """The objects of the started producer, for its futures. Raises if the producer is not open."""
         if self._started is None:
             raise self._not_started()
         return self._started

@@ -70,7 +70,7 @@ class RecordQueue:
             not queue
             or self._paused
             or self._holds
-            or self._place._thread_id != get_ident()
+            or self._place._thread_id != get_ident()  # noqa: SLF001  # see `place_of`
             or time.monotonic() >= self._attend_at
         ):
             return None

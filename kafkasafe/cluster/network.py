@@ -116,13 +116,10 @@ class AllAppended:
 
 
 class Written(Protocol):
-    """A request whose bytes are being written.
+    """A request whose bytes are being written."""
 
-    Attributes:
-        written_at: When the request's last byte was written, in seconds of `Network.now`; 0 before that.
-    """
-
-    written_at: float
+    def written(self, now: float) -> None:
+        """Called when the request's last byte was written, with the time of `Network.now`."""
 
 
 class Connection(Protocol):
@@ -182,7 +179,7 @@ class Connection(Protocol):
 
         Args:
             request: The request.
-            written: Its `written_at` is set when the last byte has been written.
+            written: It is called when the last byte has been written.
             answered: Called with the answer, whose fields are attributes. A field that the version does not have is
                 None.
             failed: Called instead of `answered`, with the reason, and whether bytes may have been sent.

@@ -196,9 +196,13 @@ class LoopWaits:
     def of(cls, waiting: WaitingCallers, loop: asyncio.AbstractEventLoop) -> LoopWaits:
         """The instance for this loop. It exists as long as a coroutine waits."""
         for wake_flag in waiting.wake_flags():
-            if isinstance(wake_flag, LoopWaits) and wake_flag._loop is loop:
+            if isinstance(wake_flag, LoopWaits) and wake_flag.is_of(loop):
                 return wake_flag
         return cls(loop, waiting)
+
+    def is_of(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Whether the coroutines run on this loop."""
+        return self._loop is loop
 
     def set(self) -> None:
         """Called from any thread: all waiting coroutines are checked soon."""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 from kafkasafe import journal as j
 from kafkasafe import marks as m
 from kafkasafe import units as u
 from kafkasafe.delivery.first_decision import FirstDecision
-from kafkasafe.delivery.readings import Numbers, OffsetClaim, OffsetsFate, Readings
+from kafkasafe.delivery.readings import Numbers, OffsetClaim, OffsetsFate, ProducerLane, Readings
 from kafkasafe.errors import BatchDroppedError, UsageError
 
-__all__ = ["BatchFate", "GivenOffsets", "check_settings"]
+__all__ = ["BatchFate", "GivenOffsets", "Offer", "check_settings", "offering"]
+
 
 _FATES = {
     j.Fate.COMMITTED: OffsetsFate.COMMITTED,
@@ -134,6 +136,19 @@ class GivenOffsets:
             found[given.group, at.topic, at.partition].claim(claim)
             claims.append(claim)
         return {line: run.reading for line, run in found.items()}, claims
+
+
+Offer: TypeAlias = Callable[[Callable[[], OffsetsFate], ProducerLane], tuple[Any, ...]]
+"""Given what has become of a batch, and the lane of its producer: offers a consumer's positions to the batch."""
+
+
+@functools.singledispatch
+def offering(consumer: object) -> Offer | None:  # noqa: ARG001  # decides by its class
+    """Returns what offers a consumer's positions to an atomic batch; None: it is no SafeConsumer.
+
+    The modules of the consumers register their classes.
+    """
+    return None
 
 
 def check_settings(consumer: Any) -> None:

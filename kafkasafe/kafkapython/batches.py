@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 import kafka.errors as kafka_errors
@@ -28,31 +27,15 @@ from kafka.record import MemoryRecords
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from kafkasafe.kafkapython.adapter import unreturned
+from kafkasafe.kafkapython.given_records import HeldRecords, TakenRecords
 from kafkasafe.kafkapython.kinds import Kind, kind_of
 from kafkasafe.kafkapython.records import Records
-from kafkasafe.limits.fetch_size import LARGE_FETCH_BYTES, FetchSize, records_limit
+from kafkasafe.limits.fetch_size import LARGE_FETCH_BYTES, FetchSize
 
 __all__ = ["BatchFetcher"]
 
 # Limit for one call, in bytes of decompressed records. The limit of a fetch does not limit its decompressed content.
 _CALL_BYTES: Final = 256 * 1024 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """The end of records that an iterator has taken and returns one by one. The position follows each of them.
-
-    So the position says too late where to fetch, and which response is the next.
-
-    Attributes:
-        state: kafka-python's state of the partition.
-        after: Offset after the last record.
-        position: The position at which the partition goes on: behind markers, and records that compaction removed.
-    """
-
-    state: Any
-    after: int
-    position: OffsetAndMetadata
 
 
 def _records(fetch_offset: int, tp: TopicPartition, records: Any, *more: Any, **options: Any) -> Records:
@@ -70,20 +53,17 @@ class BatchFetcher(Fetcher):
 
     It also mends faults of kafka-python 3.0.12: a fetch that could not be sent blocks its broker (see
     `_create_fetch_requests`), an interrupt loses records (see `send_fetches`), records that an iterator holds are
-    fetched again (see `_Held`), damaged data is taken again for ever, and the data of a paused partition keeps the
-    response of all partitions in memory.
+    fetched again (see `HeldRecords`), damaged data is taken again for ever, and the data of a paused partition keeps
+    the response of all partitions in memory.
     """
 
     _wanted: Kind | None = None  # None: return records
     _left_bytes: int = _CALL_BYTES
     _sends: bool = False  # this call of `fetch_records` sends the next fetches
     _taken: bool = False  # the last look found records, which still have to be returned
-    _gave_records: bool = False  # the application has received records, not only batches
-    _gave_batches: bool = False
     _size: FetchSize | None = None  # None: the size that the application has set
-    _held: dict[TopicPartition, _Held]  # records of the last look that an iterator returns one by one
-    _postponed: list[Any]  # responses that follow them
-    _before: dict[TopicPartition, tuple[Any, OffsetAndMetadata]]  # what the present poll has taken records of
+    _held: HeldRecords
+    _took: TakenRecords
     _completed_fetches: Any
     _fetch_futures: Any
     _manager: Any
@@ -97,10 +77,9 @@ class BatchFetcher(Fetcher):
     _session_handlers: Any
 
     def begin_holding(self) -> None:
-        """Takes note, from now on, of the records that an iterator holds."""
-        self._held = {}
-        self._postponed = []
-        self._before = {}
+        """Takes note, from now on, of the records that a poll takes and that an iterator holds."""
+        self._held = HeldRecords(self._subscriptions)
+        self._took = TakenRecords(self._subscriptions)
 
     def choose_sizes(self) -> None:
         """Chooses `max_partition_fetch_bytes` from now on."""
@@ -110,22 +89,17 @@ class BatchFetcher(Fetcher):
 
     def sought(self, tp: TopicPartition) -> None:
         """Begins with small requests again, because the application sought: what was fetched is discarded."""
-        self._held = {}
-        self._before.pop(tp, None)
+        self._held.forget()
+        self._took.forget(tp)
         if self._size is not None:
             self._size.restart(time.monotonic())
-
-    def _size_limit(self) -> int:
-        """The largest size of the next request, for each partition."""
-        if not self._gave_batches:
-            return records_limit(len(self._subscriptions.assignment))
-        return 0 if self._gave_records else LARGE_FETCH_BYTES
 
     @contextlib.contextmanager
     def giving(self, kind: Kind) -> Iterator[None]:
         """Within this context, `fetched_records` returns lists of RecordBatches of this kind."""
         self._wanted = kind
-        self._gave_batches = True
+        if self._size is not None:
+            self._size.asked_for_batches()
         try:
             yield
         finally:
@@ -188,7 +162,7 @@ class BatchFetcher(Fetcher):
 
     def begin_poll(self) -> None:
         """The records that were taken before have been returned."""
-        self._before = {}
+        self._took.begin()
 
     def give_back_last(self, iterator: Any) -> None:
         """Moves the position back before the record that an iterator (`each_record`) has yielded in vain."""
@@ -202,10 +176,7 @@ class BatchFetcher(Fetcher):
         Ctrl-C may come while the records of a partition are decoded, after those of other partitions were taken. The
         records are fetched again.
         """
-        before, self._before = self._before, {}
-        for tp, (state, position) in before.items():
-            if self._subscriptions.assignment.get(tp) is state and state.position is not None:
-                self._subscriptions.place(state, position)
+        self._took.give_back()
 
     def fetched_records(self, max_records: int | None = None, update_offsets: bool = True) -> Any:
         """See kafka-python's."""
@@ -215,7 +186,7 @@ class BatchFetcher(Fetcher):
             # None.
             self._next_partition_records = None
         self._left_bytes = _CALL_BYTES
-        self._let_go_of_held()
+        self._held.let_go()
         self._let_resumed_go_on()
         parent: Any = super()
         try:
@@ -224,37 +195,13 @@ class BatchFetcher(Fetcher):
                 self._next_partition_records = None
                 records, partial = parent.fetched_records(max_records, update_offsets=update_offsets)
         finally:
-            if self._postponed:
+            if self._held.put_back_postponed(self._completed_fetches):
                 partial = True
-                self._completed_fetches.extendleft(reversed(self._postponed))
-                self._postponed = []
         self._own_what_is_paused()
         self._taken = bool(records)
-        if records and self._wanted is None:
-            self._gave_records = True
+        if records and self._wanted is None and self._size is not None:
+            self._size.returned_records()
         return records, partial
-
-    def _let_go_of_held(self) -> None:
-        """The iterator has returned its records: go on behind them."""
-        held, self._held = self._held, {}
-        for tp, end in held.items():
-            state = self._subscriptions.assignment.get(tp)
-            if state is end.state and state.is_fetchable() and state.position.offset == end.after:
-                self._subscriptions.place(state, end.position)
-
-    def _is_held(self, tp: TopicPartition) -> bool:
-        """Whether an iterator has not returned all records that it took. Any thread may call it."""
-        end = self._held.get(tp)
-        position = None if end is None else end.state.position
-        return end is not None and position is not None and position.offset < end.after
-
-    def _postpones(self, completed: Any) -> bool:
-        """Whether a response follows records that an iterator holds. Then it waits for the next call."""
-        end = self._held.get(completed.topic_partition)
-        if end is None or completed.fetched_offset != end.position.offset:
-            return False
-        self._postponed.append(completed)
-        return True
 
     def _resumed(self) -> list[TopicPartition]:
         """The partitions with records that waited while they were paused, and that may be returned now."""
@@ -310,8 +257,9 @@ class BatchFetcher(Fetcher):
             SaslAuthenticationFailedError: A broker refused the client. Later calls try it again.
         """
         if self._size is not None:
-            self._size.limit(self._size_limit())
-            self.config["max_partition_fetch_bytes"] = self._size.bytes
+            self.config["max_partition_fetch_bytes"] = self._size.next_bytes(
+                len(self._subscriptions.assignment)
+            )
         parent: Any = super()
         requests: Any = parent._create_fetch_requests()
         for node_id in list(requests):
@@ -384,8 +332,7 @@ class BatchFetcher(Fetcher):
     def _append(self, drained: Any, part: Any, max_records: int, update_offsets: bool) -> int:
         tp = part.topic_partition
         state = self._subscriptions.assignment.get(tp)
-        if state is not None and state.position is not None:
-            self._before.setdefault(tp, (state, state.position))
+        self._took.take(tp, state)
         if kind_of(part) is None:
             parent: Any = super()
             try:
@@ -396,9 +343,7 @@ class BatchFetcher(Fetcher):
                 raise
             if count and not update_offsets:
                 position = OffsetAndMetadata(part.next_fetch_offset, "", part.leader_epoch)
-                self._held[tp] = _Held(
-                    self._subscriptions.assignment.get(tp), drained[tp][-1].offset + 1, position
-                )
+                self._held.hold(tp, drained[tp][-1].offset + 1, position)
             return count
         if state is None or not state.is_fetchable() or state.position.offset != part.next_fetch_offset:
             part.drain()  # it was fetched for another kind of result

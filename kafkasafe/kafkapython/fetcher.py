@@ -101,7 +101,7 @@ class Fetcher(BatchFetcher):
         """Return the partitions of which no record waits, in a response or an iterator, and that do not rest."""
         parent: Any = super()
         resting = self.owner.parts.resting(time.monotonic())
-        return [tp for tp in parent._fetchable_partitions() if tp not in resting and not self._is_held(tp)]
+        return [tp for tp in parent._fetchable_partitions() if tp not in resting and not self._held.has(tp)]
 
     def _fetched_ahead(self) -> dict[TopicPartition, ResponseEnd]:
         """Return the partitions to fetch ahead, and where their next fetch begins."""
@@ -197,7 +197,7 @@ class Fetcher(BatchFetcher):
     def _parse_fetched_data(self, completed_fetch: Any) -> Any:
         if (rest := self._rest_before(completed_fetch)) is not None:
             return rest
-        if self._postpones(completed_fetch):
+        if self._held.postpones(completed_fetch):
             return None
         is_late = self.owner.followers.is_late(completed_fetch.partition_data)
         if not is_late and self.owner.responses.accept(completed_fetch):

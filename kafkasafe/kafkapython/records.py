@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator
-from itertools import chain, islice
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -61,9 +61,7 @@ class _Decoded:
         finally:
             count = len(taken) - before
             if count:
-                part.records_read += count
-                part.bytes_read += sum(islice(self.sizes, count))
-                part.working_offset = taken[-1].offset + 1
+                part.passed(count, sum(islice(self.sizes, count)), taken[-1].offset + 1)
         return most is None or count < most
 
 
@@ -85,14 +83,14 @@ class _Foreign:
         try:
             taken.extend(islice(self._records, most))
         finally:
-            part.records_read += inner.records_read - read_before[0]
-            part.bytes_read += inner.bytes_read - read_before[1]
-            if self._is_old:
-                part.working_offset = inner.next_fetch_offset
-            elif len(taken) > before:
-                part.working_offset = taken[-1].offset + 1
+            after = taken[-1].offset + 1 if len(taken) > before else None
+            part.passed(
+                inner.records_read - read_before[0],
+                inner.bytes_read - read_before[1],
+                inner.next_fetch_offset if self._is_old else after,
+            )
         if len(taken) > before:
-            part.skipping = False
+            part.reached()
         return most is None or len(taken) - before < most
 
 
@@ -153,6 +151,17 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
             return taken
         self.next_fetch_offset = self.working_offset
         return taken
+
+    def passed(self, records: int, size_bytes: int, next_offset: int | None) -> None:
+        """Counts records that were taken or skipped. The next one has this offset or a later one; None: as before."""
+        self.records_read += records
+        self.bytes_read += size_bytes
+        if next_offset is not None:
+            self.working_offset = next_offset
+
+    def reached(self) -> None:
+        """Notes that the requested offset is reached."""
+        self.skipping = False
 
     def _pieces(self, records: Any) -> Iterator[_Decoded | _Foreign]:
         """Yields the records batch by batch. Reads a batch only after the records before it were taken."""
@@ -258,13 +267,12 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
         for row in piece.rows:
             offset = row[_OFFSET_FIELD]
             if offset >= self.fetch_offset:
-                self.skipping = False
-                piece.rows = chain((row,), piece.rows)
+                self.reached()
+                piece.put_back(row)
                 break
             passed += 1
             self.working_offset = offset + 1
-        self.records_read += passed
-        self.bytes_read += sum(piece.sizes[:passed])
+        self.passed(passed, sum(piece.sizes[:passed]), None)
         del piece.sizes[:passed]
         return not self.skipping
 

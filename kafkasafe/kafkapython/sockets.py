@@ -36,13 +36,10 @@ _LEAST_VIEW_BYTES: Final = 64 * 1024
 
 
 class Timed(Protocol):
-    """A request whose bytes are being written.
+    """A request whose bytes are being written."""
 
-    Attributes:
-        written_at: When the request's last byte was written, monotonic seconds.
-    """
-
-    written_at: float
+    def written(self, now: float) -> None:
+        """Called when the request's last byte was written, with the time in monotonic seconds."""
 
 
 class _Incoming(KafkaBytes):
@@ -61,6 +58,10 @@ class _Incoming(KafkaBytes):
             waiting = getattr(parser, "in_flight_requests", None)
             if waiting and getattr(waiting[0], "request_api_key", None) == FetchRequest.API_KEY:
                 waiting[0] = _FetchHeader(waiting[0])
+
+    def grow(self, size: int) -> None:
+        """Note that this many bytes more were received."""
+        self._idx += size
 
     def read(self, nbytes: int | None = None) -> bytes | memoryview:
         """Return the next bytes, at most `nbytes`. A large part is a view of the response instead of a copy.
@@ -155,7 +156,7 @@ class _SocketMixin:
     _marks: collections.deque[tuple[int, Timed]] | None = None
 
     def mark(self, call: Timed) -> None:
-        """Sets `written_at` of a call as soon as all data that was passed to `write` so far is written."""
+        """Calls `written` of a call as soon as all data that was passed to `write` so far is written."""
         if self._marks is None:
             self._marks = collections.deque()
         self._marks.append((self._written + sum(map(len, self._write_buffer)), call))
@@ -168,7 +169,7 @@ class _SocketMixin:
         self._written += size
         marks = self._marks
         while marks and marks[0][0] <= self._written:
-            marks.popleft()[1].written_at = self.last_write
+            marks.popleft()[1].written(self.last_write)
 
     async def _read_from_sock(self) -> None:
         while self._read and not self._closed:
@@ -234,7 +235,7 @@ class _SocketMixin:
                 if not size:
                     return came, False, _closed_by_broker()
                 came += size
-                frame._idx += size
+                frame.grow(size)
         return came, True, None
 
     def _sock_recv(self) -> tuple[bytes, BaseException | None]:

@@ -59,7 +59,7 @@ class FetchSize:
         bytes: The size now.
     """
 
-    __slots__ = ("_least", "_limit", "_most", "_restarted_at", "_soon_s", "bytes")
+    __slots__ = ("_batches", "_least", "_limit", "_most", "_records", "_restarted_at", "_soon_s", "bytes")
 
     def __init__(self, least: int, most: int, timeout_s: float) -> None:
         self._least = least
@@ -67,6 +67,28 @@ class FetchSize:
         self._soon_s = min(_SOON_S, timeout_s / _SOON_SHARE)
         self._restarted_at = float("-inf")
         self.bytes = least
+        self._batches = False
+        self._records = False
+
+    def asked_for_batches(self) -> None:
+        """The application asks for whole batches."""
+        self._batches = True
+
+    def returned_records(self) -> None:
+        """The application gets records one by one."""
+        self._records = True
+
+    def next_bytes(self, partitions: int) -> int:
+        """Return the size of the next request, for each of this number of partitions.
+
+        If the application reads both records and batches, that is the first size: with larger responses, each change
+        between records and batches would discard more data.
+        """
+        if not self._batches:
+            self.limit(records_limit(partitions))
+        else:
+            self.limit(0 if self._records else LARGE_FETCH_BYTES)
+        return self.bytes
 
     def limit(self, most: int) -> None:
         """Use at most this size from now on, but not less than the first size, and not more than the largest one."""

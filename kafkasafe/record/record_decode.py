@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any, Final, NoReturn, TypeAlias
 
 import numpy as np
@@ -86,6 +86,10 @@ class Piece:
     end: int
     sizes: list[int]
     rows: Iterator[Row]
+
+    def put_back(self, row: Row) -> None:
+        """Puts a row that was taken before the others again."""
+        self.rows = chain((row,), self.rows)
 
 
 def read(body: bytes, at: int, count: int, place: Place) -> Piece | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kafkasafe.spark.java import java_column, java_frame
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
@@ -27,7 +29,7 @@ def map_in_arrow(
         schema: Schema of the result. The JVM has to parse a schema that is given as text.
         columns: The names of the data frame's columns, if they are known. Otherwise the JVM is asked for them.
     """
-    jdf: Any = getattr(df, "_jdf", None)
+    jdf = java_frame(df)
     if jdf is None:  # Spark Connect, whose client needs pandas anyway
         return df.mapInArrow(function, schema)
     from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
@@ -37,4 +39,4 @@ def map_in_arrow(
     make: Any = UserDefinedFunction
     udf = make(function, returnType=schema, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
     column = udf(*[df[f"`{name}`"] for name in columns or df.columns])
-    return ClassicDataFrame(jdf.mapInArrow(column._jc, False, None), df.sparkSession)
+    return ClassicDataFrame(jdf.mapInArrow(java_column(column), False, None), df.sparkSession)

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from kafkasafe.spark.java import jvm_of
+
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
@@ -142,7 +144,7 @@ def collect_rows(df: DataFrame, columns: Sequence[str], bound: Bound) -> list[An
         RowTooLargeError: A row is larger than the bound. No task has more rows than the bound.
         Exception: The job failed.
     """
-    guard = _guard(df.sparkSession.sparkContext._jvm, tuple(columns), bound)
+    guard = _guard(jvm_of(df.sparkSession), tuple(columns), bound)
     table = df.select(*guard.columns).where(guard.condition).toArrow()
     if np.max(table.column(_ROW).to_numpy(), initial=-1) >= bound.rows:
         return None

@@ -26,6 +26,7 @@ from pyspark.sql.streaming.listener import (
 
 from kafkasafe.errors import ConfigError
 from kafkasafe.spark import stats
+from kafkasafe.spark.java import gateway
 from kafkasafe.spark.outcomes import inbox
 from kafkasafe.spark.positions import Positions
 
@@ -227,11 +228,9 @@ def _expect_sources() -> None:
     Does nothing if this process has no JVM. With Spark Connect, the process may never have a JVM.
     """
     try:
-        from pyspark import SparkContext
-
-        gateway: Any = SparkContext._gateway
-        if gateway is not None:
-            inbox.expect_sources(int(gateway.jvm.java.lang.ProcessHandle.current().pid()))
+        connection = gateway()
+        if connection is not None:
+            inbox.expect_sources(int(connection.jvm.java.lang.ProcessHandle.current().pid()))
     except Exception as failed:  # py4j may raise any exception, and a missing count must not end a query
         log.debug("Spark's JVM process is unknown, so events of sources are not counted: %r", failed)
 

@@ -15,6 +15,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from kafkasafe.spark.java import java_session, jvm_of
 from kafkasafe.spark.txn import plan_digest
 
 if TYPE_CHECKING:
@@ -29,12 +30,12 @@ log = logging.getLogger("kafkasafe.spark")
 
 def _running_query(session: SparkSession, query_id: str | None) -> Any:
     """Returns Spark's Java object for a query that runs in this process's JVM; None if it is not available."""
-    jsession: Any = getattr(session, "_jsparkSession", None)
+    jsession = java_session(session)
     if jsession is None or not query_id:
         return None
     # A micro-batch runs in a cloned session, which does not list the running queries. The shared state lists them.
     queries = jsession.sharedState().activeStreamingQueries()
-    return queries.get(_names(session.sparkContext._jvm).uuid(query_id))
+    return queries.get(_names(jvm_of(session)).uuid(query_id))
 
 
 class _Names(NamedTuple):
@@ -65,7 +66,7 @@ def plan_of_query(session: SparkSession, query_id: str | None, batch_id: int) ->
         found = entries.get(batch_id)
         if not found.isDefined():
             return ""
-        buffer = _names(session.sparkContext._jvm).bytes()
+        buffer = _names(jvm_of(session)).bytes()
         entries.serialize(found.get(), buffer)
         return plan_digest(str(buffer.toString("UTF-8")))
     except Exception as failed:  # Spark's internals may differ; the sink then compares numbers of rows

@@ -20,6 +20,7 @@ from kafkasafe.spark.appender import FencedError, RestartError
 from kafkasafe.spark.arrow import map_in_arrow
 from kafkasafe.spark.collected import RowTooLargeError, Size, bound_of, collect_rows, later_size
 from kafkasafe.spark.failures import dead_worker
+from kafkasafe.spark.java import java_frame, jvm_of
 from kafkasafe.spark.option_values import error
 from kafkasafe.spark.plans import commits_are_validated, plan_of_query
 from kafkasafe.spark.session import Outcome, Session
@@ -374,7 +375,7 @@ class _Job:
             if previous is None or "headers" in self._columns
             else bound_of(previous, options.inline_bytes)
         )
-        if bound is None or getattr(self._df, "_jdf", None) is None:
+        if bound is None or java_frame(self._df) is None:
             return self._encoded_by_tasks()
         try:
             parts = collect_rows(self._df, self._columns, bound)
@@ -577,7 +578,7 @@ def _exchange_settings(df: DataFrame) -> dict[str, str]:
 
 def _is_adaptive(df: DataFrame) -> bool:
     """Returns whether adaptive execution may change the query's own plan. Without an exchange, it never does."""
-    jdf: Any = getattr(df, "_jdf", None)
+    jdf = java_frame(df)
     if jdf is None:
         return True
     if df.sparkSession.conf.get(_ADAPTIVE) == "false":
@@ -591,7 +592,7 @@ def _with_settings(df: DataFrame, settings: dict[str, str]) -> Iterator[DataFram
 
     Other queries of the session keep their own settings, except with Spark Connect.
     """
-    jdf: Any = getattr(df, "_jdf", None)
+    jdf = java_frame(df)
     if not settings:
         yield df
     elif jdf is None:
@@ -603,12 +604,12 @@ def _with_settings(df: DataFrame, settings: dict[str, str]) -> Iterator[DataFram
 
         # Settings belong to a session, and other queries use the session at the same time. So the plan runs in a copy
         # of the session. Copying takes milliseconds.
-        context: Any = df.sparkSession.sparkContext
+        session = df.sparkSession
         copy = jdf.sparkSession().cloneSession()
         for name, value in settings.items():
             copy.conf().set(name, value)
-        plan = context._jvm.org.apache.spark.sql.classic.Dataset.ofRows(copy, jdf.logicalPlan())
-        yield ClassicDataFrame(plan, SparkSession(context, copy))
+        plan = jvm_of(session).org.apache.spark.sql.classic.Dataset.ofRows(copy, jdf.logicalPlan())
+        yield ClassicDataFrame(plan, SparkSession(session.sparkContext, copy))
 
 
 # (session, setting) → (number of current users, original value). Only for Spark Connect: its sessions cannot be copied.

@@ -71,50 +71,204 @@ class Effects:
     hang_up: bool = False
 
 
+class Intervention:
+    """What a rule changes, and for which requests. `Rule` configures it, and `Rules` applies it on the proxy's thread.
+
+    Args:
+        changed: Notified when the intervention has acted.
+        api: The API of the requests; None for any.
+        topic: The topic that a request must name; None for any.
+        partition: The partition of this topic; None for any.
+
+    Attributes:
+        hits: How often it has acted.
+        unforwarded: What happens instead of forwarding the request: "answer", "drop" or "hang up"; "": it is forwarded.
+        effects: The effects on a response as a whole.
+        fields: The fields to set, in order: (level, fields).
+    """
+
+    def __init__(
+        self, changed: threading.Condition, api: Api | None, topic: str | None, partition: int | None
+    ) -> None:
+        self.api = api
+        self.topic = topic
+        self.partition = partition
+        self.hits = 0
+        self.unforwarded = ""
+        self.effects = Effects()
+        self.fields: list[tuple[Level, dict[str, Any]]] = []
+        self._changed = changed
+        self._predicates: list[Callable[[Exchange], bool]] = []
+        self._skip = 0
+        self._times: int | None = None
+        self._edits: list[Edit] = []
+        self._leaves_out = False
+        self._additions: list[tuple[str, int, dict[str, Any]]] = []
+
+    def __str__(self) -> str:
+        name = "any request" if self.api is None else self.api.name
+        where = "" if self.topic is None else f" of {self.topic}"
+        where += "" if self.partition is None else f"-{self.partition}"
+        return f"{name}{where}"
+
+    # -- Configuration -------------------------------------------------------------------------------------------
+
+    def require(self, predicate: Callable[[Exchange], bool]) -> None:
+        """Acts only if the predicate returns True."""
+        self._predicates.append(predicate)
+
+    def skip(self, count: int) -> None:
+        """Ignores the first `count` matching requests."""
+        self._skip = count
+
+    def limit(self, times: int | None) -> None:
+        """Acts at most that often; None: leaves the limit as it is."""
+        if times is not None:
+            self._times = times
+
+    def hold_back(self, instead: str) -> None:
+        """Forwards no request. See `unforwarded`."""
+        self.unforwarded = instead
+
+    def edit(self, change: Edit) -> None:
+        """Calls `change` with each exchange."""
+        self._edits.append(change)
+
+    def leave_out(self) -> None:
+        """Removes the topic or partition from the answer."""
+        self._leaves_out = True
+
+    def add(self, topic: str, partition: int, fields: dict[str, Any]) -> None:
+        """Adds a partition to the answer."""
+        self._additions.append((topic, partition, fields))
+
+    def known_api(self) -> Api:
+        """Returns the API whose answers are changed.
+
+        Raises:
+            UsageError: It is not one API.
+        """
+        if self.api is None:
+            raise UsageError("Only the answers of one API can be changed: name it in on()")
+        return self.api
+
+    def answer(self, code: int, level: Level | None, fields: Mapping[str, Any]) -> None:
+        """Puts an error into the answer. See `Rule.answer`."""
+        api = self.known_api()
+        if level is None:
+            level = self._default_level(api)
+        name = api.error_field(level)
+        if name is None:
+            raise UsageError(f"{api.name} has no error code at level {level!r}")
+        beside = api.beside_error(level) if code else {}
+        others = [(api.level_of(key), {key: value}) for key, value in fields.items()]
+        self.fields += [(level, {**beside, name: code}), *others]
+
+    def _default_level(self, api: Api) -> Level:
+        levels: tuple[Level, ...] = ("partition", "topic", "top")
+        if api.name == "Metadata":
+            levels = ("partition",) if self.partition is not None else ("topic",)
+        for level in levels:
+            if api.error_field(level) is not None:
+                return level
+        raise UsageError(f"{api.name} has no error code")
+
+    # -- On the proxy's thread -----------------------------------------------------------------------------------
+
+    @property
+    def spent(self) -> bool:
+        """Whether it has acted as often as it may."""
+        return self._times is not None and self.hits >= self._times
+
+    @property
+    def changes_answers(self) -> bool:
+        """Whether it changes the content of answers."""
+        return bool(self.fields or self._edits or self._leaves_out or self._additions)
+
+    def fits(self, name: str, partitions: Iterable[tuple[str, int]]) -> bool:
+        """Returns whether it matches a request or answer of this API that names these partitions."""
+        if self.api is not None and self.api.name != name:
+            return False
+        return self.topic is None or any(self.names(*which) for which in partitions)
+
+    def names(self, topic: str, partition: int) -> bool:
+        """Returns whether it concerns this partition."""
+        return self.topic in {None, topic} and self.partition in {None, partition}
+
+    def acts(self, exchange: Exchange) -> bool:
+        """Returns whether it acts on this matching exchange, and counts it."""
+        if self.spent or not all(predicate(exchange) for predicate in self._predicates):
+            return False
+        if self._skip:
+            self._skip -= 1
+            return False
+        with self._changed:
+            self.hits += 1
+            self._changed.notify_all()
+        return True
+
+    def set_fields(self, level: Level, target: Any) -> None:
+        """Sets the fields of one level."""
+        for at, fields in self.fields:
+            if at == level:
+                if level == "top":
+                    frames.assign_outside(target, fields)
+                else:
+                    frames.assign(target, fields)
+
+    def change(self, exchange: Exchange, response: frames.Response, names: Mapping[uuid.UUID, str]) -> None:
+        """Changes an answer."""
+        self.set_fields("top", response.message)
+        for spot in frames.spots(response.message, names):
+            partitions = spot.partitions or []
+            if self.topic not in {None, spot.name}:
+                continue
+            if self._leaves_out and (self.partition is None or not partitions):
+                spot.container.remove(spot.topic)
+                continue
+            if self.partition is None or self.partition in spot.numbers():
+                self.set_fields("topic", spot.topic)
+            for entry in [e for e in partitions if self.names(spot.name, spot.number_of(e))]:
+                if self._leaves_out:
+                    partitions.remove(entry)
+                elif spot.number is not None:
+                    self.set_fields("partition", entry)
+        for topic, partition, fields in self._additions:
+            frames.assign(frames.put(response, names, topic, partition), fields)
+        for change in self._edits:
+            change(exchange)
+
+
 class Rule:
     """The faults that the proxy causes for matching requests and responses. Made by `FaultProxy.on`; thread-safe.
 
     The effects of its methods accumulate, and each method returns the rule. Each call takes effect at once. So
     configure related effects in one call, or begin with `when`. Rules act in the order in which they were made. If two
     set the same field, the later one wins.
-
-    Attributes:
-        hits: How often the rule has acted.
     """
 
-    def __init__(self, _rules: Rules, api: Api | None, topic: str | None, partition: int | None) -> None:
-        self.hits = 0
+    def __init__(self, _rules: Rules, _intervention: Intervention) -> None:
         self._rules = _rules
-        self._api = api
-        self._topic = topic
-        self._partition = partition
-        self._predicates: list[Callable[[Exchange], bool]] = []
-        self._skip = 0
-        self._times: int | None = None
-        # The fields to set, in order: (level, fields).
-        self._fields: list[tuple[Level, dict[str, Any]]] = []
-        self._edits: list[Edit] = []
-        self._leave_out = False
-        self._additions: list[tuple[str, int, dict[str, Any]]] = []
-        self._effects = Effects()
-        self._unforwarded: str = ""  # "answer", "drop", "hang up"; "" forwards the request
+        self._does = _intervention
+
+    @property
+    def hits(self) -> int:
+        """How often the rule has acted."""
+        return self._does.hits
 
     def __repr__(self) -> str:
-        name = "any request" if self._api is None else self._api.name
-        where = "" if self._topic is None else f" of {self._topic}"
-        where += "" if self._partition is None else f"-{self._partition}"
-        return f"<Rule for {name}{where}, {self.hits} hits>"
+        return f"<Rule for {self._does}, {self.hits} hits>"
 
     # -- Conditions ----------------------------------------------------------------------------------------------
 
     def when(self, predicate: Callable[[Exchange], bool]) -> Self:
         """Acts only if the predicate returns True. The proxy's thread calls it, so it must not block."""
-        self._predicates.append(predicate)
+        self._does.require(predicate)
         return self
 
     def after(self, count: int) -> Self:
         """Ignores the first `count` matching requests."""
-        self._skip = count
+        self._does.skip(count)
         return self
 
     # -- Changes of the answer -----------------------------------------------------------------------------------
@@ -137,7 +291,7 @@ class Rule:
         Raises:
             UsageError: The API's answers have no such field.
         """
-        self._answer(code, level, fields)
+        self._does.answer(code, level, fields)
         return self._limit(times)
 
     def answer_without_forwarding(
@@ -149,8 +303,8 @@ class Rule:
         A Metadata request is forwarded nevertheless, without the topic if it names it, because the answer must name the
         brokers.
         """
-        self._answer(code, level, fields)
-        self._unforwarded = "answer"
+        self._does.answer(code, level, fields)
+        self._does.hold_back("answer")
         return self._limit(times)
 
     def set(self, *, times: int | None = None, **fields: Any) -> Self:
@@ -160,22 +314,22 @@ class Rule:
             UsageError: The API's answers have no such field.
         """
         for name, value in fields.items():
-            self._fields.append((self._known().level_of(name), {name: value}))
+            self._does.fields.append((self._does.known_api().level_of(name), {name: value}))
         return self._limit(times)
 
     def edit(self, change: Edit, *, times: int | None = None) -> Self:
         """Calls `change` with the exchange on the proxy's thread. It may modify the exchange's `response`."""
-        self._edits.append(change)
+        self._does.edit(change)
         return self._limit(times)
 
     def leave_out(self, *, times: int | None = None) -> Self:
         """Removes the rule's topic or partition from the answer."""
-        self._leave_out = True
+        self._does.leave_out()
         return self._limit(times)
 
     def add(self, topic: str, partition: int, *, times: int | None = None, **fields: Any) -> Self:
         """Adds a partition to the answer that the request did not name."""
-        self._additions.append((topic, partition, fields))
+        self._does.add(topic, partition, fields)
         return self._limit(times)
 
     # -- Delivery ------------------------------------------------------------------------------------------------
@@ -189,20 +343,20 @@ class Rule:
             mute: True: nothing more arrives on this connection, as after a network failure. False: later answers
                 arrive, which no real broker would do.
         """
-        self._effects.drop = True
-        self._effects.mute = mute
+        self._does.effects.drop = True
+        self._does.effects.mute = mute
         if not forward:
-            self._unforwarded = "drop"
+            self._does.hold_back("drop")
         return self._limit(times)
 
     def delay(self, seconds: float, *, times: int | None = None) -> Self:
         """Delays the answer, and all later ones on the connection, by that much."""
-        self._effects.delay_s = seconds
+        self._does.effects.delay_s = seconds
         return self._limit(times)
 
     def duplicate(self, copies: int = 2, *, times: int | None = None) -> Self:
         """Delivers the answer this many times."""
-        self._effects.copies = copies
+        self._does.effects.copies = copies
         return self._limit(times)
 
     def truncate(self, size_bytes: int, *, times: int | None = None, hang_up: bool = False) -> Self:
@@ -214,23 +368,23 @@ class Rule:
             hang_up: True: the size field has the full size, and the connection closes in the middle. False: the frame
                 is complete, but its content is too short.
         """
-        self._effects.truncate_to = size_bytes
-        self._effects.hang_up = hang_up
+        self._does.effects.truncate_to = size_bytes
+        self._does.effects.hang_up = hang_up
         return self._limit(times)
 
     def hang_up(self, *, times: int | None = None, forward: bool = True) -> Self:
         """Closes the connection instead of answering; with `forward=False` before the broker gets the request."""
-        self._effects.drop = True
-        self._effects.hang_up = True
+        self._does.effects.drop = True
+        self._does.effects.hang_up = True
         if not forward:
-            self._unforwarded = "hang up"
+            self._does.hold_back("hang up")
         return self._limit(times)
 
     # -- Lifecycle -----------------------------------------------------------------------------------------------
 
     def remove(self) -> None:
         """Ends the rule. `hits` keeps its value."""
-        self._rules.remove(self)
+        self._rules.remove(self._does)
 
     def wait(self, hits: int = 1, timeout_s: float = 10.0) -> None:
         """Waits until the rule has acted this often.
@@ -242,90 +396,9 @@ class Rule:
             if not self._rules.changed.wait_for(lambda: self.hits >= hits, timeout_s):
                 raise TimeoutError(f"{self!r}: fewer than {hits} hits within {timeout_s} s")
 
-    # -- On the proxy's thread -----------------------------------------------------------------------------------
-
-    def _known(self) -> Api:
-        if self._api is None:
-            raise UsageError("Only the answers of one API can be changed: name it in on()")
-        return self._api
-
     def _limit(self, times: int | None) -> Self:
-        if times is not None:
-            self._times = times
+        self._does.limit(times)
         return self
-
-    def _answer(self, code: int, level: Level | None, fields: Mapping[str, Any]) -> None:
-        api = self._known()
-        if level is None:
-            level = self._default_level(api)
-        name = api.error_field(level)
-        if name is None:
-            raise UsageError(f"{api.name} has no error code at level {level!r}")
-        beside = api.beside_error(level) if code else {}
-        others = [(api.level_of(key), {key: value}) for key, value in fields.items()]
-        self._fields += [(level, {**beside, name: code}), *others]
-
-    def _default_level(self, api: Api) -> Level:
-        levels: tuple[Level, ...] = ("partition", "topic", "top")
-        if api.name == "Metadata":
-            levels = ("partition",) if self._partition is not None else ("topic",)
-        for level in levels:
-            if api.error_field(level) is not None:
-                return level
-        raise UsageError(f"{api.name} has no error code")
-
-    @property
-    def _spent(self) -> bool:
-        return self._times is not None and self.hits >= self._times
-
-    def _fits(self, name: str, partitions: Iterable[tuple[str, int]]) -> bool:
-        if self._api is not None and self._api.name != name:
-            return False
-        return self._topic is None or any(self._names(*which) for which in partitions)
-
-    def _names(self, topic: str, partition: int) -> bool:
-        return self._topic in {None, topic} and self._partition in {None, partition}
-
-    def _acts(self, exchange: Exchange) -> bool:
-        """Returns whether the rule acts on this matching exchange, and counts it."""
-        if self._spent or not all(predicate(exchange) for predicate in self._predicates):
-            return False
-        if self._skip:
-            self._skip -= 1
-            return False
-        with self._rules.changed:
-            self.hits += 1
-            self._rules.changed.notify_all()
-        return True
-
-    def _set_fields(self, level: Level, target: Any) -> None:
-        for at, fields in self._fields:
-            if at == level:
-                if level == "top":
-                    frames.assign_outside(target, fields)
-                else:
-                    frames.assign(target, fields)
-
-    def _change(self, exchange: Exchange, response: frames.Response, names: Mapping[uuid.UUID, str]) -> None:
-        self._set_fields("top", response.message)
-        for spot in frames.spots(response.message, names):
-            partitions = spot.partitions or []
-            if self._topic not in {None, spot.name}:
-                continue
-            if self._leave_out and (self._partition is None or not partitions):
-                spot.container.remove(spot.topic)
-                continue
-            if self._partition is None or self._partition in spot.numbers():
-                self._set_fields("topic", spot.topic)
-            for entry in [e for e in partitions if self._names(spot.name, spot.number_of(e))]:
-                if self._leave_out:
-                    partitions.remove(entry)
-                elif spot.number is not None:
-                    self._set_fields("partition", entry)
-        for topic, partition, fields in self._additions:
-            frames.assign(frames.put(response, names, topic, partition), fields)
-        for change in self._edits:
-            change(exchange)
 
 
 @dataclass(slots=True, eq=False)
@@ -334,9 +407,9 @@ class Pending:
 
     call: Call
     request: frames.RequestFrame
-    applied: list[Rule] = field(default_factory=list)
+    applied: list[Intervention] = field(default_factory=list)
     """Rules that acted before the request was forwarded."""
-    synthetic: list[tuple[Rule, str, int]] = field(default_factory=list)
+    synthetic: list[tuple[Intervention, str, int]] = field(default_factory=list)
     """(rule, topic, partition) of the parts that the broker did not get; partition -1 for the topic as a whole."""
     forwarded: bool = True
     silent: bool = False
@@ -356,22 +429,22 @@ class Rules:
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self._all: tuple[Rule, ...] = ()
+        self._all: tuple[Intervention, ...] = ()
 
     def __len__(self) -> int:
         return len(self._all)
 
     def add(self, api: Api | None, topic: str | None, partition: int | None) -> Rule:
         """Makes a rule."""
-        rule = Rule(self, api, topic, partition)
+        intervention = Intervention(self.changed, api, topic, partition)
         with self.changed:
-            self._all = (*self._all, rule)
-        return rule
+            self._all = (*self._all, intervention)
+        return Rule(self, intervention)
 
-    def remove(self, rule: Rule) -> None:
+    def remove(self, intervention: Intervention) -> None:
         """Ends a rule."""
         with self.changed:
-            self._all = tuple(other for other in self._all if other is not rule)
+            self._all = tuple(other for other in self._all if other is not intervention)
 
     def clear(self) -> None:
         """Ends all rules."""
@@ -382,19 +455,19 @@ class Rules:
 
     def concern(self, api: Api) -> bool:
         """Returns whether a rule may act on answers of this API."""
-        return any(rule._api in {None, api} and not rule._spent for rule in self._all)
+        return any(rule.api in {None, api} and not rule.spent for rule in self._all)
 
     def hold_back(self, pending: Pending, frame: bytes, names: Mapping[uuid.UUID, str]) -> bytes:
         """Applies rules before the broker gets the request. Returns the frame for the broker, without its size."""
         request = pending.request
         changed = False
         for rule in self._all:
-            if not rule._unforwarded or not rule._fits(pending.call.api, pending.call.partitions):
+            if not rule.unforwarded or not rule.fits(pending.call.api, pending.call.partitions):
                 continue
-            if not rule._acts(Exchange(pending.call, request.message)):
+            if not rule.acts(Exchange(pending.call, request.message)):
                 continue
             pending.applied.append(rule)
-            if rule._unforwarded != "answer":
+            if rule.unforwarded != "answer":
                 _add_effects(pending, rule)
                 pending.forwarded = False
                 pending.silent = True
@@ -402,12 +475,12 @@ class Rules:
             before = len(pending.synthetic)
             for spot in frames.spots(request.message, names):
                 if spot.partitions:
-                    for entry in [e for e in spot.partitions if rule._names(spot.name, spot.number_of(e))]:
+                    for entry in [e for e in spot.partitions if rule.names(spot.name, spot.number_of(e))]:
                         spot.partitions.remove(entry)
                         pending.synthetic.append((rule, spot.name, spot.number_of(entry)))
                     empty = not spot.partitions
                 else:
-                    empty = rule._topic in {None, spot.name}
+                    empty = rule.topic in {None, spot.name}
                     if empty:
                         pending.synthetic.append((rule, spot.name, -1))
                 if empty:
@@ -423,10 +496,10 @@ class Rules:
     def apply_blind(self, pending: Pending) -> None:
         """Applies rules to an answer that is not decoded."""
         for rule in self._all:
-            known = rule._api is None or rule._api is pending.request.api
-            if known and not rule._unforwarded and rule._fits(pending.call.api, pending.call.partitions):
+            known = rule.api is None or rule.api is pending.request.api
+            if known and not rule.unforwarded and rule.fits(pending.call.api, pending.call.partitions):
                 exchange = Exchange(pending.call, pending.request.message)
-                if rule._acts(exchange):
+                if rule.acts(exchange):
                     _add_effects(pending, rule)
 
     def apply(self, pending: Pending, response: frames.Response, names: Mapping[uuid.UUID, str]) -> bool:
@@ -437,35 +510,35 @@ class Rules:
         for rule in pending.applied:
             _add_effects(pending, rule)
             if any(rule is other for other, _, _ in pending.synthetic):
-                rule._set_fields("top", message)
+                rule.set_fields("top", message)
             else:
-                rule._change(exchange, response, names)
+                rule.change(exchange, response, names)
             changed = True
         for rule, topic, partition in pending.synthetic:
             api = pending.request.api
             lone = partition < 0 or (api is not None and api.error_field("partition") is None)
             entry = frames.put(response, names, topic, None if lone else partition)
-            rule._set_fields("topic" if lone else "partition", entry)
+            rule.set_fields("topic" if lone else "partition", entry)
         named = [
             (spot.name, number) for spot in frames.spots(message, names) for number in spot.numbers() or [-1]
         ] or list(pending.call.partitions)
         for rule in self._all:
-            if rule._unforwarded and not (
+            if rule.unforwarded and not (
                 # A request cannot ask for all topics except one.
-                rule._unforwarded == "answer" and pending.call.api == "Metadata" and not pending.applied
+                rule.unforwarded == "answer" and pending.call.api == "Metadata" and not pending.applied
             ):
                 continue
-            if not rule._fits(pending.call.api, named) or not rule._acts(exchange):
+            if not rule.fits(pending.call.api, named) or not rule.acts(exchange):
                 continue
             _add_effects(pending, rule)
-            if rule._fields or rule._edits or rule._leave_out or rule._additions:
-                rule._change(exchange, response, names)
+            if rule.changes_answers:
+                rule.change(exchange, response, names)
                 changed = True
         return changed
 
 
-def _add_effects(pending: Pending, rule: Rule) -> None:
-    mine, more = pending.effects, rule._effects
+def _add_effects(pending: Pending, rule: Intervention) -> None:
+    mine, more = pending.effects, rule.effects
     mine.delay_s += more.delay_s
     mine.copies = max(mine.copies, more.copies)
     if more.truncate_to is not None:

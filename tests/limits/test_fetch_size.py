@@ -110,3 +110,14 @@ def test_the_first_size_may_be_the_largest():
     size = FetchSize(4 * MB, MB, 30)
     size.answered(4 * MB, 0, 0.01)
     assert size.bytes == 4 * MB
+
+
+def test_who_reads_records_and_batches_gets_requests_of_the_first_size():
+    size = FetchSize(MB, 8 * MB, 30)
+    size.asked_for_batches()
+    assert size.next_bytes(1) == MB
+    for sent_at in range(10):
+        size.answered(size.bytes, sent_at, sent_at + 0.1)
+    assert size.next_bytes(1) == 8 * MB
+    size.returned_records()
+    assert size.next_bytes(1) == MB

@@ -117,7 +117,7 @@ class Level:
         self.client_id = "c"
         self._reading = definition, (), value
 
-    def _samples(self):
+    def metric_samples(self):
         yield self._reading
 
 

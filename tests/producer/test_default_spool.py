@@ -177,7 +177,7 @@ def test_what_is_not_delivered_by_itself_is_reported_with_the_command_that_does(
     assert f"20 records are pending in {former}" in caplog.text
     assert event.command in caplog.text
     harness.until(
-        lambda: ("orphaned_spool_records", 20) in [(d.name, n) for d, _, n in producer._samples()], 60
+        lambda: ("orphaned_spool_records", 20) in [(d.name, n) for d, _, n in producer.metric_samples()], 60
     )
     producer.send(topic, b"own").get(60)
     assert some_broker.end_offset(topic) == before + 1

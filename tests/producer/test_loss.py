@@ -336,7 +336,9 @@ def test_what_was_removed_proves_nothing(kafka_cluster, producers, tmp_path):
         harness.until(lambda: reads(6))
         for client in (reader, safe.producer):
             found = [
-                reading[1:] for reading in client._samples() if reading[0].name == "loss_checks_inconclusive"
+                reading[1:]
+                for reading in client.metric_samples()
+                if reading[0].name == "loss_checks_inconclusive"
             ]
             assert found == [((topic,), 1)]
     (told,) = safe.seen(events.LossCheckInconclusive)

@@ -171,7 +171,7 @@ def test_an_open_batch_whose_partitions_are_unknown_becomes_no_batch_that_is_too
         futures.append(producer.send("late", b"last", KEYS[0]))
         producer.durable()
         assert (
-            max(each.size_bytes for future in futures for each in future._open_batch.parcels)
+            max(each.size_bytes for future in futures for each in future.open_batch.parcels)
             <= 50_000 + codec.HEADER_BYTES
         )
         cluster.create_topic("late", partitions=PARTITIONS)

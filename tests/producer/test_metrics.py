@@ -266,7 +266,7 @@ class Counting:
         self.time = Histogram()
         self.time.observe(0.003, count)
 
-    def _samples(self):
+    def metric_samples(self):
         yield self.COUNT, ("a",), self.count
         yield self.LEVEL, (), self.level
         yield self.TIME, (), self.time
@@ -366,7 +366,7 @@ def test_sources_that_are_gone_leave_where_nobody_scrapes():
     class Source:
         client_id = "job"
 
-        def _samples(self):
+        def metric_samples(self):
             return []
 
     collector = Collector()

@@ -173,7 +173,7 @@ def test_memory_is_bounded_in_an_outage_and_nothing_accepted_is_dropped(broker, 
         SpoolFullError, match=r"No room in memory \(spool='never', spool_max_bytes=16777216\)"
     ):
         fill()
-    kept = {definition.name: number for definition, _, number in producer._samples()}
+    kept = {definition.name: number for definition, _, number in producer.metric_samples()}
     assert 10 * MIB < kept["spool_bytes"] <= kept["spool_capacity_bytes"] == 16 * MIB
     assert producer.metrics(raw=True).get("fsync_count", 0) == 0
     # The journal's own notes are no growth that nobody counts.
@@ -189,7 +189,7 @@ def test_memory_is_bounded_in_an_outage_and_nothing_accepted_is_dropped(broker, 
         futures[0].durable(0.1)
     broker.proxy.restore()
     producer.durable(120)
-    assert {d.name: n for d, _, n in producer._samples()}["spool_bytes"] == 0
+    assert {d.name: n for d, _, n in producer.metric_samples()}["spool_bytes"] == 0
     numbers = harness.numbers_of(harness.read_log(broker.servers, topic)[0])
     assert numbers == list(range(len(futures) + 1))
     producer.close()

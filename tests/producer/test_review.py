@@ -410,7 +410,7 @@ def test_a_deleted_topic_stays_deleted_and_is_forgotten(kafka, producers, monkey
     producer = producers(kafka.bootstrap_servers, **options)
     lives_on(producer, other)
     harness.until(lambda: known(producer) == {other}, 120)
-    harness.until(lambda: topic not in producer._parts.cluster._refresher._watched, 120)
+    harness.until(lambda: topic not in producer._parts.cluster._topics.names, 120)
     producer.close()
     assert not exists(topic)
     producer = producers(kafka.bootstrap_servers, **options)

@@ -207,7 +207,7 @@ def test_a_signal_handler_in_the_middle_of_add_callback(fake_kafka, producers, a
             before.add_callback(note["before"])
         future = producer.send("t", b"2", b"b")
         act = {
-            "sealed": lambda: producer._parts.accumulator.seal_one(future._open_batch),
+            "sealed": lambda: producer._parts.accumulator.seal_one(future.open_batch),
             "acknowledged": lambda: producer.flush(60),
             "another": lambda: future.add_callback(note["second"]),
         }[what]

@@ -318,7 +318,7 @@ def test_no_socket_is_left_of_refused_connections(free_port: int, tmp_path: Path
         consumer = SafeConsumer("t", **quick, api_version=(2, 8))
         with opened(quick.pop("bootstrap_servers"), **quick) as transport:
             producer.send("t", b"v").durable(60)
-            until(lambda: consumer.poll(10) or transport._refresher.failed >= 10, 120)
+            until(lambda: consumer.poll(10) or transport._reachability.failed >= 10, 120)
         producer.close(timeout=0)
         consumer.close()
         gc.collect()
@@ -369,7 +369,7 @@ def test_close_answers_what_is_parked(free_port: int) -> None:
     with opened(
         f"127.0.0.1:{free_port}", reconnect_backoff_ms=60000, reconnect_backoff_max_ms=60000
     ) as transport:
-        until(lambda: transport._refresher.failed)
+        until(lambda: transport._reachability.failed)
         transport.init_producer_id(replies)
         transport.list_offset("t", 0, -1, replies)
         transport.refresh_metadata(["u"], replies)
@@ -410,7 +410,7 @@ def test_impossible_topics_fail_and_do_not_spoil_metadata(free_port: int, call: 
         assert isinstance(result.error, error)
         assert result.code == 17
         assert not result.sent
-        assert not transport._refresher._watched
+        assert not transport._topics.names
 
 
 def test_a_forked_child_is_told(free_port: int) -> None:
@@ -527,11 +527,11 @@ def test_a_crash_of_the_network_thread_leaves_nobody_waiting_and_another_takes_i
     with opened(
         f"127.0.0.1:{free_port}", reconnect_backoff_ms=60000, reconnect_backoff_max_ms=60000
     ) as transport:
-        until(lambda: transport._refresher.failed)
+        until(lambda: transport._reachability.failed)
         replies = Replies()
         transport.produce([ProduceRequest("a", "t", 0, plain_batch())], -1, 1000, replies.produced)
         replies.nothing_more(0.1)
-        failed, crashed = transport._refresher.failed, transport._network.loop
+        failed, crashed = transport._reachability.failed, transport._network.loop
         crashed._schedule_tasks = lambda: 1 / 0
         transport.produce([ProduceRequest("b", "t", 0, plain_batch())], -1, 1000, replies.produced)
         (first, result), *_ = replies.take(1)
@@ -539,7 +539,7 @@ def test_a_crash_of_the_network_thread_leaves_nobody_waiting_and_another_takes_i
         until(lambda: transport._network.loop is not crashed)
         assert not transport.closed
         # It looks for a broker again, with connections of its own.
-        until(lambda: transport._refresher.failed > failed)
+        until(lambda: transport._reachability.failed > failed)
         thread = transport._life.thread
     assert transport.closed
     assert not thread.is_alive()
@@ -571,8 +571,8 @@ def test_a_network_thread_that_crashes_each_time_is_not_started_in_a_hurry_and_c
 
 def test_a_step_that_fails_does_not_end_the_network_thread(mocker: MockerFixture, free_port: int) -> None:
     with opened(f"127.0.0.1:{free_port}") as transport:
-        until(lambda: transport._refresher.failed)
-        net, failed = transport._network.loop, transport._refresher.failed
+        until(lambda: transport._reachability.failed)
+        net, failed = transport._network.loop, transport._reachability.failed
         gathered = mocker.patch.object(transport._mailbox, "_at_end", side_effect=ZeroDivisionError)
 
         async def waits() -> None:
@@ -581,7 +581,7 @@ def test_a_step_that_fails_does_not_end_the_network_thread(mocker: MockerFixture
         net.call_soon(waits)
         transport.refresh_metadata(["t"], Replies())
         until(lambda: gathered.call_count >= 2)
-        until(lambda: transport._refresher.failed > failed)
+        until(lambda: transport._reachability.failed > failed)
         assert transport._network.loop is net
 
 

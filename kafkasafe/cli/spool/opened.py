@@ -109,7 +109,7 @@ class OpenSpool:
         ended = self._pump.stats.records.copy()
         return sum(count for (_, how), count in ended.items() if how == wanted)
 
-    def _samples(self) -> Iterable[Sample]:
+    def metric_samples(self) -> Iterable[Sample]:
         """Return the values that `kafkasafe.metrics` collects."""
         return producer_samples(self._pump, closed=self._parts.lifecycle.closed is not None)
 

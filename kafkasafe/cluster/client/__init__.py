@@ -13,7 +13,10 @@ Each module uses only those listed before it:
     schedule.py      the times of metadata requests
     link.py          the connection to one broker; links.py all of them, and the silent ones
     produce_call.py  one Produce request, and the state that all of them share
-    refresher.py     metadata requests, their effects, and requests that wait for them
+    reachability.py  whether the cluster answers
+    watched_topics.py    the topics that metadata requests name
+    awaiting_metadata.py     what waits for an answer about metadata
+    refresher.py     metadata requests and their effects
     router.py        the choice of the broker for a request
     produce_router.py    batches become requests to leaders, in order
     questions.py         requests to a leader; broker_questions.py: to a certain broker, or to any

@@ -48,6 +48,10 @@ class Call:
         self.written_at = 0.0
         """When the request's last byte was passed to the network; 0 before that."""
 
+    def written(self, now: float) -> None:
+        """Notes that the request's last byte was passed to the network."""
+        self.written_at = now
+
     def begin(self, now: float) -> None:
         """Notes that the call waits for a connection from now on."""
         self.deadline = now + self._wait_s

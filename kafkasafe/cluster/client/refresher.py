@@ -9,24 +9,20 @@ import functools
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any
 
 import kafka.errors as kafka_errors
-from kafka.util import ensure_valid_topic_name
 
-from kafkasafe.cluster.api import (
-    Failure,
-    MetadataRefreshed,
-    Reply,
-    TopicInfo,
-    in_words,
-)
+from kafkasafe.cluster.api import Failure, MetadataRefreshed, Reply, TopicInfo
 from kafkasafe.cluster.backoff import Backoff
+from kafkasafe.cluster.client.awaiting_metadata import AwaitingMetadata, ParkedRequest, Waiting
 from kafkasafe.cluster.client.calls import QuestionCall
 from kafkasafe.cluster.client.link import BrokerLink
 from kafkasafe.cluster.client.links import Links
 from kafkasafe.cluster.client.mailbox import Mailbox
+from kafkasafe.cluster.client.reachability import Reachability
 from kafkasafe.cluster.client.schedule import RefreshSchedule
+from kafkasafe.cluster.client.watched_topics import WatchedTopics, invalid_topic
 from kafkasafe.cluster.coordinators import metadata_question
 from kafkasafe.cluster.leaders import Leaders, check_metadata
 from kafkasafe.cluster.network import Network
@@ -35,31 +31,26 @@ from kafkasafe.cluster.terms import (
     LEADERLESS_POLL_MAX_S,
     METADATA_PATIENCE_S,
     MISSING_TOPIC_POLL_MAX_S,
-    UNKNOWN_TOPIC,
     not_sent,
     safely,
 )
-from kafkasafe.logs import EventLog
 
 __all__ = ["Refresher"]
-
-_LOG_EVERY_S: Final = 30.0
-
-# (a function that routes the request again, a function that fails it); see `Refresher.park`
-_Parked: TypeAlias = tuple[Callable[[bool], None], Callable[[BaseException], None]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Attempt:
-    """A metadata request in progress. The request serves `waiters` and `parked` requests that came before it began.
+    """A metadata request in progress.
 
-    A request that is `of_new` asks only about topics that no request has named yet.
+    Attributes:
+        link: The link to the broker.
+        of_new: Whether the request asks only about topics that no request has named yet.
+        waiting: What came before it began.
     """
 
     link: BrokerLink
     of_new: bool
-    waiters: list[Reply[Any]]
-    parked: list[_Parked]
+    waiting: Waiting
 
 
 class Refresher:
@@ -73,13 +64,8 @@ class Refresher:
         leaders: Stores the topics of an answer.
         links: The links to the brokers.
         options: `retry_backoff_ms`, `allow_auto_create_topics`.
-        log: Logs outages and their ends.
-
-    Attributes:
-        connected: Whether the cluster answered the latest metadata request.
-        last_error: Why the latest try found no usable broker; None while the cluster answers, and before the first try.
-        answered: Whether the cluster has answered at least once.
-        failed: Number of requests that failed since the last answer.
+        reachability: Whether the cluster answers.
+        topics: The topics that requests name.
     """
 
     def __init__(
@@ -90,9 +76,10 @@ class Refresher:
         pin: ClusterPin,
         leaders: Leaders,
         links: Links,
+        reachability: Reachability,
+        topics: WatchedTopics,
         *,
         options: Mapping[str, Any],
-        log: EventLog,
     ) -> None:
         self._network = network
         self._mailbox = mailbox
@@ -100,30 +87,18 @@ class Refresher:
         self._pin = pin
         self._leaders = leaders
         self._links = links
-        self._log = log
+        self._reachability = reachability
+        self._topics = topics
         retry_backoff_s: float = options.get("retry_backoff_ms", 100) / 1000
         self._leaderless_backoff = Backoff(retry_backoff_s, LEADERLESS_POLL_MAX_S, least_s=0.0, jitter=0.0)
         self._missing_backoff = Backoff(retry_backoff_s, MISSING_TOPIC_POLL_MAX_S, least_s=0.0, jitter=0.0)
         self._auto_create: bool = options.get("allow_auto_create_topics", True)
-        self._watched: set[str] = set()
-        self._new: set[str] = set()  # watched topics that no metadata request has named yet
-        self._may_create: Callable[[str], bool] = lambda _: True
         self._listeners: list[Callable[[MetadataRefreshed], None]] = []
-        self._parked: list[_Parked] = []
-        self._waiters: list[Reply[Any]] = []
-        self._new_waiters: list[Reply[Any]] = []
-        """Replies of the callers that asked only about new topics."""
+        self._awaiting = AwaitingMetadata()
         self._attempt: _Attempt | None = None
         self._patience: Any = None
         """The timer for a broker that does not answer in time."""
         self._bad_refreshes = 0
-        self.failed = 0
-        self.connected = False
-        self.last_error: BaseException | None = None
-        self.answered = False
-        self._logged_at = -1e9
-        self._unreachable_since: float | None = None
-        """When the log first reported that no broker can be used."""
         self._schedule.on_due(self._refresh)
 
     def refresh_metadata(self, topics: Sequence[str], reply: Reply[MetadataRefreshed]) -> None:
@@ -135,22 +110,21 @@ class Refresher:
             topics: Names to watch, in addition to the watched ones.
             reply: Gets `MetadataRefreshed` from a request that was sent after this call, or the first `Failure`.
         """
-        try:
-            for topic in topics:
-                ensure_valid_topic_name(topic)
-        except (TypeError, ValueError) as error:
-            safely(reply, Failure(kafka_errors.InvalidTopicError(str(error)), sent=False))
-            return
+        for topic in topics:
+            invalid = invalid_topic(topic)
+            if invalid is not None:
+                safely(reply, Failure(invalid, sent=False))
+                return
 
         def run() -> None:
-            self._new.update(topic for topic in topics if topic not in self._watched)
-            self._watched.update(topics)
-            new = [topic in self._new for topic in topics]
-            if new and all(new):
-                self._new_waiters.append(reply)
+            for topic in topics:
+                self._topics.add(topic)
+            new = [topic in self._topics.new for topic in topics]
+            of_new = bool(new) and all(new)
+            self._awaiting.add(reply, of_new=of_new)
+            if of_new:
                 self._schedule.want_new()
             else:
-                self._waiters.append(reply)
                 self._schedule.want(urgent=any(new))
 
         self._mailbox.post(run, not_sent(reply))
@@ -159,19 +133,10 @@ class Refresher:
         """Stops watching a topic. A request for it watches it again."""
 
         def run() -> None:
-            self._watched.discard(topic)
-            self._new.discard(topic)
+            self._topics.discard(topic)
             self._leaders.forget(topic)
 
         self._mailbox.post(run, lambda _: None)
-
-    def create_only(self, may_create: Callable[[str], bool]) -> None:
-        """Sets which missing topics the brokers may create, if they create topics at all. Call it before `start`.
-
-        Args:
-            may_create: Called with a topic's name on the network thread, when the topic is missing.
-        """
-        self._may_create = may_create
 
     def on_metadata(self, callback: Callable[[MetadataRefreshed], None]) -> None:
         """Calls `callback` on the network thread after each answer about metadata."""
@@ -179,15 +144,12 @@ class Refresher:
 
     def watch(self, topic: str) -> BaseException | None:
         """Makes sure that metadata of the topic will be requested. Returns the reason if that is impossible."""
-        if topic not in self._watched:
-            try:
-                ensure_valid_topic_name(topic)
-            except (TypeError, ValueError) as error:
-                invalid: BaseException = kafka_errors.InvalidTopicError(str(error))
+        if topic not in self._topics.names:
+            invalid = invalid_topic(topic)
+            if invalid is not None:
                 return invalid
-            self._watched.add(topic)
-            self._new.add(topic)
-        if topic in self._new:
+            self._topics.add(topic)
+        if topic in self._topics.new:
             self._schedule.want_new()
         else:
             self._schedule.want()
@@ -196,7 +158,7 @@ class Refresher:
     def _refresh(self) -> None:
         now = self._network.now()
         of_new = not self._schedule.all_overdue(now)
-        if of_new and not self._new:
+        if of_new and not self._topics.new:
             self._schedule.resume()  # nothing watches the new topics any more
             return
         links = [
@@ -208,15 +170,8 @@ class Refresher:
             self._schedule.no_later(heapq.nsmallest(1, (link.not_before for link in links))[0])
             return
         link = self._links.best(able, now)
-        waiters, self._new_waiters = self._new_waiters, []
-        parked: list[_Parked] = []
-        names = sorted(self._new if of_new else self._watched)
-        self._new = set()
-        if not of_new:
-            waiters, self._waiters = self._waiters + waiters, []
-            parked, self._parked = self._parked, []
-        attempt = _Attempt(link, of_new, waiters, parked)
-        self._attempt = attempt
+        names = self._topics.take(of_new=of_new)
+        attempt = self._attempt = _Attempt(link, of_new, self._awaiting.take(of_new=of_new))
         self._schedule.begun(now, of_all=not of_new)
         self._patience = self._network.call_at(
             now + METADATA_PATIENCE_S, lambda: self._on_slow_metadata(attempt)
@@ -246,40 +201,23 @@ class Refresher:
         self._attempt = None
         self._schedule.over()
         now = self._network.now()
-        parked, self._parked = self._parked, []
+        parked = self._awaiting.take_parked()
         if isinstance(result, Failure):
-            self.failed += 1
-            if not self._links.alive(now):
-                self.connected = False
-                self.last_error = result.error
-                self._log_unreachable(result.error, now)
-            for reply in attempt.waiters:
+            self._reachability.request_failed(result.error, now, alive=self._links.alive(now))
+            for reply in attempt.waiting.replies:
                 safely(reply, result)
             # Also fail requests that were parked during the attempt: they must not overtake the older ones.
-            for _, fail in (*attempt.parked, *parked):
-                fail(result.error)
+            for request in (*attempt.waiting.parked, *parked):
+                request.fail(result.error)
             self._schedule.want()
             return
-        if self.failed and not self.connected:
-            if self._unreachable_since is not None:
-                self._log.warning(
-                    "The cluster answers again, after %.0f s",
-                    now - self._unreachable_since,
-                    outage_s=round(now - self._unreachable_since, 1),
-                    event="cluster_reachable",
-                )
-            self._unreachable_since = None
-            self._logged_at = -1e9
-        self.failed = 0
-        self.connected = True
-        self.last_error = None
-        self.answered = True
-        for reply in attempt.waiters:
+        self._reachability.request_answered(now)
+        for reply in attempt.waiting.replies:
             safely(reply, result)
-        for route, _ in attempt.parked:
-            route(True)
-        for route, _ in parked:
-            route(False)  # the metadata request may be older than the first request for their topic
+        for request in attempt.waiting.parked:
+            request.route(True)
+        for request in parked:
+            request.route(False)  # the metadata request may be older than the first request for their topic
         self._links.ask_gathered()
         self._links.drop_moved()
         self._links.drop_hung()
@@ -293,15 +231,11 @@ class Refresher:
         """Sends a request that names only the topics to create: a broker creates the topics that a request names."""
         if not self._auto_create:
             return
-        missing = [
-            name
-            for name, info in result.topics.items()
-            if info.error_code == UNKNOWN_TOPIC and name in self._watched and self._may_create(name)
-        ]
+        missing = self._topics.to_create(result.topics)
         if missing:
             link.submit(
                 QuestionCall(
-                    metadata_question(sorted(missing), lambda _: None, create=True),
+                    metadata_question(missing, lambda _: None, create=True),
                     lambda _: self._schedule.want(),
                     timeout_s=self._network.request_timeout_s,
                 )
@@ -318,28 +252,16 @@ class Refresher:
         if missing or leaderless:
             backoff = self._leaderless_backoff if leaderless else self._missing_backoff
             self._schedule.all_no_later(now + backoff.pause_s(max(1, self._bad_refreshes)))
-        if self._new:
+        if self._topics.new:
             self._schedule.no_later(now)
         else:
             self._schedule.resume()
-
-    def _log_unreachable(self, error: BaseException, now: float) -> None:
-        if now - self._logged_at >= _LOG_EVERY_S:
-            self._logged_at = now
-            if self._unreachable_since is None:
-                self._unreachable_since = now
-            self._log.warning(
-                "Brokers cannot be used yet (%s); trying again until they can",
-                in_words(error),
-                error=type(error).__name__,
-                event="cluster_unreachable",
-            )
 
     def _parse_metadata(self, response: Any) -> MetadataRefreshed:
         check_metadata(response)
         cluster_id = self._pin.answered(response.cluster_id)
         nodes = self._network.learn_brokers(response.brokers)
-        learned = self._leaders.learn(response.topics, self._watched, version=response.API_VERSION)
+        learned = self._leaders.learn(response.topics, self._topics.names, version=response.API_VERSION)
         return MetadataRefreshed(cluster_id, nodes, learned)
 
     def park(self, route: Callable[[bool], None], fail: Callable[[BaseException], None]) -> None:
@@ -349,21 +271,20 @@ class Refresher:
             route: Called to route it again. Its argument says whether this is the last try.
             fail: Called instead of `route`, with the reason.
         """
-        self._parked.append((route, fail))
+        self._awaiting.park(ParkedRequest(route, fail))
 
     def fail_all(self, error: BaseException) -> None:
         """Fails all parked requests, because the loop ends."""
-        self.connected = False
+        self._reachability.end()
         attempt, self._attempt = self._attempt, None
         self._patience = None
         self._schedule.over()
-        parked, self._parked = self._parked, []
-        waiters, self._waiters = self._waiters + self._new_waiters, []
-        self._new_waiters = []
+        waiting = [self._awaiting.take(of_new=False)]
         if attempt is not None:
-            parked = attempt.parked + parked
-            waiters = attempt.waiters + waiters
-        for _, fail in parked:
-            fail(error)
-        for reply in waiters:
-            safely(reply, Failure(error, sent=False))
+            waiting.insert(0, attempt.waiting)
+        for each in waiting:
+            for request in each.parked:
+                request.fail(error)
+        for each in waiting:
+            for reply in each.replies:
+                safely(reply, Failure(error, sent=False))

@@ -15,6 +15,7 @@ from kafkasafe.cluster.client.calls import PartitionQuestion, QuestionCall, Want
 from kafkasafe.cluster.client.link import BrokerLink
 from kafkasafe.cluster.client.links import Links
 from kafkasafe.cluster.client.mailbox import Mailbox
+from kafkasafe.cluster.client.reachability import Reachability
 from kafkasafe.cluster.client.refresher import Refresher
 from kafkasafe.cluster.client.schedule import RefreshSchedule
 from kafkasafe.cluster.coordinators import Question
@@ -38,6 +39,7 @@ class Router:
         leaders: The leaders of partitions, by the latest metadata.
         links: The links to the brokers.
         refresher: Parks requests that wait for metadata.
+        reachability: Whether the cluster answers.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Router:
         leaders: Leaders,
         links: Links,
         refresher: Refresher,
+        reachability: Reachability,
     ) -> None:
         self._network = network
         self._mailbox = mailbox
@@ -55,6 +58,7 @@ class Router:
         self._leaders = leaders
         self._links = links
         self._refresher = refresher
+        self._reachability = reachability
 
     def ask_leader(self, topic: str, partition: int, question: Question, reply: Reply[Any]) -> None:
         """Asks the leader of a partition.
@@ -147,7 +151,7 @@ class Router:
         best = any_broker(
             links,
             lambda link: self._links.preference(link, now),
-            answered=self._refresher.answered,
+            answered=self._reachability.answered,
             final=final,
         )
         if isinstance(best, BrokerLink):

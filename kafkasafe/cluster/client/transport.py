@@ -26,10 +26,12 @@ from kafkasafe.cluster.client.mailbox import Mailbox
 from kafkasafe.cluster.client.produce_call import ProduceShared
 from kafkasafe.cluster.client.produce_router import ProduceRouter
 from kafkasafe.cluster.client.questions import LeaderQuestions
+from kafkasafe.cluster.client.reachability import Reachability
 from kafkasafe.cluster.client.refresher import Refresher
 from kafkasafe.cluster.client.router import Router
 from kafkasafe.cluster.client.schedule import RefreshSchedule
 from kafkasafe.cluster.client.service import ClientService
+from kafkasafe.cluster.client.watched_topics import WatchedTopics
 from kafkasafe.cluster.coordinators import Coordinated, Node, Question
 from kafkasafe.cluster.leaders import Leaders
 from kafkasafe.cluster.network import Network
@@ -67,10 +69,12 @@ class Transport(Coordinated):
         leaders = self._leaders = Leaders()
         pin = self._pin = ClusterPin(bound)
         links = self._links = Links(network, mailbox, schedule, pin, leaders)
+        reachability = self._reachability = Reachability(bound)
+        topics = self._topics = WatchedTopics()
         refresher = self._refresher = Refresher(
-            network, mailbox, schedule, pin, leaders, links, options=options, log=bound
+            network, mailbox, schedule, pin, leaders, links, reachability, topics, options=options
         )
-        router = self._router = Router(network, mailbox, schedule, leaders, links, refresher)
+        router = self._router = Router(network, mailbox, schedule, leaders, links, refresher, reachability)
         shared = self._produce_shared = ProduceShared(network, schedule, leaders, links)
         self._produce_router = ProduceRouter(
             mailbox, leaders, links, refresher, shared, options.get("max_request_size", 1048576)
@@ -97,7 +101,7 @@ class Transport(Coordinated):
     @property
     def connected(self) -> bool:
         """See `Cluster`."""
-        return self._refresher.connected
+        return self._reachability.connected
 
     @property
     def closed(self) -> bool:
@@ -107,7 +111,7 @@ class Transport(Coordinated):
     @property
     def last_error(self) -> BaseException | None:
         """See `Cluster`."""
-        return self._refresher.last_error
+        return self._reachability.last_error
 
     @property
     def broker_version(self) -> tuple[int, ...] | None:
@@ -150,7 +154,7 @@ class Transport(Coordinated):
 
     def create_only(self, may_create: Callable[[str], bool]) -> None:
         """See `Cluster`."""
-        self._refresher.create_only(may_create)
+        self._topics.create_only(may_create)
 
     def topic(self, name: str) -> TopicInfo | None:
         """See `Cluster`."""

@@ -35,7 +35,8 @@ class Fault:
     kill: bool = False
     hits: int = 0
 
-    def _strikes(self, operation: str) -> bool:
+    def strikes(self, operation: str) -> bool:
+        """Counts a call of `Files`. Returns whether the fault occurs at it."""
         if self.operation not in {None, operation} or (self.times is not None and self.hits >= self.times):
             return False
         if self.call > 0:
@@ -47,4 +48,4 @@ class Fault:
 
 def striking(faults: Iterable[Fault], operation: str) -> Fault | None:
     """The first of these faults that occurs at this call, if any. It counts the call."""
-    return next((fault for fault in faults if fault._strikes(operation)), None)
+    return next((fault for fault in faults if fault.strikes(operation)), None)

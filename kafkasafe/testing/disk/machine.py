@@ -37,27 +37,97 @@ class CrashState:
     how: str
 
 
-class Disk:
-    """A disk in memory. Not thread-safe.
+class Medium:
+    """The storage of a disk, as its processes use it: the content, the room, and the faults.
 
     Attributes:
-        operations: All operations that changed the disk or should have made a change durable, in order.
+        capacity_bytes: Room for data; None for no limit.
+        tree: The files and directories.
+        operations: All operations that changed the tree or should have made a change durable, in order.
         calls: How often each method of `Files` was called, by name.
-        capacity_bytes: Room for data; None for no limit. May be changed at any time.
+        faults: The faults that are armed.
     """
 
-    def __init__(self, *, capacity_bytes: int | None = None) -> None:
-        self.operations: list[Operation] = []
-        self.calls: Counter[str] = Counter()
+    def __init__(self, capacity_bytes: int | None, tree: FileTree) -> None:
         self.capacity_bytes = capacity_bytes
-        self._faults: list[Fault] = []
-        self._tree = FileTree(self.operations)
+        self.tree = tree
+        self.operations = tree.operations
+        self.calls: Counter[str] = Counter()
+        self.faults: list[Fault] = []
+
+    def resize(self, capacity_bytes: int | None) -> None:
+        """Changes the room for data."""
+        self.capacity_bytes = capacity_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """Room taken by files that have a name or a handle, including reserved space."""
+        named = {node for names in self.tree.directories.values() for node in names.values()}
+        return sum(
+            max(len(file.content), file.reserved)
+            for node, file in self.tree.files.items()
+            if file.handles or node in named
+        )
+
+    @property
+    def room_bytes(self) -> int:
+        """Room for more data."""
+        return _UNLIMITED if self.capacity_bytes is None else max(0, self.capacity_bytes - self.used_bytes)
+
+    def strike(self, operation: str) -> Fault | None:
+        """Counts a call of `Files`. Returns the fault that occurs at this call, if any."""
+        self.calls[operation] += 1
+        if not self.faults:
+            return None
+        return striking(self.faults, operation)
+
+    def write(self, node: int, offset: int, data: bytes) -> int:
+        """Writes as much of the data as fits. Returns the number of bytes."""
+        file = self.tree.files[node]
+        if self.capacity_bytes is not None:
+            room = max(len(file.content), file.reserved) + self.room_bytes - offset
+            if room <= 0 < len(data):
+                raise failure(errno.ENOSPC)
+            data = data[:room]
+        put(file.content, offset, data)
+        self.operations.append(Write(node, offset, data))
+        return len(data)
+
+
+class Disk:
+    """A disk in memory. Not thread-safe."""
+
+    def __init__(self, *, capacity_bytes: int | None = None) -> None:
+        self._medium = Medium(capacity_bytes, FileTree([]))
         # The durable content before the first of `operations`.
         self._origin = DurableState({}, {ROOT: {}})
 
+    @property
+    def operations(self) -> list[Operation]:
+        """All operations that changed the disk or should have made a change durable, in order."""
+        return self._medium.operations
+
+    @property
+    def calls(self) -> Counter[str]:
+        """How often each method of `Files` was called, by name."""
+        return self._medium.calls
+
+    @property
+    def capacity_bytes(self) -> int | None:
+        """Room for data; None for no limit. May be changed at any time."""
+        return self._medium.capacity_bytes
+
+    @capacity_bytes.setter
+    def capacity_bytes(self, capacity_bytes: int | None) -> None:
+        self._medium.resize(capacity_bytes)
+
+    @property
+    def _tree(self) -> FileTree:
+        return self._medium.tree
+
     def process(self) -> DiskFiles:
         """Returns a new process that uses this disk. The process has its own handles, and so its own locks."""
-        return DiskFiles(self)
+        return DiskFiles(self, self._medium)
 
     def fail(
         self,
@@ -73,22 +143,17 @@ class Disk:
         if error == 0 and operation != "writev":
             raise ValueError("Only a writev can be short")
         fault = Fault(call, operation, error, times, partial, kill)
-        self._faults.append(fault)
+        self._medium.faults.append(fault)
         return fault
 
     def heal(self) -> None:
         """Removes all faults. Damage that they have done remains."""
-        self._faults.clear()
+        self._medium.faults.clear()
 
     @property
     def used_bytes(self) -> int:
         """Room taken by files that have a name or a handle, including reserved space."""
-        named = {node for names in self._tree.directories.values() for node in names.values()}
-        return sum(
-            max(len(file.content), file.reserved)
-            for node, file in self._tree.files.items()
-            if file.handles or node in named
-        )
+        return self._medium.used_bytes
 
     def files(self) -> dict[Path, bytes]:
         """All files with their content, as a process sees them."""
@@ -177,13 +242,11 @@ class Disk:
         states = list(self.crash_states(start=len(self.operations), samples=1, seed=seed))
         return states[-1].disk
 
-    # -- for DiskFiles -------------------------------------------------------------------------------------------------
-
     @classmethod
     def _of(cls, files: dict[int, bytes], directories: dict[int, Names], before: Disk) -> Disk:
         """Makes a disk with this content. Leaves out files and directories without a path from a volume's root."""
-        disk = cls(capacity_bytes=before.capacity_bytes)
-        disk._tree = before._tree.restored(files, directories, disk.operations)
+        disk = cls()
+        disk._medium = Medium(before.capacity_bytes, before._tree.restored(files, directories, []))
         disk._freeze()
         return disk
 
@@ -194,27 +257,6 @@ class Disk:
             {node: dict(names) for node, names in self._tree.directories.items()},
         )
 
-    def _strike(self, operation: str) -> Fault | None:
-        self.calls[operation] += 1
-        if not self._faults:
-            return None
-        return striking(self._faults, operation)
-
-    def _room(self) -> int:
-        return _UNLIMITED if self.capacity_bytes is None else max(0, self.capacity_bytes - self.used_bytes)
-
-    def _write(self, node: int, offset: int, data: bytes) -> int:
-        """Writes as much of the data as fits. Returns the number of bytes."""
-        file = self._tree.files[node]
-        if self.capacity_bytes is not None:
-            room = max(len(file.content), file.reserved) + self._room() - offset
-            if room <= 0 < len(data):
-                raise failure(errno.ENOSPC)
-            data = data[:room]
-        put(file.content, offset, data)
-        self.operations.append(Write(node, offset, data))
-        return len(data)
-
 
 class DiskFiles:
     """One process's access to a `Disk`: implements `kafkasafe.spool.files.Files`, whose docstrings apply.
@@ -223,11 +265,12 @@ class DiskFiles:
         disk: The disk.
     """
 
-    __slots__ = ("_dead", "_handles", "_next", "_tree", "disk")
+    __slots__ = ("_dead", "_handles", "_medium", "_next", "_tree", "disk")
 
-    def __init__(self, disk: Disk) -> None:
+    def __init__(self, disk: Disk, medium: Medium) -> None:
         self.disk = disk
-        self._tree = disk._tree
+        self._medium = medium
+        self._tree = medium.tree
         self._handles: dict[int, tuple[int, bool]] = {}
         self._next = 3
         self._dead = False
@@ -321,12 +364,12 @@ class DiskFiles:
         node = self._writable(handle)
         fault = self._strike("writev")
         if fault is None:
-            return self.disk._write(node, offset, data)
+            return self._medium.write(node, offset, data)
         done = int(len(data) * fault.partial)
         if fault.error == 0 and not fault.kill:
-            return self.disk._write(node, offset, data[: max(1, done)])
+            return self._medium.write(node, offset, data[: max(1, done)])
         if done:
-            self.disk._write(node, offset, data[:done])
+            self._medium.write(node, offset, data[:done])
         raise self._failure(fault)
 
     def read(self, handle: int, offset: int, size: int) -> bytes:
@@ -346,7 +389,7 @@ class DiskFiles:
         self._file(handle)
         node = self._handles[handle][0]
         if fault is None or not fault.kill:
-            self.disk.operations.append(SyncData(node, ok=fault is None))
+            self._medium.operations.append(SyncData(node, ok=fault is None))
         if fault is not None:
             raise self._failure(fault)
 
@@ -358,7 +401,7 @@ class DiskFiles:
         file.reserved = 0
         if size != len(file.content):
             resize(file.content, size)
-            self.disk.operations.append(Truncate(node, size))
+            self._medium.operations.append(Truncate(node, size))
 
     def preallocate(self, handle: int, size: int) -> bool:
         """See `Files`. With a fault, the result is False."""
@@ -368,7 +411,7 @@ class DiskFiles:
             raise self._failure(fault)
         file = self._file(handle)
         taken = max(len(file.content), file.reserved)
-        if fault is not None or size - taken > self.disk._room():
+        if fault is not None or size - taken > self._medium.room_bytes:
             return False
         file.reserved = max(file.reserved, size)
         return True
@@ -414,7 +457,7 @@ class DiskFiles:
         node = self._tree.directory(path, self._folder(at))
         fault = self._strike("sync_directory")
         if fault is None or not fault.kill:
-            self.disk.operations.append(SyncDirectory(node, ok=fault is None))
+            self._medium.operations.append(SyncDirectory(node, ok=fault is None))
         if fault is not None:
             raise self._failure(fault)
 
@@ -442,12 +485,12 @@ class DiskFiles:
         """See `Files`."""
         self._call("free_bytes")
         self._tree.directory(path, self._folder(at))
-        return self.disk._room()
+        return self._medium.room_bytes
 
     def _strike(self, operation: str) -> Fault | None:
         if self._dead:
             raise ProcessKilled
-        return self.disk._strike(operation)
+        return self._medium.strike(operation)
 
     def _call(self, operation: str) -> None:
         fault = self._strike(operation)

@@ -6,7 +6,7 @@ import errno
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 from kafkasafe.testing.disk.contents import failure
 from kafkasafe.testing.disk.operations import Link, Names, Operation, Rename, Unlink
@@ -62,9 +62,9 @@ class FileTree:
 
     def restored(
         self, files: dict[int, bytes], directories: dict[int, Names], operations: list[Operation]
-    ) -> Self:
+    ) -> FileTree:
         """Returns a tree on the same volumes with this content. Leaves out nodes without a path from a root."""
-        tree = type(self)(operations)
+        tree = FileTree(operations)
         tree._mounts = dict(self._mounts)
         todo = [ROOT, *tree._mounts.values()]
         for root in tree._mounts.values():

@@ -265,7 +265,8 @@ class VirtualConnection:
                 self._enter(answered, _answer(request, fields))
 
         def taken() -> None:
-            written.written_at = self._written_s = self._time.monotonic()
+            self._written_s = self._time.monotonic()
+            written.written(self._written_s)
 
         self._in_flight[token] = failed
         taken_s = self._cluster.ask(pipe, request.name, request.version, _message(request), arrived)

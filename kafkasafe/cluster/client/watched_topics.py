@@ -1,0 +1,71 @@
+"""The topics that metadata requests name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+
+import kafka.errors as kafka_errors
+from kafka.util import ensure_valid_topic_name
+
+from kafkasafe.cluster.api import TopicInfo
+from kafkasafe.cluster.terms import UNKNOWN_TOPIC
+
+__all__ = ["WatchedTopics", "invalid_topic"]
+
+
+class WatchedTopics:
+    """The topics of which the client wants metadata. A topic is *new* until a request has named it.
+
+    Attributes:
+        names: All watched topics.
+    """
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self._new: set[str] = set()
+        self._may_create: Callable[[str], bool] = lambda _: True
+
+    @property
+    def new(self) -> AbstractSet[str]:
+        """The topics that no request has named yet."""
+        return self._new
+
+    def add(self, topic: str) -> None:
+        """Watches a topic whose name is valid."""
+        if topic not in self.names:
+            self.names.add(topic)
+            self._new.add(topic)
+
+    def discard(self, topic: str) -> None:
+        """Stops watching a topic."""
+        self.names.discard(topic)
+        self._new.discard(topic)
+
+    def take(self, *, of_new: bool) -> list[str]:
+        """Returns the topics for a request: all, or only the new ones. From now on, no topic is new."""
+        names = sorted(self._new if of_new else self.names)
+        self._new = set()
+        return names
+
+    def create_only(self, may_create: Callable[[str], bool]) -> None:
+        """Sets which missing topics the brokers may create."""
+        self._may_create = may_create
+
+    def to_create(self, answered: Mapping[str, TopicInfo]) -> list[str]:
+        """Returns the topics of an answer that are missing and that the brokers may create."""
+        return sorted(
+            name
+            for name, info in answered.items()
+            if info.error_code == UNKNOWN_TOPIC and name in self.names and self._may_create(name)
+        )
+
+
+def invalid_topic(topic: str) -> BaseException | None:
+    """Returns the error of a name that no topic can have; None for a valid one."""
+    try:
+        ensure_valid_topic_name(topic)
+    except (TypeError, ValueError) as error:
+        invalid: BaseException = kafka_errors.InvalidTopicError(str(error))
+        return invalid
+    return None

@@ -1,0 +1,118 @@
+"""Records on their way to the application: those that a poll has taken, and those that an iterator still holds."""
+
+from __future__ import annotations
+
+import collections
+from dataclasses import dataclass
+from typing import Any
+
+from kafka.structs import OffsetAndMetadata, TopicPartition
+
+__all__ = ["HeldRecords", "TakenRecords"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """The end of records that an iterator has taken and returns one by one.
+
+    Attributes:
+        state: kafka-python's state of the partition.
+        after: Offset after the last record.
+        position: The position at which the partition goes on: behind markers, and records that compaction removed.
+    """
+
+    state: Any
+    after: int
+    position: OffsetAndMetadata
+
+
+class HeldRecords:
+    """The records of the last look that an iterator returns one by one, by partition.
+
+    The position follows each of them. So it says too late where to fetch, and which response is the next.
+
+    Args:
+        subscriptions: kafka-python's state of the partitions.
+    """
+
+    def __init__(self, subscriptions: Any) -> None:
+        self._subscriptions = subscriptions
+        self._held: dict[TopicPartition, _Held] = {}
+        self._postponed: list[Any] = []
+
+    def hold(self, tp: TopicPartition, after: int, position: OffsetAndMetadata) -> None:
+        """Notes that an iterator has taken records.
+
+        Args:
+            tp: Their partition.
+            after: Offset after the last of them.
+            position: The position at which the partition goes on.
+        """
+        self._held[tp] = _Held(self._subscriptions.assignment.get(tp), after, position)
+
+    def let_go(self) -> None:
+        """The iterator has returned its records: goes on behind them."""
+        held, self._held = self._held, {}
+        for tp, end in held.items():
+            state = self._subscriptions.assignment.get(tp)
+            if state is end.state and state.is_fetchable() and state.position.offset == end.after:
+                self._subscriptions.place(state, end.position)
+
+    def forget(self) -> None:
+        """The application sought, so the position no longer follows the records."""
+        self._held = {}
+
+    def has(self, tp: TopicPartition) -> bool:
+        """Returns whether an iterator has not returned all records that it took. Any thread may call it."""
+        end = self._held.get(tp)
+        position = None if end is None else end.state.position
+        return end is not None and position is not None and position.offset < end.after
+
+    def postpones(self, completed: Any) -> bool:
+        """Returns whether a response follows records that an iterator holds. Then it waits for the next look."""
+        end = self._held.get(completed.topic_partition)
+        if end is None or completed.fetched_offset != end.position.offset:
+            return False
+        self._postponed.append(completed)
+        return True
+
+    def put_back_postponed(self, responses: collections.deque[Any]) -> bool:
+        """Puts the responses that waited before these. Returns whether there were any."""
+        if not self._postponed:
+            return False
+        # This order is needed because Ctrl-C may come in between, and no response may be lost.
+        responses.extendleft(reversed(self._postponed))
+        self._postponed = []
+        return True
+
+
+class TakenRecords:
+    """The positions before the records that the present poll has taken.
+
+    Args:
+        subscriptions: kafka-python's state of the partitions.
+    """
+
+    def __init__(self, subscriptions: Any) -> None:
+        self._subscriptions = subscriptions
+        self._before: dict[TopicPartition, tuple[Any, OffsetAndMetadata]] = {}
+
+    def begin(self) -> None:
+        """The records that were taken before have been returned."""
+        self._before = {}
+
+    def take(self, tp: TopicPartition, state: Any) -> None:
+        """Notes the position of a partition before records are taken."""
+        if state is not None and state.position is not None:
+            self._before.setdefault(tp, (state, state.position))
+
+    def forget(self, tp: TopicPartition) -> None:
+        """The application sought in this partition."""
+        self._before.pop(tp, None)
+
+    def give_back(self) -> None:
+        """Moves the positions back before the records, because the poll will not return them."""
+        before, self._before = self._before, {}
+        for tp, (state, position) in before.items():
+            if self._subscriptions.assignment.get(tp) is state and state.position is not None:
+                self._subscriptions.place(state, position)
