@@ -21,6 +21,7 @@ from kafkasafe.spool.refusals import because
         (("write", "transactional_id", "app"), {"transactional_id": "app"}, "transactional id app"),
         (("read", "group", "*"), {}, "group kafkasafe-"),
         (("read", "group", "app"), {"group": ["app"]}, "group app"),
+        (("read", "topic", "orders"), {}, "READ on orders"),
     ],
 )
 def test_what_is_refused_is_reported_until_it_is_taken(denied, unit, name):
