@@ -190,10 +190,12 @@ class TransactionsBlocked:
     Emitted when the same error has lasted for a second. If a topic is missing, the event is emitted after ten seconds.
 
     Attributes:
-        name: `transactional id NAME` or `group NAME`. A NAME that ends with `-*` means all transactional ids of a lane.
+        name: `transactional id NAME`, `group NAME`, or `READ on TOPIC`. A NAME that ends with `-*` means all
+            transactional ids of a lane.
         code: Kafka's error code. 53 and 30: a permission is missing. 50: `transaction_timeout_ms` is more than the
             brokers allow. 3 and 29: the batch commits an offset of a topic that is missing or that this client may not
-            read; the producer drops the batch after `blocked_timeout_ms`.
+            read, or the client may not read the topic of its records; the producer drops the batch after
+            `blocked_timeout_ms`.
         reason: The cluster's answer.
         records: Number of pending records.
     """

@@ -234,20 +234,25 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
     async def seek_to_beginning(self, *partitions: TopicPartition) -> bool:
         """Continue from the first offset of these partitions, or of all assigned partitions.
 
+        Returns:
+            Whether the new positions are known. If no broker has answered within `request_timeout_ms`, they are looked
+            up before the next record.
+
         Raises:
             ValueError: A partition is not assigned (see `seek`). In this case, no position has moved.
         """
-        await self._positions.seek_to_beginning(partitions)
-        return True
+        return await self._positions.seek_to_beginning(partitions)
 
     async def seek_to_end(self, *partitions: TopicPartition) -> bool:
         """Continue from the end of these partitions, or of all assigned partitions.
 
+        Returns:
+            As for `seek_to_beginning`. If true, all records that are appended from now on are read.
+
         Raises:
             ValueError: As for `seek_to_beginning`.
         """
-        await self._positions.seek_to_end(partitions)
-        return True
+        return await self._positions.seek_to_end(partitions)
 
     async def seek_to_committed(self, *partitions: TopicPartition) -> dict[TopicPartition, int | None]:
         """Continue from the committed offsets of these partitions, or of all assigned partitions.

@@ -78,6 +78,7 @@ class Lifecycle:
                 await settle()
             except asyncio.CancelledError:
                 self._thread.undo_open()
+                self._records.begin_anew()
                 raise
 
     async def close(self, timeout: float | None, *, finished: bool) -> None:  # noqa: ASYNC109  # as the consumer's

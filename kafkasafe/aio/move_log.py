@@ -20,6 +20,7 @@ class MoveLog:
         self.count = 0
         self._moved: dict[TopicPartition, int] = {}
         self._subscribed = 0
+        self._restarted = 0
 
     def move(self, partitions: Iterable[TopicPartition]) -> None:
         """Note that the positions of these partitions move."""
@@ -31,6 +32,11 @@ class MoveLog:
         self.count += 1
         self._subscribed = self.count
 
+    def restart(self) -> None:
+        """Note that everything that was fetched before is outdated."""
+        self.count += 1
+        self._restarted = self.count
+
     def has_moved(self, partition: TopicPartition, since: int) -> bool:
         """Return whether the position of a partition has moved after move number `since`."""
         return self._moved.get(partition, 0) > since
@@ -38,3 +44,7 @@ class MoveLog:
     def has_subscribed(self, since: int) -> bool:
         """Return whether the program has subscribed after move number `since`."""
         return self._subscribed > since
+
+    def has_restarted(self, since: int) -> bool:
+        """Return whether everything that was fetched at move number `since` is outdated."""
+        return self._restarted > since

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
+import kafka.errors as kafka_errors
 from kafka.structs import TopicPartition
 
 from kafkasafe.aio.arguments import as_offset, as_partition, as_partitions
@@ -13,9 +15,13 @@ from kafkasafe.aio.lifecycle import Lifecycle
 from kafkasafe.aio.record_queue import RecordQueue
 from kafkasafe.aio.thread_calls import ThreadCalls
 from kafkasafe.aio.thread_side import ThreadSide
+from kafkasafe.aio.threads import end_of
 from kafkasafe.consumer import check_offset
 
 __all__ = ["Positions"]
+
+_SLICE_MS: Final = 50
+"""How long the thread looks up a position before it checks for other work."""
 
 
 class Positions:
@@ -35,15 +41,39 @@ class Positions:
             self._records.check_assigned([partition])
         return self._calls.move(lambda consumer: consumer.seek(partition, offset), [partition])
 
-    async def seek_to_beginning(self, partitions: Iterable[TopicPartition]) -> None:
+    async def seek_to_beginning(self, partitions: Iterable[TopicPartition]) -> bool:
         """Continue from the first offset. See `SafeConsumer.seek_to_beginning`."""
         moved = self._or_all(partitions)
         await self._calls.move(lambda consumer: consumer.seek_to_beginning(*moved), moved)
+        return await self._look_up(moved)
 
-    async def seek_to_end(self, partitions: Iterable[TopicPartition]) -> None:
+    async def seek_to_end(self, partitions: Iterable[TopicPartition]) -> bool:
         """Continue from the end. See `SafeConsumer.seek_to_end`."""
         moved = self._or_all(partitions)
         await self._calls.move(lambda consumer: consumer.seek_to_end(*moved), moved)
+        return await self._look_up(moved)
+
+    async def _look_up(self, moved: Collection[TopicPartition]) -> bool:
+        """Wait until these positions are known. Otherwise records that are appended from now on might be skipped, and a
+        commit would leave out the partitions.
+
+        Returns:
+            Whether they are known. If not, the next request for records looks them up, and raises any error.
+        """
+        consumer = self._thread.consumer
+        end = end_of(consumer.config["request_timeout_ms"])
+
+        def known() -> bool:
+            return all(consumer.position(tp, timeout_ms=_SLICE_MS) is not None for tp in moved)
+
+        try:
+            while not await self._calls.do(known):
+                if time.monotonic() >= end:
+                    return False
+        except kafka_errors.KafkaError:
+            self._lifecycle.check_open()
+            return False
+        return True
 
     async def seek_to_committed(
         self, partitions: Iterable[TopicPartition]

@@ -144,6 +144,8 @@ class RecordQueue:
     def keep(self, request: PollRequest, result: PollResult) -> None:
         """Store the records and the assignment of a poll that has ended."""
         asked, gone = request.move, result.gone
+        if self._moves.has_restarted(asked):
+            return
         self._kept = result.number
         settled = result.joined and not self._moves.has_subscribed(asked)
         self._attend_at = time.monotonic() + _ATTEND_S if settled else 0.0
@@ -156,6 +158,16 @@ class RecordQueue:
             # Ignore records that were fetched before a concurrent seek.
             if found and tp in result.assigned and not self._moves.has_moved(tp, asked):
                 self._fetched.append(Fetched(tp, found))
+
+    def begin_anew(self) -> None:
+        """Forget everything that was fetched, also by a poll that is still running: `start` was cancelled, and the next
+        consumer will fetch it again.
+        """
+        self._moves.restart()
+        self._fetched.clear()
+        self._paused.clear()
+        self._in_hand, self._handed_late, self._kept = {}, False, 0
+        self._attend_at = 0.0
 
     def lose(self, gone: Collection[TopicPartition], assigned: frozenset[TopicPartition]) -> None:
         """Drop the records of partitions that were revoked or moved back, and note the new assignment."""

@@ -46,6 +46,9 @@ class RecordRequests:
         while not membership.has_settled(consumer, began) and not self._records and time.monotonic() < end:
             try:
                 await self._poll(frozenset(), _SLICE_MS)
+            except asyncio.CancelledError:
+                self._polling = None  # the next `start` makes another consumer, and polls that one
+                raise
             except Exception as error:
                 self._failed = error
                 return

@@ -73,8 +73,9 @@ class ThreadSide:
         consumer = await call_in_thread(f"{_NAME}-start", self._made, undo=lambda made: made.close())
         # All commits ask this object for offsets. It counts only records that were returned, not those that were
         # fetched.
-        membership.commit_from(consumer, lambda: self._committable(consumer))
-        threads.reading_of(consumer).rereading.hand_out_later(self._unhanded)
+        polls = self._polls = Polls()  # a consumer whose `start` was cancelled may still use its own
+        membership.commit_from(consumer, lambda: self._committable(consumer, polls))
+        threads.reading_of(consumer).rereading.hand_out_later(lambda: self._unhanded(polls))
         self._opened = consumer, Worker(f"{_NAME}-{consumer.client_id}")
 
     def _made(self) -> threads.SafeConsumer:
@@ -121,9 +122,10 @@ class ThreadSide:
 
     def knowing(self, seen: Seen, job: Callable[[], T]) -> Callable[[], T]:
         """Wrap a job, so that it first notes the records that the program had when it requested the job."""
+        polls = self._polls
 
         def work() -> T:
-            self._polls.know(seen)
+            polls.know(seen)
             return job()
 
         return work
@@ -147,7 +149,7 @@ class ThreadSide:
             keep: Called on the loop with the result, before the returned future is resolved; also after an error.
         """
         consumer, worker = self._both()
-        reading = threads.reading_of(consumer)
+        reading, polls = threads.reading_of(consumer), self._polls
         results: list[PollResult] = []
 
         def poll() -> None:
@@ -165,9 +167,9 @@ class ThreadSide:
             finally:  # also after an error such as NoOffsetForPartitionError: the program may seek
                 states = membership.states_of(consumer)
                 # The positions of these partitions are now the committed ones.
-                gone = self._polls.ended(states, records)
+                gone = polls.ended(states, records)
                 paused = frozenset(tp for tp in gone if tp in states and states[tp].paused)
-                number = self._polls.number
+                number = polls.number
                 results.append(PollResult(number, records, frozenset(states), gone, paused, joined))
 
         # `results` has an item even after an error.
@@ -191,17 +193,17 @@ class ThreadSide:
             dropped: The first offsets that the loop has dropped because of the job.
             kept: Number of the latest poll whose records had arrived on the loop.
         """
-        consumer = self.consumer
+        consumer, polls = self.consumer, self._polls
 
         def work() -> T:
             try:
                 return job(consumer)
             except BaseException:
                 # The job failed, so the positions did not move: fetch the dropped records again.
-                membership.fetch_again(consumer, partitions, dropped, *self._polls.on_their_way(kept))
+                membership.fetch_again(consumer, partitions, dropped, *polls.on_their_way(kept))
                 raise
             finally:
-                self._polls.forget(partitions)
+                polls.forget(partitions)
 
         return work
 
@@ -212,11 +214,11 @@ class ThreadSide:
 
         See `kafkasafe._consuming.reading.Reading.offer`.
         """
-        consumer = self.consumer
+        consumer, polls = self.consumer, self._polls
         reading = threads.reading_of(consumer)
 
         def offer() -> tuple[Any, ...]:
-            if handed.late or self._polls.lost_after(handed.kept, handed.partitions):
+            if handed.late or polls.lost_after(handed.kept, handed.partitions):
                 reading.rereading.handed_out_late()
             return reading.offer(fate, lane, consumer.group_metadata)
 
@@ -241,7 +243,7 @@ class ThreadSide:
         states = membership.states_of(self.consumer)
         return self._polls.lost(states), frozenset(states)
 
-    def _committable(self, consumer: Any) -> dict[TopicPartition, Any]:
+    def _committable(self, consumer: Any, polls: Polls) -> dict[TopicPartition, Any]:
         """Return the offsets to commit: those of the first records that were not returned to the program.
 
         The result is empty if the program has dropped the consumer.
@@ -250,14 +252,12 @@ class ThreadSide:
         """
         if self._dropped:
             return {}
-        found: dict[TopicPartition, Any] = threads.reading_of(consumer).commits.committable(
-            self._polls.unhanded
-        )
+        found: dict[TopicPartition, Any] = threads.reading_of(consumer).commits.committable(polls.unhanded)
         return found
 
-    def _unhanded(self) -> Mapping[TopicPartition, int]:
+    def _unhanded(self, polls: Polls) -> Mapping[TopicPartition, int]:
         """Return, by partition, the first offset that is fetched but not handed out.
 
         Called on the consumer's thread.
         """
-        return {} if self._dropped else self._polls.unhanded
+        return {} if self._dropped else polls.unhanded

@@ -38,6 +38,7 @@ from kafkasafe.delivery.engine.messages import (
     SpillAsked,
     TakeOver,
 )
+from kafkasafe.delivery.engine.names import refused_names
 from kafkasafe.delivery.engine.parcels import Choose, Parcel
 from kafkasafe.delivery.process_readings import NUMBERS
 from kafkasafe.errors import ForkedProcessError, SpoolError, UsageError
@@ -345,7 +346,8 @@ class Pump:
             spool_max_bytes=config.spool_max_bytes,
             callbacks_behind=callbacks_behind,
             blocked=[
-                str(each) for each in (*self.refused_topics.values(), *self.refused_partitions.values())
+                *map(str, (*self.refused_topics.values(), *self.refused_partitions.values())),
+                *(str(each) for each in refused_names(lanes) if each.confirmed),
             ],
             damaged=[f"{topic}-{partition}" for topic, partition in list(ledger.errors.damage)],
             losses=len(ledger.errors.losses),

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from kafkasafe.codes.verdicts import (
-    DESTINATION_CODES,
     FENCED_CODES,
     NOT_A_MEMBER_CODES,
     AnswerAction,
@@ -26,7 +25,7 @@ from kafkasafe.units.requests import (
     Request,
     RetryLater,
 )
-from kafkasafe.units.transitions import Transitions
+from kafkasafe.units.transitions import BLOCKING_CODES, Transitions
 
 __all__ = ["FailurePolicy", "RequestFailure"]
 
@@ -159,7 +158,7 @@ class FailurePolicy:
         transaction, code, reason = request.transaction, failure.code, failure.reason
         if lasting and not transaction.is_shared:
             self._transitions.give_up(transaction.units[0], code or 0, reason)
-        elif lasting or code in _LOST or code in DESTINATION_CODES or attempt >= _PATIENCE:
+        elif lasting or code in _LOST or code in BLOCKING_CODES or attempt >= _PATIENCE:
             # If several units share the transaction, fewer of them share the next one, until one unit is refused alone.
             self._transitions.abort_and_requeue(transaction, code, reason)
         else:

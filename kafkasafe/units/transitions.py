@@ -17,8 +17,12 @@ from kafkasafe.units.terms import SUPERSEDED, Grant, GroupPartition, IllegalStep
 from kafkasafe.units.together import transaction_of
 from kafkasafe.units.unit import Entry, Transaction, TransactionalId, Unit
 
-__all__ = ["MOVED_ON", "Transitions"]
+__all__ = ["BLOCKING_CODES", "MOVED_ON", "Transitions"]
 
+BLOCKING_CODES: Final = DESTINATION_CODES | {30, 53}
+"""The cluster blocks a topic, a group or a transactional id, perhaps for long. Each try in a new transaction appends
+the records once more, so tries are rare.
+"""
 _UNDER_WAY: Final = frozenset({Phase.BEGUN, Phase.APPENDING, Phase.STAGING, Phase.STAGED})
 """Phases of a transaction for which this incarnation sent no EndTxn."""
 _RETRACTABLE: Final = frozenset({Phase.WAITING, Phase.BEGUN, Phase.APPENDING})
@@ -89,7 +93,7 @@ class Transitions:
         # The other units follow the first one, so they pause as well, and may share a transaction with it afterwards.
         first = transaction.units[0]
         first.rest()
-        self._out.ask(RetryLater(UnitPause(first), first.tries, code, reason, slow=code in DESTINATION_CODES))
+        self._out.ask(RetryLater(UnitPause(first), first.tries, code, reason, slow=code in BLOCKING_CODES))
 
     def requeue(self, transaction: Transaction) -> None:
         """Let the units of a transaction wait again, each by itself."""

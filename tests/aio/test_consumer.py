@@ -365,6 +365,39 @@ def test_close_takes_a_timeout_in_seconds_in_both_worlds(options, fake_kafka):
     assert time.monotonic() - started < 15
 
 
+@pytest.mark.parametrize("group", ["readers", None])
+def test_a_start_that_was_cancelled_and_repeated_reads_nothing_twice(options, group, monkeypatch):
+    """The records that the first start fetched are not handed out: the second one fetches them again."""
+    fetched, go_on, plain = threading.Event(), threading.Event(), ThreadConsumer.poll
+
+    def poll(consumer, *given):
+        found = plain(consumer, *(given if go_on.is_set() else (60_000,)))
+        if found and not go_on.is_set():
+            fetched.set()
+            assert go_on.wait(60)
+        return found
+
+    monkeypatch.setattr(ThreadConsumer, "poll", poll)
+
+    async def main():
+        consumer = SafeConsumer("orders", **options | {"group_id": group})
+        starting = asyncio.create_task(consumer.start())
+        await until(fetched.is_set)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        again = asyncio.create_task(consumer.start())
+        await until(lambda: consumer._thread.is_open)
+        go_on.set()
+        await again
+        found = await read(consumer, 2 * COUNT)
+        assert found == {0: list(range(COUNT)), 1: list(range(COUNT))}
+        assert not await consumer.getmany(timeout_ms=50)
+        await consumer.stop()
+
+    run(main())
+
+
 def test_dropped_without_close_it_says_so_and_its_threads_end(options):
     """What it handed out is not committed: it comes again."""
 

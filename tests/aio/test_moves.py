@@ -69,6 +69,44 @@ def test_where_nothing_is_committed_seek_to_committed_skips_nothing(options):
     run(main())
 
 
+def test_what_comes_after_seek_to_end_is_read_and_seek_to_beginning_can_be_committed(
+    options, fake_kafka, tmp_path
+):
+    """As with aiokafka. The positions were looked up with the next request for records: what had come was skipped."""
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        with ThreadProducer(
+            bootstrap_servers=fake_kafka.bootstrap_servers, spool_dir=tmp_path / "late"
+        ) as late:
+            async with SafeConsumer("orders", **options) as consumer:
+                await consumer.getone()
+                assert await consumer.seek_to_end(A)
+                future = late.send("orders", b"late", partition=A.partition)
+                await loop.run_in_executor(None, future.get, 60)
+                assert (await consumer.getone(A)).value == b"late"
+                await consumer.commit()
+                assert await consumer.committed(A) > 1
+                assert await consumer.seek_to_beginning(A)
+                await consumer.commit()
+                assert await consumer.committed(A) == 0
+
+    run(main())
+
+
+def test_a_seek_to_the_end_ends_without_a_broker_and_is_made_up_for(options, fake_kafka):
+    async def main():
+        async with SafeConsumer("orders", **options, request_timeout_ms=1000) as consumer:
+            await consumer.getone()
+            fake_kafka.kill_all()
+            assert not await consumer.seek_to_end(A)
+            fake_kafka.start_all()
+            ends = await consumer.end_offsets([A])
+            assert await consumer.position(A) == ends[A]
+
+    run(main())
+
+
 @pytest.mark.parametrize("move", ["seek_to_beginning", "seek_to_end", "seek_to_committed"])
 def test_a_move_of_a_partition_that_is_not_assigned_moves_none(options, move):
     async def main():

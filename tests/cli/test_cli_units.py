@@ -20,6 +20,7 @@ from kafkasafe.kafkapython.admin import tidy_client
 from kafkasafe.spool import steps
 from kafkasafe.spool.examine import ExchangeStep
 from kafkasafe.spool.spool import Spool
+from kafkasafe.testing import FakeCluster
 from kafkasafe.units.together import Sharing
 
 ID = b"0123456789abcdef"
@@ -312,6 +313,25 @@ def test_a_batch_that_was_copied_forward_was_prepared_when_it_was_first_written(
     assert times == {7: steps.BatchTimes(10, 20, -1), 8: steps.BatchTimes(10, 10, 40)}
     times, _ = steps.steps_of(groups[2:])
     assert times[7] == steps.BatchTimes(), "its first segment was deleted"
+
+
+def test_batches_of_another_cluster_are_not_given_up(fake_kafka, tmp_path, capsys):
+    """The command waited for its whole time-out, and did not say why."""
+    fake_kafka.create_topic("orders", 1)
+    with SafeProducer(bootstrap_servers=fake_kafka.bootstrap_servers, spool_dir=tmp_path) as producer:
+        producer.send("orders", b"0").get(60)
+        fake_kafka.kill_all()
+        with producer.batch() as batch:
+            batch.send("orders", b"1")
+        producer.close(timeout=0)
+    with FakeCluster(brokers=1) as other:
+        began = time.monotonic()
+        code, _, said = run(
+            capsys, "spool", "abort", tmp_path, "-b", other.bootstrap_servers[0], "--timeout", "40s"
+        )
+        assert code == 3
+        assert time.monotonic() - began < 40
+    assert "holds records for cluster" in said
 
 
 def test_what_is_dropped_is_not_counted_as_delivered(fake_kafka, tmp_path, capsys):

@@ -10,6 +10,7 @@ from kafkasafe import marks as m
 from kafkasafe.cluster.transactions import OffsetsCommitted
 from kafkasafe.delivery.engine.transactor import Transactor
 from kafkasafe.errors import BatchDroppedError
+from kafkasafe.limits.patience import Patience
 from kafkasafe.spool.refusals import because
 
 
@@ -20,6 +21,7 @@ from kafkasafe.spool.refusals import because
         (("write", "transactional_id", "app"), {"transactional_id": "app"}, "transactional id app"),
         (("read", "group", "*"), {}, "group kafkasafe-"),
         (("read", "group", "app"), {"group": ["app"]}, "group app"),
+        (("read", "topic", "orders"), {}, "READ on orders"),
     ],
 )
 def test_what_is_refused_is_reported_until_it_is_taken(denied, unit, name):
@@ -64,6 +66,29 @@ def watched(life) -> list:
     seen, emit = [], life.context.emit
     life.context.emit = lambda event: (seen.append(event), emit(event))
     return seen
+
+
+@pytest.mark.parametrize("group", ["*", "app"])
+def test_a_group_without_rights_is_tried_twice_a_minute(group):
+    """Each try appends the records, and aborts them: the topic grew by the whole batch every three seconds. The answers
+    counted as progress, so `close` never ended.
+    """
+    world = World()
+    world.centre.create_topic("orders", 1)
+    life = world.start(retry_backoff_ms=100)
+    world.centre.deny("read", "group", group, on=True)
+    offsets = [m.GroupOffsets("app", "", -1, None, (m.Position("orders", 0, 1, -1, ""),))]
+    head = life.unit(("orders", 0, [b"1"]), offsets=offsets if group == "app" else [])[0]
+    world.run(60)
+    seen = watched(life)
+    world.run(600)
+    tries = sum(isinstance(each, events.AtomicBatchRetried) for each in seen)
+    assert 600 / 45 < tries < 600 / 10
+    patience, began = Patience(idle_s=5.0, pause_s=0.0), world.time.monotonic()
+    assert world.run(120, lambda: world.time.monotonic() >= life.engine.patience_ends(patience, began))
+    world.centre.deny("read", "group", group, on=False)
+    assert world.run(31, lambda: head.done)
+    assert head.error is None
 
 
 @pytest.mark.parametrize(

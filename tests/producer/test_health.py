@@ -291,6 +291,24 @@ def test_a_topic_that_the_cluster_blocks_is_a_warning(producers):
         producer.close()
 
 
+@pytest.mark.parametrize("denied", [("read", "group"), ("write", "transactional_id")])
+def test_a_group_or_a_transactional_id_that_the_cluster_blocks_is_a_warning(denied, producers, fake_kafka):
+    fake_kafka.create_topic("orders", 1)
+    operation, kind = denied
+    fake_kafka.deny(operation, **{kind: "*"})
+    producer = producers(fake_kafka.bootstrap_servers)
+    with producer.batch() as batch:
+        batch.send("orders", b"1")
+    harness.until(lambda: producer.health().warnings, what="a warning")
+    health = producer.health()
+    assert (health.ready, [each.name for each in health.warnings]) == (True, ["blocked"])
+    assert kind.replace("_", " ") in health.warnings[0].text
+    fake_kafka.deny(operation, **{kind: "*"}, on=False)
+    batch.outcome.get(60)
+    assert not producer.health().warnings
+    producer.close()
+
+
 def test_a_producer_that_ended_by_an_error(fake_kafka, producers, monkeypatch):
     producer = producers(fake_kafka.bootstrap_servers)
     monkeypatch.setattr(

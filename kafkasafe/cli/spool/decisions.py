@@ -114,6 +114,8 @@ def _decide(
     with OpenSpool(options, directory, "kafkasafe-decide", outcomes.note, decide) as spool:
         names = {each.lane for each in wanted}
         while True:
+            if spool.has_failed:
+                break  # `close` raises the error
             there = names <= spool.lanes
             phases = {each.unit_id.hex(): spool.unit(each.unit_id) for each in wanted}
             busy = _STAGED if not decide.abort else _STAGED | {u.Phase.REFUSED}

@@ -86,6 +86,11 @@ class OpenSpool:
         return self._parts.cluster.last_error
 
     @property
+    def has_failed(self) -> bool:
+        """Whether nothing can be delivered any more, for example because the brokers are those of another cluster."""
+        return self._pump.ledger.failure is not None
+
+    @property
     def lanes(self) -> set[str]:
         """Names of the lanes that this process holds."""
         return {lane.name for lane in self._pump.lanes}

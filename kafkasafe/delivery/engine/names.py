@@ -18,6 +18,7 @@ from kafkasafe.spool.refusals import RefusedDestination, counted
 __all__ = ["RefusedNames", "refused_names", "topics_beside"]
 
 _CODES: Final = frozenset({30, 50, 53})
+_FORBIDDEN_TOPIC: Final = 29
 _MISSING_GRACE_S: Final = 10.0
 """A broker that has just started knows no topic."""
 
@@ -32,20 +33,22 @@ class RefusedNames:
         """Note a request that got an error, or no answer.
 
         Returns:
-            True if the error is about the topic or partition of a user's offset, and has lasted for
+            True if the error is about the topic or partition of a user's offset or of a marker, and has lasted for
             `blocked_timeout_s`.
         """
         name, group = _name(lane, action)
-        found = lane.names.get(name)
+        unreadable, destination = _of_marker(lane, action) if code == _FORBIDDEN_TOPIC else ("", -1)
+        found = lane.names.get(unreadable or name)
         now = self._context.now()
-        of_place = code in DESTINATION_CODES and _is_of_offsets(action)
+        of_place = bool(unreadable) or (code in DESTINATION_CODES and _is_of_offsets(action))
         if code is None or not (code in _CODES or of_place):
             if found is not None:
                 found.begin_again(now)
             return False
         of = "" if _of_pool(lane, action) else action.tid.name
         if found is None or found.code != code:
-            lane.names.add(name, RefusedName(code, reason, now, now, now, of, group))
+            refused = RefusedName(code, reason, now, now, now, of, group, destination)
+            lane.names.add(unreadable or name, refused)
             return False
         found.repeat(now, reason)
         limit_s = self._context.config.blocked_timeout_s if of_place else None
@@ -53,7 +56,7 @@ class RefusedNames:
             _MISSING_GRACE_S if code in MISSING_CODES else CONFIRMED_S
         ):
             found.report()
-            self._tell(lane, name, found, limit_s)
+            self._tell(lane, unreadable or name, found, limit_s)
         return limit_s is not None and now - found.counted_from >= limit_s
 
     def _tell(self, lane: Lane, name: str, found: RefusedName, limit_s: float | None) -> None:
@@ -79,7 +82,10 @@ class RefusedNames:
         """Note a request that was answered without an error."""
         if not lane.names or not isinstance(action, (u.InitProducerId, u.CommitOffsets)):
             return
-        name, _ = _name(lane, action)
+        for name in (_name(lane, action)[0], _of_marker(lane, action)[0]):
+            self._accepted(lane, name)
+
+    def _accepted(self, lane: Lane, name: str) -> None:
         found = lane.names.accept(name)
         if found is None or not found.reported:
             return
@@ -127,6 +133,18 @@ def _of_pool(lane: Lane, action: u.Request) -> bool:
 def _is_of_offsets(action: u.Request) -> bool:
     """Whether a request writes a user's offsets. The marker counts too if the unit has no batches."""
     return isinstance(action, u.CommitOffsets) and (action.index >= 0 or not action.transaction.batches)
+
+
+def _of_marker(lane: Lane, action: u.Request) -> tuple[str, int]:
+    """The permission that a unit's marker needs in addition to those of its records, and the marker's destination.
+
+    The marker is an offset of the first batch's partition, and offsets need READ. The result is ("", -1) if the request
+    writes no such marker.
+    """
+    if not isinstance(action, u.CommitOffsets) or action.index >= 0 or not action.transaction.batches:
+        return "", -1
+    destination = action.transaction.batches[0].destination
+    return f"READ on {lane.journal.views.address(destination)[0]}", destination
 
 
 def _name(lane: Lane, action: u.Request) -> tuple[str, str]:

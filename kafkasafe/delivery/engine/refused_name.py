@@ -24,6 +24,7 @@ class RefusedName:
             long.
         transactional_id: The units of this id wait; empty: the units of the lane's own ids wait.
         group: Only the units with offsets of this group wait; empty: all units of the transactional id.
+        destination: Only the units whose first batch has this destination wait; -1: the destination does not matter.
         reported: Whether the refusal was reported.
     """
 
@@ -34,6 +35,7 @@ class RefusedName:
     counted_from: float
     transactional_id: str
     group: str
+    destination: int = -1
     reported: bool = False
 
     def begin_again(self, now: float) -> None:
@@ -59,6 +61,10 @@ class RefusedName:
                 any(each.group == self.group for each in unit.offsets)
                 if self.group
                 else unit.transactional_id == self.transactional_id
+                and (
+                    self.destination < 0
+                    or self.destination in [each.destination for each in unit.batches[:1]]
+                )
             )
         ]
 
