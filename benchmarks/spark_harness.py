@@ -71,6 +71,9 @@ def spark_and_broker(jars: str | None, **settings: str) -> Iterator[tuple[Any, A
     """
     os.environ["PYSPARK_PYTHON"] = sys.executable
     with tempfile.TemporaryDirectory() as scratch:
+        # Spark starts Python processes during the measurement. They find compiled modules, as after an installation.
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        os.environ["PYTHONPYCACHEPREFIX"] = str(Path(scratch) / "pycache")
         if jars == "fetch":
             version, paths = connector(Path(scratch))
             print(f"JVM connector {version}", flush=True)

@@ -34,6 +34,8 @@ _REUSED: Final = (
     "SPARK_REUSE_WORKER"  # pyspark.daemon checks this variable to decide whether it reuses workers
 )
 
+_is_spared = False  # whether this process has hidden its objects from the garbage collector
+
 
 def warn_of_other_python(spark: SparkSession) -> None:
     """Logs a warning if Spark's workers on this machine would use a Python that cannot run kafkasafe.
@@ -98,6 +100,9 @@ def spare_collections() -> None:
 
     In a process that is not a reused worker, the function does nothing.
     """
-    if TaskContext.get() is not None and os.environ.get(_REUSED) and not gc.get_freeze_count():
+    global _is_spared
+    # Do not ask `gc.get_freeze_count`: it visits each hidden object, which takes as long as a small task.
+    if not _is_spared and TaskContext.get() is not None and os.environ.get(_REUSED):
+        _is_spared = True
         gc.collect()
         gc.freeze()
