@@ -43,8 +43,10 @@ WAITS_S = (0.0005, 0.0015, 0.01, 0.1, 0.6, 2.0, 7.0)
 PAUSES_S = (0.01, 0.3, 1.0, 2.5, 4.9, 7.0)
 _DISK_CALLS = ("writev", "sync_data", "sync_directory", "create", "unlink", "rename", "read", "truncate")
 _END_S = 400.0
-_MARKS_BYTES = 20_480
-"""Of 80 small batches, a group each at worst, in segments of which the snapshot is more than half."""
+_MARKS_BYTES = 32_768
+"""The marks of a full spool. In segments of 1,000 bytes each COMMITTED mark begins a segment, whose snapshot takes 700 bytes more. So each
+of the about 36 batches that fit into 8,000 bytes needs up to 850 bytes for its mark, if one partition holds up the first segment meanwhile.
+"""
 
 
 def play(plan: Plan, *, trace: bool = False) -> Storm:
