@@ -120,7 +120,8 @@ class DiskWriter:
             logging.WARNING,
             "spool_write_failed",
             lane.name,
-            "%s: a write failed (%s). Durable records are safe; kafkasafe tries again. If the disk is full, free space",
+            "%s: a write failed (%s). Durable records are safe; kafkasafe tries again. If the disk is full, free space"
+            " (df -h) or inodes (df -i)",
             lane.name,
             error,
             lane=lane.name,
