@@ -76,7 +76,7 @@ class AcceptedUnit(Protocol):
         """End a batch without records and offsets."""
 
     def handed_over(self) -> None:
-        """Note that the pump has the batch."""
+        """Record that the pump has the batch."""
 
 
 class Accumulator:

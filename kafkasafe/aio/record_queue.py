@@ -99,7 +99,7 @@ class RecordQueue:
         return records
 
     def finish_all(self) -> None:
-        """Note that the program has finished all records that it has received."""
+        """Record that the program has finished all records that it has received."""
         self._in_hand = {}
 
     def seen(self) -> Seen:
@@ -177,7 +177,7 @@ class RecordQueue:
             self._drop(set(gone))
 
     def hand_over(self) -> HandedOut:
-        """Note that an atomic batch takes the offsets of all records that the program has received."""
+        """Record that an atomic batch takes the offsets of all records that the program has received."""
         self._in_hand = {}
         handed = HandedOut(self._handed_late, self._meanwhile.handed(self._fetched), self._kept)
         self._handed_late = False

@@ -143,7 +143,7 @@ class OffsetClaim:
     void: bool = False
 
     def revoke(self) -> None:
-        """Note that the consumer was moved back."""
+        """Record that the consumer was moved back."""
         self.void = True
 
 
@@ -286,7 +286,7 @@ class Readings(Generic[_Partition]):
         """Whether an atomic batch ever had the consumer's offsets. Other consumers move their groups themselves."""
 
     def use(self) -> None:
-        """Note that a batch with the consumer's offsets is made."""
+        """Record that a batch with the consumer's offsets is made."""
         self.used = True
 
     def get(self, partition: _Partition) -> ReadingRun | None:

@@ -326,11 +326,11 @@ class Batch:
         return self.rank[0] if self.rank else NEVER
 
     def write(self) -> None:
-        """Note that the disk begins to write it."""
+        """Record that the disk begins to write it."""
         self.writing = True
 
     def written(self, position: int) -> None:
-        """Note that the batch is durable at this position."""
+        """Record that the batch is durable at this position."""
         self.settle_at(position)
         self.durable = True
         self.writing = False
@@ -341,7 +341,7 @@ class Batch:
         self.rank = (position,) if self.parent is None else (*self.parent.rank, position)
 
     def copied(self, position: int) -> None:
-        """Note that a copy at this position replaces the batch. Its rank, and so its place in the order, stays the
+        """Record that a copy at this position replaces the batch. Its rank, and so its place in the order, stays the
         same.
         """
         self.parent = None
@@ -393,7 +393,7 @@ class Batch:
         self.heirs += 1
 
     def lose_heir(self) -> int:
-        """Note that one of its parts is finished. Returns how many are not."""
+        """Record that one of its parts is finished. Returns how many are not."""
         self.heirs -= 1
         return self.heirs
 
@@ -409,12 +409,12 @@ class Batch:
         self.unanswered = False
 
     def send(self) -> None:
-        """Note that a request with it begins."""
+        """Record that a request with it begins."""
         self.on(BatchEvent.SENDS)
         self.tries += 1
 
     def send_in_unit(self) -> None:
-        """Note that a request with the batch begins, in the transaction of its unit."""
+        """Record that a request with the batch begins, in the transaction of its unit."""
         self.tries += 1
 
     def may_arrive(self, *, possible: bool) -> None:
@@ -424,7 +424,7 @@ class Batch:
         self.unanswered = possible
 
     def time_out(self) -> None:
-        """Note that a request with it timed out."""
+        """Record that a request with it timed out."""
         self.timeouts += 1
 
     def locate(self, base_offset: int) -> None:
@@ -449,7 +449,7 @@ class Batch:
         self.revived = True
 
     def revive_part(self) -> None:
-        """Note that this is a part of a batch that is sent again after a loss."""
+        """Record that this is a part of a batch that is sent again after a loss."""
         self.revived = True
 
     # -- refusals ------------------------------------------------------------------------------------------------------

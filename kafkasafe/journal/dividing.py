@@ -44,7 +44,7 @@ class Divider:
         self._units = units
 
     def replaced(self, batch: Batch, children: Sequence[tuple[int, int, int, int, bool]]) -> list[Batch]:
-        """Note that a batch was divided (see `Divide`): its children take its place, all or none.
+        """Record that a batch was divided (see `Divide`): its children take its place, all or none.
 
         Args:
             batch: The divided batch.

@@ -52,7 +52,7 @@ class Durability:
         self._revivals = revivals
 
     def persisted(self, persist: Persist, positions: Sequence[int], end_position: int) -> None:
-        """Note that the group is durable.
+        """Record that the group is durable.
 
         Args:
             persist: The group from `ready()`.

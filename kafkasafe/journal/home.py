@@ -47,7 +47,7 @@ class Home:
         return frozenset(self._ids)
 
     def granted(self, producer_id: int) -> None:
-        """Note that the cluster granted a producer id."""
+        """Record that the cluster granted a producer id."""
         self._ids.add(producer_id)
 
     def move(self, mark: m.Cluster, *, forgets: bool) -> None:

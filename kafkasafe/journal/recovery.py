@@ -253,7 +253,7 @@ class Recovery:
                 known.log.read_ended(base_offset, ended[at].count, clear=clear)
 
     def _recover_replaced(self, at: int, children: range) -> None:
-        """Note that the batches at these positions replace a divided one."""
+        """Record that the batches at these positions replace a divided one."""
         self._backlogs.reach_any(at)
         parent = self._index.at(at)
         if parent is not None and parent not in self._all[parent.destination].queue:

@@ -100,7 +100,7 @@ class Missing:
         self._proven[destination] = reason
 
     def exists(self, destination: int) -> None:
-        """Note that the destination exists now."""
+        """Record that the destination exists now."""
         self._said.pop(destination, None)
         self._proven.pop(destination, None)
 

@@ -58,7 +58,7 @@ class Replay:
     # -- marks ---------------------------------------------------------------------------------------------------------
 
     def replace(self, parent: Batch | None, origin: int, children: range) -> None:
-        """Note that these batches of the group replace `parent` (None: it is released), first written at `origin`."""
+        """Record that these batches of the group replace `parent` (None: it is released), first written at `origin`."""
         self._origins.append((origin, children))
         if parent is not None:
             self._parents.append((parent, children))
@@ -72,7 +72,7 @@ class Replay:
         return any(parent.unit is not None and children.start == first for parent, children in self._parents)
 
     def read_unit(self, unit: u.Unit, members: range) -> None:
-        """Note that these batches of the group belong to this unit."""
+        """Record that these batches of the group belong to this unit."""
         self._units.append((unit, members))
 
     def choose(self, index: int, runs: tuple[tuple[int, int, int], ...]) -> None:
@@ -80,7 +80,7 @@ class Replay:
         self._given[index] = runs
 
     def move(self, moves: tuple[m.Move, ...]) -> None:
-        """Note that the batches of the group are copies."""
+        """Record that the batches of the group are copies."""
         self._moves = moves
 
     def announce(self, quiet: m.Quiet) -> None:
@@ -88,7 +88,7 @@ class Replay:
         self.quiet = quiet if quiet.until_ms >= 0 else None
 
     def lose(self, position: int) -> None:
-        """Note that the group at this position is damaged."""
+        """Record that the group at this position is damaged."""
         self.blind_before = position
 
     @property

@@ -54,7 +54,7 @@ class StoredSegment:
         self.records += records
 
     def prove(self, end: int) -> None:
-        """Note that all bytes before this one were durable."""
+        """Record that all bytes before this one were durable."""
         self.proven_bytes = end
 
     # -- while it is written -----------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ class SegmentWriter:
         return left >= size_bytes
 
     def promise(self) -> None:
-        """Note that all that was written is promised."""
+        """Record that all that was written is promised."""
         self._promised_bytes = self._segments[-1].size_bytes if self._segments else 0
         self._promised_records = self._segments[-1].records if self._segments else 0
 

@@ -156,7 +156,7 @@ class Lines:
                 self.raise_floor(batch.destination, place + batch.count - 1)
 
     def raise_floor(self, destination: int, offset: int) -> None:
-        """Note that the log has committed batches up to this offset, inclusive."""
+        """Record that the log has committed batches up to this offset, inclusive."""
         self._floor[destination] = max(self._floor.get(destination, -1), offset)
 
     def forget(self, destination: int) -> None:

@@ -233,7 +233,7 @@ class Transitions:
     # -- ends ------------------------------------------------------------------------------------------------------
 
     def commit(self, transaction: Transaction) -> None:
-        """Note that a transaction is committed."""
+        """Record that a transaction is committed."""
         self._lines.raise_floors(transaction, alone=transaction.alone)
         self._readings.reach(transaction, self._newest_reading() if transaction.group_lines else 0)
         transaction.move(Phase.COMMITTED)

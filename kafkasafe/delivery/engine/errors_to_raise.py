@@ -109,13 +109,13 @@ class ErrorsToRaise:
         return bool(self._damage)
 
     def block(self, address: tuple[str, int], error: SpoolCorruptError) -> None:
-        """Note that a partition waits, because a batch is damaged on disk."""
+        """Record that a partition waits, because a batch is damaged on disk."""
         with self._guard.lock:
             self._damage[address] = error
             self._guard.waiters.notify_all()
 
     def unblock(self, address: tuple[str, int]) -> None:
-        """Note that the batch can be read again."""
+        """Record that the batch can be read again."""
         self._damage.pop(address, None)
 
     def raise_damage(self, topic: str | None = None) -> None:

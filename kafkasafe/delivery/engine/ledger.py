@@ -123,13 +123,13 @@ class Ledger:
         return new
 
     def refuse_cluster(self, error: WrongClusterError) -> None:
-        """Note that another cluster answers instead of ours, and wake callers that wait."""
+        """Record that another cluster answers instead of ours, and wake callers that wait."""
         with self.lock:
             self.wrong_cluster = error
             self.waiters.notify_all()
 
     def accept_cluster(self) -> None:
-        """Note that our cluster answers."""
+        """Record that our cluster answers."""
         with self.lock:
             self.wrong_cluster = None
 
@@ -143,7 +143,7 @@ class Ledger:
         return not self.doubted and not self.lanes.left_behind and self.parcels.settled(number)
 
     def name_answered(self, name: str, error: BaseException | None = None, trouble: str = "") -> None:
-        """Note that a transactional id is ours, or refused; with `trouble`, that the engine tries again."""
+        """Record that a transactional id is ours, or refused; with `trouble`, that the engine tries again."""
         with self.lock:
             self.name_trouble[name] = trouble
             if not trouble:

@@ -83,7 +83,7 @@ class OpenParcels:
     # -- packed parcels ------------------------------------------------------------------------------------------------
 
     def pack(self, destination: int, parcels: Sequence[Parcel]) -> None:
-        """Note that the batches of these parcels are packed. Only parcels that callers hold are kept."""
+        """Record that the batches of these parcels are packed. Only parcels that callers hold are kept."""
         with self._guard.lock, self._moving():
             for parcel in parcels:
                 parcel.pack(self._kept)
