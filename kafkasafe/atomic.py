@@ -235,7 +235,7 @@ class AtomicBatch:
     """
 
     _informed: ClassVar[bool] = False
-    """Whether the program certainly learns that a batch was dropped before it can open another batch."""
+    """Whether the program is certain to learn that a batch was dropped before it can open another batch."""
 
     def __init__(self, opener: Opener, transactional_id: str) -> None:
         self._producer = opener.producer

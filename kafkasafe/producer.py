@@ -539,8 +539,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             DeliveryTimeoutError: With `spool="never"`: the cluster has not acknowledged all accepted records. Their
                 futures have the same error.
             WrongClusterError: The brokers belong to another cluster than the pending records. The records are on disk.
-            DataLossError: As for `flush`. `close` raises one error for all losses that were not raised yet; the error's
-                `others` has the further losses. If a check for losses did not end in time, a WARNING says so
+            DataLossError: As for `flush`. `close` raises one error for all losses that have not been raised yet; the
+                error's `others` has the further losses. If a check for losses did not end in time, a WARNING says so
                 (`data_loss_unknown`), and the next producer on the directory repeats the check.
             ValueError: The timeout is negative or nan. The producer is still open. After all other errors it is closed.
         """

@@ -194,7 +194,7 @@ class OpenBatch:
         return taken[0]
 
     def enter(self, size: int) -> int:
-        """Reserve room for a record of this size, bytes. Return the record's number."""
+        """Reserve room for a record of `size` bytes. Return the record's number."""
         self.left -= size
         return next(self.numbers)
 

@@ -29,7 +29,7 @@ class Clocks:
 
     Args:
         now: Monotonic seconds.
-        state_age_s: How long after a batch's own timestamp a broker surely keeps the producer state.
+        state_age_s: How long after a batch's own timestamp a broker is certain to keep the producer state.
     """
 
     def __init__(self, now: float, state_age_s: float) -> None:

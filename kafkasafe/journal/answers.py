@@ -270,7 +270,7 @@ class Answers:
             self._out.pause(partition, FlowEvent.NOT_ANSWERED, reason)
 
     def confirmed(self, destination: int, view: ProducerView | None) -> None:
-        """Take the answer to an `Ask` with `confirm`.
+        """Take the answer to an `Ask` whose `confirm` is set.
 
         Args:
             destination: Destination number.

@@ -90,7 +90,8 @@ class Durability:
                 partition = self._partitions[destination]
                 if not partition.log.begun() or partition.flow is not Flow.ASKING_BASELINE:
                     # Either the baseline of the present log is not known or not durable yet, or the journal asked for
-                    # it twice (as before and after a move to another cluster) and has already used the other answer.
+                    # it twice (for example, before and after a move to another cluster) and has already used the other
+                    # answer.
                     return
                 partition.progress.recover()
                 if partition.loss.suspicion is None:

@@ -244,7 +244,8 @@ class Recovery:
             elif done is None and repeats:
                 pass  # the STATE mark that follows says which batches are acknowledged, possibly more than this one
             elif done is None and base_offset >= 0 and at not in ended:
-                # It was released, so it and all earlier batches but moved ones were finished. Its count is unknown.
+                # It was released, so it and all earlier batches, except moved ones, were finished. Its count is
+                # unknown.
                 clear = not known.queue or known.queue[0].rank > (at,)
                 known.log.read_released(base_offset, clear=clear)
             elif at in ended and base_offset >= 0:

@@ -33,7 +33,7 @@ class RefusalTimer:
     denial: Denial | None = None
 
     def is_about_other(self, handle: int) -> bool:
-        """Whether the current refusal is about something else than the batch with this handle (-1: the whole
+        """Whether the current refusal is about something other than the batch with this handle (-1: the whole
         destination).
         """
         return self.denial is not None and self.denial.handle != handle

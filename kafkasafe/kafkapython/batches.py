@@ -2,7 +2,7 @@
 
 kafka-python's fetcher wraps the data fetched from a partition in a `PartitionRecords`, takes records from it, and moves
 the position after them. The fetcher also handles paused, unassigned and sought partitions, errors and metrics. While
-the application asks for whole batches, `BatchFetcher` replaces `PartitionRecords` by a class whose records are
+the application asks for whole batches, `BatchFetcher` replaces `PartitionRecords` with a class whose records are
 RecordBatches. So the same code decides about positions in both cases.
 
 While responses are full, requests become larger than kafka-python's (`limits/fetch_size`). If the application reads

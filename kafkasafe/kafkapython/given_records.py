@@ -63,7 +63,7 @@ class HeldRecords:
         self._held = {}
 
     def has(self, tp: TopicPartition) -> bool:
-        """Returns whether an iterator has not returned all records that it took. Any thread may call it."""
+        """Returns whether an iterator still holds records that it has not returned. Any thread may call it."""
         end = self._held.get(tp)
         position = None if end is None else end.state.position
         return end is not None and position is not None and position.offset < end.after

@@ -122,7 +122,7 @@ class UnitLog:
         self.positions.append(position)
 
     def divide(self, position: int, parts: Sequence[int]) -> None:
-        """Replace a divided batch by its parts."""
+        """Replace a divided batch with its parts."""
         at = self.positions.index(position)
         self.positions[at : at + 1] = parts
 

@@ -60,7 +60,7 @@ class Lines:
                 line.insert(len(line) - later, entry)
 
     def unite(self, transaction: Transaction) -> None:
-        """In each line, replace the units of a transaction by the transaction."""
+        """In each line, replace the units of a transaction with the transaction."""
         for at in transaction.lines:
             line = self._lines[at]
             mine_here = [each for each in transaction.units if at in each.lines]
@@ -69,7 +69,7 @@ class Lines:
                 line.remove(each)
 
     def part(self, transaction: Transaction) -> None:
-        """In each line, replace a transaction by its units."""
+        """In each line, replace a transaction with its units."""
         for at in transaction.lines:
             line = self._lines[at]
             index = line.index(transaction)

@@ -101,7 +101,7 @@ class Transitions:
         self.part(transaction)
 
     def part(self, transaction: Transaction) -> None:
-        """In each line, replace a transaction by its units."""
+        """In each line, replace a transaction with its units."""
         self._lines.part(transaction)
         transaction.part()
 

@@ -37,7 +37,7 @@ class Unit(UnitContent):
         batches: In order. The parts of a divided batch take its place.
         durable: It is on disk.
         position: Spool position of the group that has the unit, or of an earlier group.
-        accepted_at: Spool position of the group that had the unit first.
+        accepted_at: Spool position of the first group that contained the unit.
         phase: See `TRANSITIONS`.
         grant: The grant of its last try.
         sequences: By handle, the base sequence of the batch in its last try.
@@ -125,7 +125,7 @@ class Unit(UnitContent):
         self.batches.remove(batch)
 
     def divide(self, batch: Member, parts: Sequence[Member]) -> None:
-        """Replace a batch by its parts."""
+        """Replace a batch with its parts."""
         at = self.batches.index(batch)
         self.batches[at : at + 1] = parts
 
@@ -548,7 +548,10 @@ class TransactionalId:
         self.opened = False
 
     def end(self, grant: Grant | None, *, sure: bool) -> None:
-        """Note the answer to EndTxn. A known grant is for the next transaction, unless an answer was lost before."""
+        """Note the answer to EndTxn.
+
+        The next transaction uses the grant, unless it is unknown or an earlier answer was lost.
+        """
         if self.fresh or grant is None or not sure:
             self.fresh = True
         elif self.grant is not None and grant != self.grant:

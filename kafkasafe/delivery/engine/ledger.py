@@ -114,7 +114,7 @@ class Ledger:
                 self.abort(parcel, failure)
 
     def take(self, parcels: Sequence[Parcel]) -> list[Parcel]:
-        """Mark parcels as taken by the pump. Returns those that were not taken yet."""
+        """Mark parcels as taken by the pump. Returns those that had not been taken yet."""
         with self.lock:
             new = [parcel for parcel in parcels if not parcel.taken]
             for parcel in new:
@@ -134,10 +134,10 @@ class Ledger:
             self.wrong_cluster = None
 
     def settled(self, number: int) -> bool:
-        """Whether parcels up to this number have their fate, and nothing else is open that `flush` waits for.
+        """Whether the fate of all parcels up to this number is final, and `flush` waits for nothing else.
 
-        Nothing else is open if the engine doubts no acknowledged records, lost records that it sent again have their
-        fate, and lanes that earlier producers left are drained or have another owner.
+        `flush` waits for nothing else if the engine doubts no acknowledged records, the fate of lost records that it
+        sent again is final, and lanes that earlier producers left are drained or have another owner.
         """
         # Read in this order: the engine revives parcels before the doubt ends.
         return not self.doubted and not self.lanes.left_behind and self.parcels.settled(number)

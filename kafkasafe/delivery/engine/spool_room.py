@@ -62,7 +62,7 @@ class SpoolRoom:
 
     @property
     def capacity(self) -> Capacity:
-        """The capacity of the producer's own lane, a moment old."""
+        """The capacity of the producer's own lane, as it was a moment ago."""
         config = self._config
         backlog = self._undurable.size_bytes
         if config.in_memory:
