@@ -282,7 +282,7 @@ class Rereading:
     ) -> bool:
         """Return whether this or another consumer will read records of the batch again."""
         due = {*self._restart, *self._readings.look(self._look()), *overtaken}
-        # Kafka accepts offsets without a generation from any client, also while other members own the partitions.
+        # Kafka accepts offsets without a generation from any client, even while other members own the partitions.
         return not due.isdisjoint(moved) or self._stale or bool(moved and not is_member)
 
     def _moved(self, positions: Mapping[TopicPartition, Any]) -> dict[TopicPartition, Any]:

@@ -244,7 +244,7 @@ class DoneCallbacks:
         self._waiting: dict[Key, Waiting] = {}
 
     def add(self, future: RecordFuture, key: Key, call: Call, context: contextvars.Context | None) -> None:
-        """Call `call(future)` when the record is done; soon if it already is."""
+        """Call `call(future)` when the record is done. If it is already done, the call follows soon."""
         if future.done():
             self._loop.call_soon(call, future, context=context)
             return

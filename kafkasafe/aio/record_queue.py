@@ -160,7 +160,7 @@ class RecordQueue:
                 self._fetched.append(Fetched(tp, found))
 
     def begin_anew(self) -> None:
-        """Forget everything that was fetched, also by a poll that is still running: `start` was cancelled, and the next
+        """Forget everything that was fetched, even by a poll that is still running: `start` was cancelled, and the next
         consumer will fetch it again.
         """
         self._moves.restart()

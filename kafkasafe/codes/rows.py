@@ -497,7 +497,7 @@ _ROWS: Final = (
         48,
         "INVALID_TXN_STATE",
         _FATAL,
-        "Restart the transaction from InitProducerId: the coordinator is in another state than the"
+        "Restart the transaction from InitProducerId: the coordinator is in a different state than the"
         " client believes.",
         kind=Kind.SPOILT,
     ),

@@ -239,13 +239,13 @@ class ReadingRun:
 
     @property
     def handed(self) -> int | None:
-        """The offset to which all batches, also uncommitted ones, would move the group; None: not known."""
+        """The offset to which all batches, including uncommitted ones, would move the group; None: not known."""
         taken = (claim.offset for claim in self._claims if claim.fate() is not OffsetsFate.FORGOTTEN)
         return max(taken, default=self.sent)
 
     @property
     def accepted(self) -> int | None:
-        """As `handed`, without batches that the program has not committed yet."""
+        """Like `handed`, but without batches that the program has not committed yet."""
         taken = (
             claim.offset
             for claim in self._claims

@@ -51,7 +51,7 @@ def _records(fetch_offset: int, tp: TopicPartition, records: Any, *more: Any, **
 class BatchFetcher(Fetcher):
     """kafka-python's fetcher, which can also return RecordBatches.
 
-    It also mends faults of kafka-python 3.0.12: a fetch that could not be sent blocks its broker (see
+    It also fixes faults of kafka-python 3.0.12: a fetch that could not be sent blocks its broker (see
     `_create_fetch_requests`), an interrupt loses records (see `send_fetches`), records that an iterator holds are
     fetched again (see `HeldRecords`), damaged data is taken again for ever, and the data of a paused partition keeps
     the response of all partitions in memory.

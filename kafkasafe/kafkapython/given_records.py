@@ -18,7 +18,7 @@ class _Held:
     Attributes:
         state: kafka-python's state of the partition.
         after: Offset after the last record.
-        position: The position at which the partition goes on: behind markers, and records that compaction removed.
+        position: The position at which the partition continues: after markers, and records that compaction removed.
     """
 
     state: Any
@@ -46,12 +46,12 @@ class HeldRecords:
         Args:
             tp: Their partition.
             after: Offset after the last of them.
-            position: The position at which the partition goes on.
+            position: The position at which the partition continues.
         """
         self._held[tp] = _Held(self._subscriptions.assignment.get(tp), after, position)
 
     def let_go(self) -> None:
-        """The iterator has returned its records: goes on behind them."""
+        """The iterator has returned its records: the partition continues after them."""
         held, self._held = self._held, {}
         for tp, end in held.items():
             state = self._subscriptions.assignment.get(tp)

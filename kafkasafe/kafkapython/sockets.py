@@ -1,4 +1,4 @@
-"""kafka-python's sockets, plain and TLS, with mended faults and with additions.
+"""kafka-python's sockets, plain and TLS, with fixes and additions.
 
 The module reads and writes bytes without copies, and closes sockets. It does not interpret the bytes.
 """

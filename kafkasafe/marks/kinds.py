@@ -279,7 +279,7 @@ class Revived:
             lost.
         positions: The batches that are sent again, in this order; empty if the spool no longer has any of them.
         given_up: Lost batches that are not sent again although the spool has them.
-        moved: (position, base offset) of batches that the log holds at another offset than the acknowledged one.
+        moved: (position, base offset) of batches that the log holds at a different offset than the acknowledged one.
     """
 
     destination: int

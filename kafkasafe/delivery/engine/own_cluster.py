@@ -24,5 +24,5 @@ class OwnCluster:
         self.cluster_id = cluster_id
 
     def meet_stranger(self, error: WrongClusterError) -> None:
-        """End the producer: the brokers belong to another cluster than the spool directory."""
+        """End the producer: the brokers belong to a different cluster than the spool directory."""
         self.stranger = error
