@@ -1,6 +1,6 @@
 """A batch, from `seal` to its fate: its states and events, the table of transitions `STATE`, and its data.
 
-It decides nothing. An event that `STATE` does not have in a state is a bug, and raises.
+It decides nothing. An event for which `STATE` has no entry is a bug, and raises.
 """
 
 from __future__ import annotations

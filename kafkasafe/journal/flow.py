@@ -1,7 +1,7 @@
 """What a destination does: its flows and events, the tables of transitions, `FLOW` and `UNASSIGNED_FLOW`, `Progress`.
 
-This decides nothing: `machine` decides what follows from a flow. An event that the table does not have in a flow is a
-bug, and raises.
+This decides nothing: `machine` decides what follows from a flow. An event for which the table has no entry is a bug,
+and raises.
 """
 
 from __future__ import annotations
