@@ -83,7 +83,7 @@ LOG_EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "cluster_changed": LogEvent(
         ("WARNING",),
-        "The brokers belong to another cluster than before. No record was pending for the earlier cluster.",
+        "The brokers belong to a different cluster than before. No record was pending for the earlier cluster.",
         "If you did not expect this, check `bootstrap_servers`.",
     ),
     "cluster_not_bound": LogEvent(

@@ -121,7 +121,7 @@ class BatchOutcome(metaclass=Tidy):
             KafkaTimeoutError: The batch was not committed in time. It stays in the spool and is still delivered as a
                 whole.
             BatchDroppedError: The batch was dropped, and none of its records is delivered.
-            WrongClusterError: The brokers belong to another cluster than the one that the batch is meant for.
+            WrongClusterError: The brokers belong to a different cluster than the one that the batch is meant for.
         """
         deadline = None if timeout is None else time.monotonic() + (timeout := timeout_of(timeout))
         self._parts.delivery.pump.wait(self._unit.done_or_wrong_cluster, timeout)
@@ -235,7 +235,7 @@ class AtomicBatch:
     """
 
     _informed: ClassVar[bool] = False
-    """Whether the program certainly learns that a batch was dropped before it can open another batch."""
+    """Whether the program is certain to learn that a batch was dropped before it can open another batch."""
 
     def __init__(self, opener: Opener, transactional_id: str) -> None:
         self._producer = opener.producer

@@ -40,7 +40,7 @@ __all__ = [
 _arrow: Any = pyarrow_for("kafkasafe.audit")
 
 MAX_IDS: Final = 5_000_000
-"""Largest number of distinct ids that are counted without Spark. So many ids take a few hundred megabytes of memory."""
+"""Largest number of distinct ids that are counted without Spark. This many take a few hundred megabytes of memory."""
 _EXAMPLES: Final = 10
 PLOTS: Final = (".png", ".svg", ".pdf", ".html")
 """File name suffixes that `draw` accepts."""

@@ -126,7 +126,7 @@ class RecordsRejected:
 
     Attributes:
         topic: Topic name.
-        partition: Partition number; -1 if no partition was chosen yet.
+        partition: Partition number; -1 if no partition has been chosen yet.
         records: Number of records.
         code: Kafka's error code.
         reason: Kafka's name of the error and the broker's message.

@@ -134,7 +134,7 @@ class EndOffsetTracker:
         Returns:
             A result whose `offset` is the end offset to use. Value: the answer is trusted. Held: the answer is lower
             and not trusted, so look up again; if `ask_epoch` is set, also send OffsetForLeaderEpoch and pass its answer
-            to `prove`. Regressed: the answer is lower and trusted, for the given reason. Unproven: see `accept`.
+            to `prove`. Regressed: the answer is lower, but trusted for the given reason. Unproven: see `accept`.
 
         Raises:
             ValueError: `offset` is negative, or the isolation level is unknown.

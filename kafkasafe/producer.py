@@ -153,7 +153,7 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         Raises:
             KafkaTimeoutError: The record was not acknowledged in time. It stays in the spool and is still delivered.
             RejectedError: The cluster rejected the record.
-            WrongClusterError: The brokers belong to another cluster than the one that the record is meant for. The
+            WrongClusterError: The brokers belong to a different cluster than the one that the record is meant for. The
                 record is delivered when its own cluster answers again.
         """
         deadline = None if timeout is None else time.monotonic() + (timeout := timeout_of(timeout))
@@ -497,8 +497,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
                 delivered, and how many are in memory only. Their callbacks will still be called.
             SpoolWriteError: There is not enough memory to encode accepted records. The next call tries again.
             UndecidableError: A batch is undecidable (`on_undecidable="raise"`).
-            WrongClusterError: The brokers belong to another cluster than the records. The records are on disk, and are
-                delivered when their own cluster answers again.
+            WrongClusterError: The brokers belong to a different cluster than the records. The records are on disk, and
+                are delivered when their own cluster answers again.
             DataLossError: The cluster lost acknowledged records that are not sent again (see `on_data_loss`). Raised
                 once for each loss; the next call raises the next one. Pending records are delivered nevertheless.
         """
@@ -538,9 +538,10 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             SpoolError: Some accepted records could not be made durable, or the spool failed permanently.
             DeliveryTimeoutError: With `spool="never"`: the cluster has not acknowledged all accepted records. Their
                 futures have the same error.
-            WrongClusterError: The brokers belong to another cluster than the pending records. The records are on disk.
-            DataLossError: As for `flush`. `close` raises one error for all losses that were not raised yet; the error's
-                `others` has the further losses. If a check for losses did not end in time, a WARNING says so
+            WrongClusterError: The brokers belong to a different cluster than the pending records. The records are on
+                disk.
+            DataLossError: As for `flush`. `close` raises one error for all losses that have not been raised yet; the
+                error's `others` has the further losses. If a check for losses did not end in time, a WARNING says so
                 (`data_loss_unknown`), and the next producer on the directory repeats the check.
             ValueError: The timeout is negative or nan. The producer is still open. After all other errors it is closed.
         """

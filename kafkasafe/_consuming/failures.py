@@ -30,14 +30,14 @@ class Failures:
         self.remote: bool | None = None
 
     def failed(self, code: int, reason: str, now: float) -> None:
-        """Note that a fetch has failed."""
+        """Record that a fetch has failed."""
         if self.count == 0:
             self.since = self.overdue_since = now
         self.count += 1
         self.code, self.reason = code, reason
 
     def ended(self) -> None:
-        """Note that a fetch has succeeded. The pause after failures ends."""
+        """Record that a fetch has succeeded. The pause after failures ends."""
         self.count = self.reported_code = 0
         self.remote = None
         self.rest_until = 0.0
@@ -47,11 +47,11 @@ class Failures:
         self.rest_until = until
 
     def reported(self) -> None:
-        """Note that an event has reported the present failures."""
+        """Record that an event has reported the present failures."""
         self.reported_code = self.code
 
     def raised(self, now: float) -> None:
-        """Note that `poll` raises an error about the present failures."""
+        """Record that `poll` raises an error about the present failures."""
         self.overdue_since = now
 
     def located(self, *, remote: bool) -> None:

@@ -61,18 +61,18 @@ class Followers(Generic[T]):
         return self._left_until.get(partition, now) > now
 
     def asked(self, node: int, partitions: Iterable[T], now: float) -> None:
-        """Note that a Fetch for these partitions is sent to a follower."""
+        """Record that a Fetch for these partitions is sent to a follower."""
         if wanted := frozenset(partitions):
             self._asked[node] = now + self.patience_s, wanted
 
     def answered(self, node: int) -> None:
-        """Note that the Fetch to this broker has ended."""
+        """Record that the Fetch to this broker has ended."""
         self._asked.pop(node, None)
         self._overdue.pop(node, None)
 
     def failed(self, node: int, now: float) -> frozenset[T]:
-        """Note that the Fetch to this broker has failed. Return its partitions, which are read only from their leaders
-        now.
+        """Record that the Fetch to this broker has failed. Return its partitions, which are read only from their
+        leaders now.
         """
         _, partitions = self._asked.get(node, (0.0, frozenset[T]()))
         self.leave(partitions, now)

@@ -57,24 +57,24 @@ class Following:
             return self._followers.hang(now)
 
     def asked(self, node: int, partitions: Iterable[TopicPartition], now: float) -> None:
-        """Note that a fetch for these partitions is sent to a follower."""
+        """Record that a fetch for these partitions is sent to a follower."""
         with self._lock:
             self._followers.asked(node, partitions, now)
 
     def answered(self, node: int) -> None:
-        """Note that the fetch to this broker has ended."""
+        """Record that the fetch to this broker has ended."""
         with self._lock:
             self._followers.answered(node)
 
     def failed(self, node: int, now: float) -> bool:
-        """Note that the fetch to this broker has failed. Return whether its partitions are read only from their leaders
-        now.
+        """Record that the fetch to this broker has failed. Return whether its partitions are read only from their
+        leaders now.
         """
         with self._lock:
             return bool(self._followers.failed(node, now))
 
     def note_errors(self, node: int, rows: Iterable[tuple[TopicPartition, Any]]) -> None:
-        """Note errors in an overdue response: the consumer reads these partitions from their leaders already.
+        """Note errors in an overdue response. The consumer already reads these partitions from their leaders.
 
         Args:
             node: The broker.

@@ -124,7 +124,7 @@ class History:
                 self.topic_id = None
 
     def restore(self, metadata: str | None, epoch: int, offset: int) -> None:
-        """Replace the history by the one that a committed offset carries, unless the present one is better.
+        """Replace the history with the one that a committed offset carries, unless the present one is better.
 
         Args:
             metadata: Metadata of the committed offset.

@@ -288,7 +288,7 @@ class AssignedPartition:
         self.position = position
 
     def sought(self) -> list[Action]:
-        """Note that the application has chosen a position. Return the actions to carry out."""
+        """Record that the application has chosen a position. Return the actions to carry out."""
         self.reset = None
         self.failures.moved()
         return self.on(
@@ -301,22 +301,22 @@ class AssignedPartition:
             self.doubted = True
 
     def looked(self) -> None:
-        """Note that a check begins. The check also settles the doubt after a lost connection."""
+        """Record that a check begins. The check also settles the doubt after a lost connection."""
         self.doubted = False
 
     def check(self, leadership: Leadership | None) -> None:
-        """Note that the position is valid under this leadership; None: the metadata named no leader."""
+        """Record that the position is valid under this leadership; None: the metadata named no leader."""
         self.checked = leadership
 
     def diverged(self, undecided: Undecided, error: Exception) -> list[Action]:
-        """Note that the log has other records than those that were read. Return the actions to carry out."""
+        """Record that the log has other records than those that were read. Return the actions to carry out."""
         # Store the reason first: an interrupt must not leave a held partition without an error.
         self.undecided = undecided
         self.stop(error)
         return self.on(PositionEvent.DIFFERED)
 
     def strand(self, error: Exception) -> list[Action]:
-        """Note that the position has to be reset and no reset is allowed. Return the actions to carry out."""
+        """Record that the position has to be reset and no reset is allowed. Return the actions to carry out."""
         self.stop(error)
         return self.on(PositionEvent.NO_POLICY)
 
@@ -340,6 +340,6 @@ class AssignedPartition:
         self.reset = reason
 
     def was_reset(self) -> ResetReason | None:
-        """Note that the position was reset. Return the reason; None if the application requested the reset."""
+        """Record that the position was reset. Return the reason; None if the application requested the reset."""
         reason, self.reset = self.reset, None
         return reason

@@ -49,7 +49,7 @@ class Pauses:
         self._reports.emit(event)
 
     def begin(self, tp: TopicPartition, part: AssignedPartition, code: int, name: str, reason: str) -> None:
-        """Note that a fetch has failed. The partition is fetched again after a pause.
+        """Record that a fetch has failed. The partition is fetched again after a pause.
 
         Raises:
             RemoteStorageNotReadyError: Remote storage was not ready for too long.

@@ -67,7 +67,7 @@ class Standing(enum.Enum):
     """How far a position is confirmed by the log."""
 
     UNCHECKED = "unchecked"
-    """The position was not compared with a log yet."""
+    """The position has not been compared with a log yet."""
     VALID = "valid"
     """The records before the position are in the log, as far as the consumer can find out."""
     SUSPECTED = "suspected"

@@ -39,7 +39,7 @@ class Positions:
         self._has_group = has_group
 
     def sought(self, tp: TopicPartition) -> None:
-        """Note that the application has chosen a position, and cancel resets and checks of the old one."""
+        """Record that the application has chosen a position, and cancel resets and checks of the old one."""
         self._rereading.moved(tp)
         part = self._parts.of(tp)
         if part is not None:

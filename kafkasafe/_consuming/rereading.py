@@ -121,7 +121,7 @@ class Rereading:
         return self._asked[asked]
 
     def answered(self, partitions: Collection[TopicPartition]) -> None:
-        """Note that the request for the offsets of these partitions has ended."""
+        """Record that the request for the offsets of these partitions has ended."""
         self._asked.pop(frozenset(partitions), None)
 
     def placed(self, tp: TopicPartition, offset: int) -> None:
@@ -137,7 +137,7 @@ class Rereading:
         self._look()
 
     def handed_out_late(self) -> None:
-        """Note that records of a partition were returned at the moment when its position moved back."""
+        """Record that a partition's records were returned at the moment when its position moved back."""
         self._stale = True
 
     def begin(self, tp: TopicPartition, number: int, offset: int | None) -> None:
@@ -282,7 +282,7 @@ class Rereading:
     ) -> bool:
         """Return whether this or another consumer will read records of the batch again."""
         due = {*self._restart, *self._readings.look(self._look()), *overtaken}
-        # Kafka accepts offsets without a generation from any client, also while other members own the partitions.
+        # Kafka accepts offsets without a generation from any client, even while other members own the partitions.
         return not due.isdisjoint(moved) or self._stale or bool(moved and not is_member)
 
     def _moved(self, positions: Mapping[TopicPartition, Any]) -> dict[TopicPartition, Any]:

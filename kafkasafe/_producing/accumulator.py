@@ -76,7 +76,7 @@ class AcceptedUnit(Protocol):
         """End a batch without records and offsets."""
 
     def handed_over(self) -> None:
-        """Note that the pump has the batch."""
+        """Record that the pump has the batch."""
 
 
 class Accumulator:
@@ -360,8 +360,8 @@ class Accumulator:
 def _most_room(config: ProducerConfig) -> int:
     """Return the limit of rooms beyond `batch_size`, bytes; 0 if no open batch may have more.
 
-    With `delivery="transactional"`, a unit has as many open batches as brokers remember batches of a partition. So each
-    open batch may have only one batch for a partition, and gets no larger room.
+    With `delivery="transactional"`, the number of open batches in a unit is the number of batches that brokers
+    remember for a partition. So each open batch may have only one batch for a partition, and gets no larger room.
     """
     if config.delivery == "transactional":
         return 0

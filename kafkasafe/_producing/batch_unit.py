@@ -203,7 +203,7 @@ class BatchDecision(Generic[_Metadata, _Outcome]):
             self.check_is(None)
 
     def check_is(self, outcome: _Outcome | None) -> None:
-        """Raise UsageError if another commit than that of this outcome was accepted, or the batch was dropped."""
+        """Raise UsageError if a commit other than that of this outcome was accepted, or the batch was dropped."""
         if outcome is None or self.outcome is not outcome:
             raise UsageError(f"This batch was {'dropped' if self.is_dropped else 'committed'} already")
 

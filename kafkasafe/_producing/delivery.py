@@ -81,7 +81,7 @@ class Delivery:
             raise SpoolError(f"The producer ended by an error: {failure!r}") from failure
 
     def raise_wrong_cluster(self) -> None:
-        """Raise WrongClusterError if the brokers belong to another cluster than the pending records."""
+        """Raise WrongClusterError if the brokers belong to a different cluster than the pending records."""
         error = self.pump.ledger.wrong_cluster
         if error is not None:
             raise WrongClusterError(*error.args) from error

@@ -194,7 +194,7 @@ class OpenBatch:
         return taken[0]
 
     def enter(self, size: int) -> int:
-        """Reserve room for a record of this size, bytes. Return the record's number."""
+        """Reserve room for a record of `size` bytes. Return the record's number."""
         self.left -= size
         return next(self.numbers)
 
@@ -223,7 +223,7 @@ class OpenBatch:
         return self.encoded
 
     def submitted(self, parcels: list[Parcel]) -> None:
-        """Note that the pump has the parcels. From now on, callers see them."""
+        """Record that the pump has the parcels. From now on, callers see them."""
         self.parcels = parcels
 
     @property
@@ -255,7 +255,7 @@ class OpenBatch:
         return index < encoded.count and index not in encoded.absent
 
     def unguard(self) -> None:
-        """Note that the open batch's atomic batch was handed to the pump."""
+        """Record that the open batch's atomic batch was handed to the pump."""
         self.guard = None
 
     def forget(self) -> None:
@@ -410,7 +410,7 @@ class OpenBatch:
                 self.thread.put(self._call_done)
 
     def on_done(self, parcel: Parcel) -> None:
-        """Note that a parcel's result is final. The pump calls this, holding its lock."""
+        """Record that a parcel's result is final. The pump calls this, holding its lock."""
         waiting = (
             self._sorted_calls + max(self._first_due, 0) + (len(self.callbacks) + len(self.errbacks)) // 2
         )

@@ -78,7 +78,7 @@ class Partitioning:
             self._counts[topic] = partitions
 
     def leave_open(self, topic: str) -> None:
-        """Note that records of this topic wait for the choice of their partitions."""
+        """Record that this topic has records that wait for the choice of their partitions."""
         self._unchosen.add(topic)
 
     def left_open(self, topic: str) -> bool:

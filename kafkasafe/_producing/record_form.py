@@ -1,4 +1,4 @@
-"""Serializes records, checks all their arguments, and computes the size that a record counts."""
+"""Serializes records, checks all their arguments, and computes the size that counts for each record."""
 
 from __future__ import annotations
 

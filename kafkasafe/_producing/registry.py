@@ -57,7 +57,7 @@ def goes_live(pump: Pump, path: str) -> None:
 
 
 def goes_first(pump: Pump, path: str) -> None:
-    """Note that a producer is dropped: its records are sent before later records of other producers on the directory.
+    """Record that a producer is dropped: its records are sent before later records of other producers on the directory.
 
     Takes no lock, because the garbage collector may call it. It may be called again to include producers that were
     opened later.

@@ -284,7 +284,7 @@ class Shutdown:
     # -- dropped -----------------------------------------------------------------------------------------------------
 
     def forgo_warning(self) -> None:
-        """Note that the owner of the producer was dropped and has given the ResourceWarning. This producer will be
+        """Record that the owner of the producer was dropped and has given the ResourceWarning. This producer will be
         dropped next.
         """
         goes_first(self._pump, self.spool_path)

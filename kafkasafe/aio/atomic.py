@@ -63,7 +63,7 @@ class BatchOutcome(metaclass=Tidy):
 
         Raises:
             BatchDroppedError: The batch was dropped, and none of its records is delivered.
-            WrongClusterError: The brokers belong to another cluster than the one that the batch is meant for.
+            WrongClusterError: The brokers belong to a different cluster than the one that the batch is meant for.
         """
         return self._get().__await__()
 
@@ -138,7 +138,9 @@ class BatchOutcome(metaclass=Tidy):
     def add_done_callback(
         self, call: Callable[[BatchOutcome], object], *, context: contextvars.Context | None = None
     ) -> None:
-        """Call `call(outcome)` on the running loop when the batch is committed or dropped; soon if it already is."""
+        """Call `call(outcome)` on the running loop when the batch is committed or dropped. If it already is, the call
+        follows soon.
+        """
         loop = running_loop()
 
         def soon(_: object) -> None:

@@ -221,7 +221,7 @@ class RecordFuture(metaclass=Tidy):
     def add_done_callback(
         self, call: Callable[[RecordFuture], object], *, context: contextvars.Context | None = None
     ) -> None:
-        """Call `call(future)` on the loop when the record is done; soon if it already is."""
+        """Call `call(future)` on the loop when the record is done. If it is already done, the call follows soon."""
         self.owner.opened.callbacks.add(self, (id(self.open_batch), self.index), call, context)
 
     def remove_done_callback(self, call: Callable[[RecordFuture], object]) -> int:
@@ -244,7 +244,7 @@ class DoneCallbacks:
         self._waiting: dict[Key, Waiting] = {}
 
     def add(self, future: RecordFuture, key: Key, call: Call, context: contextvars.Context | None) -> None:
-        """Call `call(future)` when the record is done; soon if it already is."""
+        """Call `call(future)` when the record is done. If it is already done, the call follows soon."""
         if future.done():
             self._loop.call_soon(call, future, context=context)
             return

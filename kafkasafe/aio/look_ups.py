@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class LookUps:
-    """Requests to the cluster, by the inner consumer. See the methods of `SafeConsumer` of the same names."""
+    """Requests to the cluster, by the inner consumer. See the methods with the same names in `SafeConsumer`."""
 
     def __init__(self, thread: ThreadSide, calls: ThreadCalls) -> None:
         self._thread, self._calls = thread, calls

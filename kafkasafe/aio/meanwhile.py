@@ -29,7 +29,7 @@ class Meanwhile:
         self._before: dict[TopicPartition, int] = {}
 
     def begin(self, fetched: Iterable[Fetched]) -> None:
-        """Note that a poll is requested."""
+        """Record that a poll is requested."""
         self.paused = set()
         self.compare_with(fetched)
 
@@ -38,7 +38,7 @@ class Meanwhile:
         self._before = first_unhanded({}, fetched)
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        """Note that the program pauses partitions."""
+        """Record that the program pauses partitions."""
         self.paused.update(partitions)
 
     def handed(self, fetched: Iterable[Fetched]) -> set[TopicPartition]:

@@ -23,7 +23,7 @@ class MoveLog:
         self._restarted = 0
 
     def move(self, partitions: Iterable[TopicPartition]) -> None:
-        """Note that the positions of these partitions move."""
+        """Record that the positions of these partitions move."""
         self.count += 1
         self._moved.update(dict.fromkeys(partitions, self.count))
 
@@ -33,7 +33,7 @@ class MoveLog:
         self._subscribed = self.count
 
     def restart(self) -> None:
-        """Note that everything that was fetched before is outdated."""
+        """Record that everything that was fetched before is outdated."""
         self.count += 1
         self._restarted = self.count
 

@@ -99,7 +99,7 @@ class Polls:
     def ended(
         self, states: dict[TopicPartition, object], records: Mapping[TopicPartition, list[Any]]
     ) -> list[TopicPartition]:
-        """Note that a poll has ended, perhaps with an error. Return the partitions that were revoked in it."""
+        """Record that a poll has ended, perhaps with an error. Return the partitions that were revoked in it."""
         self.number += 1
         gone = self.lost(states)
         self.forget(gone)

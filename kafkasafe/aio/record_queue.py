@@ -99,7 +99,7 @@ class RecordQueue:
         return records
 
     def finish_all(self) -> None:
-        """Note that the program has finished all records that it has received."""
+        """Record that the program has finished all records that it has received."""
         self._in_hand = {}
 
     def seen(self) -> Seen:
@@ -160,7 +160,7 @@ class RecordQueue:
                 self._fetched.append(Fetched(tp, found))
 
     def begin_anew(self) -> None:
-        """Forget everything that was fetched, also by a poll that is still running: `start` was cancelled, and the next
+        """Forget everything that was fetched, even by a poll that is still running: `start` was cancelled, and the next
         consumer will fetch it again.
         """
         self._moves.restart()
@@ -177,7 +177,7 @@ class RecordQueue:
             self._drop(set(gone))
 
     def hand_over(self) -> HandedOut:
-        """Note that an atomic batch takes the offsets of all records that the program has received."""
+        """Record that an atomic batch takes the offsets of all records that the program has received."""
         self._in_hand = {}
         handed = HandedOut(self._handed_late, self._meanwhile.handed(self._fetched), self._kept)
         self._handed_late = False

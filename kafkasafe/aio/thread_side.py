@@ -43,7 +43,7 @@ class ThreadSide:
 
     @property
     def consumer(self) -> Any:
-        """The inner consumer, also after it was closed.
+        """The inner consumer, even after it was closed.
 
         Raises:
             UsageError: `open` was not called.
@@ -146,7 +146,7 @@ class ThreadSide:
             seen: The loop's knowledge about fetched records.
             timeout_ms: How long to wait for records.
             fetch: Whether to fetch records, or only to serve the group membership.
-            keep: Called on the loop with the result, before the returned future is resolved; also after an error.
+            keep: Called on the loop with the result, before the returned future is resolved; even after an error.
         """
         consumer, worker = self._both()
         reading, polls = threads.reading_of(consumer), self._polls

@@ -158,7 +158,7 @@ class Worker:
 
         Args:
             job: The job.
-            then: Called on the loop after the job, before the future is resolved; also if the job fails or the future
+            then: Called on the loop after the job, before the future is resolved; even if the job fails or the future
                 was cancelled.
         """
         loop = running_loop()

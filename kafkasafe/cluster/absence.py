@@ -58,7 +58,7 @@ class Absence:
         others = [node for node in brokers if node not in self._witnesses]
         able = [node for node in others if now - self._asked.get(node, _NEVER) >= _AGAIN_S]
         under_way = len(others) - len(able)
-        # Brokers that were not asked yet come first.
+        # Brokers that have not been asked yet come first.
         able.sort(key=lambda node: self._asked.get(node, _NEVER))
         chosen = able[: max(0, wanted - under_way)]
         self._asked.update(dict.fromkeys(chosen, now))

@@ -1,7 +1,7 @@
 """The seam between a client and its brokers: one protocol, and the answers as plain data.
 
 Producers, look-ups and the doctor send all their requests to a Kafka cluster through `Cluster`. So tests can replace
-the brokers by simulated ones, which fail on command and run in virtual time. `cluster/client/` has the real
+the brokers with simulated ones, which fail on command and run in virtual time. `cluster/client/` has the real
 implementation.
 
 The rules, for callers and implementations:

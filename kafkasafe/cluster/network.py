@@ -297,7 +297,7 @@ class Network(Protocol):
         """Adds the address of a broker that another one named, unless it is known already."""
 
     def learn_brokers(self, brokers: Iterable[Any]) -> tuple[int, ...]:
-        """Replaces the known brokers by those of a metadata answer. Returns their node ids."""
+        """Replaces the known brokers with those of a metadata answer. Returns their node ids."""
 
     def serve(self, service: Service) -> Life:
         """Sets the client that the network calls back. Call it once, before any other method."""

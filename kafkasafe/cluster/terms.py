@@ -38,7 +38,7 @@ log = EventLog("network")
 NodeId: TypeAlias = int | str
 TopicPartition: TypeAlias = tuple[str, int]
 
-MAX_OFFSET: Final = 2**62  # no log grows so long; the sum of two such offsets still fits into 64 bits
+MAX_OFFSET: Final = 2**62  # no log grows that long; the sum of two such offsets still fits into 64 bits
 UNKNOWN_TOPIC: Final = 3
 LEADER_NOT_AVAILABLE: Final = 5
 
@@ -46,7 +46,7 @@ LEADER_NOT_AVAILABLE: Final = 5
 # KAFKA_STORAGE_ERROR, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH, UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID
 STALE_METADATA: Final = frozenset({3, 5, 6, 9, 13, 56, 74, 75, 100, 103})
 
-SILENCE_S: Final = 2.0  # a node that is silent for so long while requests are in flight may hang
+SILENCE_S: Final = 2.0  # a node that is silent for this long while requests are in flight may hang
 METADATA_PATIENCE_S: Final = 3.0  # if a node has not sent metadata by then, the client asks another one
 
 LEADERLESS_POLL_MAX_S: Final = 1.0

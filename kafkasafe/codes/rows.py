@@ -475,8 +475,8 @@ _ROWS: Final = (
         ),
         kind=Kind.SPOILT,
     ),
-    # Seven broker versions were tried and none sends 46; the meaning is plain. The journal asks all the same: the
-    # batch still has to pass the high watermark.
+    # None of the seven broker versions that were tried sends 46, but its meaning is plain. The journal asks all the
+    # same: the batch still has to pass the high watermark.
     _row(
         46,
         "DUPLICATE_SEQUENCE_NUMBER",
@@ -497,7 +497,7 @@ _ROWS: Final = (
         48,
         "INVALID_TXN_STATE",
         _FATAL,
-        "Restart the transaction from InitProducerId: the coordinator is in another state than the"
+        "Restart the transaction from InitProducerId: the coordinator is in a different state than the"
         " client believes.",
         kind=Kind.SPOILT,
     ),
@@ -876,13 +876,15 @@ NOT_A_MEMBER_CODES: Final = _of(Kind.NOT_A_MEMBER)
 TOPIC_CODES: Final = DESTINATION_CODES - {100}
 """Those of `DESTINATION_CODES` that metadata have for the name of a topic: error 100 is about its id."""
 
-NOT_READY: Final = "remote storage is not ready yet (KIP-1007); other partitions and local offsets go on"
+NOT_READY: Final = (
+    "remote storage is not ready yet (KIP-1007); other partitions and local offsets are not affected"
+)
 
 # Verdicts that apply to one request kind only.
 BY_API: Final[Mapping[tuple[str, int], Cell]] = MappingProxyType(
     {
         ("fetch", -1): Cell(
-            _RETRY, f"Retry this partition alone, with back-off, and keep the position: mostly {NOT_READY}."
+            _RETRY, f"Retry this partition alone, with back-off, and keep the position: usually {NOT_READY}."
         ),
         ("fetch", 2): Cell(
             _RETRY,
@@ -897,7 +899,7 @@ BY_API: Final[Mapping[tuple[str, int], Cell]] = MappingProxyType(
             _RETRY, "Retry: this replica does not know its high watermark after the election yet."
         ),
         ("list_offsets", -1): Cell(
-            _RETRY, f"Retry this partition alone, with back-off, and conclude nothing: mostly {NOT_READY}."
+            _RETRY, f"Retry this partition alone, with back-off, and conclude nothing: usually {NOT_READY}."
         ),
         ("list_offsets", 5): Cell(
             _REFRESH,

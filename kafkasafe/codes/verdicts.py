@@ -1,7 +1,7 @@
 """What an error code of Kafka means for a request, and for a batch that was sent.
 
 `classify_code` decides for `kafkasafe.classify`, and `classify_produce` for the journal after an answer to Produce.
-Both read the same rows, those of `rows`. How a verdict is found, first match wins:
+Both read the rows of the module `rows`. How a verdict is found, first match wins:
 
 1. the context (`context`): last acked offset, log start, resend, tiered topic, the log's contents;
 2. the cell of the request kind, `BY_API`;

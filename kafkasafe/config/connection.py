@@ -170,7 +170,7 @@ succeeds."""
 
 
 def _near_protocol(given: str) -> str:
-    """Guess the intended protocol. The guess never drops SASL, and never replaces TLS by plain text."""
+    """Guess the intended protocol. The guess never drops SASL, and never replaces TLS with plain text."""
     words = set(re.split(r"[^A-Z]+", given.upper()))
     if any("SAS" in word for word in words):
         return "SASL_PLAINTEXT" if any(word.startswith("PLAIN") for word in words) else "SASL_SSL"

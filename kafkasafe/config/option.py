@@ -16,7 +16,7 @@ class Default(enum.Enum):
     """A placeholder for the default value in a row."""
 
     KAFKAS = enum.auto()
-    """The default in `table.OTHER_DEFAULTS`, or else kafka-python's default."""
+    """The default in `table.OTHER_DEFAULTS`; without one, kafka-python's default."""
     GIVEN = enum.auto()
     """The value that the user gave."""
 

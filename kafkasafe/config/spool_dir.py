@@ -67,7 +67,7 @@ def resolved(path: Path) -> Path:
 
 
 def take_locks_early() -> None:
-    """Take Python's locks now that otherwise only the first producer of a process would take, when it is opened.
+    """Take locks of Python early: otherwise the first producer of a process would take them when it is opened.
 
     1. Another thread opens a producer, and holds the lock. 2. The program forks. 3. The child opens a producer too, and
     waits for the lock for ever, because the thread that holds it does not exist there.

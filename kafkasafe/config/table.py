@@ -104,8 +104,8 @@ class ProducerConfig:
         linger_s: How long a batch waits for more records.
         max_block_s: How long `send` waits for room.
         run_ahead_bytes: How many bytes may be accepted but not acknowledged while the cluster answers; None: no limit.
-        state_age_s: For this time after a batch's timestamp, a broker certainly remembers the producer.
-        decide: Instruction of a command that ends staged batches; None: deliver everything.
+        state_age_s: How long after a batch's timestamp a broker is certain to remember the producer.
+        decide: Set by a command that ends staged batches; None: deliver everything.
     """
 
     kafka: Mapping[str, Any] = field(repr=False)  # it may contain passwords

@@ -1,8 +1,9 @@
 """Lets coroutines wait for the threads of a producer. Each event loop is woken once for all events that occur together.
 
 A thread that notifies (`WaitingCallers.notify_all`) sets the wake flag of each loop on which coroutines wait. The
-thread skips a wake flag that is notifying already. So a burst of a thousand batches costs one `call_soon_threadsafe`.
-The loop then checks the waiting coroutines in slices, so that no iteration takes longer than a few hundred checks.
+thread skips a wake flag whose loop is already being woken. So a burst of a thousand batches costs one
+`call_soon_threadsafe`. The loop then checks the waiting coroutines in slices, so that no iteration takes longer than a
+few hundred checks.
 """
 
 from __future__ import annotations

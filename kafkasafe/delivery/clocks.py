@@ -29,7 +29,7 @@ class Clocks:
 
     Args:
         now: Monotonic seconds.
-        state_age_s: How long after a batch's own timestamp a broker surely keeps the producer state.
+        state_age_s: How long after a batch's own timestamp a broker is certain to keep the producer state.
     """
 
     def __init__(self, now: float, state_age_s: float) -> None:
@@ -48,7 +48,7 @@ class Clocks:
             self._ours[address] = max_timestamp
 
     def stamped(self, now: float) -> None:
-        """Note that a broker stamped a record itself (LogAppendTime): other producers' clocks no longer count."""
+        """Record that a broker stamped a record itself (LogAppendTime): other producers' clocks no longer count."""
         self._next = now + _HOUR_S
         self._others.clear()
         self.at_least_ms = 0
@@ -62,7 +62,7 @@ class Clocks:
         return True
 
     def unanswered(self, address: _Address) -> None:
-        """Note that no answer came: `asks` may soon choose this partition again."""
+        """Record that no answer came: `asks` may soon choose this partition again."""
         self._next_of.pop(address, None)
 
     def listed(self, address: _Address, timestamp: int, now: float, now_ms: int) -> bool:

@@ -22,7 +22,7 @@ class Outage:
         self._start: float | None = now
 
     def failed(self, now: float) -> None:
-        """Note that a broker refused a batch, or a request had no answer."""
+        """Record that a broker refused a batch, or a request had no answer."""
         if self._began is None:
             self._began = now
 

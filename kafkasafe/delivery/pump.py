@@ -567,11 +567,11 @@ class Pump:
         ]
 
     def refused(self, topic: str | None = None) -> list[RefusedDestination]:
-        """Destinations that wait because the cluster refuses them, of one topic or all, oldest first. Any thread."""
+        """Destinations, of one topic or all, that wait because the cluster refuses them; oldest first. Any thread."""
         return self.engine.endings.refused(topic)
 
     def refresh_topic(self, topic: str) -> None:
-        """Requests a topic's metadata. Brokers that create topics automatically create it."""
+        """Requests a topic's metadata. If brokers create topics automatically, this creates it."""
         self.engine.topics.want(topic)
 
     def patience_ends(self, patience: Patience, began: float) -> float:

@@ -143,7 +143,7 @@ class OffsetClaim:
     void: bool = False
 
     def revoke(self) -> None:
-        """Note that the consumer was moved back."""
+        """Record that the consumer was moved back."""
         self.void = True
 
 
@@ -239,13 +239,13 @@ class ReadingRun:
 
     @property
     def handed(self) -> int | None:
-        """The offset to which all batches, also uncommitted ones, would move the group; None: not known."""
+        """The offset to which all batches, including uncommitted ones, would move the group; None: not known."""
         taken = (claim.offset for claim in self._claims if claim.fate() is not OffsetsFate.FORGOTTEN)
         return max(taken, default=self.sent)
 
     @property
     def accepted(self) -> int | None:
-        """As `handed`, without batches that the program has not committed yet."""
+        """Like `handed`, but without batches that the program has not committed yet."""
         taken = (
             claim.offset
             for claim in self._claims
@@ -286,7 +286,7 @@ class Readings(Generic[_Partition]):
         """Whether an atomic batch ever had the consumer's offsets. Other consumers move their groups themselves."""
 
     def use(self) -> None:
-        """Note that a batch with the consumer's offsets is made."""
+        """Record that a batch with the consumer's offsets is made."""
         self.used = True
 
     def get(self, partition: _Partition) -> ReadingRun | None:

@@ -63,7 +63,7 @@ class Worker:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Starts the process, also after it was killed."""
+        """Starts the process, even after it was killed."""
         with self._log.open("ab") as output:
             self._process = subprocess.Popen(
                 self._command,

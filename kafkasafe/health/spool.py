@@ -22,8 +22,8 @@ class LaneSeen:
     Attributes:
         name: Name of the lane's directory.
         owner_pid: Pid of the process that seems to own the lane; 0 if none does.
-        strays_to: The directory at which the owner has the lane open, if that is another one; empty if not, or if it
-            is unknown.
+        strays_to: The other directory at which the owner has the lane open; empty if there is none, or if this is
+            unknown.
         size_bytes: Size of the lane's log.
         waiting_records: Number of records that are not delivered.
         oldest_s: How long the oldest of them has waited, seconds.

@@ -147,7 +147,7 @@ class Producer:
             self.epochs.append(run.epoch)
 
     def note_trimmed(self) -> None:
-        """Note that the log begins within its sequences."""
+        """Record that the log begins within its sequences."""
         self.trimmed = True
 
 

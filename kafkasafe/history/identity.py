@@ -108,7 +108,7 @@ class IdentityVerdict(enum.Enum):
     DECIDED = "decided"
     """The first `present` batches are in the leader's log, the others are not."""
     GAP = "gap"
-    """As DECIDED, and the leader misses a batch before the first absent one: the absent ones need a new id."""
+    """Like DECIDED, and the leader misses a batch before the first absent one: the absent ones need a new id."""
     READ_LOG = "read_log"
     """The producer state does not decide; read the log."""
     UNDECIDABLE = "undecidable"

@@ -114,7 +114,7 @@ class RememberedOffsets:
         return previous
 
     def lower_end(self, offset: int, proof: Proof | None) -> int:
-        """Replace the end by this lower offset. Return the former end."""
+        """Replace the end with this lower offset. Return the former end."""
         previous = self.end
         self.end, self.end_epoch = offset, self.newest_epoch
         # The new log may have grown past the offset at which it diverged from the old one.
@@ -136,7 +136,7 @@ class RememberedOffsets:
         return previous
 
     def lower_start(self, proof: Proof | None) -> int:
-        """Replace the start by the lower one that was held back. Return the former start."""
+        """Replace the start with the lower one that was held back. Return the former start."""
         previous, offset = self.start, self.lower_starts.answered
         if proof is not None:
             self._cut(proof.end_offset)

@@ -99,7 +99,7 @@ class AckedLog:
         self.unwritten += 1
 
     def begun(self) -> bool:
-        """Note that the oldest unwritten baseline is durable. Returns False if the baseline's log was forgotten
+        """Record that the oldest unwritten baseline is durable. Returns False if the baseline's log was forgotten
         meanwhile.
         """
         self.unwritten -= 1
@@ -136,7 +136,7 @@ class AckedLog:
             self.known_from = base_offset
 
     def pass_id(self, identity: BatchId | None) -> None:
-        """Note that the log has the batch with this id below the high watermark."""
+        """Record that the log has the batch with this id below the high watermark."""
         last = self.last_acked_id
         if identity is not None and not (last is not None and follows(last, identity)):
             self.last_acked_id = identity
@@ -154,7 +154,7 @@ class AckedLog:
         return commits
 
     def clear(self, base_offset: int, count: int) -> None:
-        """Note that the first unfinished batch is now finished, and is in the log at this offset (-1: at an unknown
+        """Record that the first unfinished batch is now finished, and is in the log at this offset (-1: at an unknown
         one).
         """
         if base_offset >= 0:
@@ -180,7 +180,7 @@ class AckedLog:
             self.known_from = max(self.known_from, batch.place + batch.count)
 
     def tell(self, position: int) -> None:
-        """Note that separate marks hold the id of the batch at this position."""
+        """Record that separate marks hold the id of the batch at this position."""
         self.told_position = position
 
     # -- what a survey finds -------------------------------------------------------------------------------------------
@@ -368,7 +368,7 @@ class LossCase:
         return check == self.asked
 
     def passed(self) -> None:
-        """Note that the check in progress found no loss."""
+        """Record that the check in progress found no loss."""
         self.asked = None
 
     def keep_newest_check(self) -> None:
@@ -378,11 +378,11 @@ class LossCase:
     # -- known gaps ----------------------------------------------------------------------------------------------------
 
     def explain(self) -> None:
-        """Note that a gap is expected."""
+        """Record that a gap is expected."""
         self.explained = True
 
     def miss(self, hole: Hole) -> None:
-        """Note that records before an unfinished batch are neither in the log nor in the spool."""
+        """Record that the records before an unfinished batch are neither in the log nor in the spool."""
         self.explained = True
         self.hole = hole
 

@@ -69,7 +69,7 @@ class Answers:
         self._request_timeout_s = request_timeout_s
 
     def acked(self, batch: Batch, base_offset: int, *, leader_epoch: int, now: float, now_ms: int) -> None:
-        """Note that the cluster acknowledged a batch.
+        """Record that the cluster acknowledged a batch.
 
         Args:
             batch: The batch.
@@ -105,7 +105,7 @@ class Answers:
     def lost(
         self, batch: Batch, *, sent: bool, code: int, message: str, now: float, timed_out: bool = False
     ) -> None:
-        """Note that a request got no answer.
+        """Record that a request got no answer.
 
         Args:
             batch: The batch.
@@ -137,7 +137,7 @@ class Answers:
         self._settle(partition, message)
 
     def damaged(self, batch: Batch, message: str) -> None:
-        """Note that a batch's bytes are damaged on disk: it can be neither sent nor divided.
+        """Record that a batch's bytes are damaged on disk: it can be neither sent nor divided.
 
         A batch of a unit ends its unit, which is delivered as a whole or not at all.
 
@@ -175,7 +175,7 @@ class Answers:
         now: float,
         now_ms: int,
     ) -> None:
-        """Note that the broker answered with an error.
+        """Record that the broker answered with an error.
 
         Args:
             batch: The batch.
@@ -224,7 +224,7 @@ class Answers:
         self._settle(partition, text)
 
     def retry(self, destination: int) -> None:
-        """Note that the pause of a `Wait` is over."""
+        """Record that the pause of a `Wait` is over."""
         partition = self._partitions[destination]
         if partition.flow is Flow.WAITING:
             partition.progress.on(FlowEvent.PAUSE_OVER)
@@ -244,7 +244,7 @@ class Answers:
         self._out.ready.persist.after.append(Begun(destination))
 
     def ask_failed(self, destination: int, reason: str, *, code: int, now: float) -> None:
-        """Note that the cluster did not answer a question; the journal asks again after a pause.
+        """Record that the cluster did not answer a question; the journal asks again after a pause.
 
         Args:
             destination: Destination number.
@@ -270,7 +270,7 @@ class Answers:
             self._out.pause(partition, FlowEvent.NOT_ANSWERED, reason)
 
     def confirmed(self, destination: int, view: ProducerView | None) -> None:
-        """Take the answer to an `Ask` with `confirm`.
+        """Take the answer to an `Ask` whose `confirm` is set.
 
         Args:
             destination: Destination number.

@@ -1,6 +1,6 @@
 """A batch, from `seal` to its fate: its states and events, the table of transitions `STATE`, and its data.
 
-It decides nothing. An event that `STATE` does not have in a state is a bug, and raises.
+It decides nothing. An event for which `STATE` has no entry is a bug, and raises.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class BatchEvent(enum.Enum):
     RESENT = "resent"
     """The user wants an undecidable batch sent."""
     RESENT_UNCHOSEN = "resent without a partition"
-    """The user wants an undecidable batch sent whose partition was not chosen yet."""
+    """The user wants to send an undecidable batch whose partition has not been chosen yet."""
     SKIPPED = "skipped"
     """The user takes an undecidable batch as delivered."""
     COMMITTED = "committed"
@@ -186,10 +186,10 @@ class Fault:
     """
     bad_records: tuple[tuple[int, str], ...] = ()
     """(index, message) of the records that the broker named, for the division of a REFUSED batch. Invariant: only in
-    REFUSED and the final states; `code` is set as well. The broker may name records that there are not.
+    REFUSED and the final states; `code` is set as well. The broker may name records that do not exist.
     """
     unconfirmed: bool = False
-    """The broker says that it did not append the batch; the producer state was not checked yet. Invariant: only in
+    """The broker says that it did not append the batch; the producer state has not been checked yet. Invariant: only in
     REFUSED, in PREPARED after error 59, and in IN_DOUBT after that; never without an id.
     """
     condemned: bool = False
@@ -207,7 +207,7 @@ class Fault:
     """
 
     def after(self, event: BatchEvent, to: BatchState) -> Fault:
-        """What is left of the fault after this event, by which the batch comes into the state `to`."""
+        """What is left of the fault after this event, which brings the batch into the state `to`."""
         if to is BatchState.ACKED:
             return replace(self, condemned=False)
         if to is BatchState.IN_DOUBT:
@@ -256,7 +256,7 @@ class Batch:
     tries: int = 0
     """How often the batch was sent in this incarnation. Invariant: positive in SENT."""
     durable: bool = False
-    """The batch is on disk, also if its id is not. Invariant: set iff `position` >= 0."""
+    """The batch is on disk, even if its id is not. Invariant: set iff `position` >= 0."""
     writing: bool = False
     """The disk is writing the batch, which must not change until it has its position. Invariant: not set while durable.
     """
@@ -280,8 +280,8 @@ class Batch:
     base_offset: int = -1
     """In the partition, -1 while unknown. Invariant: -1 unless ACKED or COMMITTED."""
     place: int = -1
-    """`base_offset`, or a lower bound if that offset is unknown. A batch that is sent again after a loss keeps where it
-    was. Invariant: set in COMMITTED iff the batch has an id; in other states only if `revived`.
+    """`base_offset`, or a lower bound if that offset is unknown. A batch that is sent again after a loss keeps its
+    former place. Invariant: set in COMMITTED iff the batch has an id; in other states only if `revived`.
     """
     revived: bool = False
     """The cluster acknowledged and then lost the batch, so it is sent again. Invariant: then `unit` is None."""
@@ -312,7 +312,7 @@ class Batch:
     otherwise only in ACKED and the final states.
     """
     given: tuple[tuple[int, int, int], ...] | None = None
-    """For a batch whose partitions are not chosen yet: for which runs of records the caller gave the partition (see
+    """For a batch whose partitions are not chosen yet: the runs of records for which the caller gave the partition (see
     `marks.Given`). None if the batch needs no mark. Invariant: then it has no id.
     """
 
@@ -326,11 +326,11 @@ class Batch:
         return self.rank[0] if self.rank else NEVER
 
     def write(self) -> None:
-        """Note that the disk begins to write it."""
+        """Record that the disk begins to write it."""
         self.writing = True
 
     def written(self, position: int) -> None:
-        """Note that the batch is durable at this position."""
+        """Record that the batch is durable at this position."""
         self.settle_at(position)
         self.durable = True
         self.writing = False
@@ -341,7 +341,7 @@ class Batch:
         self.rank = (position,) if self.parent is None else (*self.parent.rank, position)
 
     def copied(self, position: int) -> None:
-        """Note that a copy at this position replaces the batch. Its rank, and so its place in the order, stays the
+        """Record that a copy at this position replaces the batch. Its rank, and so its place in the order, stays the
         same.
         """
         self.parent = None
@@ -362,7 +362,7 @@ class Batch:
         self.unit, self.state = unit, BatchState.JOINED
 
     def choose(self, given: tuple[tuple[int, int, int], ...] | None) -> None:
-        """Set for which runs of records the caller gave the partition."""
+        """Set the runs of records for which the caller gave the partition."""
         self.given = given
 
     def stand_for(self, parent: Batch) -> None:
@@ -377,8 +377,8 @@ class Batch:
         self.stand_for(parent)
 
     def gather(self, first: Batch, identity: BatchId) -> None:
-        """Make this the result of merging several batches, whose first is `first`. It has the sequences
-        of all of them.
+        """Make this the result of merging several batches, the first of which is `first`. It has the sequences of all
+        of them.
         """
         self.identity = identity
         self.gathered = self.owed = True
@@ -393,7 +393,7 @@ class Batch:
         self.heirs += 1
 
     def lose_heir(self) -> int:
-        """Note that one of its parts is finished. Returns how many are not."""
+        """Record that one of its parts is finished. Returns how many are not."""
         self.heirs -= 1
         return self.heirs
 
@@ -409,12 +409,12 @@ class Batch:
         self.unanswered = False
 
     def send(self) -> None:
-        """Note that a request with it begins."""
+        """Record that a request with it begins."""
         self.on(BatchEvent.SENDS)
         self.tries += 1
 
     def send_in_unit(self) -> None:
-        """Note that a request with the batch begins, in the transaction of its unit."""
+        """Record that a request with the batch begins, in the transaction of its unit."""
         self.tries += 1
 
     def may_arrive(self, *, possible: bool) -> None:
@@ -424,7 +424,7 @@ class Batch:
         self.unanswered = possible
 
     def time_out(self) -> None:
-        """Note that a request with it timed out."""
+        """Record that a request with it timed out."""
         self.timeouts += 1
 
     def locate(self, base_offset: int) -> None:
@@ -449,7 +449,7 @@ class Batch:
         self.revived = True
 
     def revive_part(self) -> None:
-        """Note that this is a part of a batch that is sent again after a loss."""
+        """Record that this is a part of a batch that is sent again after a loss."""
         self.revived = True
 
     # -- refusals ------------------------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ class BrokerClock:
     to us.
 
     Attributes:
-        state_age_s: How long after a batch's own timestamp a broker surely keeps the producer state.
+        state_age_s: How long after a batch's own timestamp a broker is certain to keep the producer state.
     """
 
     __slots__ = ("_at_least_ms", "_behind_ms", "state_age_s")
@@ -76,7 +76,7 @@ class BrokerClock:
         return self._behind_ms > self.state_age_s * 1000
 
     def show_at_least(self, at_least_ms: int) -> None:
-        """Note a lower bound of the time, from other clients' records."""
+        """Note a lower bound for the current time, from other clients' records."""
         self._at_least_ms = at_least_ms
 
     def now_ms(self, now_ms: int) -> int:

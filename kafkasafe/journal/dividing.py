@@ -23,7 +23,7 @@ __all__ = ["Divider"]
 
 
 class Divider:
-    """Replaces a divided batch by its parts."""
+    """Replaces a divided batch with its parts."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Divider:
         self._units = units
 
     def replaced(self, batch: Batch, children: Sequence[tuple[int, int, int, int, bool]]) -> list[Batch]:
-        """Note that a batch was divided (see `Divide`): its children take its place, all or none.
+        """Record that a batch was divided (see `Divide`): its children take its place, all or none.
 
         Args:
             batch: The divided batch.
@@ -76,7 +76,7 @@ class Divider:
                     child.come_from(batch.written_at)
                 if batch.unit is not None:
                     if destination == batch.destination:
-                        # As for a refused batch: the batch is too large, and its parts take its place.
+                        # The batch is too large. As with a refused batch, its parts take its place.
                         child.join(batch.unit)
                         child.stand_for(batch)
                         partition.queue.insert(place + index, child)

@@ -47,11 +47,11 @@ class Doubt:
         return 0 <= self.rescan_from < self.asked_from
 
     def ask(self, now: float, from_offset: int) -> None:
-        """Note that a question about batches in doubt begins."""
+        """Record that a question about batches in doubt begins."""
         self.asked_at, self.asked_from = now, from_offset
 
     def survey(self, now: float) -> None:
-        """Note that a survey of the log begins."""
+        """Record that a survey of the log begins."""
         self.asked_at = now
 
     def begin_at(self, offset: int) -> int:
@@ -68,7 +68,7 @@ class Doubt:
             self.dead_at += seconds
 
     def fence(self) -> None:
-        """Note that a newer epoch of our producer id exists."""
+        """Record that a newer epoch of our producer id exists."""
         self.fenced = True
 
     def unfence(self) -> None:
@@ -76,20 +76,20 @@ class Doubt:
         self.fenced = False
 
     def refuse_sequence(self) -> None:
-        """Note that the leader refuses the sequence of a batch in doubt."""
+        """Record that the leader refuses the sequence of a batch in doubt."""
         self.sequence_refused = True
 
     def end(self) -> None:
-        """Note that no batch is in doubt any more."""
+        """Record that no batch is in doubt any more."""
         self.fenced = self.sequence_refused = False
 
     def cut(self, from_offset: int) -> None:
-        """Note that the log may have lost records from this offset on; -1: the offset is unknown."""
+        """Record that the log may have lost records from this offset on; -1: the offset is unknown."""
         if from_offset >= 0 and not 0 <= self.rescan_from <= from_offset:
             self.rescan_from = from_offset
 
     def read_again(self, from_offset: int) -> None:
-        """Note that the log ends before an acknowledged batch. The log is read again from this offset,
+        """Record that the log ends before an acknowledged batch. The log is read again from this offset,
         or a lower one.
         """
         self.rescan_from = from_offset if self.rescan_from < 0 else min(self.rescan_from, from_offset)

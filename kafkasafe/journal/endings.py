@@ -52,7 +52,7 @@ class Durability:
         self._revivals = revivals
 
     def persisted(self, persist: Persist, positions: Sequence[int], end_position: int) -> None:
-        """Note that the group is durable.
+        """Record that the group is durable.
 
         Args:
             persist: The group from `ready()`.
@@ -90,7 +90,8 @@ class Durability:
                 partition = self._partitions[destination]
                 if not partition.log.begun() or partition.flow is not Flow.ASKING_BASELINE:
                     # Either the baseline of the present log is not known or not durable yet, or the journal asked for
-                    # it twice (as before and after a move to another cluster) and has already used the other answer.
+                    # it twice (for example, before and after a move to another cluster) and has already used the other
+                    # answer.
                     return
                 partition.progress.recover()
                 if partition.loss.suspicion is None:

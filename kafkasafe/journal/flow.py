@@ -1,7 +1,7 @@
 """What a destination does: its flows and events, the tables of transitions, `FLOW` and `UNASSIGNED_FLOW`, `Progress`.
 
-This decides nothing: `machine` decides what follows from a flow. An event that the table does not have in a flow is a
-bug, and raises.
+This decides nothing: `machine` decides what follows from a flow. An event for which the table has no entry is a bug,
+and raises.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ class Flow(enum.Enum):
     """The current activity of a partition."""
 
     NEW = "new"
-    """The lane never sent to the partition: the journal asks for the end offset first."""
+    """The lane has never sent to the partition: the journal asks for the end offset first."""
     ASKING_BASELINE = "asking for the baseline"
     """The journal waits for `baseline()`, and then until the end offset is durable."""
     FLOWING = "flowing"
     PROBING = "probing"
-    """The journal sends the newest batch that the leader has once more, to learn that replicas have it."""
+    """The journal resends the newest batch that the leader has, to learn that replicas have it."""
     SETTLING = "settling"
     """A request failed: the journal sends nothing until every request in flight has an outcome and a pause is over."""
     DECIDING = "deciding"
-    """As SETTLING, without a pause: the journal decides as soon as no request is in flight."""
+    """Like SETTLING, but without a pause: the journal decides as soon as no request is in flight."""
     WAITING = "waiting"
     """The partition pauses until `retry()`."""
     CONFIRMING = "confirming"
     """The journal waits for `confirmed()`, to compare a refusal with the broker's producer state. Then it settles."""
     RECONFIRMING = "confirming again"
-    """As CONFIRMING, but no pause follows: the partition paused before, or the refused batch was divided."""
+    """Like CONFIRMING, but no pause follows: the partition paused before, or the refused batch was divided."""
     ASKING = "asking"
     """Batches are in doubt: the journal waits for `judged()`."""
     SURVEYING = "surveying"
@@ -62,7 +62,7 @@ class FlowEvent(enum.Enum):
     BASELINE_DURABLE = "baseline durable"
     """The log's end offset before the first batch is durable."""
     BASELINE_DURABLE_SUSPECTED = "baseline durable but suspected"
-    """As BASELINE_DURABLE, but the log may have lost batches of units: units are sent without waiting
+    """Like BASELINE_DURABLE, but the log may have lost batches of units: units are sent without waiting
     for the baseline.
     """
     FAILED = "failed"
@@ -78,7 +78,7 @@ class FlowEvent(enum.Enum):
     LATE_REQUEST = "late request"
     """A broker may still append a request whose answer was lost: the journal waits until that is impossible."""
     PAUSE_DUE = "pause due"
-    """Every request in flight has an outcome, one of them failed, and no pause followed yet."""
+    """Every request in flight has an outcome, one of them failed, and no pause has followed yet."""
     PAUSE_OVER = "pause over"
     """The pause is over, or is cut short because the partition is proven not to exist."""
     SURVEYS = "surveys"
@@ -90,7 +90,7 @@ class FlowEvent(enum.Enum):
     DECIDED = "decided"
     """For each batch, it is known whether the log has it."""
     DECIDED_UNBEGUN = "decided without a baseline"
-    """The same, and the lane never sent to the partition."""
+    """The same, and the lane has never sent to the partition."""
     IN_DOUBT = "in doubt"
     """Batches are in doubt: the journal asks the cluster about them."""
     CONFIRMED = "confirmed"

@@ -41,7 +41,7 @@ class Healing:
         self.left += parts
 
     def finish(self, batch: Batch) -> bool:
-        """Note that one of them is finished. Returns whether it was the last one."""
+        """Record that one of them is finished. Returns whether it was the last one."""
         self.left -= 1
         if batch.state is BatchState.COMMITTED:
             self.records += batch.count
@@ -87,7 +87,7 @@ class Revivals:
         self._healing.setdefault(destination, Healing(keep_from)).add(len(batches), keep_from)
 
     def divide(self, parent: Batch, parts: Sequence[Batch]) -> None:
-        """Note that a batch was divided. If the batch was to be sent again, its parts are sent again instead."""
+        """Record that a batch was divided. If the batch was to be sent again, its parts are sent again instead."""
         healing = self._healing.get(parent.destination)
         if parent.revived and healing is not None:
             healing.divide(len(parts))
@@ -95,7 +95,7 @@ class Revivals:
                 part.revive_part()
 
     def finish(self, batch: Batch) -> Healed | None:
-        """Note that a batch is finished. Returns the notice if this was the last batch to be sent again
+        """Record that a batch is finished. Returns the notice if this was the last batch to be sent again
         after a loss.
         """
         healing = self._healing.get(batch.destination)

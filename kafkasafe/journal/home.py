@@ -36,8 +36,8 @@ class Home:
 
         Args:
             cluster_id: Id of the cluster that answers.
-            assumed: The lane's cluster if no mark names one: the lane met none, or a version without this mark wrote
-                the log.
+            assumed: The lane's cluster if no mark names one. Then the lane has never met a cluster, or an earlier
+                version, which lacked this mark, wrote the log.
         """
         return (self._cluster_id or assumed or cluster_id) != cluster_id
 
@@ -47,7 +47,7 @@ class Home:
         return frozenset(self._ids)
 
     def granted(self, producer_id: int) -> None:
-        """Note that the cluster granted a producer id."""
+        """Record that the cluster granted a producer id."""
         self._ids.add(producer_id)
 
     def move(self, mark: m.Cluster, *, forgets: bool) -> None:

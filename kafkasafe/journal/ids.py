@@ -91,7 +91,8 @@ class Identities:
     def reidentify(self, partition: Partition) -> None:
         """Take back the ids of all waiting batches: each batch is proven absent, or was never sent.
 
-        The next ids begin at sequence 0 of the next epoch. With that epoch, the broker fences this one (error 47).
+        The next ids begin at sequence 0 of the next epoch. A broker that has seen that epoch fences the present one
+        (error 47).
         """
         partition.ids.renew(self._ids)
         kept = []

@@ -51,7 +51,7 @@ class Journal:
         return self._parts.state.clock.show(broker_ms, now_ms)
 
     def clock_at_least(self, at_least_ms: int) -> None:
-        """Note a lower bound of the time, in ms since the epoch, from other clients' records. It may be wrong."""
+        """Note a lower bound for the current time, ms since the epoch, from other clients' records. It may be wrong."""
         self._parts.state.clock.show_at_least(at_least_ms)
 
     # -- new batches, and destinations ---------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ class Suspicions:
         self.keep_suspected(partition)
 
     def check_failed(self, check: EpochCheck, *, code: int) -> None:
-        """Note that a check had no answer. The journal repeats the check.
+        """Record that a check had no answer. The journal repeats the check.
 
         Args:
             check: The check.
@@ -203,7 +203,7 @@ class Losses:
         self._vacating.clear()
 
     def released(self, before_position: int) -> None:
-        """Note that the spool deleted everything before this position: the journal cannot send it again."""
+        """Record that the spool deleted everything before this position: the journal cannot send it again."""
         if before_position == self._index.released:
             return
         self._index.release(before_position)
@@ -246,7 +246,7 @@ class Losses:
         )
 
     def survey_failed(self, destination: int, reason: str, *, code: int = 0) -> None:
-        """Note that the log could not be read; the journal tries again after a pause.
+        """Record that the log could not be read; the journal tries again after a pause.
 
         Args:
             destination: Destination number.

@@ -1,7 +1,7 @@
 """Rounds, and the next step of each partition that changed.
 
-A partition without requests in flight is decided by an ordered list of rules: conditions that change nothing, each with
-its action.
+An ordered list of rules decides what happens to a partition without requests in flight. Each rule has a condition,
+which changes nothing, and an action.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def was_judged(partition: Partition, _now: float) -> bool:
 
 
 def has_unchecked_refusal(partition: Partition, _now: float) -> bool:
-    """The broker refused the first batch, and its refusal was not compared with its producer state yet."""
+    """The broker refused the first batch, and its refusal has not been compared with its producer state yet."""
     first = None if partition.queue.has_doubt else partition.queue.head
     return first is not None and first.fault.unconfirmed and first.identity is not None
 
@@ -82,7 +82,7 @@ def has_old_ids(partition: Partition, _now: float) -> bool:
 
 
 def needs_pause(partition: Partition, _now: float) -> bool:
-    """A request failed, and no pause followed yet."""
+    """A request failed, and no pause has followed yet."""
     return partition.flow is Flow.SETTLING
 
 
@@ -207,14 +207,14 @@ class Machine:
             # An answer that is given before all requests are dead is outdated by the next one that arrives: the next
             # rule would ask again and again.
             _Rule(has_late_requests, self._wait_for_late),
-            # The batches are searched for again, so the next rule must not apply: the answer is judged by what the
-            # doubt knows, that the leader refused a sequence or that a newer epoch exists.
+            # The batches are searched for again, so the next rule must not apply. The answer is judged by what
+            # `partition.doubt` knows: that the leader refused a sequence, or that a newer epoch exists.
             _Rule(was_asked_early, self._doubt_again, ends=False),
             # The next rule may put a batch in doubt. What the leader said of others must not count against it.
             _Rule(was_judged, self._end_doubt, ends=False),
             # A refused batch must be proven absent before it is rejected or divided.
             _Rule(has_unchecked_refusal, self._confirm),
-            # The next rule would send the first batch again as well, which was refused for itself.
+            # The next rule would also send the first batch again, which was refused on its own account.
             _Rule(has_refused_head, self._give_up_head),
             # Of no consequence: new ids are given to refused batches, too, and make them PREPARED.
             _Rule(has_gap, self._take_again, ends=False),
@@ -244,7 +244,7 @@ class Machine:
 
     @staticmethod
     def _doubt_again(partition: Partition, _now: float, _now_ms: int) -> None:
-        """Put batches in doubt again that were judged while a broker could still append a request with them."""
+        """Put batches back in doubt if they were judged while a broker could still append a request with them."""
         for batch in partition.queue:
             if batch.state is BatchState.PREPARED and batch.unanswered:
                 batch.on(BatchEvent.MAY_BE_THERE)

@@ -114,7 +114,7 @@ class UnitBatches:
                 self._out.ready.divides.append(Divide(batch, refused=True))
 
     def place(self, partition: Partition, unit: u.Unit, batch: Batch) -> None:
-        """Note that a unit's batch is committed. As with other batches, a survey may later find that the log has lost
+        """Record that a unit's batch is committed. As with other batches, a survey may later find that the log has lost
         it.
         """
         base_offset = unit.places.get(batch.handle, -1)

@@ -156,7 +156,7 @@ class Denial:
         self.counted_from = -1.0
 
     def tell(self) -> None:
-        """Note that a notice reports the refusal."""
+        """Record that a notice reports the refusal."""
         self.reported = True
 
 

@@ -58,7 +58,7 @@ class Owed:
             del self.open[old]
 
     def note_damage(self) -> None:
-        """Note that a part of the lane cannot be read."""
+        """Record that a part of the lane cannot be read."""
         self.damaged = True
 
     def group(self, group: m.Group, marks: Sequence[m.Mark]) -> None:

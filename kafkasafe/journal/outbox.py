@@ -276,8 +276,8 @@ class Divide:
 
     Attributes:
         batch: The batch.
-        refused: False: divide it by partition. True: the broker refused it; separate the `bad_records` that the broker
-            named, or else divide it into halves.
+        refused: False: divide it by partition. True: the broker refused it; separate the `bad_records` that the
+            broker named, or divide it into halves if the broker named none.
     """
 
     batch: Batch

@@ -49,11 +49,11 @@ class Destination:
         return self.progress.flow
 
     def lose_marks(self, before_position: int) -> None:
-        """Note that marks before this position are lost."""
+        """Record that marks before this position are lost."""
         self.unsure_before = before_position
 
     def end_unsure(self) -> None:
-        """Note that the user decided to send a batch again: whether the others were sent no longer matters."""
+        """Record that the user decided to send a batch again: whether the others were sent no longer matters."""
         self.unsure_before = -1
 
 

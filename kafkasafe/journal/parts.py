@@ -49,7 +49,7 @@ class Settings:
     Attributes:
         durable_first: Send only batches that are on disk (`spool="always"`). False: `spill()` selects those to write.
         window: Batches sent without a durable commit mark, per partition.
-        state_age_s: How long after a batch's own timestamp a broker surely keeps the producer state.
+        state_age_s: How long after a batch's own timestamp a broker is certain to keep the producer state.
         request_timeout_s: After this time, no broker can append a request without an answer any more.
         blocked_timeout_s: How long a destination may be missing, forbidden or invalid, timestamps be too far ahead, or
             the broker fail on one batch, before the journal rejects the affected batches; None: for ever. The time

@@ -53,7 +53,7 @@ class Precedence:
         self._afters.append(after)
 
     def paid(self, debt: m.Debt) -> None:
-        """Note that all batches of this debt are delivered."""
+        """Record that all batches of this debt are delivered."""
         rest = [(after, tuple(each for each in after.debts if each != debt)) for after in self._afters]
         self._afters = [m.After(after.position, debts) for after, debts in rest if debts]
 

@@ -306,7 +306,7 @@ class Backlog(Generic[B]):
             yield from islice(self._head, keep, None)
 
     def pack(self, rows: Iterable[BacklogRow], keep: int) -> None:
-        """Replace the first of the `candidates` by these rows."""
+        """Replace the first of the `candidates` with these rows."""
         packed = self._packed
         if packed is None:
             packed = self._packed = _Packed()

@@ -66,6 +66,6 @@ class Quiescence:
         ready.sends.clear()
 
     def taken_back(self) -> list[Batch]:
-        """Note that the mark is taken back durably. Returns the batches that may be sent now."""
+        """Record that the mark is taken back durably. Returns the batches that may be sent now."""
         self.is_announced = False
         return self._held or []

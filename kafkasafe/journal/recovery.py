@@ -244,7 +244,8 @@ class Recovery:
             elif done is None and repeats:
                 pass  # the STATE mark that follows says which batches are acknowledged, possibly more than this one
             elif done is None and base_offset >= 0 and at not in ended:
-                # It was released, so it and all earlier batches but moved ones were finished. Its count is unknown.
+                # It was released, so it and all earlier batches, except moved ones, were finished. Its count is
+                # unknown.
                 clear = not known.queue or known.queue[0].rank > (at,)
                 known.log.read_released(base_offset, clear=clear)
             elif at in ended and base_offset >= 0:
@@ -253,7 +254,7 @@ class Recovery:
                 known.log.read_ended(base_offset, ended[at].count, clear=clear)
 
     def _recover_replaced(self, at: int, children: range) -> None:
-        """Note that the batches at these positions replace a divided one."""
+        """Record that the batches at these positions replace a divided one."""
         self._backlogs.reach_any(at)
         parent = self._index.at(at)
         if parent is not None and parent not in self._all[parent.destination].queue:

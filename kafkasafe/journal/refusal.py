@@ -33,7 +33,7 @@ class RefusalTimer:
     denial: Denial | None = None
 
     def is_about_other(self, handle: int) -> bool:
-        """Whether the current refusal is about something else than the batch with this handle (-1: the whole
+        """Whether the current refusal is about something other than the batch with this handle (-1: the whole
         destination).
         """
         return self.denial is not None and self.denial.handle != handle
@@ -100,7 +100,7 @@ class Missing:
         self._proven[destination] = reason
 
     def exists(self, destination: int) -> None:
-        """Note that the destination exists now."""
+        """Record that the destination exists now."""
         self._said.pop(destination, None)
         self._proven.pop(destination, None)
 

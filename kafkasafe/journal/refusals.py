@@ -42,7 +42,7 @@ class Refusals:
         self._missing_grace_s = missing_grace_s
 
     def deny_unit(self, destination: int, code: int, reason: str, now: float) -> bool:
-        """Note that the cluster refuses a destination of a unit for a reason that may be temporary.
+        """Record that the cluster refuses a destination of a unit for a reason that may be temporary.
 
         Returns:
             True if the refusal has lasted for the whole timeout without another answer, or the partition is proven not
@@ -106,7 +106,7 @@ class Refusals:
             self._packer.touch(partition)
 
     def present(self, destination: int) -> None:
-        """Note that the partition exists after all, or was created."""
+        """Record that the partition exists after all, or was created."""
         self._missing.exists(destination)
 
     def clear_refusal(self, partition: Destination, *, accepted: bool = True) -> None:

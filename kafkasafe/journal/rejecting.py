@@ -59,11 +59,11 @@ class Rejecter:
             self._out.ready.persist.marks.append(mark)
 
     def retired(self, mark: m.Resent) -> None:
-        """Note that the file is durably deleted: its mark may be dropped."""
+        """Record that the file is durably deleted: its mark may be dropped."""
         self._index.retire(mark)
 
     def deny_unchosen(self, topic: str, code: int, reason: str, now: float) -> None:
-        """Note that new metadata has error 3, 17 or 29 for a topic whose partitions were never known."""
+        """Record that new metadata has error 3, 17 or 29 for a topic whose partitions were never known."""
         partition = self._destinations.unassigned[topic]
         if partition.queue and self._refusals.note_refusal(partition, code, reason, Scope.DESTINATION, now):
             for unit in {batch.unit.number: batch.unit for batch in partition.queue if batch.unit}.values():

@@ -24,7 +24,7 @@ class ReadPlace(NamedTuple):
         unit: Its unit.
         parent: The divided batch that it is a part of.
         origin: Position where its records were first written; -1: at its own position.
-        given: For which runs of its records the caller gave the partition.
+        given: The runs of its records for which the caller gave the partition.
     """
 
     moved: m.Move | None
@@ -40,8 +40,8 @@ class Replay:
 
     Attributes:
         index: Index of the next batch in the group.
-        blind_before: A group with its marks is lost at this position: for earlier batches, neither an id nor a missing
-            id shows whether they were sent. -1: no group is lost.
+        blind_before: A group is lost at this position, and its marks with it. So neither an id nor a missing id shows
+            whether an earlier batch was sent. -1: no group is lost.
         quiet: The mark of the previous incarnation's last group: when all its requests are dead. None if it wrote no
             such mark, or sent something since.
     """
@@ -58,7 +58,7 @@ class Replay:
     # -- marks ---------------------------------------------------------------------------------------------------------
 
     def replace(self, parent: Batch | None, origin: int, children: range) -> None:
-        """Note that these batches of the group replace `parent` (None: it is released), first written at `origin`."""
+        """Record that these batches of the group replace `parent` (None: it is released), first written at `origin`."""
         self._origins.append((origin, children))
         if parent is not None:
             self._parents.append((parent, children))
@@ -72,15 +72,15 @@ class Replay:
         return any(parent.unit is not None and children.start == first for parent, children in self._parents)
 
     def read_unit(self, unit: u.Unit, members: range) -> None:
-        """Note that these batches of the group belong to this unit."""
+        """Record that these batches of the group belong to this unit."""
         self._units.append((unit, members))
 
     def choose(self, index: int, runs: tuple[tuple[int, int, int], ...]) -> None:
-        """Note for which runs of a batch's records the caller gave the partition."""
+        """Note the runs of a batch's records for which the caller gave the partition."""
         self._given[index] = runs
 
     def move(self, moves: tuple[m.Move, ...]) -> None:
-        """Note that the batches of the group are copies."""
+        """Record that the batches of the group are copies."""
         self._moves = moves
 
     def announce(self, quiet: m.Quiet) -> None:
@@ -88,7 +88,7 @@ class Replay:
         self.quiet = quiet if quiet.until_ms >= 0 else None
 
     def lose(self, position: int) -> None:
-        """Note that the group at this position is damaged."""
+        """Record that the group at this position is damaged."""
         self.blind_before = position
 
     @property
@@ -99,7 +99,7 @@ class Replay:
     # -- the next batch ------------------------------------------------------------------------------------------------
 
     def take(self) -> ReadPlace:
-        """What the marks say about the next batch, and advance to the one after it."""
+        """Return what the marks say about the next batch, and advance to the one after it."""
         index = self.index
         self.index += 1
         return ReadPlace(

@@ -33,7 +33,7 @@ class IdSource:
         return self.producer_id >= 0
 
     def grant(self, producer_id: int, epoch: int) -> None:
-        """Note that the cluster granted an id."""
+        """Record that the cluster granted an id."""
         self.producer_id, self.epoch = producer_id, epoch
 
     def withdraw(self) -> None:
@@ -66,7 +66,7 @@ class IdSequence:
         return identity
 
     def expire(self) -> None:
-        """Note that batches that are not in the log need new ids."""
+        """Record that batches that are not in the log need new ids."""
         self.stale = True
 
     def renew(self, source: IdSource) -> None:

@@ -97,11 +97,11 @@ class SpoolIndex:
     # -- the spool -----------------------------------------------------------------------------------------------------
 
     def reach(self, end: int) -> None:
-        """Note that the spool's next position is this one, or a later one."""
+        """Record that the spool's next position is this one, or a later one."""
         self.end = max(self.end, end)
 
     def release(self, before_position: int) -> None:
-        """Note that the spool deleted everything before this position."""
+        """Record that the spool deleted everything before this position."""
         self.released = before_position
 
     def has(self, batch: Batch) -> bool:
@@ -124,7 +124,7 @@ class SpoolIndex:
         self._resent[mark] = position
 
     def retire(self, mark: m.Resent) -> None:
-        """Note that the file is deleted."""
+        """Record that the file is deleted."""
         self._resent.pop(mark, None)
 
     def pin(self, destination: int, batches: Iterable[Batch]) -> None:
@@ -136,7 +136,7 @@ class SpoolIndex:
         )
 
     def unpin(self, destination: int) -> None:
-        """Note that no batch of this destination has to be sent again."""
+        """Record that no batch of this destination has to be sent again."""
         self.suspected.pop(destination, None)
 
     def pin_everything(self) -> None:

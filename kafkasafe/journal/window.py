@@ -1,6 +1,6 @@
 """Decides what of a partition may be in flight at once: how many batches, and which batch may go behind others.
 
-`machine` walks through the queue and asks; it decides nothing of that itself.
+`machine` walks through the queue and asks; it decides none of that itself.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class SendWindow:
 
     Attributes:
         confirmed: The (producer id, epoch) for which the leader has state.
-        until: The time (seconds) until which the leader surely keeps this state.
-        answered: The leader has just acknowledged a batch, so batches that still wait only wait for their turn.
+        until: The time (seconds) until which the leader is certain to keep this state.
+        answered: The leader has just acknowledged a batch, so batches that are left wait only for their turn.
     """
 
     confirmed: tuple[int, int] = (-1, -1)
@@ -81,7 +81,7 @@ class SendWindow:
     def admit(
         self, identity: BatchId, in_flight: InFlight, now: float, *, old: bool, late: bool
     ) -> Admission:
-        """Whether the next batch may be sent now: alone, or behind others if the leader surely keeps our state.
+        """Whether the next batch may be sent now: alone, or behind others if the leader is certain to keep our state.
 
         Args:
             identity: Its id.
@@ -113,7 +113,7 @@ class SendWindow:
         self.confirmed, self.until = (-1, -1), 0.0
 
     def note_answer(self) -> None:
-        """Note that the leader acknowledged a batch while the partition is flowing."""
+        """Record that the leader acknowledged a batch while the partition is flowing."""
         self.answered = True
 
     def use_answer(self) -> None:

@@ -1,4 +1,4 @@
-"""kafka-python, with mended faults and with additions.
+"""kafka-python, with fixes and additions.
 
 All code that uses private names of kafka-python, or that replaces a part of it, is in this package. All of it was
 written against kafka-python 3.0.12. A release that renames a private name breaks only modules of this package.

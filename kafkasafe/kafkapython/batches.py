@@ -2,7 +2,7 @@
 
 kafka-python's fetcher wraps the data fetched from a partition in a `PartitionRecords`, takes records from it, and moves
 the position after them. The fetcher also handles paused, unassigned and sought partitions, errors and metrics. While
-the application asks for whole batches, `BatchFetcher` replaces `PartitionRecords` by a class whose records are
+the application asks for whole batches, `BatchFetcher` replaces `PartitionRecords` with a class whose records are
 RecordBatches. So the same code decides about positions in both cases.
 
 While responses are full, requests become larger than kafka-python's (`limits/fetch_size`). If the application reads
@@ -51,7 +51,7 @@ def _records(fetch_offset: int, tp: TopicPartition, records: Any, *more: Any, **
 class BatchFetcher(Fetcher):
     """kafka-python's fetcher, which can also return RecordBatches.
 
-    It also mends faults of kafka-python 3.0.12: a fetch that could not be sent blocks its broker (see
+    It also fixes faults of kafka-python 3.0.12: a fetch that could not be sent blocks its broker (see
     `_create_fetch_requests`), an interrupt loses records (see `send_fetches`), records that an iterator holds are
     fetched again (see `HeldRecords`), damaged data is taken again for ever, and the data of a paused partition keeps
     the response of all partitions in memory.

@@ -133,7 +133,7 @@ class ExtendedConsumer(KafkaConsumer):
         self._fetcher.sought(partition)
 
     def _begin_poll(self) -> None:
-        """Note that the records of earlier polls were returned.
+        """Record that the records of earlier polls were returned.
 
         Raises:
             ForkedProcessError: This is a forked child, and the parent process reads these records.

@@ -21,7 +21,7 @@ __all__ = ["Coordinator"]
 class Coordinator(ConsumerCoordinator):
     """kafka-python's coordinator. To each committed offset, it adds the history of the records read (their lineage).
 
-    It also mends faults of kafka-python 3.0.12: joins that are discarded or forgotten (`join_group_async`,
+    It also fixes faults of kafka-python 3.0.12: joins that are discarded or forgotten (`join_group_async`,
     `need_rejoin`), a failed look-up of the coordinator that ends `poll`, and committed offsets of an earlier
     generation.
     """

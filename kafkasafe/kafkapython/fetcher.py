@@ -23,7 +23,7 @@ _DECIDED_S: Final = 0.1
 class Fetcher(BatchFetcher):
     """kafka-python's fetcher with the decisions of a SafeConsumer.
 
-    This class replaces the code with which kafka-python 3.0.12 resets and checks positions. It also mends faults in
+    This class replaces the code with which kafka-python 3.0.12 resets and checks positions. It also fixes faults in
     reading from followers (KIP-392): kafka-python does not fetch from a partition while its follower's connection is in
     back-off. After kafka-python left a follower, the leader sends it back to that follower.
 

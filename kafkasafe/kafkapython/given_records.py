@@ -18,7 +18,7 @@ class _Held:
     Attributes:
         state: kafka-python's state of the partition.
         after: Offset after the last record.
-        position: The position at which the partition goes on: behind markers, and records that compaction removed.
+        position: The position at which the partition continues: after markers, and records that compaction removed.
     """
 
     state: Any
@@ -46,12 +46,12 @@ class HeldRecords:
         Args:
             tp: Their partition.
             after: Offset after the last of them.
-            position: The position at which the partition goes on.
+            position: The position at which the partition continues.
         """
         self._held[tp] = _Held(self._subscriptions.assignment.get(tp), after, position)
 
     def let_go(self) -> None:
-        """The iterator has returned its records: goes on behind them."""
+        """The iterator has returned its records: the partition continues after them."""
         held, self._held = self._held, {}
         for tp, end in held.items():
             state = self._subscriptions.assignment.get(tp)
@@ -63,7 +63,7 @@ class HeldRecords:
         self._held = {}
 
     def has(self, tp: TopicPartition) -> bool:
-        """Returns whether an iterator has not returned all records that it took. Any thread may call it."""
+        """Returns whether an iterator still holds records that it has not returned. Any thread may call it."""
         end = self._held.get(tp)
         position = None if end is None else end.state.position
         return end is not None and position is not None and position.offset < end.after

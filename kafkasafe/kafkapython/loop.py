@@ -1,6 +1,7 @@
-"""kafka-python's event loop, with mended faults and with additions.
+"""kafka-python's event loop, with fixes and additions.
 
-The loop has only the work that each turn does for every request. It knows nothing of the requests' contents.
+This module has only the work of a turn, which is the same for every request. It knows nothing of the requests'
+contents.
 """
 
 from __future__ import annotations

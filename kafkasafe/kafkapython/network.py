@@ -97,7 +97,7 @@ class SocketNetwork:
         self.loop.serve(on_wake, on_exit)
 
     def renew(self) -> None:
-        """Replaces the loop by a new one, with connections of its own."""
+        """Replaces the loop with a new one that has its own connections."""
         make_loop: Any = Loop
         make_manager: Any = DirectManager
         self.loop = make_loop(**{k: v for k, v in self._settings.items() if k in _LOOP_OPTIONS})
@@ -176,7 +176,7 @@ class SocketNetwork:
             self.manager.take_brokers({**known, endpoint.node_id: broker})
 
     def learn_brokers(self, brokers: Iterable[Any]) -> tuple[int, ...]:
-        """Replaces the known brokers by those of a metadata answer. Returns their node ids."""
+        """Replaces the known brokers with those of a metadata answer. Returns their node ids."""
         known = {broker.node_id: broker for broker in brokers}
         self.manager.take_brokers(known)
         return tuple(known)

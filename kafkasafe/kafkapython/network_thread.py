@@ -15,7 +15,7 @@ from kafkasafe.kafkapython.network import SocketNetwork
 
 __all__ = ["NetworkThread"]
 
-_CALM_S: Final = 60.0  # if a network thread ran for so long, its crash is not counted as a repeated one
+_CALM_S: Final = 60.0  # if a network thread ran for this long, its crash is not counted as a repeated one
 _CRASH_BACKOFF: Final = Backoff(0.1, 5.0, jitter=0.0)
 
 

@@ -1,4 +1,4 @@
-"""kafka-python's sockets, plain and TLS, with mended faults and with additions.
+"""kafka-python's sockets, plain and TLS, with fixes and additions.
 
 The module reads and writes bytes without copies, and closes sockets. It does not interpret the bytes.
 """
@@ -60,7 +60,7 @@ class _Incoming(KafkaBytes):
                 waiting[0] = _FetchHeader(waiting[0])
 
     def grow(self, size: int) -> None:
-        """Note that this many bytes more were received."""
+        """Record that this many bytes more were received."""
         self._idx += size
 
     def read(self, nbytes: int | None = None) -> bytes | memoryview:

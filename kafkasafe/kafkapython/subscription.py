@@ -29,5 +29,5 @@ class Subscription(SubscriptionState):
         return self._committable()
 
     def place(self, state: Any, position: OffsetAndMetadata) -> None:
-        """Sets a position: behind records that the application gets, or back before those that it did not get."""
+        """Sets a position: after records that the application gets, or back before those that it did not get."""
         state.position = position

@@ -74,11 +74,11 @@ class UplinkBudget:
         """Whether the connection is expected to write a request at once."""
 
     def open(self) -> None:
-        """Note that the broker can be reached."""
+        """Record that the broker can be reached."""
         self.ready = True
 
     def close(self) -> None:
-        """Note that the broker cannot be reached."""
+        """Record that the broker cannot be reached."""
         self.ready = False
 
     @property
@@ -112,12 +112,12 @@ class UplinkBudget:
         return patience_s
 
     def send(self, node: int, size_bytes: int, read_bytes: int, now: float) -> Ticket:
-        """Note that a batch is sent."""
+        """Record that a batch is sent."""
         self.out_bytes += size_bytes
         return Ticket(node, size_bytes, read_bytes, now, self._delivered)
 
     def answered(self, ticket: Ticket, now: float) -> None:
-        """Note that the broker answered, whether with success or an error: it has received the batch."""
+        """Record that the broker answered, whether with success or an error: it has received the batch."""
         self.out_bytes -= ticket.size_bytes
         self._delivered += ticket.size_bytes
         self.ready = True
@@ -129,7 +129,7 @@ class UplinkBudget:
         samples.append((now, (self._delivered - ticket.delivered_bytes) / took_s))
 
     def failed(self, ticket: Ticket, *, timed_out: bool) -> None:
-        """Note that a batch got no answer.
+        """Record that a batch got no answer.
 
         Args:
             ticket: Ticket of the batch.

@@ -98,7 +98,7 @@ class LaneContent:
         batches: The batches, in the order of their positions.
         rejected: The files in `rejected/`, including those that cannot be read.
         extent: The problem with the lane's `extent`; empty if it is valid.
-        times: By position, when each batch that is not part of an atomic batch reached its steps.
+        times: By position, the times at which each batch outside atomic batches reached its steps.
         units: The atomic batches with their steps, in the order of the log.
     """
 

@@ -256,7 +256,8 @@ class Quiet:
     """When it becomes impossible that a broker appends the last request of this lane's owners, or an earlier one.
 
     Attributes:
-        until_ms: By the wall clock, ms since the epoch; -1: not known, because the owner sends requests from here on.
+        until_ms: By the wall clock, ms since the epoch; -1: not known, because the owner sends requests after this
+            mark.
         written_ms: When this was written, by the same clock.
         boot_id: 16 bytes, of the run of the machine in which it was written; zeros when unknown.
         boot_ms: When it was written, ms since that run began, without the time for which the machine slept.
@@ -278,7 +279,7 @@ class Revived:
             lost.
         positions: The batches that are sent again, in this order; empty if the spool no longer has any of them.
         given_up: Lost batches that are not sent again although the spool has them.
-        moved: (position, base offset) of batches that the log holds at another offset than the acknowledged one.
+        moved: (position, base offset) of batches that the log holds at a different offset than the acknowledged one.
     """
 
     destination: int

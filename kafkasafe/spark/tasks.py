@@ -374,7 +374,7 @@ class EncodeRows:
     def _numbers(
         self, part: Any, chosen: Any, keys: Any, topic: str, count: int, turn: int
     ) -> npt.NDArray[np.int64]:
-        """Returns each row's partition, from the column `partition`, or else the key, or else `turn`."""
+        """Returns each row's partition, from the column `partition`, otherwise from the key, otherwise from `turn`."""
         total = len(part) if chosen is None else len(chosen)
         numbers = np.full(total, -1, np.int64) if keys is None else arrow_encode.partitions_of(keys, count)
         numbers[numbers < 0] = turn % count

@@ -1,6 +1,6 @@
 """The seam between the spool and the disk: one small protocol, and the real implementation.
 
-The spool accesses the disk only through `Files`. So tests can replace it by a disk that loses power, fills up or lies
+The spool accesses the disk only through `Files`. So tests can replace it with a disk that loses power, fills up or lies
 (`kafkasafe.testing.disk`). Errors are `OSError`s; the spool decides what they mean.
 """
 

@@ -72,7 +72,7 @@ class Inspected:
         size_bytes: Size of all segments.
         next_position: Position after the last record.
         damage: One sentence per damaged range.
-        untold: The sentences about damage that was not given up yet: `quarantine/` has no copy of the bytes.
+        untold: The sentences about damage that has not been given up yet: `quarantine/` has no copy of the bytes.
         torn_bytes: Number of bytes that recovery would cut off. None of them were reported as durable.
         closed: Whether the last owner closed the lane in an orderly way.
         unfinished: Number of batches, and of atomic batches, without an outcome.

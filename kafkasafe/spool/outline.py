@@ -25,8 +25,8 @@ from kafkasafe.spool.segment_reader import ReadGroup, address_bytes, group_at
 __all__ = ["LARGE_BYTES", "OutlineReader"]
 
 LARGE_BYTES: Final = 65_536
-"""The content of a batch of at least this size is not read. To read and check a smaller one is hardly slower than a
-seek.
+"""The content of a batch of at least this size is not read. Reading and checking a smaller one is hardly slower than
+a seek.
 """
 _NEAR_BYTES: Final = 4096
 _FAR_BYTES: Final = 1 << 20
@@ -144,7 +144,7 @@ class _Window:
     """A buffer of bytes around the place that is being read. It is small after a seek, and grows with each sequential
     read.
 
-    A damaged length may claim up to 2 GB, so no more is requested than the file has.
+    A damaged length may claim up to 2 GB, so requests stop at the end of the file.
 
     Attributes:
         size_bytes: Size of the file.

@@ -36,8 +36,8 @@ class Notes:
     """All notes of a lane.
 
     Attributes:
-        kept: Number of records by name of each file that should be in `rejected/`.
-        discarded: Number of records by name of each file that was discarded.
+        kept: By name of each file that should be in `rejected/`: its number of records.
+        discarded: By name of each file that was discarded: its number of records.
     """
 
     kept: Mapping[str, int]

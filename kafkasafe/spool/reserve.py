@@ -48,7 +48,7 @@ class Reserve:
         self._lane = lane
         self._files = files
         self._size: int | None = None
-        """The size of the file in bytes; None if it was not read yet."""
+        """The size of the file in bytes; None if it has not been read yet."""
         self._size_before_loan = 0
         """The size before `lend` enlarged the reserve; 0 if no loan is open."""
 

@@ -54,7 +54,7 @@ class StoredSegment:
         self.records += records
 
     def prove(self, end: int) -> None:
-        """Note that all bytes before this one were durable."""
+        """Record that all bytes before this one were durable."""
         self.proven_bytes = end
 
     # -- while it is written -----------------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ class StoredSegment:
         self.written_ms = written_ms
 
     def cut(self, position: int, size_bytes: int, records: int) -> None:
-        """Keep only what is before this position: so many bytes and records."""
+        """Keep only what is before this position: this many bytes and records."""
         self.records = records
         self.batches.cut(position)
         self.size_bytes = size_bytes

@@ -188,7 +188,7 @@ class SegmentList(Sequence[StoredSegment]):
         del self._segments[-1]
 
     def leave_last(self) -> None:
-        """Note that the last segment gets no more records."""
+        """Record that the last segment gets no more records."""
         self._held.limit()
 
     # -- where the files are -----------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ _ADDRESS: Final = struct.Struct(">qiibI")
 _ADDRESS_BYTES: Final = _ADDRESS.size
 OVERHEAD_BYTES: Final = 12  # bytes of a batch that its length field does not count
 _SECTOR_BYTES: Final = 512
-# So many zeros at the end of a sector count as bytes that were not written.
+# This many zeros at the end of a sector count as bytes that were not written.
 _ZEROS: Final = 4
 # A complete batch may itself end with this many zeros. Their origin without compression: a last record without headers;
 # lz4: the frame's end mark; gzip: the size of the content; snappy and zstd: content that was stored uncompressed.

@@ -48,14 +48,14 @@ class SegmentWriter:
         return bool(self._unwritten)
 
     def has_reserved(self, size_bytes: int, segment_bytes: int) -> bool:
-        """Whether so many bytes are reserved on the disk for the last segment, whose maximum size is given."""
+        """Whether this many bytes are reserved on the disk for the last segment, whose maximum size is given."""
         if self._handle < 0 or self._preallocated >= _NEVER_PREALLOCATED:
             return False
         left = min(self._preallocated, segment_bytes) - self._segments[-1].size_bytes
         return left >= size_bytes
 
     def promise(self) -> None:
-        """Note that all that was written is promised."""
+        """Record that all that was written is promised."""
         self._promised_bytes = self._segments[-1].size_bytes if self._segments else 0
         self._promised_records = self._segments[-1].records if self._segments else 0
 

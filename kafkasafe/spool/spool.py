@@ -373,7 +373,7 @@ class Spool:
         return all(map(self._segments.is_whole, self._segments)) and self._extent.in_place
 
     def restore(self) -> list[tuple[int, int]]:
-        """Write files again that were deleted, renamed or cut, from those that are held open: durable on return.
+        """Write deleted, renamed or cut files again, from the files that are held open: durable on return.
 
         Call it only when everything that was written was promised, or failed.
 

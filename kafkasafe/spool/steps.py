@@ -100,17 +100,17 @@ class UnitLog:
         return self.prepare_acknowledged_ms >= 0
 
     def begin(self, transactional_id: str, producer_id: int, producer_epoch: int) -> None:
-        """Note that the atomic batch is sent in this transaction from now on."""
+        """Record that the atomic batch is sent in this transaction from now on."""
         self.transactional_id = transactional_id
         self.producer_id, self.producer_epoch = producer_id, producer_epoch
         self.void()
 
     def stage(self, offsets: dict[int, int], written_ms: int) -> None:
-        """Note that the brokers have the whole atomic batch, at these base offsets."""
+        """Record that the brokers have the whole atomic batch, at these base offsets."""
         self.prepare_acknowledged_ms, self.offsets = written_ms, offsets
 
     def void(self) -> None:
-        """Note that the batch is not staged any more, because its transaction cannot be committed."""
+        """Record that the batch is not staged any more, because its transaction cannot be committed."""
         self.prepare_acknowledged_ms, self.offsets = -1, {}
 
     def end(self, outcome: m.UnitOutcome, reason: str, written_ms: int) -> None:
@@ -122,7 +122,7 @@ class UnitLog:
         self.positions.append(position)
 
     def divide(self, position: int, parts: Sequence[int]) -> None:
-        """Replace a divided batch by its parts."""
+        """Replace a divided batch with its parts."""
         at = self.positions.index(position)
         self.positions[at : at + 1] = parts
 

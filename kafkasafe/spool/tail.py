@@ -61,7 +61,7 @@ def remove_drafts(files: Files, lane: Path) -> None:
 
 
 def make_durable(files: Files, lane: Path, found: Log) -> None:
-    """Write the content that recovery read to disk again, because it may be only in the page cache. Durable on return.
+    """Rewrite the content that recovery has read, because it may be only in the page cache. Durable on return.
 
     An fsync alone is not enough. If an fsync of a dead owner failed, the kernel regards the pages as written, so an
     fsync that succeeds now proves nothing.

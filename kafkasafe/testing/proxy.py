@@ -72,10 +72,10 @@ class _Connection(RelayedConnection):
 class FaultProxy(Relay[_Connection]):
     """A proxy between Kafka clients and brokers that causes the faults of its rules (`Rule`). Thread-safe.
 
-    Its ports are open from construction on, so that brokers can advertise them. (Clients connect to the addresses that
-    brokers advertise.) Pass `ports` to `KafkaCluster(proxy_ports=...)`, then call `connect`. For any other cluster pass
-    `bootstrap`. The proxy then replaces the brokers' addresses in answers by its own, and opens a port for each broker
-    that an answer names.
+    Its ports are open as soon as it is constructed, so that brokers can advertise them. (Clients connect to the
+    addresses that brokers advertise.) Pass `ports` to `KafkaCluster(proxy_ports=...)`, then call `connect`. For any
+    other cluster pass `bootstrap`. The proxy then replaces the brokers' addresses in answers with its own, and opens a
+    port for each broker that an answer names.
 
     The proxy reads plain text only, not TLS. SASL works if its tokens are in Kafka's own frames (version 1 of
     SaslHandshake, which all clients of recent years use).
@@ -413,7 +413,7 @@ class FaultProxy(Relay[_Connection]):
         return self._rules.apply(pending, response, self._names) or redirected
 
     def _redirect(self, message: Any) -> bool:
-        """Replaces the brokers' addresses by the proxy's."""
+        """Replaces the brokers' addresses with the proxy's."""
         changed = False
         for node, broker in frames.endpoints(message):
             if node < 0:

@@ -403,7 +403,7 @@ class Rule:
 
 @dataclass(slots=True, eq=False)
 class Pending:
-    """A request whose response was not delivered to the client yet."""
+    """A request whose response has not been delivered to the client yet."""
 
     call: Call
     request: frames.RequestFrame

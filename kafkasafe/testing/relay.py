@@ -1,8 +1,8 @@
 """The common part of the proxies: one thread accepts connections, forwards bytes and executes commands.
 
 `TcpProxy` changes bytes, `FaultProxy` the Kafka frames in them. They decide what becomes of the bytes that a
-`RelayedPipe` received, and how many it may receive. Both listen from construction on, but their thread runs only from
-`start` on. This thread alone uses everything that it forwards. Other threads pass closures to it (`_do`).
+`RelayedPipe` received, and how many it may receive. Both listen as soon as they are constructed, but their thread
+runs only after `start`. This thread alone uses everything that it forwards. Other threads pass closures to it (`_do`).
 """
 
 from __future__ import annotations

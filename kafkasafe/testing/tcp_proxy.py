@@ -11,8 +11,8 @@ with TcpProxy(target_port=9092) as proxy:
     proxy.restore()
 ```
 
-Its port is open from construction on, before the target is known, so that a broker can advertise it. Clients connect to
-the addresses that brokers advertise, not to their bootstrap servers.
+Its port is open as soon as it is constructed, before the target is known, so that a broker can advertise it. Clients
+connect to the addresses that brokers advertise, not to their bootstrap servers.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class TcpProxy(Relay[_Connection]):
         target_host: Host of the target.
 
     Attributes:
-        port: The port that the proxy listens on, valid from construction on.
+        port: The port that the proxy listens on, valid as soon as the proxy is constructed.
         target_port: Port of the target. A change applies to new connections.
 
     Raises:

@@ -42,7 +42,7 @@ class TransactionalIds:
         self._known.clear()
 
     def note(self, name: str, producer_id: int) -> None:
-        """Note that the coordinator granted this producer id for a transactional id."""
+        """Record that the coordinator granted this producer id for a transactional id."""
         self._producer_ids.setdefault(name, set()).add(producer_id)
 
     def forget_producer_ids(self) -> None:

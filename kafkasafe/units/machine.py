@@ -159,7 +159,7 @@ class Units:
         return unit
 
     def closed(self, unit: Unit) -> None:
-        """Note that all batches of the unit are in the queues of their partitions."""
+        """Record that all batches of the unit are in the queues of their partitions."""
         self._lines.join(unit)
         self._units.note_batches(unit)
         if self._readings.is_broken(unit):
@@ -168,23 +168,23 @@ class Units:
             self._transitions.drop(unit, SUPERSEDED, MOVED_ON)
 
     def written(self, unit: Unit, position: int) -> None:
-        """Note that the unit is durable."""
+        """Record that the unit is durable."""
         unit.write(position)
         self._out.change()
 
     def divided(self, unit: Unit, batch: Member, parts: Sequence[Member]) -> None:
-        """Note that one of the unit's batches was divided."""
+        """Record that one of the unit's batches was divided."""
         before = unit.destinations
         unit.divide(batch, parts)
         self._lines.move(unit, before)
         self._out.change()
 
     def look(self) -> None:
-        """Note that a batch before a unit's batch was delivered or given up."""
+        """Record that a batch before a unit's batch was delivered or given up."""
         self._out.change(changed=bool(self._units))
 
     def moved(self) -> None:
-        """Note that another cluster is used from now on: the grants of the former one are void."""
+        """Record that another cluster is used from now on: the grants of the former one are void."""
         self._ids.clear()
         self._ids.forget_producer_ids()
 
@@ -249,7 +249,7 @@ class Units:
         return True
 
     def unanswered(self, action: InitProducerId, *, ended: bool) -> None:
-        """Note that EndTxn (`ended`) or InitProducerId had no answer, so the request may have been carried out."""
+        """Record that EndTxn (`ended`) or InitProducerId had no answer, so the request may have been carried out."""
         if not _valid(action):
             return
         if not ended:
@@ -258,14 +258,14 @@ class Units:
             action.tid.note_end(timed_out=action.timed_out)
 
     def joined(self, action: AddPartitions) -> None:
-        """Note that the partitions were added to the transaction."""
+        """Record that the partitions were added to the transaction."""
         if _valid(action):
             action.tid.note_open()
             action.transaction.move(Phase.APPENDING)
             self._out.change()
 
     def appended(self, action: Produce, base_offset: int, leader_epoch: int) -> None:
-        """Note that a batch was appended."""
+        """Record that a batch was appended."""
         if not _valid(action):
             return
         transaction = action.transaction
@@ -276,7 +276,7 @@ class Units:
         self._schedule.stage_if_whole(transaction)
 
     def noted(self, action: CommitOffsets) -> None:
-        """Note that the transaction has the offsets of a group."""
+        """Record that the transaction has the offsets of a group."""
         if not _valid(action):
             return
         transaction = action.transaction
@@ -286,7 +286,7 @@ class Units:
         self._schedule.stage_if_whole(transaction)
 
     def staged(self, transaction: Transaction) -> None:
-        """Note that the STAGED marks of the transaction's units are durable."""
+        """Record that the STAGED marks of the transaction's units are durable."""
         if transaction.phase is Phase.STAGING:
             transaction.move(Phase.STAGED)
             self._out.change()
@@ -330,7 +330,7 @@ class Units:
             self._transitions.outcome(action.transaction, committed=committed)
 
     def over(self, unit: Unit) -> None:
-        """Note that the unit's ENDED mark is durable."""
+        """Record that the unit's ENDED mark is durable."""
         unit.move(Phase.OVER)
         self._units.pop(unit.unit_id)
         self._out.change()
@@ -351,7 +351,7 @@ class Units:
     def failed(
         self, action: Request, code: int | None, reason: str, *, sent: bool = True, lasting: bool = False
     ) -> None:
-        """Note that a request failed.
+        """Record that a request failed.
 
         Args:
             action: The request.
@@ -400,11 +400,11 @@ class Units:
         return self._out.too_large
 
     def clear_too_large(self) -> None:
-        """Note that the batches of `too_large` are being divided."""
+        """Record that the batches of `too_large` are being divided."""
         self._out.too_large.clear()
 
     def clear_outcomes(self) -> None:
-        """Note that `staging` and `ending` were processed."""
+        """Record that `staging` and `ending` were processed."""
         self._out.staging.clear()
         self._out.ending.clear()
 

@@ -60,7 +60,7 @@ class Lines:
                 line.insert(len(line) - later, entry)
 
     def unite(self, transaction: Transaction) -> None:
-        """In each line, replace the units of a transaction by the transaction."""
+        """In each line, replace the units of a transaction with the transaction."""
         for at in transaction.lines:
             line = self._lines[at]
             mine_here = [each for each in transaction.units if at in each.lines]
@@ -69,7 +69,7 @@ class Lines:
                 line.remove(each)
 
     def part(self, transaction: Transaction) -> None:
-        """In each line, replace a transaction by its units."""
+        """In each line, replace a transaction with its units."""
         for at in transaction.lines:
             line = self._lines[at]
             index = line.index(transaction)
@@ -156,7 +156,7 @@ class Lines:
                 self.raise_floor(batch.destination, place + batch.count - 1)
 
     def raise_floor(self, destination: int, offset: int) -> None:
-        """Note that the log has committed batches up to this offset, inclusive."""
+        """Record that the log has committed batches up to this offset, inclusive."""
         self._floor[destination] = max(self._floor.get(destination, -1), offset)
 
     def forget(self, destination: int) -> None:

@@ -1,4 +1,7 @@
-"""Decides which readings are broken off and which units are superseded. In a reading, each unit continues the last."""
+"""Decides which readings are broken off and which units are superseded.
+
+Within a reading, each unit continues the one before.
+"""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class UnitRegistry:
         return unit
 
     def note_batches(self, unit: Unit) -> None:
-        """Note that all batches of the unit are known."""
+        """Record that all batches of the unit are known."""
         if not unit.batches:
             self._batchless[unit.unit_id] = unit
 

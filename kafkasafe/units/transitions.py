@@ -101,7 +101,7 @@ class Transitions:
         self.part(transaction)
 
     def part(self, transaction: Transaction) -> None:
-        """In each line, replace a transaction by its units."""
+        """In each line, replace a transaction with its units."""
         self._lines.part(transaction)
         transaction.part()
 
@@ -233,7 +233,7 @@ class Transitions:
     # -- ends ------------------------------------------------------------------------------------------------------
 
     def commit(self, transaction: Transaction) -> None:
-        """Note that a transaction is committed."""
+        """Record that a transaction is committed."""
         self._lines.raise_floors(transaction, alone=transaction.alone)
         self._readings.reach(transaction, self._newest_reading() if transaction.group_lines else 0)
         transaction.move(Phase.COMMITTED)

@@ -37,7 +37,7 @@ class Unit(UnitContent):
         batches: In order. The parts of a divided batch take its place.
         durable: It is on disk.
         position: Spool position of the group that has the unit, or of an earlier group.
-        accepted_at: Spool position of the group that had the unit first.
+        accepted_at: Spool position of the first group that contained the unit.
         phase: See `TRANSITIONS`.
         grant: The grant of its last try.
         sequences: By handle, the base sequence of the batch in its last try.
@@ -91,11 +91,11 @@ class Unit(UnitContent):
         self.recorded = tuple((each.number, each.start) for each in mine)
 
     def write(self, position: int) -> None:
-        """Note that it is durable."""
+        """Record that it is durable."""
         self.durable, self.position = True, position
 
     def read(self, position: int, accepted_at: int) -> None:
-        """Note that an earlier incarnation wrote the unit."""
+        """Record that an earlier incarnation wrote the unit."""
         self.readings = dict.fromkeys(self.group_lines, Reading(OLDEST))
         self.durable, self.position, self.accepted_at = True, position, accepted_at
 
@@ -125,7 +125,7 @@ class Unit(UnitContent):
         self.batches.remove(batch)
 
     def divide(self, batch: Member, parts: Sequence[Member]) -> None:
-        """Replace a batch by its parts."""
+        """Replace a batch with its parts."""
         at = self.batches.index(batch)
         self.batches[at : at + 1] = parts
 
@@ -144,7 +144,7 @@ class Unit(UnitContent):
         self.transaction = transaction
 
     def leave(self) -> None:
-        """Note that it has no transaction."""
+        """Record that it has no transaction."""
         self.transaction = None
 
     @property
@@ -158,7 +158,7 @@ class Unit(UnitContent):
         self.sequences[handle] = sequence
 
     def append(self, handle: int, base_offset: int, leader_epoch: int) -> None:
-        """Note that a batch was appended."""
+        """Record that a batch was appended."""
         self.places[handle] = base_offset
         self.epochs[handle] = leader_epoch
 
@@ -200,7 +200,7 @@ class Unit(UnitContent):
         self.places.clear()
 
     def read_void(self) -> None:
-        """Note that the unit's transaction will not be committed: the unit is prepared again."""
+        """Record that the unit's transaction will not be committed: the unit is prepared again."""
         self.phase = Phase.WAITING
 
     # -- tries and fate --------------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ class Unit(UnitContent):
         self.code, self.reason = 0, reason
 
     def fail(self) -> None:
-        """Note that its transaction was aborted."""
+        """Record that its transaction was aborted."""
         self.tries += 1
 
     def forget_tries(self) -> None:
@@ -247,7 +247,7 @@ class Unit(UnitContent):
         self.phase = Phase.OVER
 
     def end(self) -> None:
-        """Note that its fate is decided."""
+        """Record that its fate is decided."""
         self.ended = True
 
     def move(self, to: Phase) -> None:
@@ -362,7 +362,7 @@ class Transaction(UnitContent):
             each.move(to)
 
     def issue(self, *, alone: bool) -> None:
-        """Note that all batches are passed on to be appended."""
+        """Record that all batches are passed on to be appended."""
         self.issued, self.alone = True, alone
 
     def send(self, batch: Member, sequence: int) -> None:
@@ -403,15 +403,15 @@ class Transaction(UnitContent):
             self.units[0].explain(reason)
 
     def refuse_end(self) -> None:
-        """Note that EndTxn was refused because of the epoch."""
+        """Record that EndTxn was refused because of the epoch."""
         self.end_refused = True
 
     def forget_refused_end(self) -> None:
-        """Note that the log does not show whether the transaction was committed before EndTxn was refused."""
+        """Record that the log does not show whether the transaction was committed before EndTxn was refused."""
         self.end_refused = False
 
     def leave_id(self) -> TransactionalId | None:
-        """Note that it is over or aborted. Returns its former transactional id."""
+        """Record that it is over or aborted. Returns its former transactional id."""
         tid, self.tid = self.tid, None
         self.issued = False
         self.next_note = -1
@@ -477,7 +477,7 @@ class TransactionalId:
     # -- the grant -------------------------------------------------------------------------------------------------
 
     def begin_fencing(self) -> None:
-        """Note that InitProducerId is being sent."""
+        """Record that InitProducerId is being sent."""
         self.next_turn()
         self.fencing = True
         self.grant = None
@@ -497,11 +497,11 @@ class TransactionalId:
         self.fresh = True
 
     def lose_grant(self) -> None:
-        """Note that another producer has the id."""
+        """Record that another producer has the id."""
         self.grant = self.former = None
 
     def taken_over(self) -> None:
-        """Note that another producer has the id, as the answer to InitProducerId shows."""
+        """Record that another producer has the id, as the answer to InitProducerId shows."""
         self.fencing = False
         self.former = None
         self.aborting = frozenset()
@@ -534,7 +534,7 @@ class TransactionalId:
         self.transaction = transaction
 
     def note_open(self) -> None:
-        """Note that a request of the transaction was acknowledged."""
+        """Record that a request of the transaction was acknowledged."""
         self.opened = True
 
     def take_sequence(self, destination: int, count: int) -> int:
@@ -544,11 +544,14 @@ class TransactionalId:
         return sequence
 
     def send_end(self) -> None:
-        """Note that EndTxn is being sent, so the transaction may have ended."""
+        """Record that EndTxn is being sent, so the transaction may have ended."""
         self.opened = False
 
     def end(self, grant: Grant | None, *, sure: bool) -> None:
-        """Note the answer to EndTxn. A known grant is for the next transaction, unless an answer was lost before."""
+        """Note the answer to EndTxn.
+
+        The next transaction uses the grant, unless it is unknown or an earlier answer was lost.
+        """
         if self.fresh or grant is None or not sure:
             self.fresh = True
         elif self.grant is not None and grant != self.grant:
@@ -556,12 +559,12 @@ class TransactionalId:
             self.sequences.clear()
 
     def abort(self, destinations: Iterable[int]) -> None:
-        """Note that the id's transaction is being aborted."""
+        """Record that the id's transaction is being aborted."""
         self.transaction = None
         self.aborting = self.aborting.union(destinations)
 
     def leave(self) -> None:
-        """Note that the id's transaction is over or aborted."""
+        """Record that the id's transaction is over or aborted."""
         self.transaction = None
 
     def release(self) -> None:
@@ -572,15 +575,15 @@ class TransactionalId:
     # -- answers ---------------------------------------------------------------------------------------------------
 
     def note_unanswered(self) -> None:
-        """Note that InitProducerId had no answer, so it may have been carried out."""
+        """Record that InitProducerId had no answer, so it may have been carried out."""
         self.unsure = True
 
     def note_end(self, *, timed_out: bool) -> None:
-        """Note that the open transaction may be over. `timed_out`: EndTxn had the epoch that a timeout sets."""
+        """Record that the open transaction may be over. `timed_out`: EndTxn had the epoch that a timeout sets."""
         self.opened = self.opened and timed_out
 
     def note_alone(self) -> None:
-        """Note that no other producer has taken the id over."""
+        """Record that no other producer has taken the id over."""
         self.alone = True
 
     def count_failure(self, action: Hashable) -> int:

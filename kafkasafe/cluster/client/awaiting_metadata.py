@@ -59,7 +59,7 @@ class AwaitingMetadata:
         return parked
 
     def take(self, *, of_new: bool) -> Waiting:
-        """Removes and returns what a request serves that begins now. A request about new topics does not serve all."""
+        """Removes and returns what the request that begins now serves. One about new topics does not serve all."""
         replies, self._replies_of_new = self._replies_of_new, []
         if of_new:
             return Waiting(replies)

@@ -37,11 +37,11 @@ class RequestOrder:
         return None if pending is None else pending[0]
 
     def enter(self, target: TopicPartition, node_id: NodeId) -> None:
-        """Note that a batch is being sent to a node."""
+        """Record that a batch is being sent to a node."""
         self._pending[target] = (node_id, self._pending.get(target, (node_id, 0))[1] + 1)
 
     def leave(self, target: TopicPartition) -> None:
-        """Note that a batch was answered or failed."""
+        """Record that a batch was answered or failed."""
         node_id, count = self._pending[target]
         if count == 1:
             del self._pending[target]

@@ -92,7 +92,7 @@ class Router:
         parse: Callable[[Any], Any],
         reply: Reply[Any],
     ) -> None:
-        """As `ask_leader`, but the question shares a request with others of its kind."""
+        """Like `ask_leader`, but the question shares a request with others of its kind."""
         fail = not_sent(reply)
 
         def submit(leader: int) -> None:

@@ -31,7 +31,7 @@ class AwaitedLanes:
             self._left_behind.update(numbers)
 
     def settle(self, number: int) -> None:
-        """Note that a lane is drained, or has another owner."""
+        """Record that a lane is drained, or has another owner."""
         if number in self._left_behind:
             with self._guard.lock:
                 self._left_behind.discard(number)
@@ -44,12 +44,12 @@ class AwaitedLanes:
             self._guard.waiters.notify_all()
 
     def adopt(self, lane: Path) -> None:
-        """Note that this producer reads and then delivers the lane of a producer that ended."""
+        """Record that this producer reads and then delivers the lane of a producer that ended."""
         with self._guard.lock:
             self._adopted.add(lane)
 
     def forget(self, lane: Path) -> None:
-        """Note that an adopted lane is delivered, cannot be read, or has another owner."""
+        """Record that an adopted lane is delivered, cannot be read, or has another owner."""
         with self._guard.lock:
             self._adopted.discard(lane)
             self._guard.waiters.notify_all()

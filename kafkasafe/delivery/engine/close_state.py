@@ -22,7 +22,7 @@ class CloseState:
         self.close_by = float("inf")
 
     def close(self, close_by: float | None) -> None:
-        """Note that `close` was called. None: the time for a failing disk stays as it is."""
+        """Record that `close` was called. None: the time for a failing disk stays as it is."""
         if close_by is not None:
             self.close_by = close_by
         self.closing = True

@@ -35,7 +35,7 @@ class Copying:
         self._looked_bytes, self._look_at = used_bytes, next_at
 
     def forget_size(self) -> None:
-        """Note that there is enough space: everything written from now on counts as growth."""
+        """Record that there is enough space: everything written from now on counts as growth."""
         self._looked_bytes = 0
 
     def begin(self, before: int) -> None:

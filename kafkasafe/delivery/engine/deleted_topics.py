@@ -15,7 +15,7 @@ class DeletedTopics:
         return topic in self._since
 
     def note(self, topic: str, now: float) -> float:
-        """Note that brokers call a topic unknown. Return since when they do."""
+        """Record that brokers call a topic unknown. Return since when they do."""
         return self._since.setdefault(topic, now)
 
     def forget(self, topic: str) -> None:

@@ -50,7 +50,7 @@ class Divisions:
         self.pending = pending
 
     def fail(self) -> int:
-        """Note that the spool could not be read. Returns the number of consecutive failures."""
+        """Record that the spool could not be read. Returns the number of consecutive failures."""
         self.attempt += 1
         return self.attempt
 
@@ -59,16 +59,16 @@ class Divisions:
         self.unreadable_until = until
 
     def succeed(self) -> None:
-        """Note that the spool could be read."""
+        """Record that the spool could be read."""
         self.attempt = 0
 
     def miss_room(self) -> int:
-        """Note that the disk has no space for the parts. Returns how many times in a row."""
+        """Record that the disk has no space for the parts. Returns how many times in a row."""
         self.room_attempt += 1
         return self.room_attempt
 
     def find_room(self) -> None:
-        """Note that a batch was divided."""
+        """Record that a batch was divided."""
         self.room_attempt = 0
 
     def is_blocked(self, now: float) -> bool:
@@ -88,7 +88,7 @@ class Divisions:
         self.unwritten_bytes += size
 
     def written(self) -> None:
-        """Note that the parts are on disk."""
+        """Record that the parts are on disk."""
         self.unwritten_bytes = 0
 
     def count_waiting(self, size: int) -> None:

@@ -99,7 +99,7 @@ class EndCheck:
         return False
 
     def _has_epoch(self, end_offset: int) -> Procedure[bool]:
-        """Whether the epoch of the last acknowledgement, which ends at `end_offset`, has all acknowledged records."""
+        """Whether the log has all acknowledged records, if the last one's leader epoch ends at `end_offset`."""
         check = self._check
         if end_offset > check.last_acked_offset:
             return True

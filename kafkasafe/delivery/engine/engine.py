@@ -267,7 +267,7 @@ class Engine:
             self.predecessor.stored(end_position, owes=bool(own.journal.views.owes(end_position)))
 
     def drop(self) -> None:
-        """Note that the program has dropped this producer: it accepts nothing more, and later producers wait for it."""
+        """Record that the program dropped this producer: it accepts nothing more, and later producers wait for it."""
         self.predecessor.drop()
 
     def _follow(self, predecessor: Predecessor) -> None:
@@ -279,7 +279,8 @@ class Engine:
                 self._lanes.adopt_now()
 
     def patience_ends(self, patience: Patience, began: float) -> float:
-        """The time at which a caller that waits since `began` gives up, monotonic seconds. Any thread may call this.
+        """The time at which a caller that has waited since `began` gives up, monotonic seconds. Any thread may call
+        this.
 
         Time for reading spools counts as a pause: reading gigabytes takes longer than other waits without progress.
         """

@@ -74,7 +74,7 @@ class ErrorsToRaise:
 
     @property
     def losses(self) -> Collection[DataLossError | SpoolCorruptError]:
-        """The losses that were not raised yet."""
+        """The losses that have not been raised yet."""
         return self._losses
 
     def lose(self, error: DataLossError | SpoolCorruptError) -> None:
@@ -84,14 +84,14 @@ class ErrorsToRaise:
             self._guard.waiters.notify_all()
 
     def next_loss(self) -> DataLossError | SpoolCorruptError | None:
-        """Take the oldest loss that was not raised yet."""
+        """Take the oldest loss that has not been raised yet."""
         if not self._losses:
             return None
         with self._guard.lock:
             return self._losses.popleft() if self._losses else None  # another caller may have taken it
 
     def losses_left(self) -> DataLossError | SpoolCorruptError | None:
-        """Take all losses that were not raised yet, as one error."""
+        """Take all losses that have not been raised yet, as one error."""
         with self._guard.lock:
             losses, self._losses = list(self._losses), collections.deque()
         return one_loss(losses)
@@ -109,13 +109,13 @@ class ErrorsToRaise:
         return bool(self._damage)
 
     def block(self, address: tuple[str, int], error: SpoolCorruptError) -> None:
-        """Note that a partition waits, because a batch is damaged on disk."""
+        """Record that a partition waits, because a batch is damaged on disk."""
         with self._guard.lock:
             self._damage[address] = error
             self._guard.waiters.notify_all()
 
     def unblock(self, address: tuple[str, int]) -> None:
-        """Note that the batch can be read again."""
+        """Record that the batch can be read again."""
         self._damage.pop(address, None)
 
     def raise_damage(self, topic: str | None = None) -> None:

@@ -114,7 +114,7 @@ class Ledger:
                 self.abort(parcel, failure)
 
     def take(self, parcels: Sequence[Parcel]) -> list[Parcel]:
-        """Mark parcels as taken by the pump. Returns those that were not taken yet."""
+        """Mark parcels as taken by the pump. Returns those that had not been taken yet."""
         with self.lock:
             new = [parcel for parcel in parcels if not parcel.taken]
             for parcel in new:
@@ -123,27 +123,27 @@ class Ledger:
         return new
 
     def refuse_cluster(self, error: WrongClusterError) -> None:
-        """Note that another cluster answers instead of ours, and wake callers that wait."""
+        """Record that another cluster answers instead of ours, and wake callers that wait."""
         with self.lock:
             self.wrong_cluster = error
             self.waiters.notify_all()
 
     def accept_cluster(self) -> None:
-        """Note that our cluster answers."""
+        """Record that our cluster answers."""
         with self.lock:
             self.wrong_cluster = None
 
     def settled(self, number: int) -> bool:
-        """Whether parcels up to this number have their fate, and nothing else is open that `flush` waits for.
+        """Whether the fate of all parcels up to this number is final, and `flush` waits for nothing else.
 
-        Nothing else is open if the engine doubts no acknowledged records, lost records that it sent again have their
-        fate, and lanes that earlier producers left are drained or have another owner.
+        `flush` waits for nothing else if the engine doubts no acknowledged records, the fate of lost records that it
+        sent again is final, and lanes that earlier producers left are drained or have another owner.
         """
         # Read in this order: the engine revives parcels before the doubt ends.
         return not self.doubted and not self.lanes.left_behind and self.parcels.settled(number)
 
     def name_answered(self, name: str, error: BaseException | None = None, trouble: str = "") -> None:
-        """Note that a transactional id is ours, or refused; with `trouble`, that the engine tries again."""
+        """Record that a transactional id is ours, or refused; with `trouble`, that the engine tries again."""
         with self.lock:
             self.name_trouble[name] = trouble
             if not trouble:

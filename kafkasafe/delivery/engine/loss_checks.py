@@ -27,7 +27,7 @@ class LossChecks:
         self._epochs.pop(destination, None)
 
     def report_unproven(self, destination: int, last_acked_offset: int) -> bool:
-        """Note that nothing proves that this offset is in the log. Returns whether to report it: once per offset."""
+        """Record that nothing proves that this offset is in the log. Returns whether to report it: once per offset."""
         if self._unproven.get(destination) == last_acked_offset:
             return False
         self._unproven[destination] = last_acked_offset

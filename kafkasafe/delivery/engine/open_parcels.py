@@ -66,7 +66,7 @@ class OpenParcels:
             self.open[parcel.number] = parcel
 
     def remove(self, parcel: Parcel) -> None:
-        """Remove a parcel that has its fate. Call with the ledger's lock held."""
+        """Remove a parcel whose fate is final. Call with the ledger's lock held."""
         self.open.pop(parcel.number, None)
 
     def take_all(self) -> list[Parcel]:
@@ -83,7 +83,7 @@ class OpenParcels:
     # -- packed parcels ------------------------------------------------------------------------------------------------
 
     def pack(self, destination: int, parcels: Sequence[Parcel]) -> None:
-        """Note that the batches of these parcels are packed. Only parcels that callers hold are kept."""
+        """Record that the batches of these parcels are packed. Only parcels that callers hold are kept."""
         with self._guard.lock, self._moving():
             for parcel in parcels:
                 parcel.pack(self._kept)
@@ -143,7 +143,7 @@ class OpenParcels:
         return self.open.get(self.open.least or 0)
 
     def flushed(self, number: int) -> bool:
-        """Whether every parcel up to this number has its fate."""
+        """Whether the fate of every parcel up to this number is final."""
         while True:
             moves = self._moves
             least, packed = self.open.least, self._first_packed
@@ -152,7 +152,7 @@ class OpenParcels:
             time.sleep(0)  # some parcels are being moved between the two
 
     def settled(self, number: int) -> bool:
-        """Whether parcels up to this number, and those that were sent again, have their fate."""
+        """Whether the fate of all parcels up to this number, and of those that were sent again, is final."""
         return self.flushed(max(number, self._revived_number))
 
     def records(self, number: int) -> int:

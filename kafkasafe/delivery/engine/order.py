@@ -46,7 +46,7 @@ class LaneOrder:
         """Lanes of other processes that held-back batches depend on."""
         self._met: set[m.Debt] = set()
         self._outdated: set[Path] = set()
-        """Lanes that were being read when this object learned of a new debt of theirs. The read may be too old, so its
+        """Lanes that were being read when this object learned that they owe more. The read may be too old, so its
         result is dropped.
         """
         self._reading = False

@@ -20,9 +20,9 @@ class OwnCluster:
         self.stranger: WrongClusterError | None = None
 
     def bind(self, cluster_id: str) -> None:
-        """Note that the brokers and the spool directory belong to this cluster."""
+        """Record that the brokers and the spool directory belong to this cluster."""
         self.cluster_id = cluster_id
 
     def meet_stranger(self, error: WrongClusterError) -> None:
-        """End the producer: the brokers belong to another cluster than the spool directory."""
+        """End the producer: the brokers belong to a different cluster than the spool directory."""
         self.stranger = error

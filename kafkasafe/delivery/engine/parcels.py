@@ -98,7 +98,7 @@ class Parcel:
     # -- accepted and durable ------------------------------------------------------------------------------------------
 
     def accept(self, number: int, now: float) -> None:
-        """Note that a caller handed over the parcel. A parcel that has a number already keeps it."""
+        """Record that a caller handed over the parcel. A parcel that has a number already keeps it."""
         self.number = self.number or number
         self.sealed_at = now
 
@@ -111,11 +111,11 @@ class Parcel:
         self.sealed_at = now
 
     def take(self) -> None:
-        """Note that the pump's thread has taken the parcel."""
+        """Record that the pump's thread has taken the parcel."""
         self.taken = True
 
     def be_durable(self) -> None:
-        """Note that the parcel is on disk, or in the cluster."""
+        """Record that the parcel is on disk, or in the cluster."""
         self.durable = True
 
     def count_ahead(self, *, counted: bool) -> None:
@@ -125,11 +125,11 @@ class Parcel:
     # -- its bytes -----------------------------------------------------------------------------------------------------
 
     def lend(self) -> None:
-        """Note that the parcel's bytes are given to a socket."""
+        """Record that the parcel's bytes are given to a socket."""
         self.loose = True
 
     def reread(self) -> None:
-        """Note that the parcel now uses bytes that were read from the spool, and that no socket has."""
+        """Record that the parcel now uses bytes that were read from the spool, and that no socket has."""
         self.loose = False
 
     def writable(self) -> bytearray | None:
@@ -158,16 +158,16 @@ class Parcel:
         self.batch = batch
 
     def pack(self, keeper: dict[int, Parcel]) -> None:
-        """Note that its batch is packed."""
+        """Record that its batch is packed."""
         self.batch = None
         self.keeper = keeper
 
     def unpack(self) -> None:
-        """Note that the parcel's batch has been unpacked."""
+        """Record that the parcel's batch has been unpacked."""
         self.keeper = None
 
     def belong_to(self, unit_handle: UnitHandle | None) -> None:
-        """Note that its records are part of a unit."""
+        """Record that its records are part of a unit."""
         self.unit_handle = unit_handle
 
     def adopt(self, children: list[tuple[Parcel, Indexes]]) -> None:
@@ -190,7 +190,7 @@ class Parcel:
         self.watcher = parent.watcher
 
     def join(self, child: Parcel, shift: int) -> None:
-        """Note that the parcel was joined into another one, in which its records begin at this index."""
+        """Record that the parcel was joined into another one, in which its records begin at this index."""
         self.shift = shift
         self.children = [(child, np.arange(self.count))]
         self.first_open = 0
@@ -219,11 +219,11 @@ class Parcel:
         self.error = error
 
     def expire(self) -> None:
-        """Note that `delivery_timeout_ms` is over."""
+        """Record that `delivery_timeout_ms` is over."""
         self.expired = True
 
     def end(self) -> None:
-        """Note that its fate is final."""
+        """Record that its fate is final."""
         self.done = True
 
     def take_watcher(self) -> Callable[[Parcel], None] | None:

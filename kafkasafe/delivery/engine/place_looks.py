@@ -30,7 +30,7 @@ class PlaceLooks:
         self.looked = 0
 
     def ask(self, number: int) -> None:
-        """Note that a caller asks. Numbers grow."""
+        """Record that a caller asks. Numbers grow."""
         self._asked = max(self._asked, number)
 
     def answer(self) -> None:

@@ -54,18 +54,18 @@ class Predecessor:
         changed()
 
     def drop(self) -> None:
-        """Note that the program has dropped the producer."""
+        """Record that the program has dropped the producer."""
         self.is_dropped = True
 
     def stored(self, end_position: int, *, owes: bool) -> None:
-        """Note that everything that was accepted is on disk, in the lane before this position."""
+        """Record that everything that was accepted is on disk, in the lane before this position."""
         self.is_dropped = False
         self.owes = owes
         self.end_position = end_position
         self._tell()
 
     def ended(self, end_position: int, *, owes: bool) -> None:
-        """Note that the lane is closed."""
+        """Record that the lane is closed."""
         if self.end_position is None:
             self.end_position = end_position
         self.owes = owes

@@ -20,14 +20,14 @@ class ProducerIdRequest:
         self.failures = 0
 
     def ask(self) -> None:
-        """Note that a request is sent."""
+        """Record that a request is sent."""
         self.is_open = True
 
     def granted(self) -> None:
-        """Note that a producer id was granted."""
+        """Record that a producer id was granted."""
         self.is_open = False
         self.failures = 0
 
     def failed(self) -> None:
-        """Note that the request was refused, or not answered. It is repeated after a pause."""
+        """Record that the request was refused, or not answered. It is repeated after a pause."""
         self.failures += 1

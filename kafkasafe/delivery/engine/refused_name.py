@@ -49,7 +49,7 @@ class RefusedName:
         self.last_at, self.reason = now, reason
 
     def report(self) -> None:
-        """Note that the refusal was reported."""
+        """Record that the refusal was reported."""
         self.reported = True
 
     def waiting(self, units: u.Units) -> list[u.Unit]:

@@ -23,7 +23,7 @@ class Rejections:
         return handle in self._paths
 
     def keep(self, handles: Iterable[int], path: Path | None) -> None:
-        """Note that the records of these batches are kept in this file; None: in none (`spool="never"`)."""
+        """Record that the records of these batches are kept in this file; None: in none (`spool="never"`)."""
         self._paths.update(dict.fromkeys(handles, path))
 
     def path(self, handle: int) -> Path | None:

@@ -24,5 +24,5 @@ class ReleaseCheck:
         self._position, self._excess = position, excess
 
     def freed(self, size: int) -> None:
-        """Note that segments of this size were deleted."""
+        """Record that segments of this size were deleted."""
         self._excess -= size

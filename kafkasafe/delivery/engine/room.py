@@ -65,7 +65,7 @@ class RoomKeeper:
             self._context.timer(0.0, ChoreDue(Chore.LOOK_AGAIN))
 
     def _rescue(self, lane: Lane) -> None:
-        """Write batches again that only memory has, because another process deleted or cut their files."""
+        """Write batches again if only memory has them, because another process deleted or cut their files."""
         self._lost += self._places.take_lost(lane)
         while self._lost:
             first, end = self._lost[0]
@@ -129,7 +129,7 @@ class RoomKeeper:
                 logging.WARNING,
                 "not_copied_forward",
                 lane.name,
-                "%s: pending records before delivered ones cannot be copied to free space: %s",
+                "%s: no space can be freed, because pending records before delivered ones cannot be copied: %s",
                 lane.name,
                 error,
                 lane=lane.name,

@@ -120,7 +120,7 @@ class SendQueue:
         return self.memory_bytes + batch.size_bytes <= MEMORY_BYTES
 
     def sent(self, node: int, size_bytes: int, *, read: bool, timeouts: int) -> tuple[Ticket, float]:
-        """Note that a batch of `due` is sent. Returns its ticket, and the extra time its answer may take, seconds."""
+        """Record that a batch of `due` is sent. Returns its ticket, and the extra time its answer may take, seconds."""
         link = self._link(node)
         patience_s = link.patience_s(size_bytes, timeouts)
         read_bytes = size_bytes if read else 0

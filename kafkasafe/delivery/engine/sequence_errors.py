@@ -24,7 +24,7 @@ Address = tuple[str, int]
 class SequenceErrors:
     """The last error of each partition, until it is judged.
 
-    The verdict on batches in doubt also judges the sequence error. UNKNOWN_PRODUCER_ID mostly puts no batch in doubt:
+    The verdict on batches in doubt also judges the sequence error. UNKNOWN_PRODUCER_ID usually puts no batch in doubt:
     it says that the batch was not appended. Then the question is that of KAFKA-5793:
 
     1. A broker (Kafka 1.0 to 2.4) answers a batch with this error, and reports where its log starts.

@@ -33,12 +33,12 @@ class SpoolRoom:
         """Whether the disk trouble is a lack of space."""
 
     def disk_failed(self, why: str, *, full: bool = False) -> None:
-        """Note that accepted records cannot become durable for now; `full`: for lack of space."""
+        """Record that accepted records cannot become durable for now; `full`: for lack of space."""
         self.disk_full = full
         self.disk_trouble = why
 
     def disk_works(self) -> None:
-        """Note that a group was written and is durable."""
+        """Record that a group was written and is durable."""
         self.disk_trouble = ""
 
     def publish_used(self, used: int, *, more_room: bool) -> None:
@@ -62,7 +62,7 @@ class SpoolRoom:
 
     @property
     def capacity(self) -> Capacity:
-        """The capacity of the producer's own lane, a moment old."""
+        """The capacity of the producer's own lane, as it was a moment ago."""
         config = self._config
         backlog = self._undurable.size_bytes
         if config.in_memory:

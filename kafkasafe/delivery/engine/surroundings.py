@@ -117,7 +117,7 @@ class Surroundings:
             self._ledger.lanes.seek_siblings(on=False)
 
     def read(self, path: Path) -> None:
-        """Note that all lanes taken from a directory are open, or cannot be read."""
+        """Record that all lanes taken from a directory are open, or cannot be read."""
         self.unread.pop(path, None)
 
     def _adopt_sibling(self, sibling: LeftBehind) -> bool:

@@ -12,7 +12,7 @@ __all__ = ["Timers"]
 
 
 class Timers:
-    """Messages with their times. Those of one time are processed in the order in which they were added."""
+    """Messages with their times. Messages for the same time are processed in the order in which they were added."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -67,7 +67,7 @@ class TopicKeeper:
         self._losses.look_again(refreshed)
 
     def want(self, topic: str) -> None:
-        """Ask for a topic's metadata. Brokers that create topics automatically create it."""
+        """Ask for a topic's metadata. If brokers create topics automatically, this creates it."""
         self._asked_for[topic] = self._context.clock.monotonic()
         self._context.cluster.refresh_metadata([topic], lambda _: None)
 

@@ -66,7 +66,7 @@ class WriteBacklog:
         self._retry_at = until
 
     def end_pause(self) -> None:
-        """Note that the pause is over."""
+        """Record that the pause is over."""
         self._retry_at = 0.0
 
 

@@ -151,7 +151,7 @@ def encode_control(records: Sequence[tuple[bytes, bytes]], *, timestamp: int) ->
 
 
 def _encode_few(records: Sequence[tuple[bytes, bytes]], timestamp: int) -> bytearray:
-    """As `encode_control`, but record by record, which is cheaper for a few records."""
+    """Like `encode_control`, but record by record, which is cheaper for a few records."""
     buf = bytearray(_BLANK_HEADER)
     lengths = _VARINTS
     for index, (key, value) in enumerate(records):
@@ -269,7 +269,7 @@ def _head(fields: int, fixed: int, end: bytes) -> bytes:
 
 
 def _head_of_value(value_length: int, fixed: int) -> bytes:
-    """As `_head`, for records in which only the length of the value varies."""
+    """Like `_head`, but for records in which only the length of the value varies."""
     return _head(_FIELD_BYTES[value_length], fixed, _EMPTY_HEADERS)
 
 

@@ -353,7 +353,7 @@ def stamp_crc(buf: bytearray) -> None:
 
 
 def fill_header(buf: bytearray, count: int, *, base_timestamp: int, max_timestamp: int) -> bytearray:
-    """As `frame` without compression, but in place: `buf` has room for a header (`HEADER_BYTES`), then the records
+    """Like `frame` without compression, but in place: `buf` has room for a header (`HEADER_BYTES`), then the records
     section.
 
     Raises:

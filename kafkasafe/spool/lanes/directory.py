@@ -137,8 +137,8 @@ class SpoolDirectory:
         """Takes ownership of a lane: the requested one, or a free one.
 
         With `client`, it prefers the lowest free lane whose last owner had this client id, or drained the lane. The
-        second choice is such a lane that another process has adopted: this method asks that process to hand the lane
-        back. The last choice is a new lane.
+        second choice is a lane of this kind that another process has adopted: this method asks that process to hand the
+        lane back. The last choice is a new lane.
 
         Args:
             number: Number of the requested lane.
@@ -419,7 +419,7 @@ class SpoolDirectory:
         lock.fetched(number)
 
     def _begin_again(self, lock: LaneLock) -> None:
-        """Replaces a deleted lane by an empty one."""
+        """Replaces a deleted lane with an empty one."""
         there = set(self.lanes())
         for number in (lock.number, *(n for n in range(_MAX_LANES) if n not in there)):
             with contextlib.suppress(FileExistsError, NotADirectoryError):

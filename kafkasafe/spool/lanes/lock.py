@@ -75,8 +75,8 @@ class DirectoryStanding(enum.Enum):
     HERE = "here"
     """The lane's path leads to the locked directory, and its entry `lock` is the locked file."""
     UNLOCKED = "unlocked"
-    """The lane's path leads to the locked directory, but its entry `lock` is another file. Another process may own the
-    lane.
+    """The lane's path leads to the locked directory, but the directory's entry `lock` is not the locked file. Another
+    process may own the lane.
     """
     MOVED = "moved"
     """The lane's path leads nowhere, or to another directory. The directory and its lock have been moved."""
@@ -237,13 +237,13 @@ class LaneLock:
         self.write(self._said)
 
     def replace(self, number: int, directory: int, handle: int) -> None:
-        """Replaces a directory that was deleted by a new, empty one that is locked."""
+        """Replaces a deleted directory with a new, empty one that is locked."""
         give_up(self._on, self._directory, self._handle)
         self._stands(number, directory, handle)
         self.write(self._said)
 
     def leave_to_parent(self) -> None:
-        """Forgets the lock file, in a forked child: the parent goes on to own the lane."""
+        """Forgets the lock file, in a forked child: the parent still owns the lane."""
         self._handle = -1
 
 

@@ -17,7 +17,7 @@ from kafkasafe.spool.lanes.lock import LOCK_NAME, close_lockable, open_lockable
 __all__ = ["NO_CLIENT", "Owners"]
 
 NO_CLIENT: Final = "-"
-"""Replaces the client id in the text of an owner that drains a lane with an unknown client id."""
+"""Stands for an unknown client id in the text of an owner that only drains a lane."""
 
 
 class Owners:

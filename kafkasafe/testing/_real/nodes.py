@@ -62,7 +62,7 @@ class Nodes:
         self.cluster_id = cluster_id
 
     def replace_zookeeper(self, controller: Node) -> None:
-        """Replaces the ZooKeeper by a KRaft controller. The ZooKeeper may still be running."""
+        """Replaces ZooKeeper with a KRaft controller. ZooKeeper may still be running."""
         self.zookeeper = False
         self._nodes[controller.id] = controller
         (self.controller_port,) = controller.ports

@@ -26,7 +26,7 @@ A crash of only the process (`Fault.kill`, `DiskFiles.kill`) loses none of this.
 later loss of power can still lose unsynced data.
 
 Other programs can change a disk that a process uses: `Disk.remove` is `rm -rf`, `Disk.move` is `mv`, `Disk.mount` and
-`Disk.unmount` replace a directory by another volume and back. A process keeps its open files and directories.
+`Disk.unmount` replace a directory with another volume and back. A process keeps its open files and directories.
 """
 
 from kafkasafe.testing.disk.durability import SECTOR_BYTES

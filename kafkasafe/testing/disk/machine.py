@@ -244,7 +244,9 @@ class Disk:
 
     @classmethod
     def _of(cls, files: dict[int, bytes], directories: dict[int, Names], before: Disk) -> Disk:
-        """Makes a disk with this content. Leaves out files and directories without a path from a volume's root."""
+        """Makes a disk with this content. Leaves out files and directories to which no path leads from the root of a
+        volume.
+        """
         disk = cls()
         disk._medium = Medium(before.capacity_bytes, before._tree.restored(files, directories, []))
         disk._freeze()

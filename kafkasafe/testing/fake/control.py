@@ -370,7 +370,7 @@ class Control(Network):
             handler.centre.forget_producers(None if topics is None else list(topics))
 
     def replace(self, cluster_id: str | None = None) -> None:
-        """Replaces the cluster by another, empty one at the same addresses. Only the fake has this method."""
+        """Replaces the cluster with another, empty one at the same addresses. Only the fake has this method."""
         with self._acting() as handler:
             handler.reset(cluster_id or random_id(), self.now_ms())
         self.cut()
