@@ -129,8 +129,8 @@ class BatchUnit(Generic[_Metadata]):
             self._delivery.callbacks.put(lambda: self.call(0))
 
     def add(self, wanted: bool, call: Callable[[Any], object], owner: object) -> None:
-        """Add a function to call when the batch is committed (`wanted`) or dropped. Keep its owner, the producer, until
-        then.
+        """Add a function to call if the batch is committed (`wanted` is true), or if it is dropped (false). Keep a
+        reference to the owner, the producer, until then.
         """
         self._owner = owner
         self.callbacks.append((wanted, call))

@@ -101,12 +101,12 @@ class Delivery:
             raise loss
 
     def disk_cause(self) -> str:
-        """Return the end of a message: why no record becomes durable at the moment."""
+        """Return the last sentence of a message, which says why no record becomes durable at the moment."""
         trouble = self.pump.ledger.room.disk_trouble
         return f" The spool takes nothing for now: {trouble}." if trouble else ""
 
     def network_cause(self) -> str:
-        """Return the end of a message: why no broker can be used."""
+        """Return the last sentence of a message, which says why no broker can be used."""
         error = self._cluster.last_error
         return "" if error is None else f" Brokers cannot be used yet ({in_words(error)})"
 

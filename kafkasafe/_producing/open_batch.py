@@ -73,11 +73,14 @@ class OpenBatch:
         encoded: During sealing: the parcels, each for one partition, and the places of the records in them.
         parcels: The parcels, as soon as the open batch is sealed.
         count, absent: After sealing, the open batch has the records with numbers below `count`, except those in
-        `absent`. acked: The fields that are equal in all records' metadata if only the offsets differ: topic,
-        partition, both, base offset, timestamp, and sizes of key and value. Set at the first call for metadata.
-        parcel_of, index_in: The place of record i; None if there is one parcel with the records in order. sizes: Sizes
-        of keys and values. firsts: By number: the first callback of each record, if it was added before the open batch
-        was sealed. The list ends at the last record with a callback. See `RecordFuture.add_callback`.
+            `absent`.
+        acked: The fields that all records' metadata share, if only the offsets differ: topic, partition, both together,
+            base offset, timestamp, and sizes of key and value. Set at the first call for metadata.
+        parcel_of, index_in: By number, the record's parcel and its index there; None if one parcel has all records, in
+            order.
+        sizes: Sizes of keys and values.
+        firsts: By number, the first callback of each record, if it was added before the open batch was sealed. The list
+            ends at the last record with a callback. See `RecordFuture.add_callback`.
         callbacks, errbacks: Other callbacks that are not handled yet, as a flat list: record, function, record,
             function and so on. A tuple for each callback would cost the garbage collector more than the records
             themselves.
@@ -367,8 +370,8 @@ class OpenBatch:
     def first_calls(self) -> Sequence[Any]:
         """Return the contents of `firsts` at the first call after the open batch was sealed, by number.
 
-        Any thread may call this method, and a signal handler may interrupt and repeat it. Another value, which is not
-        None, replaces each function that was called.
+        Any thread may call this method, and a signal handler may interrupt and repeat it. Once a function was called,
+        another value that is not None takes its place.
         """
         if not self._first_calls:
             self._first_calls.append(self.firsts[:])
@@ -495,12 +498,12 @@ class OpenBatch:
 
 
 def headers_bytes(headers: Headers) -> int:
-    """Return how many bytes the headers of a record count, for a record that has a `Special`."""
+    """Return the number of bytes that is counted for a record's headers, if the record has a `Special`."""
     return 8 + sum(len(name.encode()) + len(content or b"") + 10 for name, content in headers)
 
 
 def _all_there(firsts: Sequence[Any]) -> bool:
-    """Return True only if none of these is None. False is possible in this case, too."""
+    """Return True only if none of these is None. Even then, the result may be False."""
     try:
         # Fast for functions. Other callables of the application may be falsy, or raise.
         return all(firsts)

@@ -283,7 +283,7 @@ class EndOffsets:
         *,
         leader_epoch: int = UNDEFINED,
     ) -> Result:
-        """Judge the leader's response to OffsetForLeaderEpoch for the `Held.ask_epoch` of a start.
+        """Judge the leader's response to OffsetForLeaderEpoch for the `Held.ask_epoch` that `observe_start` returned.
 
         Args:
             key: The partition.

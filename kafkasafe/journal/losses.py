@@ -188,7 +188,7 @@ class Losses:
         self._missing = missing
         self._heal = heal
         self._heal_recreated = heal_recreated
-        # Partitions to survey as soon as units have no more requests to them in flight.
+        # Partitions whose survey waits because units have requests to them in flight.
         self._vacating: dict[int, None] = {}
 
     @property
@@ -328,8 +328,8 @@ class Losses:
         self._report(partition, extent, lost, moved, cause, end_offset, heal=heal, recreated=recreated)
 
     def _waits_for_late(self, partition: Partition, lost: Sequence[Batch]) -> bool:
-        """Pause while a broker may still append an old request with a lost batch, sent before the one that it
-        acknowledged.
+        """Pause while a broker may still append an old request with a lost batch: one that was sent before the request
+        that the broker acknowledged.
         """
         late = max((self._quiet_at(partition, batch) for batch in lost), default=0.0)
         pause_s = late - partition.doubt.asked_at
@@ -499,7 +499,7 @@ def _is_remembered(
         return True
     if suspicion.leader_epoch < 0 or recreated or suspicion.overlaps:
         return False
-    # Either all records up to there are ours, or the log has each batch that we do not remember at its offset.
+    # Either all records up to there are ours, or each batch that we do not remember is in the log, at its offset.
     return last < loss.ours_until or (loss.released_there and is_end)
 
 

@@ -1,4 +1,4 @@
-"""What the journal decided: the groups to write, with their consequences, all other actions, and the outbox with them.
+"""What the journal decided: the groups to write and their consequences, all other actions, and the outbox for these.
 
 All of it is data. `Ready` has what is due; notices for the program are in `notices`.
 """
@@ -83,7 +83,7 @@ class Identified:
 
 @dataclass(frozen=True, slots=True)
 class UnitStaged:
-    """The mark that all units of a transaction are appended is durable."""
+    """A durable mark says that all units of a transaction are appended."""
 
     transaction: u.Transaction
 
@@ -402,7 +402,7 @@ class Ready:
     """By destination, consecutive small batches that wait: they may be merged, see `Journal.gathered`."""
 
     def want_producer_id(self, *, wanted: bool) -> None:
-        """Whether batches wait for a producer id of this incarnation."""
+        """Note whether batches wait for a producer id of this incarnation."""
         self.wants_producer_id = wanted
 
     def __bool__(self) -> bool:

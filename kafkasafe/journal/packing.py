@@ -80,7 +80,7 @@ class Packer:
 
         Args:
             destination: Its number.
-            shells: The shell's data of each: an ascending number, and the time at which it was accepted.
+            shells: What the shell knows of each batch: an ascending number, and the time at which it was accepted.
         """
         partition = self._partitions[destination]
         queue = partition.queue
@@ -133,7 +133,7 @@ class Packer:
 
 
 class RereadBacklogs:
-    """The backlogs of the partitions while recovery reads the log: long ones are packed as far as they are read.
+    """The backlogs of the partitions while recovery reads the log. It packs the parts of long ones that it has read.
 
     A mark may refer to a packed batch. So before recovery takes a mark about a batch, it *reaches* the batch: it
     unpacks the backlog up to there.
@@ -185,7 +185,7 @@ class RereadBacklogs:
     def reach(self, partition: Destination, position: int = -1) -> None:
         """Unpack the batches up to this position: the next mark refers to one of them.
 
-        While batches are packed, more than `WINDOW` others are unpacked.
+        As long as any batch is packed, more than `WINDOW` others stay unpacked.
         """
         queue = partition.queue
         while (row := queue.first_packed) is not None:
@@ -206,7 +206,7 @@ class RereadBacklogs:
                 return
 
     def reach_sent(self, partition: Destination) -> None:
-        """Unpack the first batches with an id: they may have been sent, even if others without an id precede them."""
+        """Unpack the first batches that have an id, because they may have been sent. Others may precede them."""
         queue = partition.queue
         sent = sum(batch.identity is not None for batch in queue)
         while queue.packed_with_id and sent < self.near:

@@ -260,7 +260,7 @@ class Backlog(Generic[B]):
         return self._head[-1] if self._head else None
 
     def all(self) -> Iterable[B]:
-        """The batches of the head and those after the packed ones, but not the packed batches."""
+        """All batches that are not packed, in order: the head, and the batches after the packed ones."""
         return chain(self._head, self._fresh)
 
     def backwards(self) -> Iterator[B]:

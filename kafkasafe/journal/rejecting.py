@@ -1,4 +1,4 @@
-"""Finally refused batches: the journal divides them, or makes them durable in `rejected/` before they are finished."""
+"""Batches refused for good: the journal divides them, or finishes them once they are durable in `rejected/`."""
 
 from __future__ import annotations
 

@@ -42,8 +42,8 @@ class Replay:
         index: Index of the next batch in the group.
         blind_before: A group is lost at this position, and its marks with it. So neither an id nor a missing id shows
             whether an earlier batch was sent. -1: no group is lost.
-        quiet: The mark of the previous incarnation's last group: when all its requests are dead. None if it wrote no
-            such mark, or sent something since.
+        quiet: The QUIET mark of the previous incarnation's last group. It says when all requests of that incarnation
+            are dead. None if that incarnation wrote no such mark, or sent something since.
     """
 
     index: int = 0
@@ -58,7 +58,10 @@ class Replay:
     # -- marks ---------------------------------------------------------------------------------------------------------
 
     def replace(self, parent: Batch | None, origin: int, children: range) -> None:
-        """Record that these batches of the group replace `parent` (None: it is released), first written at `origin`."""
+        """Record that these batches of the group replace `parent`, whose records were first written at `origin`.
+
+        `parent` is None if the spool has released it.
+        """
         self._origins.append((origin, children))
         if parent is not None:
             self._parents.append((parent, children))

@@ -49,8 +49,8 @@ class Snapshots:
         return marks
 
     def newest(self, before_position: int) -> list[m.Mark]:
-        """The marks of the newest acknowledged batches, which must be durable before the spool deletes up to this
-        position.
+        """The marks of the newest acknowledged batches. They must be durable before the spool deletes everything before
+        this position.
         """
         marks: list[m.Mark] = []
         for partition in self._destinations.partitions.values():
@@ -64,7 +64,7 @@ class Snapshots:
     def states(self, partition: Destination) -> list[m.State]:
         """The STATE mark to repeat for the partition; no mark if recovery would take it for a reset by mistake.
 
-        1. A broker without topic ids and leader epochs acknowledges the batches of a unit without an offset.
+        1. A broker without topic ids and leader epochs acknowledges the batches of a unit, but reports no offsets.
         2. The lane sent nothing else to the partition, so that no baseline is known.
         3. A new segment begins. The mark would be empty, although the journal remembers the batches.
         """

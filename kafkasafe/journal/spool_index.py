@@ -63,7 +63,7 @@ class SpoolIndex:
         self._batches[batch.position] = batch
 
     def drop(self, batch: Batch) -> None:
-        """Drop a batch from the index. If it is the last unfinished part of a divided batch, drop that one too."""
+        """Drop a batch from the index. If it is a divided batch's last unfinished part, drop the divided batch, too."""
         gone: Batch | None = batch
         while gone is not None:
             self._batches.pop(gone.position, None)

@@ -146,7 +146,7 @@ class Verdicts:
         self._stop_at(partition, first, FlowEvent.UNKNOWABLE, evidence)
 
     def _note_gap(self, partition: Partition, first: Batch, judgement: Judgement) -> None:
-        """Suspect that the log lost the batches before this one, which gets a new id."""
+        """Suspect that the log lost the batches before this one. This one gets a new id."""
         partition.ids.expire()
         if (
             judgement.missing
@@ -211,7 +211,7 @@ def _is_passed(partition: Partition, newest: Batch) -> bool:
 
 
 def _is_gap(partition: Partition, first: Batch, judgement: Judgement, *, stable: bool) -> bool:
-    """Whether the leader misses the batches before this one, and nothing that this lane knows explains it."""
+    """Whether the leader lacks the batches before this one, and nothing that this lane knows explains this."""
     gap = judgement.verdict is IdentityVerdict.GAP
     # Old brokers cannot report their state. With them, there is a gap if they refuse the sequence and the log does not
     # have the batch.

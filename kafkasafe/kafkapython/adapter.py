@@ -129,7 +129,7 @@ class KafkaPython:
         return found
 
     def renew(self, tp: TopicPartition, state: Any) -> bool:
-        """Treat a partition as newly assigned, if this is its present state. Return whether it was."""
+        """Treat a partition as newly assigned, if `state` is its present state. Return whether it was."""
         with self._subscription._lock:
             if self._subscription.assignment.get(tp) is not state:
                 return False
@@ -273,10 +273,10 @@ def each_record(poll: Callable[[], Mapping[TopicPartition, list[Any]]], subscrip
 
 
 def unreturned(iterator: Any) -> tuple[Any, OffsetAndMetadata] | None:
-    """Return the state and the position before the last record of an `each_record`, which its caller did not return.
+    """Return the partition's state, and the position before the last record that an `each_record` yielded.
 
-    An interrupt within the generator ends it, before it has moved the position; then the result is None. After the
-    generator has yielded a record, an interrupt of its caller would skip that record.
+    The caller of the generator calls this if an interrupt kept it from returning that record, which would otherwise be
+    skipped. The result is None if the interrupt ended the generator itself, before it moved the position.
     """
     frame = iterator.gi_frame
     if frame is None:

@@ -107,7 +107,7 @@ class FetchingAhead:
             waiting: The partition of each response from which `poll` has taken nothing yet.
             current: The response from which `poll` takes records now; None or false if it is used up.
             without: Partitions that are not fetched ahead.
-            fetch_bytes: Number of bytes that a request asks for, of each partition.
+            fetch_bytes: How many bytes of each partition a request asks for.
         """
         counts = Counter(waiting)
         if current:

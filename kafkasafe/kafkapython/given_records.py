@@ -18,7 +18,8 @@ class _Held:
     Attributes:
         state: kafka-python's state of the partition.
         after: Offset after the last record.
-        position: The position at which the partition continues: after markers, and records that compaction removed.
+        position: The position at which the partition continues. It is past the markers and the gaps of compaction that
+            follow the last record.
     """
 
     state: Any
@@ -29,7 +30,8 @@ class _Held:
 class HeldRecords:
     """The records of the last look that an iterator returns one by one, by partition.
 
-    The position follows each of them. So it says too late where to fetch, and which response is the next.
+    A partition's position advances with each record that is returned. So until the last one is returned, the position
+    shows neither where to fetch nor which response comes next.
 
     Args:
         subscriptions: kafka-python's state of the partitions.
@@ -69,7 +71,7 @@ class HeldRecords:
         return end is not None and position is not None and position.offset < end.after
 
     def postpones(self, completed: Any) -> bool:
-        """Returns whether a response follows records that an iterator holds. Then it waits for the next look."""
+        """Returns whether a response follows records that an iterator holds. If so, it waits for the next look."""
         end = self._held.get(completed.topic_partition)
         if end is None or completed.fetched_offset != end.position.offset:
             return False
@@ -77,7 +79,7 @@ class HeldRecords:
         return True
 
     def put_back_postponed(self, responses: collections.deque[Any]) -> bool:
-        """Puts the responses that waited before these. Returns whether there were any."""
+        """Puts the postponed responses before these ones. Returns whether there were any."""
         if not self._postponed:
             return False
         # This order is needed because Ctrl-C may come in between, and no response may be lost.

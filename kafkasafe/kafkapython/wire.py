@@ -108,7 +108,7 @@ class _ResponseHeader:
 class ProduceHeader:
     """The header of a Produce request. kafka-python also uses it as the class of the response.
 
-    kafka-python decodes malformed answers, and answers that report more than appended batches.
+    kafka-python decodes malformed answers, and answers that report anything besides appended batches.
     """
 
     __slots__ = ("api_key", "api_version", "correlation_id")
@@ -153,7 +153,7 @@ def decode_appended(data: bytes, at: int) -> AllAppended | None:
         at: Where the header ends.
 
     Returns:
-        The answer; None if it reports more than appended batches, or is incomplete.
+        The answer; None if it reports anything besides appended batches, or is incomplete.
     """
     replies: dict[TopicPartition, ProduceReply] = {}
     try:
@@ -193,8 +193,9 @@ def decode_appended(data: bytes, at: int) -> AllAppended | None:
 class Frame:
     """An encoded request that `KafkaConnection.send_request` accepts.
 
-    `KafkaConnection` writes only its first buffer. `DirectConnection` then writes the `rest` without copying it.
-    `encoded` says whether the connection has taken the first buffer, and so whether bytes may have been sent.
+    `KafkaConnection` writes only the frame's first buffer, which `encode` returns. `DirectConnection` then writes the
+    `rest` without copying it. `encoded` says whether the connection has taken the first buffer, and so whether bytes
+    may have been sent.
     """
 
     __slots__ = ("API_VERSION", "encoded", "encoder", "header", "rest", "what")

@@ -79,10 +79,13 @@ class FetchSize:
         self._records = True
 
     def next_bytes(self, partitions: int) -> int:
-        """Return the size of the next request, for each of this number of partitions.
+        """Return how many bytes of each partition the next request asks for.
 
-        If the application reads both records and batches, that is the first size: with larger responses, each change
-        between records and batches would discard more data.
+        If the application reads both records and batches, the result is the first size: with larger responses, each
+        change between records and batches would discard more data.
+
+        Args:
+            partitions: Number of partitions that the consumer reads.
         """
         if not self._batches:
             self.limit(records_limit(partitions))

@@ -317,9 +317,9 @@ class _Job:
         batch_id: Chooses the partitions of rows that are not bound to one.
         session: The driver's session.
         previous: Size of the previous micro-batch; None if it is unknown. If it was small, this one probably has few
-            rows. Then the tasks return their rows or batches to the driver, which sends them. This takes one stage of
-            Spark and no claims. If there are more rows than expected, a second job writes them: until then, nothing is
-            sent.
+            rows. Then the tasks return their rows or batches to the driver, which sends them. In this case one stage of
+            Spark is enough, and no partition needs a claim (see `appender`). If there are more rows than expected, a
+            second job writes them: until then, nothing is sent.
 
     Attributes:
         had_large_row: Whether the driver refused to collect the rows, because one of them is too large.

@@ -134,7 +134,7 @@ class SegmentWriter:
         self._handle = -1
 
     def put_back(self, position: int) -> None:
-        """Remove everything after the promised position, which is this one.
+        """Remove everything after this position, up to which everything is promised.
 
         The spool never continues a segment whose fsync failed. It continues a segment if a write failed only because
         the disk was full:

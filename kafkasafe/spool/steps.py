@@ -256,8 +256,8 @@ class _Steps:
         Args:
             written_ms: When the group was written.
             batches: Position, and whether it has an id.
-            members: By index, the atomic batch to which the batch belongs, and the position of the divided batch of
-                which it is a part (-1: not a part).
+            members: By index, the atomic batch to which the batch belongs, and a position. If the batch is a part of a
+                divided batch, this is the position of the divided batch; otherwise -1.
             moved: By index, the former position of a batch that was copied forward.
         """
         replaced: dict[int, list[int]] = {}

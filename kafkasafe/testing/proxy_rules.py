@@ -284,8 +284,8 @@ class Rule:
         Args:
             code: Kafka's error code; 0 for success.
             times: How often the rule acts; by default always.
-            level: "partition", "topic" or "top": which error code to set. Default: the partitions' if the answer has
-                partitions. Default for Metadata: the topics', unless the rule names a partition.
+            level: Which error code to set: "partition", "topic" or "top". The default is "partition" if the API's
+                answers have error codes of partitions. For Metadata it is "topic", unless the rule names a partition.
             fields: Other fields to set, at any level.
 
         Raises:

@@ -115,7 +115,7 @@ class TransactionalIds:
         self._out.ask(InitProducerId(tid, tid.turn, late or keep, timed_out=late is not None))
 
     def fence_late(self, action: InitProducerId) -> bool:
-        """Ask the coordinator again with the epoch that a timeout leaves. Returns False if that cannot help."""
+        """Ask the coordinator again with the epoch that a timeout sets. Returns False if that cannot help."""
         tid = action.tid
         late = None if action.timed_out else _late(tid, action.keep)
         if late is not None:
@@ -132,11 +132,11 @@ class TransactionalIds:
 
 
 def _late(tid: TransactionalId, keep: Grant | None) -> Grant | None:
-    """The grant that a timeout made of this refused one; None if that grant may belong to another producer.
+    """The current grant if `keep` was refused because of a timeout; None if another producer may hold that grant.
 
     After a timeout the coordinator aborts the open transaction under the next epoch. A successor that takes over an
-    open transaction gets the epoch after that. So the next epoch is granted to no producer, and stays current until a
-    successor takes over. If no transaction was open, a successor may hold the next epoch. With protocol 2, the
+    open transaction gets the epoch after that one. So no producer ever holds the next epoch, which stays current until
+    a successor takes over. If no transaction was open, a successor may hold the next epoch. With protocol 2, the
     refused grant itself may be the successor's.
     """
     if keep is None or not tid.opened or keep.protocol >= 2 or keep.epoch >= LAST_EPOCH:

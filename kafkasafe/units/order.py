@@ -122,7 +122,7 @@ class Lines:
         return all(self._lines[line][0] is entry for line in lines)
 
     def all_issued_before(self, transaction: Transaction) -> bool:
-        """Whether all earlier entries of the transaction's destinations have passed on their batches to be appended."""
+        """Whether all earlier entries of the transaction's destinations are transactions that are `issued`."""
         return all(self._issued_before(transaction, destination) for destination in transaction.destinations)
 
     def _issued_before(self, transaction: Transaction, destination: int) -> bool:

@@ -150,7 +150,7 @@ class Schedule:
     # -- in progress -----------------------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        """Append and commit transactions, each step after the same step of all earlier ones."""
+        """Append and commit transactions. Each takes a step only after all earlier ones have taken it."""
         for transaction in self._ids.under_way:
             tid, phase = transaction.tid, transaction.phase
             if tid is None:

@@ -1,4 +1,4 @@
-"""Units, the transactions that commit them, and the transactional ids of these."""
+"""Units, the transactions that commit them, and the transactional ids of these transactions."""
 
 from __future__ import annotations
 
@@ -435,12 +435,12 @@ class TransactionalId:
         name: Its name in Kafka.
         grant: Its current grant; None before and during InitProducerId.
         transaction: Its current transaction.
-        turn: Answers to requests of an earlier turn are ignored.
+        turn: Number of the current turn. Answers to requests of an earlier turn are ignored.
         sequences: By destination, the next base sequence under this grant.
         fencing: InitProducerId is in progress.
         fresh: The next transaction needs a new grant.
         former: Its latest grant.
-        opened: The coordinator has a transaction open under the latest grant, because it acknowledged a request of it.
+        opened: A transaction is open under the latest grant: the coordinator acknowledged one of its requests, and
             EndTxn was not sent.
         unsure: An InitProducerId of this turn had no answer, and may have been carried out.
         alone: An answer in this turn showed that no other producer had taken the id over.

@@ -46,9 +46,9 @@ class Transport(Coordinated):
 
     `kafkapython.connect.over_sockets` makes one for brokers, and `VirtualCluster.connect` one in virtual time.
 
-    Replies are called on the network thread and must only store the result: while a reply runs, the client communicates
-    with no broker. After `close` (and in a forked child) requests fail at once, on the caller's thread. A failure of
-    the network is not raised, but passed to the reply as a `Failure`.
+    A reply is a callback that runs on the network thread. It must only store the result, because the client
+    communicates with no broker until the reply returns. After `close` (and in a forked child) requests fail at once, on
+    the caller's thread. A failure of the network is not raised, but passed to the reply as a `Failure`.
 
     The transport is not usable in a child after `os.fork`: the thread stays with the parent.
 

@@ -260,7 +260,7 @@ class DiskWriter:
                 self.drop(parcel)
 
     def _drop_silent(self) -> None:
-        """Free the memory of batches whose partitions do not answer: others can be sent sooner."""
+        """Free the memory of batches whose partitions do not answer, because other batches can be sent sooner."""
         now = self._context.clock.monotonic()
         if now < self._looked_at:
             return

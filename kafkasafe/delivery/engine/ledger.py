@@ -139,7 +139,7 @@ class Ledger:
         `flush` waits for nothing else if the engine doubts no acknowledged records, the fate of lost records that it
         sent again is final, and lanes that earlier producers left are drained or have another owner.
         """
-        # Read in this order: the engine revives parcels before the doubt ends.
+        # Read `doubted` first: the engine revives parcels before it ends the doubt, so `parcels` then includes them.
         return not self.doubted and not self.lanes.left_behind and self.parcels.settled(number)
 
     def name_answered(self, name: str, error: BaseException | None = None, trouble: str = "") -> None:

@@ -131,7 +131,7 @@ def _of_pool(lane: Lane, action: u.Request) -> bool:
 
 
 def _is_of_offsets(action: u.Request) -> bool:
-    """Whether a request writes a user's offsets. The marker counts too if the unit has no batches."""
+    """Whether a request writes a user's offsets, or the marker of a transaction without batches."""
     return isinstance(action, u.CommitOffsets) and (action.index >= 0 or not action.transaction.batches)
 
 

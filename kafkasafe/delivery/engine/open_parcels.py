@@ -149,7 +149,7 @@ class OpenParcels:
             least, packed = self.open.least, self._first_packed
             if moves == self._moves and not moves % 2:
                 return (least is None or least > number) and packed > number
-            time.sleep(0)  # some parcels are being moved between the two
+            time.sleep(0)  # some parcels are being packed or unpacked
 
     def settled(self, number: int) -> bool:
         """Whether the fate of all parcels up to this number, and of those that were sent again, is final."""

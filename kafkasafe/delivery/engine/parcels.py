@@ -129,7 +129,7 @@ class Parcel:
         self.loose = True
 
     def reread(self) -> None:
-        """Record that the parcel now uses bytes that were read from the spool, and that no socket has."""
+        """Record that the parcel's bytes were read from the spool again, so that no socket uses them."""
         self.loose = False
 
     def writable(self) -> bytearray | None:

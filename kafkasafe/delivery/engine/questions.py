@@ -314,7 +314,7 @@ class OutcomeInquiry:
 
 
 class LossInquiry:
-    """Finds acknowledged batches that the log lacks: reads it from where the oldest batch was."""
+    """Reads the log from where the oldest acknowledged batch was, to find the batches that the log lacks."""
 
     def __init__(self, context: EngineContext, lane: Lane, ask: j.SurveyAsk, leader: Leader) -> None:
         self._context = context
@@ -369,7 +369,7 @@ class LossInquiry:
             # The epoch's end only makes the result more precise. Old brokers do not support the request.
             if not isinstance(ended, t.Failure) and not ended.error_code:
                 epoch_end = ended.end_offset
-                # If the leader does not know the epoch (-1), nothing of the acknowledged log may be left.
+                # If the leader does not know the epoch (-1), perhaps no acknowledged record is left in the log.
                 begin = min(offset for offset in (begin, max(0, epoch_end)) if offset >= 0)
         started: t.OffsetListed | t.Failure = yield self._leader.list_offset(t.EARLIEST, "start")
         log_start = max(0, good(started).offset)

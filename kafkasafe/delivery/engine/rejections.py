@@ -1,4 +1,4 @@
-"""Rejected batches of one lane until they are finished, and its damaged batches."""
+"""The rejected batches of one lane that are not finished yet, and the lane's damaged batches."""
 
 from __future__ import annotations
 

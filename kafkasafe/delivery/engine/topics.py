@@ -72,7 +72,7 @@ class TopicKeeper:
         self._context.cluster.refresh_metadata([topic], lambda _: None)
 
     def may_create(self, topic: str) -> bool:
-        """Whether a metadata request may create a topic: none may recreate a deleted one. On the network thread."""
+        """Whether a metadata request may create a topic. It must not recreate a deleted one. On the network thread."""
         asked_at = self._asked_for.get(topic, -_ASKED_FOR_S)
         return self._context.clock.monotonic() - asked_at < _ASKED_FOR_S or any(
             lane.journal.views.wants(topic) for lane in list(self._context.lanes)
@@ -144,7 +144,7 @@ class TopicKeeper:
                     self._ledger.waiters.notify_all()
 
     def _note(self, name: str, info: t.TopicInfo, *, fresh: bool) -> int:
-        """Pass a topic's metadata to the journals. Returns how many bytes the journals divide next for this topic."""
+        """Pass a topic's metadata to the journals. Returns the size of the batches that the journals divide now."""
         now = self._context.now()
         size = 0
         for lane in self._context.lanes:

@@ -232,7 +232,7 @@ class Transactor:
 
     @staticmethod
     def _refused_offset(answer: x.OffsetsCommitted) -> tuple[int, str]:
-        """The refusal to report: an error of the whole group comes before one of a single partition."""
+        """Which refused offset to report. An error of the whole group comes before one of a single partition."""
         refused = {place: code for place, code in answer.error_codes.items() if code}
         (topic, partition), code = next(
             ((place, code) for place, code in refused.items() if code not in DESTINATION_CODES),

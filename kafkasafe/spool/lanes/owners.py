@@ -96,10 +96,10 @@ class Owners:
         return pid if held else 0
 
     def strays_to(self, number: int) -> Path | None:
-        """The path at which the process named in the lane's lock file has this lane open, if it is another path.
+        """The path at which the process that the lock file names has this lane open; None if it is the lane's own path.
 
-        In this case the directory was moved or replaced while its producer runs. The operating system shows nothing
-        about a process of another user or on another host.
+        Another path means that the directory was moved or replaced while its producer runs. The result is also None for
+        a process of another user or on another host, about which the operating system shows nothing.
         """
         pid, text = self.owner(number)
         if not pid or f"host {platform.node()} " not in text or self.seems_owned(number):
