@@ -268,7 +268,7 @@ class OpenBatch:
     def locate(self, index: int) -> tuple[Parcel, int]:
         """Return the parcel of record `index` and its index there, after all divisions of parcels."""
         if self.parcels is None:
-            raise AssertionError("A open_batch that is not sealed has no parcels")
+            raise AssertionError("An open batch that is not sealed has no parcels")
         if self.parcel_of is None or self.index_in is None:
             parcel = self.parcels[0]
         else:
