@@ -92,7 +92,7 @@ class Commits:
         return undecided is not None and undecided.forbids(offset)
 
     def _is_another_topic(self, tp: TopicPartition) -> bool:
-        """Return whether the metadata name a newer topic than the one that was read."""
+        """Return whether the topic in the metadata is newer than the topic that was read."""
         part, leadership = self._parts.get(tp), self._port.leadership(tp)
         if part is None or part.history.topic_id is None or leadership is None:
             return False

@@ -293,8 +293,8 @@ class Accumulator:
         each of them.
         """
         pairs, usual = map(_ROOM_AND_LEFT, list(self.open_batches.values())), self.open_batch_bytes
-        # Room beyond the usual one counts even while it is empty, because the open batch keeps it. If a record did not
-        # fit, `left` is negative.
+        # An open batch keeps its room. So whatever exceeds the usual room counts even while it is empty. If a record
+        # did not fit, `left` is negative.
         taken = sum(room - min(left, usual) if left > 0 else room for room, left in pairs)
         return 2 * self.max_record_bytes + taken
 

@@ -370,8 +370,8 @@ class OpenBatch:
     def first_calls(self) -> Sequence[Any]:
         """Return the contents of `firsts` at the first call after the open batch was sealed, by number.
 
-        Any thread may call this method, and a signal handler may interrupt and repeat it. Once a function was called,
-        another value that is not None takes its place.
+        Any thread may call this method, and a signal handler may interrupt and repeat it. After a function was called,
+        its place holds something else, but not None.
         """
         if not self._first_calls:
             self._first_calls.append(self.firsts[:])

@@ -23,7 +23,7 @@ __all__ = [
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Hints for programs that use the names of asyncio's futures, which futures with kafka-python's names do not have.
+# Hints for programs that use names of asyncio's futures on a future that has kafka-python's names instead.
 IS_DONE: Final = (
     "use `is_done`, without parentheses, as in kafka-python; kafkasafe.aio has the names of asyncio's futures"
 )

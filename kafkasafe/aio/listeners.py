@@ -114,7 +114,7 @@ class Rebalances:
             self._records.release()
 
     def submit(self, job: Callable[[], T]) -> asyncio.Future[T]:
-        """Execute a job on the consumer's thread; while a listener is running, on the thread of that call."""
+        """Execute a job on the consumer's thread, or, while a listener is running, on the thread of its call."""
         return (self._call or self._thread).submit(job)
 
 

@@ -38,7 +38,8 @@ class Absence:
     Args:
         partition: Number of the partition.
         now: Time when the partition was first missing.
-        grace_s: How long one of several brokers has to report the absence while no other one answers.
+        grace_s: How long the partition must be missing before the report of a single broker proves its absence, if
+            there are other brokers but none of them answers.
     """
 
     def __init__(self, partition: int, now: float, grace_s: float) -> None:

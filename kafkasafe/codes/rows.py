@@ -117,7 +117,7 @@ class Row:
         at_risk: See `codes.Verdict.data_at_risk`.
         note: See `codes.Verdict.note`.
         produce: What it means in an answer to Produce, None if brokers do not answer it to Produce.
-        kind: The codes with which it is handled alike, None: by itself.
+        kind: The set of codes that are all handled like this one; None: it is handled by itself.
     """
 
     code: int

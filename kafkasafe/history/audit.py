@@ -35,7 +35,7 @@ class SequenceRun:
         first_offset: Offset of the first record.
         last_offset: Offset of the last one (inclusive).
         batches: How many.
-        records: How many records they hold now; fewer than sequences after compaction.
+        records: How many records they hold now. After compaction there are fewer records than sequences.
         transactional: Whether they belong to transactions.
     """
 

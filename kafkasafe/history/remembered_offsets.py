@@ -74,7 +74,7 @@ class RememberedOffsets:
         lower_starts: Held answers about the start.
         found: Timestamp → the first record at or after it.
         former_ids: Ids of deleted topics of this name.
-        former_named: The deleted topic that the last answers have named; None if the last answer has named another one.
+        former_named: The deleted topic that the last answers have named; None if the last one named no deleted topic.
         former_since: Time of the first of these answers.
         recreated: The topic was recreated, and no end offset of the new one was observed yet.
         end_before: `end` of the deleted topic, while `recreated` is set.

@@ -99,8 +99,8 @@ class AckedLog:
         self.unwritten += 1
 
     def begun(self) -> bool:
-        """Record that the oldest unwritten baseline is durable. Returns False if the baseline's log was forgotten
-        meanwhile.
+        """Record that one more baseline is durable: the oldest of those that were not. Returns False if its log was
+        forgotten meanwhile.
         """
         self.unwritten -= 1
         if not self.void:

@@ -96,7 +96,7 @@ class BatchEvent(enum.Enum):
     SKIPPED = "skipped"
     """The user takes an undecidable batch as delivered."""
     COMMITTED = "committed"
-    """The mark that the batch is acknowledged is durable, or not needed."""
+    """The mark of the batch's acknowledgement is durable, or not needed."""
     LOST = "lost"
     """The cluster lost the acknowledged batch, and the journal sends it again."""
     KEPT = "kept"

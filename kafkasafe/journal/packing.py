@@ -172,7 +172,7 @@ class RereadBacklogs:
     def _packable_next(self, partition: Destination) -> Iterator[Batch]:
         """The `packable` batches up to the first that has an id although a batch before it has none.
 
-        A mark that voids ids voids the ids of all packed batches, while later batches may have new ids.
+        When a mark voids ids, all packed batches lose their ids. But later batches may have new ids.
         """
         queue = partition.queue
         without = queue.packed > 0 and not queue.packed_identified

@@ -306,7 +306,7 @@ class Backlog(Generic[B]):
             yield from islice(self._head, keep, None)
 
     def pack(self, rows: Iterable[BacklogRow], keep: int) -> None:
-        """Replace the first of the `candidates` with these rows."""
+        """Replace the first batches of `candidates` with these rows, one row for each."""
         packed = self._packed
         if packed is None:
             packed = self._packed = _Packed()

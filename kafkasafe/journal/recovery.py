@@ -303,7 +303,7 @@ class Recovery:
                 self._backlogs.reach(partition, ANYWHERE)
 
     def recover_torn(self, destination: int) -> None:
-        """Note a batch, promised to no caller, that a crash tore while later batches of its group are intact."""
+        """Note a batch that a crash tore although later batches of its group are intact. No caller was promised it."""
         self._replay.take()
         _explain_gap(self._destinations.declared(destination))
 

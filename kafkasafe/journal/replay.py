@@ -23,7 +23,7 @@ class ReadPlace(NamedTuple):
         moved: The move that copied the batch to its present position; None if the batch is not a copy.
         unit: Its unit.
         parent: The divided batch that it is a part of.
-        origin: Position where its records were first written; -1: at its own position.
+        origin: Position where the batch's records were first written; -1: the batch's own position.
         given: The runs of its records for which the caller gave the partition.
     """
 

@@ -126,7 +126,7 @@ class FetchingAhead:
         chosen: Mapping[TopicPartition, ResponseEnd],
         checked: Mapping[TopicPartition, Any],
     ) -> None:
-        """Note in each request the leadership under which the positions of partitions fetched ahead were valid."""
+        """Note in each request, for each partition fetched ahead, the leadership under which its position was valid."""
         for node, (_, offsets) in requests.items():
             ahead = offsets.keys() & chosen.keys()
             self._in_flight[node] = len(ahead)

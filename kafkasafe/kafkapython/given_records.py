@@ -28,7 +28,7 @@ class _Held:
 
 
 class HeldRecords:
-    """The records of the last look that an iterator returns one by one, by partition.
+    """For each partition, the records of the last look, which an iterator returns one by one.
 
     A partition's position advances with each record that is returned. So until the last one is returned, the position
     shows neither where to fetch nor which response comes next.

@@ -142,7 +142,7 @@ class OptionalText:
     """An int8, which is 1 if a text follows, and then the text as a str16.
 
     Attributes:
-        name: Name of the attribute, which is None without a text.
+        name: Name of the attribute. The attribute is None if there is no text.
         says: What the text is.
         flag: What the int8 is.
     """

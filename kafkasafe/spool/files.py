@@ -255,8 +255,8 @@ class OsFiles:
         while not _is_directory(there, at):
             missing.append(there)
             there = there.parent
-        # The process that created this directory may have died before its name was durable. If the parent may not be
-        # read, another user has created it long ago.
+        # The process that created this directory may have died before its name was durable. If this process may not
+        # read the parent, another user created the directory long ago.
         with contextlib.suppress(PermissionError):
             self.sync_directory(there.parent, at=at)
         made = False

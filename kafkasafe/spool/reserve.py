@@ -118,8 +118,8 @@ class Reserve:
     def lend(self, size_bytes: int) -> bool:
         """Make sure of room for a group of this size that may use the reserve, and for marks after it.
 
-        If the reserve has to grow for this, `end_loan` shrinks it again. Free bytes of the volume would not be enough,
-        because another program may use them before the group is written.
+        If the reserve has to grow for this, `end_loan` shrinks it again. The group does not rely on the volume's free
+        bytes, because another program may use them before the group is written.
 
         Returns:
             False if the disk has no room.

@@ -206,7 +206,7 @@ def group_at(content: Content, at: int) -> tuple[m.Group, list[m.Mark], int] | N
 def _may_miss_more(
     content: Content, last: tuple[int, m.ManifestEntry, codec.BatchHeader | None], limit: int | None
 ) -> bool:
-    """Whether groups may be missing after the group's last batch, if the file ends within this batch.
+    """Whether the file ends within the group's last batch, and later groups may be missing as well.
 
     Such groups may have had marks. So the reader must know that more than the batch may be missing.
     """

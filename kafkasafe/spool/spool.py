@@ -38,7 +38,9 @@ _MOST_BATCHES: Final = 1 << 14
 """Maximum number of batches in a segment. Facts about a batch stay in memory until its segment is deleted: up to 2.6 kB
 for an atomic batch, which may have only a few hundred bytes on disk."""
 _DIVIDED_SEGMENT_BYTES: Final = 1024 * 1024
-"""Maximum size of a segment with batches to be divided, if the log is at most `_DIVIDED_SEGMENTS` times as large.
+"""Maximum size of a segment with batches to be divided.
+
+This maximum applies while the log is at most `_DIVIDED_SEGMENTS` times as large. The reason for a maximum:
 
 1. The spool divides a batch by writing its records once more, at the end of the log.
 2. It deletes a segment when all batches of the segment are divided.
@@ -256,7 +258,7 @@ class Spool:
         return self._segments.read(position)
 
     def quarantine(self, position: int) -> Path:
-        """Copy the data batch at a position, which is damaged, to quarantine/: durable on return.
+        """Copy the damaged data batch at a position to quarantine/. The copy is durable on return.
 
         Raises:
             SpoolError: It cannot be read or written.
@@ -556,9 +558,10 @@ class Spool:
         self._reserve.shrink_to(self._wanted_reserve())
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether a group of this size that makes room, and marks after it, can be written. It may use the reserve.
+        """Whether there is room for a group of this size, which will make room, and for marks after it.
 
-        If the reserve is too small, it grows until the group is written: others may use the volume's free bytes.
+        The group may use the reserve. If the reserve is too small, it grows until the group is written, because others
+        may use the volume's free bytes.
         """
         return self._writer.has_reserved(size_bytes, self._segment_bytes) or self._reserve.lend(size_bytes)
 

@@ -110,7 +110,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One run of a consumer through a partition: the units of a reading continue one another.
+    """One run of a consumer through a partition, in which each unit continues the one before it.
 
     A consumer that seeks back, or gets the partition assigned again, begins another reading.
 

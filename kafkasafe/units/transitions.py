@@ -60,7 +60,8 @@ class Transitions:
         self._out = out
         self._newest_reading = newest_reading
         self._moved: dict[GroupPartition, int] = {}
-        """By group partition, the reading that moved it since the last `drop_superseded`."""
+        """For each group partition whose offset was moved since the last `drop_superseded`: the number of the reading
+        that moved it."""
         self._drops: list[Unit] = []
         """Units with offsets that were dropped since the last `follow_drops`."""
 

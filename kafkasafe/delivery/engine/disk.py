@@ -233,7 +233,7 @@ class DiskWriter:
         """Reserve space for dividing batches that have no partitions yet, before they are written.
 
         Returns:
-            Bytes that wait for their division, these batches included; 0 if none of these batches waits.
+            The bytes of all batches that wait for their division, including these; 0 if none of these has to wait.
         """
         size = sum(batch.size_bytes for batch in batches if lane.journal.views.chooses(batch.destination))
         if size:

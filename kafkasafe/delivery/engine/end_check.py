@@ -123,7 +123,7 @@ class EndCheck:
             journal.suspect(check.destination, Cause.LOG_END, what, from_offset=end_offset)
 
     def _compare_begin(self, log_start: int) -> None:
-        """Report that the log begins after all acknowledged records, so that nothing proves that it had them."""
+        """If the log begins after all acknowledged records, report that nothing proves that it had them."""
         check, lane = self._check, self._lane
         if log_start <= check.last_acked_offset:
             return

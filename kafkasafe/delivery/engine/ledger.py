@@ -136,8 +136,8 @@ class Ledger:
     def settled(self, number: int) -> bool:
         """Whether the fate of all parcels up to this number is final, and `flush` waits for nothing else.
 
-        `flush` waits for nothing else if the engine doubts no acknowledged records, the fate of lost records that it
-        sent again is final, and lanes that earlier producers left are drained or have another owner.
+        Besides parcels, `flush` waits until no acknowledged records are in doubt, until the fate of lost records that
+        the engine sent again is final, and until lanes that earlier producers left are drained or have another owner.
         """
         # Read `doubted` first: the engine revives parcels before it ends the doubt, so `parcels` then includes them.
         return not self.doubted and not self.lanes.left_behind and self.parcels.settled(number)

@@ -39,7 +39,7 @@ class RefusedName:
     reported: bool = False
 
     def begin_again(self, now: float) -> None:
-        """Measure the duration of the refusal from now on, because another answer came, or none."""
+        """Measure the duration of the refusal from now on: the cluster gave another answer, or did not answer."""
         self.counted_from = now
 
     def repeat(self, now: float, reason: str) -> None:

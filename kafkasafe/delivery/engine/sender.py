@@ -257,7 +257,7 @@ class Sender:
             else:
                 lane.journal.clock_at_least(
                     self._clocks.at_least_ms
-                )  # the lane may have been opened after the answer with this time
+                )  # the lane may have been opened after this time was learned
                 if self._clocks.asks(address, now) and not self._context.close_state.closing:
                     self._ask_clock(lane, *address)
             self._losses.compare_topic(lane, batch.destination, self._context.cluster.topic(address[0]))

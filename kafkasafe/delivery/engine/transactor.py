@@ -242,8 +242,8 @@ class Transactor:
 
     @staticmethod
     def _marker_place(lane: Lane, transaction: u.Transaction) -> tuple[str, int] | None:
-        """A partition that exists: the coordinator accepts offsets only of existing partitions. None if
-        none is left.
+        """A partition for the marker, which is an offset: the coordinator accepts offsets only of existing partitions.
+        None if none is left.
         """
         if transaction.batches:
             return lane.journal.views.address(transaction.batches[0].destination)

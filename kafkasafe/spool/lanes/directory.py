@@ -354,7 +354,7 @@ class SpoolDirectory:
         return all(self._files.identity_of(self.path / name) is not None for name in needed)
 
     def restore(self, lock: LaneLock | None = None) -> None:
-        """Creates the missing parts of the directory, and puts a lane at its path.
+        """Creates the missing parts of the directory, and puts back the lane of `lock`.
 
         If the lane was moved, this moves it back as a whole, in one step; it may get another number. If the lane was
         deleted, an empty one replaces it, so its content has to be written again.

@@ -47,7 +47,9 @@ class Network:
 
     @abstractmethod
     def _acting(self) -> AbstractContextManager[object]:
-        """Context for a change, without concurrent access. Afterwards, connections are adapted to the new state."""
+        """Context in which a change is made without concurrent access. Afterwards, connections are adapted to the new
+        state.
+        """
 
     # --- faults -----------------------------------------------------------------------------------------------------
 
