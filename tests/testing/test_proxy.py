@@ -404,7 +404,8 @@ def test_metadata_of_a_topic(proxy, cluster, topic, version, forwarded) -> None:
         assert codes[other] == (0, 1)
         assert response.brokers
     assert (
-        proxy.on("Metadata", topic=topic, partition=1)._default_level(frames.api("Metadata")) == "partition"
+        proxy.on("Metadata", topic=topic, partition=1)._does._default_level(frames.api("Metadata"))
+        == "partition"
     )
 
 
