@@ -15,6 +15,7 @@ from kafka.structs import ConsumerGroupMetadata
 from waiting import until
 
 from kafkasafe import SafeConsumer, SafeProducer
+from kafkasafe.delivery.batch_offsets import offering
 from kafkasafe.delivery.readings import OffsetsFate
 from kafkasafe.errors import BatchDroppedError
 from kafkasafe.events import PositionRewound
@@ -324,16 +325,16 @@ def test_the_program_is_told_once_also_while_a_partition_waits(servers, producer
         fates = [OffsetsFate.WAITING, OffsetsFate.WAITING]
         for number, place in enumerate(PLACES):
             read_of(consumer, place)
-            consumer._offer_positions(lambda number=number: fates[number], LANE)
+            offering(consumer)(lambda number=number: fates[number], LANE)
         for place in PLACES:
             read_of(consumer, place)
         fates[1] = OffsetsFate.DROPPED
         with pytest.raises(BatchDroppedError):
-            consumer._offer_positions(lambda: OffsetsFate.WAITING, LANE)
+            offering(consumer)(lambda: OffsetsFate.WAITING, LANE)
         for _ in range(2):
             again = until(lambda: polled(consumer))
             assert {record.partition for record in again} == {1}
-            moved, *_ = consumer._offer_positions(lambda: OffsetsFate.WAITING, LANE)
+            moved, *_ = offering(consumer)(lambda: OffsetsFate.WAITING, LANE)
             assert set(moved) == {PLACES[1]}
         assert rewound() == [(1, 9)]
         fates[0] = OffsetsFate.COMMITTED

@@ -427,7 +427,7 @@ def test_answers_that_end_too_early(wire, producers, caplog, hang_up) -> None:
         for size in sizes:
             rule = proxy.on(api).truncate(size, times=1, hang_up=hang_up)
             # One after another: a rule begins when the one before it has acted.
-            before = rules[-1] if rules and rules[-1]._api is rule._api else None
+            before = rules[-1] if rules and rules[-1]._does.api is rule._does.api else None
             name = f"cut-{api}-{hang_up}"
             rule.when(
                 lambda exchange, name=name, before=before: (

@@ -71,7 +71,7 @@ def test_a_lane_that_is_moved_while_it_is_taken_is_not_owned_by_its_path():
             return super().lock(handle)
 
     disk = Disk()
-    process = Moving(disk)
+    process = Moving(disk, disk._medium)
     directory = SpoolDirectory.open(ROOT, files=process)
     taken = directory.take_lane(0)
     assert process.times == 0

@@ -9,6 +9,7 @@ import pytest
 
 from kafkasafe import marks as m
 from kafkasafe.journal import Batch, Journal
+from kafkasafe.journal.batch import Fault
 from kafkasafe.record import batch as codec
 from kafkasafe.spool.files import OsFiles
 from kafkasafe.spool.inspection import missing, read_lane
@@ -213,5 +214,5 @@ def test_no_batch_takes_more_of_its_file_than_is_counted(reason, given, count):
         refused = [Refused(2**62, encoded(b"v"), 2**15 - 1, reason, given) for _ in range(number)]
         return sum(map(len, encode(refused, TO, lane_id=b"x" * 16, cluster_id="c" * 100, now_ms=NOW)))
 
-    batch = Batch(1, 1, 1, len(encoded(b"v")), NOW, 2**62, given=given, message=reason)
+    batch = Batch(1, 1, 1, len(encoded(b"v")), NOW, 2**62, given=given, fault=Fault(message=reason))
     assert file(count) - file(0) <= count * most_bytes(batch) <= (file(count) - file(0)) * 1.3
