@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 
 import kafka.errors as kafka_errors
 
-from kafkasafe.cluster.transactions import TransactionIdentity
 from kafkasafe.record.batch import BatchHeader
 
 __all__ = [
@@ -35,8 +34,10 @@ __all__ = [
     "ProducersDescribed",
     "Reached",
     "RecordsFetched",
+    "Reply",
     "TopicInfo",
     "TopicsListed",
+    "TransactionIdentity",
 ]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -57,6 +58,24 @@ LIST_OFFSETS_VERSIONS: Final = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIER
 """First version of ListOffsets that supports each of these (KIP-734, 405, 1005). Older ones read it as a timestamp."""
 
 NO_TOPIC_ID: Final = bytes(16)
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionIdentity:
+    """The identity of a transaction's writer. Batches are stamped with the producer id and the epoch.
+
+    Attributes:
+        transactional_id: The transactional id.
+        producer_id: Granted by the coordinator.
+        epoch: Granted by the coordinator; a newer epoch fences older epochs. With protocol 2, each transaction has its
+            own epoch.
+        protocol: 1 or 2, see `cluster.transactions`.
+    """
+
+    transactional_id: str
+    producer_id: int
+    epoch: int
+    protocol: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +103,12 @@ class Failure:
     def unsupported(self) -> bool:
         """Whether the brokers are too old for the request."""
         return isinstance(self.error, kafka_errors.UnsupportedVersionError)
+
+
+T = TypeVar("T")
+
+Reply: TypeAlias = Callable[[T | Failure], None]
+"""Called once, with the answer or with a `Failure`."""
 
 
 class Answer(Protocol):

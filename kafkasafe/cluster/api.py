@@ -63,6 +63,7 @@ from kafkasafe.cluster.answers import (
     ProducerState,
     Reached,
     RecordsFetched,
+    Reply,
     TopicInfo,
     TopicsListed,
 )
@@ -103,11 +104,8 @@ __all__ = [
     "in_words",
 ]
 
-T = TypeVar("T")
 Token = TypeVar("Token")
 
-Reply: TypeAlias = Callable[[T | Failure], None]
-"""Called once, with the answer or with a `Failure`."""
 ProduceCallback: TypeAlias = Callable[[Token, ProduceReply | Failure], None]
 """Called once for each `ProduceRequest`, with the request's token and its outcome."""
 

@@ -31,10 +31,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
-if TYPE_CHECKING:
-    from kafkasafe.cluster.api import Reply
+from kafkasafe.cluster.answers import Reply, TransactionIdentity
 
 __all__ = [
     "NO_MEMBER",
@@ -53,24 +52,6 @@ __all__ = [
 ]
 
 TopicPartition: TypeAlias = tuple[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class TransactionIdentity:
-    """The identity of a transaction's writer. Batches are stamped with the producer id and the epoch.
-
-    Attributes:
-        transactional_id: The transactional id.
-        producer_id: Granted by the coordinator.
-        epoch: Granted by the coordinator; a newer epoch fences older epochs. With protocol 2, each transaction has its
-            own epoch.
-        protocol: 1 or 2, see the module.
-    """
-
-    transactional_id: str
-    producer_id: int
-    epoch: int
-    protocol: int
 
 
 @dataclass(frozen=True, slots=True)
