@@ -176,7 +176,8 @@ TOO_SLOW: Final = -4
 @dataclass(frozen=True, slots=True)
 class Fault:
     """Why the cluster refused a batch, or why the journal will, and what is still to be found out. `NO_FAULT` in nearly
-    all batches. It stays when the batch is sent again: a batch that was refused is neither packed nor merged.
+    all batches. It stays when the batch is sent again, because a batch that was once refused must be neither packed nor
+    merged.
     """
 
     code: int = 0

@@ -1,4 +1,4 @@
-"""Order relative to other incarnations and lanes, and the marks for the next incarnation.
+"""How batches are ordered relative to those of other incarnations and lanes; the marks for the next incarnation.
 
 `recovery` reads the marks of earlier incarnations.
 """

@@ -284,7 +284,7 @@ class Backlog(Generic[B]):
         return self._head.popleft()
 
     def insert(self, place: int, batch: B) -> None:
-        """Insert a batch into the head, at an index as `index` returns it."""
+        """Insert a batch into the head, at the given index. `index` returns such an index."""
         self._head.insert(place, batch)
 
     def index(self, batch: B) -> int:

@@ -315,7 +315,7 @@ class Recovery:
             self._backlogs.reach_sent(partition)
 
     def pack_recovered(self, numbers: Iterator[int]) -> None:
-        """Pack the parts of long backlogs that were read. The shell calls this between two groups of the log.
+        """Pack those parts of long backlogs that recovery has read. The shell calls this between two groups of the log.
 
         Args:
             numbers: Numbers that the shell hands out; each packed batch takes the next.

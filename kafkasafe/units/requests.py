@@ -93,7 +93,7 @@ class DescribeTxn:
 class FindOutcome:
     """Find out from the marker or the log whether the transaction was committed (answer: `told`).
 
-    With `by_log`, only the log counts: a successor's transaction may contain this transaction's marker.
+    With `by_log`, only the log counts: the marker is an offset, which a successor's transaction may commit as well.
     """
 
     tid: TransactionalId

@@ -325,7 +325,7 @@ class Transitions:
         self._out.change()
 
     def leave_group(self, transaction: Transaction, group: str, code: int, reason: str) -> None:
-        """Drop those units of a transaction that have offsets of this group: it refuses the consumer that read them."""
+        """Drop the units with offsets of this group, because the group refuses the consumer that gave them."""
         if transaction.is_shared:
             self._break_up(transaction)
         for each in transaction.units:

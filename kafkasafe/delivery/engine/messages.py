@@ -134,7 +134,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class LinkAnswered:
-    """Whether a broker with held batches is reachable; `node` is -1 if no leader was known."""
+    """Whether a broker for which the send queue holds batches is reachable; `node` is -1 if no leader was known."""
 
     node: int
     topic: str

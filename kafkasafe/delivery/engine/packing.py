@@ -59,7 +59,7 @@ class LogReplay:
         self._journal.recovery.recovered_log()
 
     def _pack(self) -> None:
-        """Pack the batches read so far, between two groups."""
+        """Pack the batches that recovery has read so far. Called between two groups of the log."""
         if self._numbers is not None and self._unpacked > _PARCELS:
             self._journal.recovery.pack_recovered(self._numbers)
             self._unpacked = 0

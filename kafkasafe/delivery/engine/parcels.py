@@ -244,7 +244,7 @@ Choose = Callable[[str, int, Sequence[bytes | None], Sequence[bytes | None]], In
 
 
 def given_partitions(columns: codec.Columns, runs: Sequence[tuple[int, int, int]] | None) -> dict[int, int]:
-    """For a batch whose partitions are still to be chosen, the partitions that the caller gave, by record.
+    """For a batch of records with and without a given partition: the partitions that the caller gave, by record.
 
     Args:
         columns: The batch. Headers that an earlier version added are removed from it.

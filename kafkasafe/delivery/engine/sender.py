@@ -78,7 +78,7 @@ class Sender:
         """Whether a reply has made room in the send queue since batches were last let out."""
         self._outage = Outage(context.clock.monotonic())
         self._turn = 0.0
-        """When the inquiry that was scheduled last begins, at the permitted rate."""
+        """The rate of inquiries is limited. This is when the inquiry begins that was scheduled last."""
         self._clocks = Clocks(context.now(), context.config.state_age_s)
         self._fences: dict[tuple[str, int], int] = {}
         self._troubles: dict[tuple[str, int], collections.deque[float]] = {}
