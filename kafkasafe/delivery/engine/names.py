@@ -38,7 +38,8 @@ class RefusedNames:
         """
         name, group = _name(lane, action)
         unreadable, destination = _of_marker(lane, action) if code == _FORBIDDEN_TOPIC else ("", -1)
-        found = lane.names.get(unreadable or name)
+        name = unreadable or name
+        found = lane.names.get(name)
         now = self._context.now()
         of_place = bool(unreadable) or (code in DESTINATION_CODES and _is_of_offsets(action))
         if code is None or not (code in _CODES or of_place):
@@ -48,7 +49,7 @@ class RefusedNames:
         of = "" if _of_pool(lane, action) else action.tid.name
         if found is None or found.code != code:
             refused = RefusedName(code, reason, now, now, now, of, group, destination)
-            lane.names.add(unreadable or name, refused)
+            lane.names.add(name, refused)
             return False
         found.repeat(now, reason)
         limit_s = self._context.config.blocked_timeout_s if of_place else None
@@ -56,7 +57,7 @@ class RefusedNames:
             _MISSING_GRACE_S if code in MISSING_CODES else CONFIRMED_S
         ):
             found.report()
-            self._tell(lane, unreadable or name, found, limit_s)
+            self._tell(lane, name, found, limit_s)
         return limit_s is not None and now - found.counted_from >= limit_s
 
     def _tell(self, lane: Lane, name: str, found: RefusedName, limit_s: float | None) -> None:
