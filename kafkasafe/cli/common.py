@@ -46,7 +46,7 @@ __all__ = [
     "connection",
     "counted",
     "duration_s",
-    "id_fields",
+    "id_as_json",
     "inspected",
     "lanes_of",
     "open_directory",
@@ -326,7 +326,7 @@ def address_of(topic: str, partition: int) -> str:
     return f"{topic}-{partition}" if partition >= 0 else f"{topic}, no partition yet"
 
 
-def id_fields(identity: BatchId | None) -> dict[str, int | None]:
+def id_as_json(identity: BatchId | None) -> dict[str, int | None]:
     """The id of a batch, as JSON has it: all null for a batch without an id."""
     return {
         "producer_id": None if identity is None else identity.producer_id,

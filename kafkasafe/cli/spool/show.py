@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from kafkasafe.cli.common import EXIT_BROKEN, Directory, Json, counted, id_fields, one_line, unreadable_lines
+from kafkasafe.cli.common import EXIT_BROKEN, Directory, Json, counted, id_as_json, one_line, unreadable_lines
 from kafkasafe.cli.report import show
 from kafkasafe.cli.spool.atomic_batches import times_row, unit_line, unit_rows
 from kafkasafe.cli.spool.contents import LaneName, contents_of, records_of
@@ -148,7 +148,7 @@ def _batch_row(batch: SpooledBatch) -> dict[str, Any]:
         "partition": batch.partition,
         "records": batch.records,
         "bytes": batch.size_bytes,
-        **id_fields(batch.identity),
+        **id_as_json(batch.identity),
         "status": batch.known.fate.value,
         "offset": batch.known.base_offset if batch.known.base_offset >= 0 else None,
         "note": batch.known.note,
