@@ -110,7 +110,7 @@ class Engine:
         self._losses = LossWatch(context, ledger, intake, sequence_errors, deleted)
         self._packing = Packing(context, ledger, disk)
         self._sender = Sender(context, ledger, disk, self._rejects, self._losses, sequence_errors)
-        self._unit_endings = UnitEndings(context, ledger, disk, self._rejects)
+        self._unit_endings = UnitEndings(context, ledger, self._rejects)
         self._transactor = Transactor(context, ledger, disk, self._rejects, self._unit_endings)
         self._inquiries = Inquiries(context, self._sender, sequence_errors)
         self._absences = Absences(context)

@@ -49,16 +49,14 @@ class Rejects:
                     if used + size > self._config.rejected_max_bytes:
                         break
                     try:
-                        data = bytearray(self._disk.bytes_of(lane, lane.parcels[batch.handle], batch))
+                        refused = self.read(lane, batch)
                     except SpoolCorruptError as error:
                         if portion:
                             break  # those before it first
                         damaged = self.damaged(lane, batch, error)
                         reason = "" if damaged else f"they are damaged on disk: {error}"
                         break
-                    portion.append(
-                        Refused(batch.position, data, batch.fault.code, batch.fault.message, batch.given)
-                    )
+                    portion.append(refused)
                     handles.append(batch.handle)
                 if damaged or reason:
                     kept += damaged
@@ -104,6 +102,16 @@ class Rejects:
         if lane.journal.set_aside(aside, kept, reason):
             # Use a timer: other partitions, and parcels from callers, come first.
             self._context.timer(0.0, AsideDue(lane, aside.destination))
+
+    def read(self, lane: Lane, batch: j.Batch) -> Refused:
+        """Read a batch for its file in `rejected/`.
+
+        Raises:
+            SpoolCorruptError: The batch is damaged on disk.
+            SpoolError: The disk does not answer.
+        """
+        data = bytearray(self._disk.bytes_of(lane, lane.parcels[batch.handle], batch))
+        return Refused(batch.position, data, batch.fault.code, batch.fault.message, batch.given)
 
     def damaged(self, lane: Lane, batch: j.Batch, error: SpoolCorruptError) -> bool:
         """Handle a batch that is damaged on disk. True: it is in quarantine/ and given up; else its partition waits."""

@@ -9,13 +9,12 @@ from kafkasafe import journal as j
 from kafkasafe import marks as m
 from kafkasafe import units as u
 from kafkasafe.delivery.engine.context import EngineContext
-from kafkasafe.delivery.engine.disk import DiskWriter
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.ledger import Ledger
 from kafkasafe.delivery.engine.rejects import Rejects
 from kafkasafe.errors import BatchDroppedError, SpoolCorruptError, SpoolError
 from kafkasafe.spool.refusals import counted
-from kafkasafe.spool.rejected_format import Refused, is_full, most_bytes
+from kafkasafe.spool.rejected_format import is_full, most_bytes
 
 __all__ = ["UnitEndings"]
 
@@ -23,12 +22,11 @@ __all__ = ["UnitEndings"]
 class UnitEndings:
     """See the module."""
 
-    def __init__(self, context: EngineContext, ledger: Ledger, disk: DiskWriter, rejects: Rejects) -> None:
+    def __init__(self, context: EngineContext, ledger: Ledger, rejects: Rejects) -> None:
         self._context = context
         self._log = context.log
         self._config = context.config
         self._ledger = ledger
-        self._disk = disk
         self._rejects = rejects
 
     def refuse(self, lane: Lane, unit: u.Unit) -> None:
@@ -57,14 +55,12 @@ class UnitEndings:
             try:
                 for batch in mine:
                     try:
-                        data = bytearray(self._disk.bytes_of(lane, lane.parcels[batch.handle], batch))
+                        refused = self._rejects.read(lane, batch)
                     except SpoolCorruptError as error:
                         if self._rejects.damaged(lane, batch, error):
                             continue  # its bytes are in quarantine/
                         raise
-                    portion.append(
-                        Refused(batch.position, data, batch.fault.code, batch.fault.message, batch.given)
-                    )
+                    portion.append(refused)
                     handles.append(batch.handle)
                 if not portion:
                     continue
