@@ -30,7 +30,7 @@ class BatchFate:
     Args:
         decision: The decision about the batch.
         owner: An object that lives as long as the batch. Ctrl-C at the end of a block can leave the batch open. Once
-            the program has lost the batch, it counts as dropped, because nobody can commit it any more.
+            the program has lost the batch, it counts as dropped, because it cannot be committed any more.
     """
 
     __slots__ = ("_decision", "_head", "_late", "_owner", "_replaced")

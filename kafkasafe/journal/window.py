@@ -1,4 +1,4 @@
-"""Decides what of a partition may be in flight at once: how many batches, and which batch may go behind others.
+"""Decides what of a partition may be in flight at once: how many batches, and which batch may follow unanswered ones.
 
 `machine` walks through the queue and asks; it decides none of that itself.
 """
@@ -81,7 +81,7 @@ class SendWindow:
     def admit(
         self, identity: BatchId, in_flight: InFlight, now: float, *, old: bool, late: bool
     ) -> Admission:
-        """Whether the next batch may be sent now: alone, or behind others if the leader is certain to keep our state.
+        """Whether the next batch may be sent now: alone, or after others if the leader is certain to keep our state.
 
         Args:
             identity: Its id.
