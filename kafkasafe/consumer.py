@@ -534,7 +534,9 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         Raises:
             LogDivergedError: See `on_divergence`.
             IllegalStateError: The partition is not assigned.
+            ForkedProcessError: The consumer was opened before a fork, and belongs to the parent process.
         """
+        self._check_process()
         if not isinstance(partition, TopicPartition):
             raise TypeError("partition must be a TopicPartition namedtuple")
         if self._reading.port.state(partition) is None:

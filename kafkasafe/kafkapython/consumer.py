@@ -105,6 +105,10 @@ class ExtendedConsumer(KafkaConsumer):
             return True
         return False
 
+    def _check_process(self) -> None:
+        """Raise ForkedProcessError in a forked child."""
+        self._net.check_process()
+
     def _is_closed(self) -> bool:
         return bool(self._closed)
 
