@@ -137,8 +137,8 @@ def _seen(lanes: SpoolDirectory, number: int, found: Inspected) -> LaneSeen:
         waiting_records=sum(each.records for each in found.waiting),
         oldest_s=0.0 if found.oldest_ms < 0 else max(0.0, time.time() - found.oldest_ms / 1000),
         in_doubt_batches=sum(each.in_doubt_batches for each in found.waiting),
-        # Count only batches that the current owner found undecidable. It will ask the cluster again about batches that
-        # earlier owners found undecidable.
+        # Count only batches that the current owner found undecidable. About batches that earlier owners found
+        # undecidable, the current owner asks the cluster again.
         undecidable_batches=sum(at >= begun for at in found.undecidable),
         rejected_records=sum(each.records for each in found.rejected),
         damaged=len(found.damage) + len(found.rejected_unreadable) + len(found.rejected_missing),

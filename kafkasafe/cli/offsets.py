@@ -70,7 +70,7 @@ def offsets(
 
     If a broker answers with a lower offset without a proof, the command keeps the old value. Such an answer may come
     from a new leader that is still catching up, or may be outdated. If the leader's epochs or the topic's id prove that
-    records are lost, it shows the lower offset (REGRESSED).
+    records are lost, the command shows the lower offset (REGRESSED).
     """
     interval_s, timeout_s = duration_s(interval, "--interval"), duration_s(timeout, "--timeout")
     if rounds is not None and not watch:

@@ -30,8 +30,8 @@ rows again.
 
 **Promised** records are the records on which the application may rely, and the audit counts their losses. For
 SafeProducer and the outbox, they are the durable or acknowledged records. For the other clients, they are the records
-that `send` accepted: an application that keeps no copy learns nothing else. Records lost *after* their acknowledgement
-are counted separately.
+that `send` accepted: an application that keeps no copy of a record has nothing else to rely on. Records lost *after*
+their acknowledgement are counted separately.
 
     ledger.py    what a client reported, in a file that survives kill -9
     clients.py   the producing process: the clients under test

@@ -56,9 +56,8 @@ class Run:
 
     @property
     def kept_its_promise(self) -> bool:
-        """No promised record is lost, and no record is in the topic twice or out of order.
-
-        False if the client promised nothing at all.
+        """Whether no promised record is lost, and no record is in the topic twice or out of order. False if the client
+        promised nothing at all.
         """
         return self.sent > 0 and not (self.lost or self.duplicated or self.out_of_order)
 

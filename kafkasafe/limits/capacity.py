@@ -17,8 +17,8 @@ class Capacity:
 
     Attributes:
         limit_bytes: Size limit of the spool.
-        used_bytes: Its size on disk.
-        backlog_bytes: Accepted, and not on disk yet.
+        used_bytes: Size of the spool on disk.
+        backlog_bytes: Bytes that were accepted and are not on disk yet.
         backlog_limit_bytes: How many bytes may wait to be written.
         free_bytes: Free space of the volume; infinite if unknown.
     """

@@ -31,9 +31,9 @@ class AheadOffset(int):
     """The offset of a fetch that was sent before the position had reached it.
 
     Attributes:
-        checked: The leadership object under which the position was valid when the fetch was sent. If the position has
-            another one when the response is used, it was checked again in between, and the response may come from a
-            former leader.
+        checked: The leadership object under which the position was valid when the fetch was sent. If the position has a
+            different object when the response is used, the position was checked again in between, and the response may
+            come from a former leader.
     """
 
     checked: Any
@@ -79,7 +79,7 @@ class FetchAhead(Generic[_Place]):
             self._ends[place] = end
 
     def keep(self, places: Collection[_Place]) -> None:
-        """Forget all partitions but these, which are assigned."""
+        """Forget all partitions except these, the assigned ones."""
         if len(self._ends) > len(places):
             self._ends = {place: end for place, end in self._ends.items() if place in places}
 
@@ -97,7 +97,7 @@ class FetchAhead(Generic[_Place]):
         left = AHEAD_BYTES - count * fetch_bytes
         for place, position in positions:
             end = self._ends.get(place)
-            # At another position, the application has sought, and the waiting response will be discarded.
+            # A position outside the response shows that the application has called `seek`. The response is discarded.
             if end is not None and end.fetch_offset <= position < end.end_offset and left >= fetch_bytes:
                 chosen[place] = end
                 left -= fetch_bytes

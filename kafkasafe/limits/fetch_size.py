@@ -33,7 +33,9 @@ _ALL_RECORDS_BYTES: Final = 32 * 1024 * 1024
 """Sum of the sizes of all partitions, if records are returned one by one."""
 
 _SOON_S: Final = 1.0
-"""Followers must answer within `ANSWER_S` (3 s): twice this time is still early."""
+"""A response within this time came soon. One of twice the size takes at most twice the time, which is still early: even
+followers have 3 s to answer (`ANSWER_S`).
+"""
 _SOON_SHARE: Final = 8
 """For short timeouts, "soon" means within the timeout divided by this."""
 
@@ -116,9 +118,10 @@ class FetchSize:
             self.bytes = max(self._least, self.bytes // 2)
 
     def restart(self, now: float) -> None:
-        """Use the first size: a request failed, perhaps because its response took too long, or the application sought.
+        """Use the first size, because a request failed, or because the application called `seek`.
 
-        What was fetched before a seek is discarded.
+        A request may have failed because its response took too long. What was fetched before a seek is discarded, so an
+        application that seeks often wastes less with small responses.
 
         Args:
             now: Seconds, as for `answered`.

@@ -77,7 +77,7 @@ class Patience:
 
         Args:
             began: When the waiting began; earlier progress does not count.
-            last_progress: When a batch last made progress towards its fate.
+            last_progress: When a batch last made progress towards its outcome.
             pause_until: The end of the current pause; in the past if there is none.
         """
         since = max(began, last_progress)

@@ -4,8 +4,8 @@ A program that only sends is faster than any cluster. Without a limit, the spool
 reads nearly every batch back from disk before it sends it, and the kernel needs new page cache for each batch. With a
 limit, a batch is still in memory when the producer sends it.
 
-The limit only serves speed, so a sender must not wait for an outage. Therefore the outstanding bytes of a partition
-count only while it answers:
+The limit only serves speed, so an outage must not make a sender wait. Therefore the outstanding bytes of a partition
+count only while the partition answers:
 
 1. Brokers 1 and 2 each lead half of the partitions. 14 MB are outstanding, so the sender waits.
 2. Broker 2 hangs. Its partitions acknowledge nothing for half a second, so they no longer count.
@@ -68,7 +68,9 @@ class RunAhead:
         return self._outstanding_bytes + more_bytes >= self._ceiling_bytes
 
     def has_eased(self, more_bytes: int = 0) -> bool:
-        """Return whether a waiting sender should continue. A lower threshold wakes senders less often."""
+        """Return whether a waiting sender should continue. The threshold is lower than that of `is_reached`, so that
+        senders wake less often.
+        """
         return self._outstanding_bytes + more_bytes < self._ceiling_bytes - self._limit_bytes // 4
 
     def accepted(self, address: Address, size_bytes: int, now: float) -> None:
@@ -82,7 +84,7 @@ class RunAhead:
             self._outstanding_bytes += size_bytes
 
     def answered(self, address: Address, size_bytes: int, now: float) -> None:
-        """Release a batch whose fate is known. This shows that the partition answers."""
+        """Release a batch whose outcome is known. The outcome shows that the partition answers."""
         waiting = self._waiting[address]
         if not waiting.counts:
             waiting.counts = True
@@ -132,6 +134,6 @@ class RunAhead:
             del self._waiting[address]
 
     def _lower(self, by_bytes: int) -> None:
-        """Lower the ceiling, but not below the limit. It exceeds the outstanding bytes by at most the limit."""
+        """Lower the ceiling, to at most the outstanding bytes plus the limit, but not below the limit."""
         ceiling = min(self._ceiling_bytes - by_bytes, self._outstanding_bytes + self._limit_bytes)
         self._ceiling_bytes = max(self._limit_bytes, ceiling)

@@ -60,7 +60,7 @@ def find_discardable(
     files = directory.files
     found: list[Discardable] = []
     try:
-        # List the files before reading the logs, like a resend: the mark of a listed file was in its lane's log before.
+        # List the files before reading the logs. `resend.find_rejected` says why.
         names = {number: rejected_names(files, directory.lane_path(number)) for number in numbers}
         notes = {number: read_notes(files, directory.lane_path(number)) for number in numbers}
         logs = {number: read_lane(directory.lane_path(number), files=files) for number in directory.lanes()}

@@ -98,7 +98,7 @@ class LaneContent:
         batches: The batches, in the order of their positions.
         rejected: The files in `rejected/`, including those that cannot be read.
         extent: The problem with the lane's `extent`; empty if it is valid.
-        times: By position, the times at which each batch outside atomic batches reached its steps.
+        times: By position of each batch outside atomic batches, the times at which it reached its steps.
         units: The atomic batches with their steps, in the order of the log.
     """
 
@@ -426,7 +426,7 @@ def _wait(
 def _examined(
     transport: Cluster, place: _Place, note: Callable[[Exception], None]
 ) -> Procedure[list[Examined]]:
-    """Examines one partition. Repeats this if another leader was elected meanwhile, because its log may differ."""
+    """Examines one partition, again if another leader was elected meanwhile, whose log may differ."""
     for _ in range(_LEADERS):
         before = _leader(transport, place)
         found = yield from _read(transport, place, note)
@@ -477,7 +477,7 @@ def _read(transport: Cluster, place: _Place, note: Callable[[Exception], None]) 
                     "offset_for_leader_epoch",
                     lambda reply: transport.offset_for_leader_epoch(topic, partition, epoch, reply),
                 )
-            # The log reaches back far enough, but does not have the epoch. So it is another log.
+            # The log reaches back far enough, but does not have the epoch. So it is a different log.
             cut_at = ended.end_offset if ended.end_offset >= 0 else start.offset
     end = yield from asked("list_offsets", lambda reply: transport.log_end_offset(topic, partition, reply))
     if begin > (end.offset if cut_at < 0 else min(cut_at, end.offset)):

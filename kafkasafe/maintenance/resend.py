@@ -66,7 +66,6 @@ class ResendResult:
 
     @property
     def records(self) -> int:
-        """Number of records."""
         return sum(each.kept.records for each in self.files)
 
     def goes_to(self, lane: str) -> None:
@@ -89,8 +88,8 @@ def find_rejected(directory: SpoolDirectory, topics: Collection[str] = ()) -> Re
     numbers = directory.lanes()
     cluster_id = directory.cluster_id()
     try:
-        # List the files before reading the logs. A listed file was in its lane's log before, so the log that is read
-        # next knows its outcome. The mark of a resent file leaves the logs only after the file was deleted.
+        # List the files before reading the logs. The batches of a listed file were in the lane's log before, so the log
+        # that is read next has their outcome. The mark of a resent file leaves the logs only after the file is deleted.
         names = {number: rejected_names(files, directory.lane_path(number)) for number in numbers}
         logs = {number: read_lane(directory.lane_path(number), files=files) for number in numbers}
         resent = [mark for log in logs.values() for mark in resent_in(log)]

@@ -1,8 +1,8 @@
 """Converts the spool's marks to control batches and back, exactly as `docs/spool-format.md` says.
 
 A group of the spool begins with one control batch: a GROUP record, which lists the data batches that follow,
-and then the marks, in the order in which they were decided. All state of a spool is derived from them, so a
-mark is checked when it is written and when it is read: a value without meaning is an error, never a guess.
+and then the marks, in the order in which they were decided. The state of a spool is derived from its marks alone.
+So a mark is checked when it is written and when it is read. A value without meaning is an error, never a guess.
 
 Modules. Each uses only those below it:
 

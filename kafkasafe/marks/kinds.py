@@ -63,13 +63,13 @@ class Decision(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ManifestEntry:
-    """One data batch of a group. It protects the header fields that Kafka's CRC does not cover.
+    """Describes one data batch of a group. Protects the header fields that Kafka's CRC does not cover.
 
     Attributes:
-        position: Its base offset in the spool.
-        destination: Its destination number, ≥ 1.
+        position: Base offset of the batch in the spool.
+        destination: Destination number of the batch, ≥ 1.
         size_bytes: Size of the whole batch.
-        crc: The CRC32C in its header.
+        crc: The CRC32C in the batch's header.
     """
 
     position: int
@@ -253,14 +253,14 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class Quiet:
-    """When it becomes impossible that a broker appends the last request of this lane's owners, or an earlier one.
+    """From when on no broker can append a request that this lane's owners have sent so far.
 
     Attributes:
         until_ms: By the wall clock, ms since the epoch; -1: not known, because the owner sends requests after this
             mark.
-        written_ms: When this was written, by the same clock.
-        boot_id: 16 bytes, of the run of the machine in which it was written; zeros when unknown.
-        boot_ms: When it was written, ms since that run began, without the time for which the machine slept.
+        written_ms: When the mark was written, by the same clock.
+        boot_id: Boot id of the machine when the mark was written, 16 bytes; zeros when unknown.
+        boot_ms: When the mark was written, ms since that boot, without the time for which the machine slept.
     """
 
     until_ms: int
@@ -334,7 +334,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Debt:
-    """Up to which position ended incarnations wrote another lane of the directory.
+    """The part of another lane of the directory that was written by incarnations that have ended.
 
     Attributes:
         lane: Its number.
@@ -369,7 +369,7 @@ class Position:
         partition: Partition number.
         offset: Offset of the next record to be read.
         leader_epoch: Leader epoch of the last record that was read, -1 when unknown.
-        metadata: Kept with it.
+        metadata: Text that is committed with the offset.
     """
 
     topic: str
@@ -386,7 +386,7 @@ class GroupOffsets:
     Attributes:
         group: Its name.
         member_id: The member that commits; empty: none.
-        generation_id: The generation in which it got its partitions, -1 for none.
+        generation_id: The generation in which the member got its partitions, -1 for none.
         group_instance_id: Instance id of a static member.
         positions: By partition.
     """
@@ -419,12 +419,12 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Which readings of consumers the offsets of a unit come from.
+    """From which readings the offsets of a unit come. A reading is a consumer's uninterrupted pass through a partition.
 
     Attributes:
         unit_id: The unit's.
-        entries: (number, start) for each position of its UNIT mark, in their order. Units with the same number continue
-            one another's reading. Start is the group's offset when the reading began, -1 when that is not known.
+        entries: (number of the reading, start) for each position of the unit's UNIT mark, in their order. Start is the
+            group's offset when the reading began, -1 when that is not known.
     """
 
     unit_id: bytes
@@ -459,7 +459,7 @@ class Placed:
         position: Position of the batch in the spool.
         count: Records in it.
         base_sequence: Sequence of its first record.
-        base_offset: Offset of its first record in the partition, -1 where the broker did not say.
+        base_offset: Offset of its first record in the partition, -1 if the broker did not report it.
     """
 
     destination: int
@@ -500,12 +500,12 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One batch of MOVED.
+    """One batch in a MOVED mark.
 
     Attributes:
-        position: Its position before.
-        origin: The position where its records were first written, for AFTER.
-        rank: Sorts the batches of its destination.
+        position: Position of the batch before the move.
+        origin: The position where the records were first written, for AFTER.
+        rank: Sorts the batches of the same destination.
     """
 
     position: int

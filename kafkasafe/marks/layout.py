@@ -110,9 +110,9 @@ class Fixed:
     Attributes:
         name: Name of the attribute.
         code: Of `struct`.
-        kind: As the document names it.
-        says: What it is.
-        of: The enumeration whose numbers it has; None: plain numbers or bytes.
+        kind: The document's name for the type.
+        says: The document's description of the field.
+        of: The enumeration whose numbers the field holds; None: plain numbers or bytes.
     """
 
     name: str
@@ -128,8 +128,8 @@ class Text:
 
     Attributes:
         name: Name of the attribute.
-        says: What it is.
-        cut: Whether it is cut to 32,767 bytes. A mark must not fail because a broker's message is long.
+        says: The document's description of the text.
+        cut: Whether the text is cut to 32,767 bytes. A mark must not fail because a broker's message is long.
     """
 
     name: str
@@ -143,8 +143,8 @@ class OptionalText:
 
     Attributes:
         name: Name of the attribute. The attribute is None if there is no text.
-        says: What the text is.
-        flag: What the int8 is.
+        says: The document's description of the text.
+        flag: The document's description of the int8.
     """
 
     name: str
@@ -158,8 +158,8 @@ class Nested:
 
     Attributes:
         name: Name of the attribute.
-        layout: Layout of its object.
-        says: Which one this is.
+        layout: Layout of the attribute's object.
+        says: The document's description of the object.
     """
 
     name: str
@@ -189,22 +189,18 @@ Part: TypeAlias = Fixed | Text | OptionalText | Nested | Lists
 
 
 def int8(name: str, says: str, of: type[enum.IntEnum] | None = None) -> Fixed:
-    """A field of one byte."""
     return Fixed(name, "b", "int8", says, of)
 
 
 def int16(name: str, says: str) -> Fixed:
-    """A field of two bytes."""
     return Fixed(name, "h", "int16", says)
 
 
 def int32(name: str, says: str) -> Fixed:
-    """A field of four bytes."""
     return Fixed(name, "i", "int32", says)
 
 
 def int64(name: str, says: str) -> Fixed:
-    """A field of eight bytes."""
     return Fixed(name, "q", "int64", says)
 
 
@@ -424,7 +420,7 @@ def _struct_of(parts: Sequence[Fixed]) -> struct.Struct:
 
 
 def _values_of(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
-    """Gets the attributes with these names, always as a tuple."""
+    """Returns a function that gets the attributes with these names, always as a tuple."""
     if not names:
         return lambda _: ()
     get = operator.attrgetter(*names)

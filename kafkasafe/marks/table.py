@@ -93,7 +93,7 @@ class MarkRow(Generic[M]):
         means: What the document says after the body.
 
     Attributes:
-        name: As the document spells it.
+        name: The mark's name, as the document spells it.
         key: Key of its control record.
         layout: Layout of its body.
     """

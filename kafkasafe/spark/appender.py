@@ -4,7 +4,7 @@ The task does not own the transaction; it only has a `WriterIdentity`. An identi
 transaction. On each partition the task sends one batch at a time. A resent batch is therefore always the newest batch
 that the leader has, and the leader recognises it even after a restart.
 
-The claim solves this problem:
+The first batch of a task on a partition is its *claim* of the partition. The claim solves this problem:
 
 1. Attempts 0 and 1 of one task run at the same time. Speculation causes this, and so does a stage that Spark runs again
    while its old tasks are still running, or an executor that Spark gave up too early.
@@ -13,10 +13,10 @@ The claim solves this problem:
 4. Attempt 1 sends its first batch, with other records. The leader does not compare records: it takes the batch
    for a repetition, drops it, and answers with success.
 
-So the first batch on each partition is small, and its header holds a number that only this attempt knows. The number
-is the base timestamp: the records' timestamps are stored relative to it, so readers see no difference. Once the batch
-is acknowledged, the task reads the header back from the log. A different number shows that another attempt was first.
-Then this attempt ends before it sends anything else.
+So the claim is small, and its header holds a number that only this attempt knows. The number is the base timestamp: the
+records' timestamps are stored relative to it, so readers see no difference. Once the claim is acknowledged, the task
+reads the header back from the log. A different number shows that another attempt was first. Then this attempt ends
+before it sends anything else.
 
 A batch that is larger than the topic's `max.message.bytes` is divided on the task's thread. Once the broker
 refuses a size, later batches for the topic are divided to at most half of it before they are sent.
@@ -54,7 +54,9 @@ __all__ = ["CLAIM_ROWS", "Appender", "FencedError", "RestartError", "claim_base"
 log = EventLog("spark")
 
 CLAIM_ROWS: Final = 64
-"""Largest number of records in a first batch. Each record takes five more bytes there, and the batch is read back."""
+"""Largest number of records in a claim. A claim is small, because each of its records takes five more bytes and it is
+read back.
+"""
 
 _CLAIM_RANGE_MS: Final = 1 << 34
 _TOO_LARGE: Final = 10
@@ -70,7 +72,7 @@ class FencedError(SparkError, ProducerFencedError):
 
 
 def claim_base(timestamp: int) -> int:
-    """Returns a random base timestamp for a first batch. No other attempt will choose the same one."""
+    """Returns a random base timestamp for a claim. Other attempts almost certainly choose different ones."""
     return timestamp - 1 - random.randrange(_CLAIM_RANGE_MS)
 
 
@@ -89,7 +91,7 @@ class _Place:
     in_flight: bool = False
     too_large: bool = False  # `sending` must be divided before it is sent
     claimed: bool = False
-    claim_at: int = -1  # offset of the first batch while it is acknowledged but not read back yet
+    claim_at: int = -1  # offset of the claim while it is acknowledged but not read back yet
     sequence: int = 0
     failures: int = 0
     again_at: float = 0.0
@@ -108,11 +110,10 @@ class Appender:
         delivery_timeout_s: Time limit for one batch.
         request_timeout_ms: How long the broker may wait for its replicas.
         buffer_bytes: Number of pending bytes above which `append` blocks.
-        claims: False if no other attempt can have the grant. Then no batch is read back, and the first batch may be
-            any batch.
+        claims: False if no other attempt can have the grant. Then no batch is a claim, and none is read back.
         on_acked: Called on the network thread with (topic, partition, offset of the first record) of each acknowledged
-            batch, in order for each partition. If `claims` is true, the function is not called for a partition's first
-            batch. For a divided batch, the function is called once for each part.
+            batch, in order for each partition. The function is not called for claims. For a divided batch, the function
+            is called once for each part.
     """
 
     def __init__(
@@ -155,10 +156,10 @@ class Appender:
             topic: Topic name.
             partition: Partition number.
             data: One batch with base offset 0. `append` fills in the producer id, the epoch and the sequence. The
-                first batch of a partition has a base timestamp from `claim_base`.
+                claim of a partition has a base timestamp from `claim_base`.
 
         Raises:
-            RestartError: As `finish`, as do its other errors.
+            RestartError: See `finish`. This method raises the other errors of `finish` too.
         """
         with self._changed:
             place = self._places.get((topic, partition))

@@ -1,4 +1,4 @@
-"""The brokers, as the driver of the source asks them: connections, look-ups, and the wait for answers."""
+"""Asks brokers for the driver of the source: connections, look-ups, and the wait for answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
 UNKNOWN_TOPIC: Final = 3
-# How long a plan waits for answers about all partitions at once. After that, it asks about each partition.
+# How long a plan waits for answers about all partitions at once. After that, it asks about each partition separately.
 _AT_ONCE_S: Final = 5.0
 
 
@@ -81,7 +81,7 @@ class Brokers:
         return self._transport
 
     def note(self, problem: Exception) -> None:
-        """Remembers the error of a failed attempt, for the message when the time is over."""
+        """Remembers the error of a failed attempt, for the message of a later time-out."""
         self._last_problem = problem
 
     def topic(self, topic: str) -> TopicInfo | None:

@@ -1,4 +1,4 @@
-"""Kafka's own options of a query, `kafka.*`. Translates its connection options into kafka-python's."""
+"""Checks Kafka's own options of a query (`kafka.*`), and translates those of the connection into kafka-python's."""
 
 from __future__ import annotations
 
@@ -151,11 +151,10 @@ def kafka_options(options: Mapping[str, str], table: OptionTable) -> tuple[dict[
 
     Args:
         options: All options, `kafka.*` and others.
-        table: The options of the query. Those of Kafka that it has are not connection options.
+        table: The options of the query. Kafka's options that are in this table are not connection options.
 
     Returns:
-        The connection options under kafka-python's names, and the values of those of Kafka's options that the table
-            has.
+        The connection options under kafka-python's names, and the values of Kafka's options that are in the table.
 
     Raises:
         ConfigError: An option is unknown, invalid, or missing.

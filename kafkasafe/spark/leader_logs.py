@@ -1,4 +1,4 @@
-"""The logs of leaders, compared with what a query of the source has read of them.
+"""Compares the logs of leaders with what a query of the source has read of them.
 
 End offsets that go backwards (SPARK-26267, SPARK-27281):
 
@@ -68,7 +68,7 @@ class LogState:
         end: int | None = None,
         log_start: int | None = None,
     ) -> None:
-        """Notes a loss, and the range that may still be read if it is another one."""
+        """Notes a loss, and the range that may be read after the loss, if it differs."""
         self.why, self.lost = why, lost
         self.begin = self.begin if begin is None else begin
         self.end = self.end if end is None else end
@@ -116,12 +116,11 @@ class LeaderLogs:
         ends: Mapping[Partition, OffsetListed],
         starts: Mapping[Partition, OffsetListed],
     ) -> dict[Partition, LogState]:
-        """Finds the partitions about which `advance` would find the same as at its last call, without a loss.
+        """Finds the partitions for which `advance` would return the same result as at its last call, and no loss.
 
-        This only saves CPU time: most partitions of a large topic have no new records between two plans. It finds a
-        partition if the leader gave the same answer as at the last call, and everything that the answer is compared
-        with is the same too. If there are records to read, the leader must also have answered that the log still holds
-        them.
+        This only saves CPU time: most partitions of a large topic have no new records between two plans. The result has
+        a partition if the leader gave the same answer as at the last call, and `advance` would compare the answer with
+        the same values. If there are records to read, the leader must also have answered that the log still holds them.
 
         Args:
             start: Where the micro-batch begins.
@@ -207,7 +206,7 @@ class LeaderLogs:
     def recheck(
         self, partition: Partition, begin: int, last: int, lineage: Lineage, topic_id: bytes | None
     ) -> Procedure[LogState]:
-        """Checks that the log still holds a range that an earlier run planned, or that has a new leader since then."""
+        """Checks that the log still holds a range that an earlier run planned, or whose partition has a new leader."""
         info = self._brokers.topic(partition[0])
         if info is None or partition[1] not in info.partitions:
             return LogState(begin, begin, why="missing", exists=False)

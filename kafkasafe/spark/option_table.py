@@ -1,4 +1,4 @@
-"""What a table of a query's options consists of: one row for each option, for its parsing and for the docs."""
+"""Tables of a query's options. Each option has one row, which serves both the parsing and the docs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kafkasafe.spark.option_values import OptionKind, error
 __all__ = ["OptionTable", "OptionValues", "QueryOption", "nearest"]
 
 KAFKAS = "kafka."
-"""What the names of Kafka's own options begin with."""
+"""Prefix of the names of Kafka's own options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class QueryOption:
 
     Attributes:
         name: Spark's name, or Kafka's name after `kafka.`.
-        value: What may be given.
+        value: Which values may be given.
         default: The value if the option is not given.
         help: What the option does, for the docs.
         shown: The default, for the docs; None: `default` as it is.
@@ -37,11 +37,12 @@ class QueryOption:
 
 
 class OptionValues:
-    """The values of options, by name. Each is converted when it is asked for; one that was not given has its default.
+    """The values of options, by name. The text of an option is converted when its value is read. An option that was not
+    given has its default.
 
     Args:
         rows: The options.
-        given: The texts of those that were given.
+        given: The texts of the given options.
     """
 
     def __init__(self, rows: Mapping[str, QueryOption], given: Mapping[str, str]) -> None:
@@ -76,8 +77,8 @@ class OptionTable:
 
     Attributes:
         rows: The options by name.
-        own: Those by Spark's names.
-        kafkas: Those by Kafka's names, without `kafka.`. They do not include the options of connections.
+        own: The options with names of Spark's own.
+        kafkas: The options with Kafka's names, by name without `kafka.`. Connection options are not in the table.
     """
 
     def __init__(self, what: str, *rows: QueryOption) -> None:

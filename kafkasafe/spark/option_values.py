@@ -1,4 +1,4 @@
-"""What may be given for an option of a query: converters from Spark's text, with the words for them in the docs."""
+"""Kinds of values that a query's options accept: converters from Spark's text, with descriptions for the docs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Converter: TypeAlias = Callable[[str, str], Any]
 
 @dataclass(frozen=True, slots=True)
 class OptionKind:
-    """What may be given for an option.
+    """The kind of values that an option accepts.
 
     Attributes:
         kind: Type and bounds, in the words of the docs.

@@ -22,9 +22,8 @@ checkpoint did not record where the first micro-batch begins, the following coul
 
 To prevent such a range, the end of the first batch also records where the batch begins in each partition (`begin`). So
 the batch keeps its range even if `startingOffsets` resolves to other offsets later. The initial offset contains no
-positions. The initial offset contains only `"initial": true`, which means that the query has not read any record.
-Storing positions in the initial offset would not help, because Spark does not keep the initial offset of a Python
-source.
+positions, only `"initial": true`, which means that the query has not read any record. Storing positions in the initial
+offset would not help, because Spark does not keep the initial offset of a Python source.
 
 PySpark 4.0 and 4.1 ask where a batch ends without saying where it begins, so the source does not know whether the batch
 is the query's first. With these versions, the first end that each run plans therefore also holds `first`. If the batch

@@ -141,7 +141,6 @@ class _BatchWrite:
             self._grant = transaction.fence()
             return Event.DONE
         if step is Step.READ_MARKER:
-            # If this call itself wrote the marker but got no answer to its commit, that is not a mismatch.
             # Without `remember` the id is new, so no marker exists before the first commit.
             is_new = not batch.remember and not self._machine.resumed
             return Event.DONE if is_new or self._judge() else Event.KNOWN
@@ -175,6 +174,7 @@ class _BatchWrite:
         """
         batch, strict = self._batch, self._options.strict
         marker = self._markers.read()
+        # If this call itself wrote the marker, but got no answer to its commit, then the marker is not a mismatch.
         if self._sent is not None and marker == self._sent:
             return False
         if batch.count is None:

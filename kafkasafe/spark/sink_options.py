@@ -194,7 +194,7 @@ def sink_options(options: Mapping[str, Any]) -> SinkOptions:
     """Checks and converts the options of a sink.
 
     Args:
-        options: Options by Spark's names, which are not case-sensitive. OptionValues are text, numbers or booleans.
+        options: Options by Spark's names, which are not case-sensitive. Their values are text, numbers or booleans.
 
     Raises:
         ConfigError: An option is unknown (the message names the most similar one), invalid, or missing.

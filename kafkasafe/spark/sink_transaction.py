@@ -96,13 +96,13 @@ class SinkTransaction:
         self._requests.add_partitions(grant, places)
 
     def appender(self, grant: WriterIdentity, places: Collection[tuple[str, int]]) -> Appender:
-        """Returns an appender for WRITE in this process. It needs no claims: the grant never leaves the process.
+        """Returns an appender for WRITE in this process, without claims, because the grant never leaves the process.
 
         Args:
             grant: Grant of the transaction. No other process may get it.
-            places: The partitions to which it appends. If the option `topic` is set, the transaction already contains
-                the topic's partitions, except those that were created after it began. The method adds the missing
-                partitions.
+            places: The partitions to which the appender appends. If the option `topic` is set, the transaction already
+                contains the topic's partitions, except those that were created after the transaction began. The method
+                adds the missing partitions.
         """
         known = {(self._options.topic, number) for number in range(self.partitions)}
         if new := set(places) - known:

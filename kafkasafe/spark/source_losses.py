@@ -1,4 +1,4 @@
-"""Losses of records that a query of the source has read or was to read: errors or events."""
+"""Reports lost records that a query of the source has read or was to read, as errors or as events."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NOT_WANTED: Final = (
 
 
 class SourceLosses:
-    """Tells of losses, as `failOnDataLoss` says. Not thread-safe.
+    """Raises an error for losses, or reports them as events, depending on `failOnDataLoss`. Not thread-safe.
 
     Args:
         topics: The topics that the query reads.

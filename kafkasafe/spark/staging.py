@@ -135,7 +135,7 @@ class Stager:
             self._appender.append(self._topic, self._partition, record)
 
     def finish(self) -> list[StagedBatch]:
-        """Returns the places of the batches, in order. All in-sync replicas have them.
+        """Waits until all in-sync replicas have the batches. Returns the places of the batches, in order.
 
         Raises:
             StagingError: See `put`.

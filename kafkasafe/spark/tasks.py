@@ -192,7 +192,7 @@ class _Sender:
                     appender.append(*place, data)
             reports = appender.finish()
             if context.attemptNumber() and not reports:
-                # If this attempt has no rows, it claims no partition, so an earlier attempt may still write to it.
+                # Without rows this attempt claims no partition, so an earlier attempt may still write to the partition.
                 raise RestartError("A task was started again and now has no rows")  # noqa: TRY301
         except RestartError as spoilt:
             raise RestartError(f"{RESTART_TAG} {spoilt}") from spoilt

@@ -255,7 +255,7 @@ class Marker:
         """Reads the text of `encode`, or of a marker of version 1.
 
         Raises:
-            ValueError: The text is not a marker. It must not be guessed at.
+            ValueError: The text is not a marker. The caller must not guess what it means.
         """
         try:
             fields = json.loads(text or "")

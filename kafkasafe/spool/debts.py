@@ -1,7 +1,7 @@
-"""Finds out which batches other lanes have not delivered yet. Reads only the control batches, and takes no locks.
+"""Finds out which batches other lanes have not delivered yet. Takes no locks.
 
-The owner of a lane may write to it meanwhile. So an incomplete end of the log is read again the next time. Data batches
-are skipped: their group's manifest has their sizes.
+The owner of a lane may write to the log meanwhile. So an incomplete end of the log is read again the next time. The
+control batches contain the sizes of the data batches. A data batch is read only to check whether it is damaged.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class LaneReader:
                 self._where = {at: where for at, where in self._where.items() if at in found.open}
                 self._whole.intersection_update(self._where)
                 self._leave_out(found, tail=tail)
-                # The owner may have deleted a segment, and moved its batches to a part of the log that was not read
-                # yet.
+                # The owner may have copied the batches of a segment to the end of the log, which was not read yet, and
+                # deleted the segment.
                 if first == self._names()[:1]:
                     return found
             raise OSError(errno.EBUSY, f"The segments of {self.path} keep changing")
@@ -125,7 +125,7 @@ class LaneReader:
             self._read.append(name)
         now = self._before.copy()
         if names:
-            # The owner may have just released it. The next reading sees its successor.
+            # The owner may have just deleted this segment. The next reading finds the segment after it.
             with contextlib.suppress(FileNotFoundError):
                 self._segment(names[-1], None, now)
         return now
@@ -148,7 +148,7 @@ class LaneReader:
                 if limit is not None and group.position >= limit:
                     return
                 if owed.lane_id not in {b"", group.lane_id}:
-                    # A segment of another lane. The owner reports it when it opens the lane.
+                    # Another lane wrote this segment. The next owner reports the segment when it opens the lane.
                     owed.note_damage()
                     return
                 at += len(content)

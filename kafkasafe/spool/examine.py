@@ -1,9 +1,9 @@
-"""Reports the outcome of each batch in a spool, with its proof. It decides and sends nothing.
+"""Reports the outcome of each batch in a spool, with the evidence. Changes and sends nothing.
 
-`fates` reports what the spool itself records. For batches that may have been sent, the cluster decides, as for the
-journal (`Examination`). The first evidence is the log's batch headers, because anyone can check an offset. Where the
-log cannot be read, the evidence is the leader's producer state. A batch without either evidence is reported as
-undecidable.
+`fates` reports what the spool itself records. For batches that may have been sent, `Examination` judges the cluster's
+answers, as the journal does. It prefers the batch headers in the log as evidence, because anyone can look them up by
+their offsets. Where the log cannot be read, the evidence is the leader's producer state. A batch with neither kind of
+evidence is reported as undecidable.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class SpoolOutcome(enum.Enum):
     """The outcome of a batch according to the spool."""
 
     COMMITTED = "committed"
-    """The cluster acknowledged it, and that is durable."""
+    """The cluster acknowledged the batch, and a durable mark in the spool says so."""
     IN_DOUBT = "in_doubt"
     """The batch has a batch id, so it may have been sent. The spool does not record its outcome."""
     NOT_SENT = "not_sent"
@@ -32,8 +32,8 @@ class SpoolOutcome(enum.Enum):
     RESENT = "resent"
     """The cluster rejected the batch, and `rejected/` does not have it any more: it was resent, or deleted by hand."""
     DROPPED = "dropped"
-    """Its atomic batch was dropped, so none of it is delivered, and it is not in `rejected/`: the consumers of the
-    atomic batch read the same records again; or it was resent, or deleted by hand."""
+    """The batch belongs to an atomic batch that was dropped, so it is not delivered. `rejected/` does not have it: the
+    consumers of the atomic batch read the same records again, or the batch was resent, or deleted by hand."""
     REPLACED = "replaced"
     """Other batches hold its records."""
     LOST = "lost"
@@ -83,7 +83,7 @@ class SpoolFate:
 
     @property
     def step(self) -> ExchangeStep | None:
-        """The last step of KAFKA-156 that is known to be done; None after another end, or if marks are lost."""
+        """The last step of KAFKA-156 that is known to be done; None if the batch ended otherwise or marks are lost."""
         match self.fate:
             case SpoolOutcome.NOT_SENT:
                 return ExchangeStep.PREPARE_ACKNOWLEDGED if self.identified else ExchangeStep.PREPARED
@@ -113,9 +113,9 @@ def fates(
 
     Args:
         marks: (position, marks) of each group, in log order.
-        unfinished: The batches that the journal found unfinished: by position, whether it may have been sent.
+        unfinished: By position of each batch that the journal found unfinished, whether the batch may have been sent.
         blind_before: Damage destroyed marks about batches before this position; -1: no marks were destroyed.
-        dropped: By position, why the atomic batch of a batch was dropped. Marks name only the atomic batch.
+        dropped: By position of a batch, why its atomic batch was dropped. Marks name only the atomic batch.
     """
     fates_found = {
         position: SpoolFate(SpoolOutcome.DROPPED, note=reason) for position, reason in (dropped or {}).items()
@@ -169,7 +169,7 @@ def fates(
                     | m.Undecidable()
                     | m.Unit()
                 ):
-                    pass  # no fate of a batch
+                    pass  # these marks do not decide the outcome of a batch
     for position, may_be_sent in unfinished.items():
         fate = SpoolOutcome.IN_DOUBT if may_be_sent else SpoolOutcome.NOT_SENT
         fates_found[position] = SpoolFate(SpoolOutcome.UNKNOWN if position < blind_before else fate)
@@ -373,5 +373,5 @@ def _seen(batch: BatchId, view: ProducerView | None) -> bool | None:
         return None
     if sequence_distance(batch.last_sequence, view.last_sequence) >= 0:
         return True
-    # The leader's last sequence is inside the batch. Boundaries are part of the id, so the leader has another batch.
+    # The leader's last sequence is inside the batch. Boundaries are part of the id, so this is another batch.
     return False if sequence_distance(batch.base_sequence, view.last_sequence) < 0 else None

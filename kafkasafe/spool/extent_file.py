@@ -15,7 +15,7 @@ __all__ = ["ExtentFile"]
 
 
 class ExtentFile:
-    """The lane's `extent`: claims where the log must begin and end.
+    """Writes the claims in the lane's `extent`.
 
     The claims are only evidence. A claim that cannot be written is omitted. A claim that would become wrong is
     withdrawn.
@@ -52,7 +52,7 @@ class ExtentFile:
             self._drop()
 
     def begins(self, segments: Sequence[StoredSegment], going: int) -> None:
-        """Claim that the log begins after its first `going` segments, before they are deleted; durable on return.
+        """Claim that the log begins after its first `going` segments, which will be deleted next. Durable on return.
 
         Raises:
             OSError: The claim could not be written, and the old one could not be withdrawn.

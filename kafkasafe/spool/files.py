@@ -133,16 +133,14 @@ class Files(Protocol):
 
 
 class OsFiles:
-    """The operating system's files."""
+    """The operating system's files. Implements `Files`, which documents the methods."""
 
     __slots__ = ()
 
     def create(self, path: Path, *, at: int | None = None) -> int:
-        """See `Files`."""
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, _FILE_MODE, dir_fd=at)
 
     def open(self, path: Path, *, write: bool = False, create: bool = False, at: int | None = None) -> int:
-        """See `Files`."""
         flags = (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT if create else 0)
         # Do not wait for a pipe that has the name of a file.
         handle = os.open(path, flags | os.O_NONBLOCK, _FILE_MODE, dir_fd=at)
@@ -152,20 +150,16 @@ class OsFiles:
         return handle
 
     def open_directory(self, path: Path, *, at: int | None = None) -> int:
-        """See `Files`."""
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY, dir_fd=at)
 
     def close(self, handle: int) -> None:
-        """See `Files`."""
         os.close(handle)
 
     def identity(self, handle: int) -> Identity:
-        """See `Files`."""
         found = os.fstat(handle)
         return found.st_dev, found.st_ino
 
     def identity_of(self, path: Path, *, at: int | None = None) -> Identity | None:
-        """See `Files`."""
         try:
             found = os.stat(path, dir_fd=at)
         except (FileNotFoundError, NotADirectoryError):
@@ -173,7 +167,6 @@ class OsFiles:
         return found.st_dev, found.st_ino
 
     def path_of(self, handle: int) -> Path | None:
-        """See `Files`."""
         try:
             path = os.readlink(f"/proc/self/fd/{handle}")  # noqa: PTH115
             same = self.identity_of(Path(path)) == self.identity(handle)
@@ -182,11 +175,9 @@ class OsFiles:
         return Path(path) if same else None
 
     def writev(self, handle: int, buffers: Sequence[Buffer], offset: int) -> int:
-        """See `Files`."""
         return os.pwritev(handle, buffers, offset)
 
     def read(self, handle: int, offset: int, size: int) -> bytes:
-        """See `Files`."""
         content = os.pread(handle, size, offset)
         if len(content) in {0, size}:
             return content
@@ -198,7 +189,6 @@ class OsFiles:
         return b"".join(pieces)
 
     def read_into(self, handle: int, offset: int, buffer: bytearray) -> int:
-        """See `Files`."""
         done = 0
         with memoryview(buffer) as view:
             while done < len(view):
@@ -210,11 +200,9 @@ class OsFiles:
         return done
 
     def sync_data(self, handle: int) -> None:
-        """See `Files`."""
         _fdatasync(handle)
 
     def truncate(self, handle: int, size: int) -> None:
-        """See `Files`."""
         os.ftruncate(handle, size)
 
     def preallocate(self, handle: int, size: int) -> bool:
@@ -235,11 +223,9 @@ class OsFiles:
         return True
 
     def size(self, handle: int) -> int:
-        """See `Files`."""
         return os.fstat(handle).st_size
 
     def list(self, directory: Path, *, at: int | None = None) -> list[str]:
-        """See `Files`."""
         if at is None:
             return os.listdir(directory)  # noqa: PTH208
         handle = self.open_directory(directory, at=at)
@@ -249,14 +235,13 @@ class OsFiles:
             os.close(handle)
 
     def make_directory(self, path: Path, *, at: int | None = None) -> bool:
-        """See `Files`."""
         missing = []
         there = path
         while not _is_directory(there, at):
             missing.append(there)
             there = there.parent
-        # The process that created this directory may have died before its name was durable. If this process may not
-        # read the parent, another user created the directory long ago.
+        # The process that created this directory may have died before the directory's name was durable. If this process
+        # has no permission to read the parent, another user created the directory long ago.
         with contextlib.suppress(PermissionError):
             self.sync_directory(there.parent, at=at)
         made = False
@@ -271,7 +256,6 @@ class OsFiles:
         return made
 
     def sync_directory(self, path: Path, *, at: int | None = None) -> None:
-        """See `Files`."""
         handle = self.open_directory(path, at=at)
         try:
             os.fsync(handle)
@@ -279,15 +263,12 @@ class OsFiles:
             os.close(handle)
 
     def unlink(self, path: Path, *, at: int | None = None) -> None:
-        """See `Files`."""
         os.unlink(path, dir_fd=at)
 
     def rename(self, source: Path, target: Path, *, at: int | None = None, to: int | None = None) -> None:
-        """See `Files`."""
         os.rename(source, target, src_dir_fd=at, dst_dir_fd=to)
 
     def lock(self, handle: int) -> bool:
-        """See `Files`."""
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -295,7 +276,6 @@ class OsFiles:
         return True
 
     def free_bytes(self, path: Path, *, at: int | None = None) -> int:
-        """See `Files`."""
         if at is None:
             status = os.statvfs(path)
         else:
@@ -357,95 +337,76 @@ class DirectoryFiles:
         return path, None
 
     def create(self, path: Path, *, at: int | None = None) -> int:
-        """See `Files`."""
         if at is None:
             path, at = self._place(path)
         return self._files.create(path, at=at)
 
     def open(self, path: Path, *, write: bool = False, create: bool = False, at: int | None = None) -> int:
-        """See `Files`."""
         if at is None:
             path, at = self._place(path)
         return self._files.open(path, write=write, create=create, at=at)
 
     def open_directory(self, path: Path, *, at: int | None = None) -> int:
-        """See `Files`."""
         if at is None:
             path, at = self._place(path)
         return self._files.open_directory(path, at=at)
 
     def close(self, handle: int) -> None:
-        """See `Files`."""
         self._files.close(handle)
 
     def identity(self, handle: int) -> Identity:
-        """See `Files`."""
         return self._files.identity(handle)
 
     def identity_of(self, path: Path, *, at: int | None = None) -> Identity | None:
-        """See `Files`."""
         if at is None:
             path, at = self._place(path)
         return self._files.identity_of(path, at=at)
 
     def path_of(self, handle: int) -> Path | None:
-        """See `Files`."""
         return self._files.path_of(handle)
 
     def writev(self, handle: int, buffers: Sequence[Buffer], offset: int) -> int:
-        """See `Files`."""
         return self._files.writev(handle, buffers, offset)
 
     def read(self, handle: int, offset: int, size: int) -> bytes:
-        """See `Files`."""
         return self._files.read(handle, offset, size)
 
     def read_into(self, handle: int, offset: int, buffer: bytearray) -> int:
-        """See `Files`."""
         return self._files.read_into(handle, offset, buffer)
 
     def sync_data(self, handle: int) -> None:
-        """See `Files`."""
         self._files.sync_data(handle)
 
     def truncate(self, handle: int, size: int) -> None:
-        """See `Files`."""
         self._files.truncate(handle, size)
 
     def preallocate(self, handle: int, size: int) -> bool:
-        """See `Files`."""
         return self._files.preallocate(handle, size)
 
     def size(self, handle: int) -> int:
-        """See `Files`."""
         return self._files.size(handle)
 
     def list(self, directory: Path, *, at: int | None = None) -> list[str]:
-        """See `Files`."""
         if at is None:
             directory, at = self._place(directory)
         return self._files.list(directory, at=at)
 
     def make_directory(self, path: Path, *, at: int | None = None) -> bool:
-        """See `Files`."""
         if at is None:
             path, at = self._place(path)
         return self._files.make_directory(path, at=at)
 
     def sync_directory(self, path: Path, *, at: int | None = None) -> None:
-        """See `Files`."""
         if at is None:
             path, at = self._place(path)
         self._files.sync_directory(path, at=at)
 
     def unlink(self, path: Path, *, at: int | None = None) -> None:
-        """See `Files`."""
         if at is None:
             path, at = self._place(path)
         self._files.unlink(path, at=at)
 
     def rename(self, source: Path, target: Path, *, at: int | None = None, to: int | None = None) -> None:
-        """See `Files`."""
         if at is None:
             source, at = self._place(source)
         if to is None:
@@ -453,11 +414,9 @@ class DirectoryFiles:
         self._files.rename(source, target, at=at, to=to)
 
     def lock(self, handle: int) -> bool:
-        """See `Files`."""
         return self._files.lock(handle)
 
     def free_bytes(self, path: Path, *, at: int | None = None) -> int:
-        """See `Files`."""
         if at is None:
             path, at = self._place(path)
         return self._files.free_bytes(path, at=at)

@@ -79,7 +79,7 @@ class Inspected:
         doubted: Number of partitions where acknowledged records may be lost; the next producer asks the cluster.
         waiting: Undelivered records, by partition.
         rejected: The records in `rejected/`.
-        rejected_bytes: Size of its files.
+        rejected_bytes: Size of the files in `rejected/`.
         rejected_unreadable: One sentence per damaged file in `rejected/`.
         rejected_missing: One sentence per file that was deleted, but neither resent nor discarded.
         rejected_discarded: Number of records that `kafkasafe spool discard` has given up.
@@ -176,7 +176,7 @@ def steps(log: Log) -> tuple[dict[int, BatchTimes], list[UnitLog]]:
 
 
 def dropped_in(units: Sequence[UnitLog]) -> dict[int, str]:
-    """By position, why the atomic batch of a batch was dropped. The marks name only the atomic batch."""
+    """By position of a batch, why its atomic batch was dropped. The marks name only the atomic batch."""
     return {position: unit.reason for unit in units if unit.is_dropped for position in unit.positions}
 
 
@@ -226,8 +226,8 @@ def read_lane(lane: Path, *, files: Files) -> Log:
 def start_error(lane: Path, *, files: Files) -> SpoolError | None:
     """The error that a producer raises if it starts on this lane now, with `on_corrupt="raise"`; None if it starts.
 
-    It changes nothing, and takes no lock: the lane must have no owner. Like a start, it does not read the content of
-    large batches, whose damage a producer finds when it sends them.
+    Changes nothing and takes no lock, so the lane must not have an owner. Like a start, this function does not read the
+    content of large batches. A producer finds damage in them when it sends them.
     """
     try:
         quarantine_damage(files, lane, scan(files, lane, lambda _: None), "raise")

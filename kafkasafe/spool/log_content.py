@@ -49,8 +49,8 @@ class LostEntry:
 
 @dataclass(frozen=True, slots=True)
 class TornEntry:
-    """A batch that a crash tore, before complete batches of its group. No caller was informed that the batch is
-    durable.
+    """A batch that a crash tore, although later batches of its group are complete. No caller was informed that the
+    batch is durable.
     """
 
     position: int
@@ -120,14 +120,14 @@ class Log:
         entries: Their content, in log order.
         damage: Damage, in log order. A torn tail is not damage.
         torn: (segment, byte offset) where a torn tail begins; None if there is none.
-        doomed: Segments after a torn tail. They are deleted.
+        doomed: Segments after a torn tail. They have to be deleted.
         next_position: Position after the last record.
         synced_position: Position after the last record that is proven to have been durable.
         lane_id: Id of the lane; None if it has no group.
         groups: Number of intact groups.
         closed: Whether an orderly close wrote the last group.
-        manifest: By (segment, byte offset), a group's manifest entry of a damaged data batch.
-        skipped: Positions of torn batches before complete ones of the same group.
+        manifest: By (segment, byte offset) of a damaged data batch, its entry in the manifest of its group.
+        skipped: Positions of torn batches that complete batches of the same group follow.
         extent: The claims of the lane's `extent`.
         records_after_end: Number of records in intact batches at or after the position where the log ends according to
             `extent`.

@@ -36,14 +36,12 @@ class MemoryFiles:
         self._next = 0
 
     def create(self, path: Path, *, at: int | None = None) -> int:
-        """See `Files`."""
         path = self._place(path, at)
         if path in self._files or path in self._directories:
             raise _error(errno.EEXIST, path)
         return self.open(path, write=True, create=True)
 
     def open(self, path: Path, *, write: bool = False, create: bool = False, at: int | None = None) -> int:
-        """See `Files`."""
         path = self._place(path, at)
         if path in self._directories:
             raise _error(errno.EISDIR, path)
@@ -57,7 +55,6 @@ class MemoryFiles:
         return self._next
 
     def open_directory(self, path: Path, *, at: int | None = None) -> int:
-        """See `Files`."""
         path = self._place(path, at)
         self._see(path)
         self._next += 1
@@ -65,18 +62,15 @@ class MemoryFiles:
         return self._next
 
     def close(self, handle: int) -> None:
-        """See `Files`."""
         self._locked.pop(handle, None)
         self._handles.pop(handle, None)
         self._folders.pop(handle, None)
 
     def identity(self, handle: int) -> Identity:
-        """See `Files`."""
         path = self._folders.get(handle)
         return (0, id(self._handles[handle][0])) if path is None else self._identity(path)
 
     def identity_of(self, path: Path, *, at: int | None = None) -> Identity | None:
-        """See `Files`."""
         path = self._place(path, at)
         if path in self._directories:
             return self._identity(path)
@@ -84,14 +78,12 @@ class MemoryFiles:
         return None if content is None else (0, id(content))
 
     def path_of(self, handle: int) -> Path | None:
-        """See `Files`."""
         return self._folders.get(handle)
 
     def _identity(self, directory: Path) -> Identity:
         return 1, self._numbers.setdefault(directory, len(self._numbers))
 
     def writev(self, handle: int, buffers: Sequence[Buffer], offset: int) -> int:
-        """See `Files`."""
         content = self._writable(handle)
         if len(content) < offset:
             content.extend(bytes(offset - len(content)))
@@ -102,11 +94,9 @@ class MemoryFiles:
         return at - offset
 
     def read(self, handle: int, offset: int, size: int) -> bytes:
-        """See `Files`."""
         return bytes(self._handles[handle][0][offset : offset + size])
 
     def read_into(self, handle: int, offset: int, buffer: bytearray) -> int:
-        """See `Files`."""
         content = self.read(handle, offset, len(buffer))
         buffer[: len(content)] = content
         return len(content)
@@ -115,38 +105,31 @@ class MemoryFiles:
         """See `Files`. Makes nothing durable."""
 
     def truncate(self, handle: int, size: int) -> None:
-        """See `Files`."""
         content = self._writable(handle)
         del content[size:]
         content.extend(bytes(size - len(content)))
 
     def preallocate(self, handle: int, size: int) -> bool:  # noqa: ARG002
-        """See `Files`."""
         return True
 
     def size(self, handle: int) -> int:
-        """See `Files`."""
         return len(self._handles[handle][0])
 
     def list(self, directory: Path, *, at: int | None = None) -> list[str]:
-        """See `Files`."""
         directory = self._place(directory, at)
         self._see(directory)
         return [path.name for path in (*self._files, *self._directories) if path.parent == directory]
 
     def make_directory(self, path: Path, *, at: int | None = None) -> bool:
-        """See `Files`."""
         path = self._place(path, at)
         made = path not in self._directories
         self._directories.update((path, *path.parents))
         return made
 
     def sync_directory(self, path: Path, *, at: int | None = None) -> None:
-        """See `Files`."""
         self._see(self._place(path, at))
 
     def unlink(self, path: Path, *, at: int | None = None) -> None:
-        """See `Files`."""
         path = self._place(path, at)
         if self._files.pop(path, None) is None:
             raise _error(errno.ENOENT, path)
@@ -159,7 +142,6 @@ class MemoryFiles:
         self._files[self._place(target, to)] = self._files.pop(source)
 
     def lock(self, handle: int) -> bool:
-        """See `Files`."""
         content = self._handles[handle][0]
         if any(other is content for at, other in self._locked.items() if at != handle):
             return False
@@ -167,7 +149,6 @@ class MemoryFiles:
         return True
 
     def free_bytes(self, path: Path, *, at: int | None = None) -> int:  # noqa: ARG002
-        """See `Files`."""
         return _FREE_BYTES
 
     def _place(self, path: Path, at: int | None) -> Path:

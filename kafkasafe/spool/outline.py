@@ -1,7 +1,6 @@
-"""Reads a segment without the content of its large batches. So the time of a start does not depend on the waiting
-bytes.
+"""Reads a segment without the content of its large batches. So a start takes no longer if more bytes wait in the lane.
 
-Kafka's brokers also trust the segments before their recovery point, and check a batch when they read it.
+Kafka's brokers also trust the segments before their recovery point, and check a batch only when they read it.
 
 A start needs only the header of a batch. Without the content, the CRC of the batch cannot be checked. So other data
 confirm the header: the manifest of the group confirms bytes 0 to 20, the positions confirm the number of records, and
@@ -71,7 +70,7 @@ class OutlineReader:
         finally:
             self._files.close(handle)
         if groups is None:
-            # The sequences of a segment that is read by another reader are unknown.
+            # Another reader will read the whole segment, so this reader does not know the last sequences in it.
             self._next.clear()
             return None
         segment.ends_at(groups[-1].end if groups else 0)

@@ -1,4 +1,4 @@
-"""The lane of an open producer, for consumers: they compare the lanes of their batches."""
+"""The lane of an open producer. Consumers use it to find out whether another lane may still commit their offsets."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class OwnLane:
     def may_move(self, lines: Collection[u.GroupPartition]) -> bool:
         """Return whether the lane has an atomic batch without an outcome that moves one of these offsets.
 
-        The whole lane is read, without its lock: another process may own it, and deliver the batch.
+        Reads the whole lane without taking its lock, because another process may own the lane and deliver the batch.
 
         Args:
             lines: Offsets of groups.

@@ -98,7 +98,7 @@ def keep_torn(files: Files, lane: Path, found: Log) -> None:
         except OSError as error:
             if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
                 raise
-            # If a torn tail is not damage, it contains nothing durable. The lane opens without the copy.
+            # What a crash tore was never durable, so the lane opens without the copy.
             log.warning(
                 "%s: no room for a copy of the torn tail of %s",
                 lane,

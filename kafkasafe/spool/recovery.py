@@ -40,7 +40,7 @@ def replay(entries: Iterable[Entry], journal: Journal) -> None:
 
 
 def replay_one(entry: Entry, journal: Journal) -> None:
-    """Passes one entry to a journal, in log order. `Recovery.recovered_log` must follow the last one."""
+    """Passes one entry to a journal, in log order. After the last one, the caller calls `Recovery.recovered_log`."""
     match entry:
         case MarksEntry(position, marks, _):
             journal.recovery.recover_marks(position, marks)
@@ -71,16 +71,17 @@ def scan(files: Files, lane: Path, each: Callable[[Entry], None] | None = None) 
         files: The disk.
         lane: The lane's directory.
         each: Gets the entries before the first torn or damaged place, one by one, while the log is read. `Log.entries`
-            then does not contain them. The content of large batches is then not read in segments that are certain to be
-            durable: `Spool.read` checks it. The caller must hold the lane's lock.
+            then contains only the other entries. In segments that are certain to be durable, the content of large
+            batches is then not read, because `Spool.read` checks it later. A caller that passes `each` must hold the
+            lane's lock.
 
     Raises:
         SpoolFormatError: A newer kafkasafe has written the lane.
         OSError: A file cannot be read.
     """
-    # If the lane has an owner, the owner may move both ends forward during the scan. So use the end that is read before
-    # the log, because the log certainly reaches it. Use the beginning that is read after the log: no batch after it was
-    # deleted during the scan.
+    # If the lane has an owner, the owner may move the claimed beginning and end forward during the scan. So use the end
+    # that is read before the log, because the log certainly reaches it. Use the beginning that is read after the log,
+    # because no batch after it was deleted during the scan.
     before = read_extent(files, lane)
     names = sorted(name for name in files.list(lane) if SEGMENT_NAME.fullmatch(name))
     writers = {name: _writer(files, lane / name) for name in names}
@@ -88,8 +89,8 @@ def scan(files: Files, lane: Path, each: Callable[[Entry], None] | None = None) 
     # 1. Two processes own two directories. One directory is moved to the place of the other.
     # 2. The process that has lost its directory creates its next segment by path: among segments of the other process.
     # The foreign segment's first position says nothing about the end of the segment before it. So leave it out and
-    # report it as damage. Otherwise recovery would miss records that never existed, and cut both segments off as a torn
-    # tail.
+    # report it as damage. Otherwise recovery would infer that records are missing that never existed, and cut both
+    # segments off as a torn tail.
     others = {name: writer for name, writer in writers.items() if writer not in {None, lane_id}}
     segments = [StoredSegment(lane / name, int(name[:20])) for name in names if name not in others]
     reader = SegmentReader(lane_id)
@@ -174,15 +175,15 @@ def read_extent(files: Files, lane: Path) -> Extent:
 class _Whole:
     """The groups before the first one that is not intact. Nothing later in the log can change their meaning.
 
-    So they are processed while they are read, and only `each` may keep their entries. All later groups are kept until
-    the reader knows up to where the log was durable.
+    So they are processed while they are read, and their entries are not kept if `each` takes them. All later groups are
+    kept until the reader knows up to where the log was durable.
 
     Attributes:
         extent: The claims, as they were before the log was read.
         entries: The groups' entries; empty if `each` takes them.
         rest: The first group that is not intact, and all later groups.
         ended: Whether further groups belong to `rest`.
-        synced: The largest position that a group of the log states to have been durable.
+        synced: The largest position before which everything was durable, according to a group of the log.
         known_torn: Positions that earlier recoveries skipped, as groups of the log state.
         declared: Destinations with their names as text.
         groups: Number of groups.
@@ -347,7 +348,9 @@ class _Rest:
             self.torn, self.next_position = (item.segment, cut[0]), cut[1]
 
     def _batches(self, item: ReadGroup, missing: set[int], cut: int | None) -> None:
-        """Adds a group's batches before the byte where it is cut. A crash tore those at the bytes `missing`."""
+        """Adds those of a group's batches that begin before the byte `cut`. A crash tore those that begin at the bytes
+        `missing`.
+        """
         segment = self._segments[item.segment]
         for at, entry, header in item.batches:
             if cut is not None and at >= cut:
@@ -469,7 +472,7 @@ def _counted(damage: list[Damage], entries: list[Entry], extent: Extent, before:
         if records <= 0:
             counted.append(item)
             continue
-        # After the last batch, groups may be missing, too. Each group takes one position, so this count is an upper
+        # After the last batch, control batches may be missing, too. They also take positions, so this count is an upper
         # bound.
         certain = item.destination > 0 and item.position in follows
         counted.append(replace(item, records=records if item.destination else records - 1, most=not certain))

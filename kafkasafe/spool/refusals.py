@@ -83,7 +83,7 @@ def counted(number: int, one: str, many: str = "") -> str:
 
 
 def read_needed(topic: str, batches: int, reason: str) -> str:
-    """Why the outcome of batches in doubt is unknown if the permission to ask is missing (DescribeProducers, Fetch)."""
+    """A message that batches stay in doubt because the permission to ask (DescribeProducers, Fetch) is missing."""
     return (
         f"READ on topic {topic} is needed to find out the outcome of {counted(batches, 'batch', 'batches')} that may be"
         f" in the log already ({reason})"

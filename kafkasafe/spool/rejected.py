@@ -139,7 +139,7 @@ def read_rejected(
         lane: The lane's directory.
         lane_id: Id of the lane's log; None if it has none.
         waits: The unfinished batches of the lane's log, see `waits_of`.
-        resent: Marks of files that do not count. They must be read before the files are.
+        resent: Marks that name resent files, which do not count. The caller must have read them before this call.
     """
     folder = lane / _FOLDER
     try:
@@ -315,7 +315,7 @@ class RejectedStore:
         """Writes rejected batches of one destination into a new file. Durable on return.
 
         Raises:
-            OSError: The batches are not kept yet. Call it again.
+            OSError: The batches are not kept yet. Call `keep` again.
         """
         folder = self.lane / _FOLDER
         self.files.make_directory(folder)
@@ -359,8 +359,8 @@ class RejectedStore:
             self._stale = lane / _FOLDER / self._stale.name
 
     def tidy(self) -> None:
-        """Deletes the file that a failed attempt left: its batches may be delivered after all. If that fails, the next
-        call tries again.
+        """Deletes the file that a failed attempt left, because its batches may be delivered after all. If the deletion
+        fails, the next call tries again.
         """
         if self._stale is not None:
             with contextlib.suppress(OSError):

@@ -40,7 +40,7 @@ class Refused:
 
     Attributes:
         position: Position in the lane's log.
-        data: Bytes of the batch. Their address has no meaning.
+        data: Bytes of the batch. `encode` writes the address into them.
         code: Kafka's error code, or `OPERATOR`.
         reason: Human-readable text.
         given: See `journal.Batch`.
@@ -214,8 +214,8 @@ def marks_to_set_aside(queue: Sequence[Batch], position: int, absent: Collection
 
 
 def still_rejected(content: RejectedContent, lane_id: bytes | None, waits: Waits) -> tuple[Entry, ...]:
-    """The entries that count as rejected. An entry is left out if its REJECTED mark never became durable: its batch is
-    unfinished in the log.
+    """The entries that count as rejected. An entry is left out if its batch is unfinished in the log, because its
+    REJECTED mark never became durable.
     """
     if content.lane_id and content.lane_id != lane_id:
         return content.entries

@@ -5,7 +5,7 @@ keeps room for marks that no batch may take:
 
 1. Other programs fill the disk. Batches can no longer be written, and they wait in memory.
 2. The cluster acknowledges the batches of the oldest segment. Their marks find no room.
-3. The reserve is deleted, so the marks can be written. They let the segment be deleted, and batches have room again.
+3. The reserve is deleted, so the marks can be written. Then the segment can be deleted, and batches have room again.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class Reserve:
             handle = self._files.open(self._path, write=True, create=True)
             try:
                 self._files.truncate(handle, there)
-                # Write more than is wanted, and cut it off again: so the reserve does not use up the room that marks
-                # need. The content is random, because some file systems compress it.
+                # Write more than is wanted, and cut it off again: this leaves the room free that marks need. The
+                # content is random, because some file systems compress it.
                 write_all(self._files, handle, [os.urandom(wanted + _MARKS_BYTES - there)], there)
                 self._files.sync_data(handle)
                 self._files.truncate(handle, wanted)
@@ -105,7 +105,7 @@ class Reserve:
                 self._files.close(handle)
         except OSError as error:
             self._shrink(there)
-            # Other errors of the disk show when batches are written.
+            # If the disk has another problem, writing batches will report it.
             return error.errno not in NO_ROOM
         self._size = wanted
         return True
@@ -116,7 +116,7 @@ class Reserve:
             self._shrink(wanted)
 
     def lend(self, size_bytes: int) -> bool:
-        """Make sure of room for a group of this size that may use the reserve, and for marks after it.
+        """Ensure that there is room for a group of this size that may use the reserve, and for marks after it.
 
         If the reserve has to grow for this, `end_loan` shrinks it again. The group does not rely on the volume's free
         bytes, because another program may use them before the group is written.

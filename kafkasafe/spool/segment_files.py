@@ -1,7 +1,7 @@
 """Holds the files of a lane's segments open, so that their content stays readable whatever happens to their names.
 
-If another process deletes or renames a file, it does not change for the process that has it open. So the owner of a
-lane can detect that a name leads to another file, and write the content again from the file that it holds open.
+A process that has a file open can still read it after another process has deleted or renamed it. So the owner of a lane
+can detect that a name leads to another file, and write the content again from the file that it holds open.
 """
 
 from __future__ import annotations

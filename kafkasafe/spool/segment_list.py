@@ -118,7 +118,7 @@ class SegmentList(Sequence[StoredSegment]):
         """Delete the first segment. `sync_deletions` makes that durable.
 
         Raises:
-            OSError: Its file cannot be deleted, or the deletion before it is not durable. Nothing was changed.
+            OSError: The file cannot be deleted, or an earlier deletion cannot be made durable. Nothing was changed.
         """
         self.sync_deletions()
         segment = self._segments[0]
@@ -174,7 +174,7 @@ class SegmentList(Sequence[StoredSegment]):
         segment.ends_at(size_bytes)
 
     def cut(self, position: int, size_bytes: int, records: int) -> None:
-        """Keep of the last segment only what is before this position: see `StoredSegment.cut`."""
+        """Keep only the part of the last segment that is before this position: see `StoredSegment.cut`."""
         segment = self._segments[-1]
         self.used_bytes -= segment.size_bytes - size_bytes
         segment.cut(position, size_bytes, records)
@@ -208,8 +208,7 @@ class SegmentList(Sequence[StoredSegment]):
         return self._held.is_whole(segment)
 
     def is_whole(self, segment: StoredSegment) -> bool:
-        """The same, or its content is known to be lost."""
-        # Lost content cannot be restored.
+        """Like `has_file`. Also true if the segment's content is known to be lost, because it cannot be restored."""
         return segment.first_position in self._lost or self.has_file(segment)
 
     def see_written(self, synced_position: int) -> None:
@@ -239,7 +238,7 @@ class SegmentList(Sequence[StoredSegment]):
         """Write a segment again from the file that is held open. False: its content is lost.
 
         Raises:
-            OSError: It is not restored yet.
+            OSError: The segment is not restored yet.
         """
         if self._held.write_again(segment):
             return True

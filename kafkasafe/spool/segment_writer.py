@@ -14,7 +14,7 @@ from kafkasafe.spool.segment_list import SegmentList
 __all__ = ["SegmentWriter"]
 
 _PREALLOCATED_BYTES: Final = 16 * 1024 * 1024
-"""Space is reserved in steps of this size: a lane that is hardly used should not occupy a whole segment."""
+"""Space is reserved in steps of this size, so that a lane that is hardly used does not occupy a whole segment."""
 _NEVER_PREALLOCATED: Final = 1 << 62
 
 
@@ -126,7 +126,8 @@ class SegmentWriter:
     def fail(self, *, may_continue: bool) -> None:
         """Forget the groups that were not written, and do not write to the file until `put_back`."""
         if self._unwritten:
-            # Groups that never reached the file must not count: the file would look as if another process had cut it.
+            # Do not count groups that never reached the file. Otherwise the file would look as if another process had
+            # cut it.
             self._segments.shorten(self._unwritten_at)
             self._unwritten = []
         if may_continue and self._handle >= 0:

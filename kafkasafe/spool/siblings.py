@@ -61,11 +61,12 @@ class Siblings:
     def look(
         self, stop: Callable[[], bool] = lambda: False, *, same_client: bool = False
     ) -> list[LeftBehind]:
-        """Returns all left directories, sorted by path. If `stop` ends the search, the next one finds the others.
+        """Returns all directories left behind, sorted by path. If `stop` ends the search, the next search finds the
+        others.
 
         Args:
             stop: Returns whether to end early.
-            same_client: Only directories of this client id.
+            same_client: Whether to skip the directories of other client ids.
         """
         try:
             names = sorted(self._files.list(self._own.parent))

@@ -79,7 +79,7 @@ class Spool:
         self._writer = SegmentWriter(files, self._segments)
         self._repair = False
         self._sync_failed = False
-        """Whether a deletion of a segment may not be durable yet."""
+        """Whether an fsync has failed since the last repair. If so, the last segment is not continued."""
         self._reserve = Reserve(lane, files)
         self._to_divide = 0
         self._torn = found.skipped
@@ -108,8 +108,8 @@ class Spool:
         Args:
             lane: Its directory.
             files: The disk.
-            segment_bytes: A segment ends before it becomes larger, unless one group alone is larger; or when it has
-                16,384 batches.
+            segment_bytes: Maximum size of a segment, which only a single larger group exceeds. A segment also ends when
+                it has 16,384 batches.
             sync: "group" and "each": `sync` is an fdatasync. "os": the operating system writes when it likes.
             snapshot: The marks that a new segment begins with.
             on_corrupt: "raise", or "quarantine": copy damaged bytes to quarantine/, and keep the batches after them.
@@ -173,7 +173,7 @@ class Spool:
         divisible: bool = False,
         more: bool = False,
     ) -> list[int]:
-        """Write marks, then data batches. Their durability is promised only by `sync`.
+        """Write marks, then data batches. Only `sync` promises that they are durable.
 
         Args:
             marks: The marks, in the order in which they were decided.
@@ -201,7 +201,8 @@ class Spool:
             # The remaining space is for marks.
             error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if self.next_position == self.synced_position:
-                # Nothing needs to be undone. A new segment for each later mark would use up the remaining space.
+                # Nothing needs to be undone. `_failed` might end the segment: then each later mark would begin a new
+                # segment, and use up the remaining space.
                 raise self._error("written to", error)
             raise self._failed("written to", error)
         try:
@@ -377,7 +378,7 @@ class Spool:
     def restore(self) -> list[tuple[int, int]]:
         """Write deleted, renamed or cut files again, from the files that are held open: durable on return.
 
-        Call it only when everything that was written was promised, or failed.
+        Call it only while nothing that was written waits for `sync`.
 
         Returns:
             (first position, end position) of each segment whose content is lost.

@@ -163,7 +163,7 @@ class _Steps:
             match mark:
                 case m.Unit(_, first, count):
                     of_unit = dict.fromkeys(range(first, first + count), (self._unit(mark, written_ms), -1))
-                    # The preceding mark also names the parts of a divided batch.
+                    # If the group has parts of a divided batch, a REPLACED mark before this one names them.
                     members = of_unit | members
                 case m.Replaced(position, first, count) if position in self._unit_of:
                     unit = self._unit_of.pop(position)
@@ -203,7 +203,7 @@ class _Steps:
                     | m.Torn()
                     | m.Undecidable()
                 ):
-                    pass  # no step of a batch
+                    pass  # these marks are not steps of a batch
         self._on_batches(written_ms, batches, members, moved)
 
     def _unit(self, mark: m.Unit, written_ms: int) -> UnitLog:
@@ -234,8 +234,8 @@ class _Steps:
         unit.begin(mark.transactional_id, mark.producer_id, mark.producer_epoch)
 
     def _void(self, left: UnitLog) -> None:
-        """Take an atomic batch out of its transaction. If it was staged, no other atomic batch of the transaction is
-        staged any more.
+        """Note that an atomic batch leaves its transaction. If it was staged, the transaction cannot be committed, so
+        none of its atomic batches is staged any more.
         """
         if not left.is_staged:
             return

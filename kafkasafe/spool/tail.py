@@ -28,7 +28,8 @@ def cut_tail(files: Files, lane: Path, found: Log) -> None:
         last = found.segments[-1]
         handle = files.open(last.path, write=True)
         try:
-            # Truncate before deleting later segments: only they hide the bytes that were abandoned after its end.
+            # Truncate before deleting later segments, because only these hide the bytes that were abandoned after the
+            # end of this segment.
             # Truncate even if nothing is torn: this frees the space that a dead owner had reserved.
             cut = files.size(handle) - last.size_bytes
             files.truncate(handle, last.size_bytes)

@@ -47,7 +47,7 @@ class DeliveryReport:
     lost: str = ""
     """A message about lost acknowledged records that cannot be sent again; empty if none were lost."""
     dropped: int = 0
-    """Number of records in dropped atomic batches that are not in rejected/: the group reads the input again."""
+    """Number of records in dropped atomic batches that are not in rejected/: their group reads its input again."""
     rejected_now: int = 0
     """Number of records that this drain added to rejected/."""
     ignore_rejected: bool = False
@@ -149,7 +149,7 @@ def deliver(
     there = _left(lanes, set())
     left = there.records
     refused = max(0, _rejected(lanes) - refused_before)
-    # Another process may have taken a lane after `before` was counted, and deliver its records.
+    # After `before` was counted, another process may have taken a lane to deliver its records.
     delivered = max(0, min(before - left - refused - drain.dropped, drain.committed))
     return DeliveryReport(
         delivered,
@@ -287,7 +287,7 @@ class _Reasons:
 
 @dataclass(frozen=True, slots=True)
 class _Left:
-    """The undelivered rest in lanes without an owner, and in some lanes that this process owns.
+    """What is left to deliver in lanes without an owner, and in some lanes that this process owns.
 
     Attributes:
         records: Number of undelivered records.

@@ -57,8 +57,8 @@ def spool_drain(
 ) -> None:
     """Deliver what producers left in a spool directory, and end when nothing is left.
 
-    The command skips lanes that a running process owns, and does not wait for that process. A SafeProducer on the
-    directory delivers the records as at the application's next start: in order, exactly once.
+    The command skips lanes that a running process owns, and does not wait for that process. It delivers the records as
+    a SafeProducer does at the application's next start: in order, exactly once.
     """
     limit_s = duration_s(timeout, "--timeout")
     options = connection(servers, config)

@@ -140,7 +140,7 @@ def _form_of(output: Path, form: _Form | None) -> _Form:
 
 
 class _Records:
-    """The records of lanes with a wanted status. It counts them, and collects what cannot be exported.
+    """The records with a wanted status in some lanes. Counts them, and collects what cannot be exported.
 
     Args:
         contents: The lanes.
@@ -158,7 +158,7 @@ class _Records:
         """Yield the records.
 
         Args:
-            report: Gets the number of batches that are done, and that of all batches.
+            report: Called with (number of batches done, number of all batches).
             raw: See `records_of`.
         """
         done, total = 0, sum(len(content.batches) for content in self._contents)

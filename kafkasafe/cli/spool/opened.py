@@ -18,7 +18,7 @@ __all__ = ["OpenSpool"]
 
 
 class OpenSpool:
-    """The lanes without an owner of a spool directory, and the pump that works on them. It accepts no records.
+    """The lanes of a spool directory that have no owner, and the pump that works on them. Accepts no records.
 
     Args:
         options: Options of a producer.

@@ -143,7 +143,7 @@ class SpoolDirectory:
         Args:
             number: Number of the requested lane.
             client: Client id of the producer that takes the lane.
-            wait: Waits this many seconds for a lane to be handed back. None: do not wait for any.
+            wait: Sleeps for a number of seconds, until a lane is handed back. None: do not ask for a lane.
 
         Raises:
             LaneBusyError: Another running process owns the requested lane, or others own all lanes.
@@ -221,7 +221,9 @@ class SpoolDirectory:
     def _ask_back(
         self, number: int, client: str, wait: Callable[[float], None] | None, patience_s: float
     ) -> LaneLock | None:
-        """Asks the process that adopted a lane to hand it back. None: it did not, or another process asks already."""
+        """Asks the process that adopted a lane to hand it back. None if that process does not, or if another process
+        asks already.
+        """
         path = self.lane_path(number) / "wanted"
         handle = open_lockable(self._files, path, create=True)
         try:
@@ -248,7 +250,8 @@ class SpoolDirectory:
 
     @contextlib.contextmanager
     def births(self) -> Iterator[None]:
-        """Context for taking lanes and for finding out their owners, which locks each lane for a moment.
+        """Context for taking lanes and for finding out their owners. Processes take turns, because finding out
+        an owner locks the lane for a moment.
 
         Raises:
             OSError: The lock cannot be opened.
@@ -265,7 +268,7 @@ class SpoolDirectory:
 
     @contextlib.contextmanager
     def _taking(self) -> Iterator[None]:
-        """Like `births`, for taking a lane. `kafkasafe spool prune` may have deleted the directory meanwhile."""
+        """Like `births`. Makes the directory again if `kafkasafe spool prune` has deleted it meanwhile."""
         with self.births():
             if self._files.identity_of(self.path / "FORMAT") is None:
                 make_format(self.path, self._files)
@@ -356,8 +359,8 @@ class SpoolDirectory:
     def restore(self, lock: LaneLock | None = None) -> None:
         """Creates the missing parts of the directory, and puts back the lane of `lock`.
 
-        If the lane was moved, this moves it back as a whole, in one step; it may get another number. If the lane was
-        deleted, an empty one replaces it, so its content has to be written again.
+        If the lane was moved, this moves it back as a whole, in one step, but the lane may get another number. If the
+        lane was deleted, an empty one replaces it, so its content has to be written again.
 
         Raises:
             LaneBusyError: The lane's lock was deleted and another process has the lane, or others own all lanes.
@@ -449,19 +452,11 @@ class SpoolDirectory:
         return self._owners.is_owned(number)
 
     def seems_owned(self, number: int) -> int:
-        """Pid of the process that seems to own the lane, 0 if none does. For messages; does not touch the lock.
-
-        Uses the owner's text in the lock file, and the kernel's list of locks if there is one. `is_owned` is certain,
-        but it takes the lock for a moment. A producer that starts at this moment would choose another lane.
-        """
+        """Pid of the process that seems to own the lane, 0 if none does: see `Owners.seems_owned`."""
         return self._owners.seems_owned(number)
 
     def strays_to(self, number: int) -> Path | None:
-        """The path at which the process that the lock file names has this lane open; None if it is the lane's own path.
-
-        Another path means that the directory was moved or replaced while its producer runs. The result is also None for
-        a process of another user or on another host, about which the operating system shows nothing.
-        """
+        """The path at which the lane's owner has it open, if that is another path: see `Owners.strays_to`."""
         return self._owners.strays_to(number)
 
     def starting_lanes(self) -> dict[int, str]:

@@ -53,7 +53,7 @@ _lockable: set[tuple[Files, int]] = set()
 """Every open file that is locked or about to be locked."""
 _forking = threading.RLock()
 """Held during a fork, and while `_lockable` changes. A lock belongs to the open file, not to the process. So a
-child that inherited an unknown one would hold the lock until the child ends."""
+child that inherited an open file missing from this set would hold its lock until the child ends."""
 
 
 def open_lockable(files: Files, path: Path, *, create: bool = False, at: int | None = None) -> int:
@@ -137,7 +137,7 @@ class LaneLock:
         _held.add(self)
 
     def _stands(self, number: int, directory: int, handle: int) -> None:
-        """Notes the lane's number, directory and lock from now on."""
+        """Notes the number, directory and lock that the lane has from now on."""
         self.number = number
         self.path = self.home.lane_path(number)
         self._directory = directory
