@@ -18,6 +18,9 @@ a marker of real brokers is `real` by rule; what must sleep or knock at a closed
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 __all__ = [
     "NOT_QUICK",
@@ -26,6 +29,7 @@ __all__ = [
     "QUICK",
     "WORTH_IT",
     "group",
+    "in_tiers",
     "is_fast",
     "is_quick",
     "is_real",
@@ -153,6 +157,11 @@ def is_fast(module: str, function: str, marks: set[str]) -> bool:
         return False
     named = WORTH_IT.get(module)
     return not marks & REAL or (named is not None and (not named or function in named))
+
+
+def in_tiers(count: int, *, fast: int) -> list[Any]:
+    """Return parameters of a test: numbers from 0. Only the first `fast` of them are of the fast tier."""
+    return [*range(fast), *(pytest.param(seed, marks=pytest.mark.full) for seed in range(fast, count))]
 
 
 def is_quick(module: str, function: str, marks: set[str]) -> bool:

@@ -15,6 +15,7 @@ from kafka.errors import KafkaTimeoutError
 from test_read_again import PLACE, RECORDS, committed, copy_next, leave_a_batch, member, output, polled
 
 from kafkasafe import SafeProducer, UsageError
+from kafkasafe.delivery.engine import context
 from kafkasafe.errors import BatchDroppedError
 
 servers = test_read_again.servers
@@ -123,11 +124,14 @@ def test_assign_waits_for_a_batch_that_the_producer_adopts(fake_kafka, servers, 
 
 
 @pytest.mark.parametrize("how", ["subscribe", "assign"])
-def test_a_batch_waits_for_the_outcome_of_another_producers_batch(fake_kafka, servers, first, tmp_path, how):
+def test_a_batch_waits_for_the_outcome_of_another_producers_batch(
+    fake_kafka, servers, first, tmp_path, how, monkeypatch
+):
     """Both producers are open. The second batch goes on from the first one: if it came before it, the group's offset
     went back; if the first one were dropped, its records were in no output.
     """
-    consumer = member(servers, request_timeout_ms=11_000)
+    monkeypatch.setattr(context, "_REFUSED_PAUSE_S", 2.0)  # after which the producer tries again
+    consumer = member(servers, session_timeout_ms=6000, request_timeout_ms=6500)
     if how == "subscribe":
         consumer.subscribe(["in"])
     else:
@@ -144,7 +148,7 @@ def test_a_batch_waits_for_the_outcome_of_another_producers_batch(fake_kafka, se
         with pytest.raises(KafkaTimeoutError, match="no outcome yet"):
             batch.send_offsets(consumer)
         fake_kafka.deny("write", transactional_id="*", on=False)
-        # What the cluster has denied is tried again after up to 30 s. The error says to call again.
+        # The producer tries again after a while. The error says to call again.
         for _ in range(5):
             with contextlib.suppress(KafkaTimeoutError):
                 batch.send_offsets(consumer)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from mutation import source
 from tapes import histories, recorder
+from tiers import in_tiers
 
 from kafkasafe import journal as j
 from kafkasafe.journal.batch import BatchState as S
@@ -111,7 +112,7 @@ def first_broken(seeds: Iterable[int], patch: pytest.MonkeyPatch) -> str:
     return ""
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("chunk", in_tiers(CHUNKS, fast=3))
 def test_each_invariant_holds_after_each_call(chunk, monkeypatch):
     assert first_broken(range(chunk, SEEDS, CHUNKS), monkeypatch) == ""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from typing import Any, Final
 
 from kafka import KafkaConsumer
@@ -66,6 +67,7 @@ AIO: Final = """
 """
 
 
+@functools.cache
 def texts(name: str) -> dict[str, tuple[str, str]]:
     """Type and text of each key of one of the classes of options; "" where a key has no text.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from tiers import in_tiers
 
 from .mutants import ENGINE
 from .plan import KINDS, plan_of
@@ -15,7 +16,7 @@ from .unplanned import CONSUMER, PLAYERS, UNITS, player_of
 CHUNK = 15
 
 
-@pytest.mark.parametrize("chunk", range(16))
+@pytest.mark.parametrize("chunk", in_tiers(16, fast=6))
 def test_no_history_breaks_a_promise(chunk):
     for seed in range(chunk * CHUNK, (chunk + 1) * CHUNK):
         try:

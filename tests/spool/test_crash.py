@@ -6,6 +6,7 @@ import contextlib
 import random
 
 import pytest
+from tiers import in_tiers
 
 from kafkasafe.errors import SpoolError, SpoolWriteError
 from kafkasafe.testing.disk import Disk, ProcessKilled
@@ -55,7 +56,7 @@ def live(seed: int, *, steps: int = 10, faults: float = 0.4) -> Owner:
     return owner
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", in_tiers(12, fast=4))
 def test_every_crash_recovers_to_what_was_promised(seed):
     assert live(seed).check_crashes(seed=seed) > 50
 
@@ -83,18 +84,18 @@ def test_without_fsync_a_beginning_is_left(seed):
     live_os(seed)
 
 
-def test_what_an_owner_cut_off_does_not_come_back_after_the_next_one_began():
+@pytest.mark.parametrize("seed", in_tiers(8, fast=3))
+def test_what_an_owner_cut_off_does_not_come_back_after_the_next_one_began(seed):
     """The next owner finds it cut already, and relied on that: but the cut was never synced."""
-    for seed in range(8):
-        rng = random.Random(seed)
-        owner = Owner(Disk(), segment_bytes=4096)
-        owner.commit([owner.group(rng, batches=2)])
-        assert owner.write(owner.group(rng, batches=2, size=600))
-        owner.disk.fail("sync_data")
-        assert not owner.sync()
-        owner.disk.fail("writev", kill=True)
-        with pytest.raises(ProcessKilled):
-            owner.rewrite()
-        owner.files.kill()
-        owner.open()
-        owner.check_crashes(samples=12, seed=seed)
+    rng = random.Random(seed)
+    owner = Owner(Disk(), segment_bytes=4096)
+    owner.commit([owner.group(rng, batches=2)])
+    assert owner.write(owner.group(rng, batches=2, size=600))
+    owner.disk.fail("sync_data")
+    assert not owner.sync()
+    owner.disk.fail("writev", kill=True)
+    with pytest.raises(ProcessKilled):
+        owner.rewrite()
+    owner.files.kill()
+    owner.open()
+    owner.check_crashes(samples=12, seed=seed)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tiers import in_tiers
 
 from kafkasafe import marks as m
 from kafkasafe.errors import SpoolCorruptError
@@ -58,7 +59,7 @@ def filled(*, ids: bool, batches: int = 12) -> tuple[Disk, list[tuple[Path, int,
 
 
 @pytest.mark.usefixtures("everything_is_large")
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", in_tiers(4, fast=1))
 def test_every_crash_recovers_to_what_was_promised(seed):
     assert live(1000 + seed).check_crashes(seed=seed) > 50
 
