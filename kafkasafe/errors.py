@@ -67,7 +67,7 @@ class UsageError(KafkaSafeError):
 class ConfigError(UsageError, KafkaConfigurationError, ValueError):
     """An option is unknown, or a value cannot work. No file and no connection was opened.
 
-    It is also raised for an option, or an argument of a method, that is a string which Kafka's protocol cannot encode.
+    A string that Kafka's protocol cannot encode also raises it, as an option or as an argument of a method.
     """
 
 
