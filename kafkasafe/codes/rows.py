@@ -235,7 +235,7 @@ _ROWS: Final = (
         "LEADER_NOT_AVAILABLE",
         _REFRESH,
         "Retry after a metadata refresh: a leader is being elected.",
-        produce=_produce(AnswerAction.RETRY, "an election is going on", refresh=True),
+        produce=_produce(AnswerAction.RETRY, "an election is in progress", refresh=True),
     ),
     _row(
         6,
@@ -731,7 +731,7 @@ _ROWS: Final = (
         "INCONSISTENT_TOPIC_ID",
         _REFRESH,
         "Refresh metadata and compare topic ids before you write or read more: the topic was"
-        " re-created, and its old records are gone.",
+        " re-created, and its old records no longer exist.",
         at_risk=True,
     ),
     _row(
@@ -834,7 +834,7 @@ _ROWS: Final = (
         "Start again from bootstrap.servers (KIP-1102), then retry.",
         note=(
             "Kafka: not retriable, by class; its clients handle the code before they look at the"
-            " class: they bootstrap again and go on."
+            " class: they bootstrap again and continue."
         ),
     ),
     _row(130, "STREAMS_INVALID_TOPOLOGY", _FATAL, "Correct the Streams topology that was sent."),

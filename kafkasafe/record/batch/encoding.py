@@ -206,7 +206,7 @@ _VARINTS: Final = _Cache(varint)
 
 
 def _field_bytes(length: int) -> int:
-    """Bytes that a key or value takes, with its length in front (-1: null)."""
+    """Bytes that a key or value takes, including its length before it (length -1: null)."""
     return len(_VARINTS[length]) + max(0, length)
 
 
