@@ -1,4 +1,4 @@
-"""A program for KafkaProducer with another import. `durable()` returns only when the record is on disk.
+"""A program written for KafkaProducer: only the import has changed. `durable()` returns once the record is on disk.
 
 python examples/drop_in.py                                # starts a Kafka of its own
 python examples/drop_in.py --bootstrap localhost:9092     # or uses yours

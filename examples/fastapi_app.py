@@ -35,7 +35,7 @@ app = FastAPI(lifespan=lifespan)
 
 @app.post("/orders/{customer}", status_code=202)
 async def take(customer: str, request: Request) -> dict[str, bool]:
-    # If the task is cancelled here because the client has gone, no record was accepted.
+    # If the task is cancelled here because the client has disconnected, no record was accepted.
     future = await request.app.state.producer.send("orders", await request.body(), key=customer.encode())
     await future.durable(timeout=10)
     return {"accepted": True}

@@ -23,7 +23,7 @@ from kafkasafe import SafeProducer
 
 
 @functools.cache
-def opened(pid: int) -> SafeProducer:  # noqa: ARG001  # what it is remembered by
+def opened(pid: int) -> SafeProducer:  # noqa: ARG001  # the key of the cache
     return SafeProducer(bootstrap_servers=os.environ["KAFKA"].split(","), client_id="shop")
 
 

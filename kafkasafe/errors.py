@@ -67,7 +67,7 @@ class UsageError(KafkaSafeError):
 class ConfigError(UsageError, KafkaConfigurationError, ValueError):
     """An option is unknown, or a value cannot work. No file and no connection was opened.
 
-    A string that Kafka cannot carry raises it too, as an option and as an argument of a method.
+    A string that Kafka's protocol cannot encode also raises it, as an option or as an argument of a method.
     """
 
 
@@ -120,9 +120,8 @@ class RejectedError(KafkaSafeError):
 class BatchDroppedError(KafkaSafeError):
     """An atomic batch (`SafeProducer.batch`) was dropped: `read_committed` consumers see none of its records.
 
-    The producer keeps the records in `rejected/`. One case is different: the batch had a consumer's offsets, and the
-    consumer has left its group. Then the producer keeps nothing, because the group's next member reads the same records
-    again.
+    The producer keeps the records in `rejected/`. The exception is a batch with a consumer's offsets whose input is
+    read again, for example after the group refused the offsets. The producer keeps nothing of such a batch.
 
     If `commit_transaction` raises this error with an error code, the exception is also an instance of kafka-python's
     exception for the code, as a `RejectedError` is.
@@ -269,7 +268,8 @@ class SpoolFullError(SpoolError, WaitTimeoutError):
 
 
 class SpoolCorruptError(SpoolError):
-    """A file of the spool is damaged, and durable records come after the damage. Nothing was deleted.
+    """The content of a file of the spool has changed, or files are missing, and no crash explains it. Nothing was
+    deleted.
 
     Attributes:
         damage: One sentence for each damaged range: the file, the byte range, and its contents as far as known.
@@ -443,8 +443,8 @@ FACTS: Final[dict[str, Facts]] = {
     ),
     "BatchDroppedError": Facts(
         ("outcome.get", "outcome.durable", "future.get"),
-        "`read_committed` consumers see nothing of the batch. Its records are kept in `rejected/`. A batch with a"
-        " consumer's offsets is not always kept. If it is not, the group reads the same input again.",
+        "`read_committed` consumers see nothing of the batch. Its records are kept in `rejected/`, unless the batch had"
+        " a consumer's offsets and the same input records are read again.",
         "Read the message. If the records are in `rejected/`, remove the cause, then run `kafkasafe spool resend`.",
     ),
     "DataLossError": Facts(

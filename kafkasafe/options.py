@@ -396,7 +396,7 @@ class _OfConsumers(ConnectionOptions, total=False):
     exclude_internal_topics: bool
     """Leave internal topics, such as `__consumer_offsets`, out of subscriptions by pattern."""
     on_divergence: Literal["raise", "seek"] | Callable[[LogDiverged], int | None]
-    """What to do when the log has lost records that were read. "raise": raise LogDivergedError. "seek": go on at the
+    """What to do when the log has lost records that were read. "raise": raise LogDivergedError. "seek": continue at the
     first offset that differs. A function: it gets the event and returns the offset, or None to raise the error.
     """
     on_event: Callable[[ConsumerEvent], object] | None

@@ -1,4 +1,4 @@
-"""`RetryPolicy` repeats a failed call, with tenacity. The core decides whether to repeat it (`kafkasafe.classify`)."""
+"""`RetryPolicy` repeats a failed call, with tenacity. `kafkasafe.classify` decides whether a retry may help."""
 
 from __future__ import annotations
 

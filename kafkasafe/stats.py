@@ -117,7 +117,9 @@ Sample: TypeAlias = tuple[Definition, tuple[str, ...], float | Histogram]
 """One present value: the definition, the values of its labels, and the number."""
 
 _RETRIES: Final = (
-    Definition("retries", "counter", "Requests sent again, by the error that caused it.", ("api", "error")),
+    Definition(
+        "retries", "counter", "Requests sent again, by the error that made this necessary.", ("api", "error")
+    ),
     Definition(
         "retry_backoff_seconds",
         "counter",
@@ -456,7 +458,7 @@ class RetryStats:
 
 
 class Stats(RetryStats):
-    """Counters of a pump. `exhausted` counts batches that were not acknowledged within `delivery_timeout_ms`.
+    """Counters of a producer. `exhausted` counts batches that were not acknowledged within `delivery_timeout_ms`.
 
     Attributes:
         records: By (topic, outcome): accepted, committed, rejected, timed_out, damaged, dropped.

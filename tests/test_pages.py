@@ -98,7 +98,7 @@ def test_a_producers_option_whose_effect_is_limited_is_logged_as_such(name, capl
     # 7 is nobody's default, and no value of these options is looked at.
     config.validate({name: 7})
     assert [record.event for record in caplog.records] == ["option_ignored"]
-    assert options.of_producer(name) != "heeded"
+    assert options.of_producer(name) != "used"
 
 
 # -- migration ---------------------------------------------------------------------------------------------------------

@@ -125,7 +125,7 @@ TESTS = {
     "Callers wait for restored batches": "test_callers_wait_for_what_is_sent_again",
     "The journal counts a held batch": "test_an_outage_reads_nothing_from_disk",
     "A time-out says nothing about a slow link": "test_a_slow_uplink_delivers_and_sends_hardly_anything_twice",
-    "A kernel goes on sending": "test_what_the_kernel_has_not_sent_goes_with_its_connection",
+    "A kernel continues to send": "test_what_the_kernel_has_not_sent_goes_with_its_connection",
     "Bytes in a socket's queue": "test_what_is_in_a_sockets_queue_is_not_written_to",
     "A batch that was sealed before its topic": "test_what_was_sealed_before_its_topic_was_known_is_not_overtaken",
     "A forgotten destination keeps": (

@@ -711,7 +711,7 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                         "{{client_id}} {{topic}} until the program seeks",
                     ),
                 ),
-                "Their positions are kept, and the other partitions go on.",
+                "Their positions are kept, and the other partitions are read.",
             ),
             Shown(
                 "Time in which partitions could not be read",
@@ -817,7 +817,8 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                         "{{topic}} {{event}}: {{reason}}",
                     ),
                 ),
-                "held: a lower end was not accepted; regressed: it was proven; lost: a query goes on without records.",
+                "held: a lower end was not accepted; regressed: it was proven; lost: a query continues without some"
+                " records.",
             ),
             Shown(
                 "Records lost to queries",

@@ -75,8 +75,8 @@ def _out_of_order(context: ErrorContext) -> Cell | None:
     if context.in_log is False:
         return Cell(
             ErrorAction.FATAL,
-            "Data loss: records before this batch are missing from the log; put them back in order from where they"
-            " are kept, then send this batch.",
+            "Data loss: records before this batch are missing from the log; send them again, in order, from wherever"
+            " they are kept, then send this batch.",
             at_risk=True,
         )
     if context.resend is None:
@@ -108,13 +108,13 @@ def _unknown_producer(context: ErrorContext) -> Cell | None:
         return Cell(
             ErrorAction.RETRY,
             "Retry the same bytes under the same sequence: the answer does not say where the log starts (Produce"
-            " before v5); if it stays, treat it as data loss.",
+            " before v5); if the error persists, treat it as data loss.",
             note="Kafka: not retriable, by class; its producer retries in this case (2.3.1, canRetry).",
         )
     if acked is None or acked < 0:
         return Cell(
             ErrorAction.RESET_SEQUENCE,
-            "Send all that is unacknowledged again, in order, under a new epoch from sequence 0, once no older request"
+            "Send everything unacknowledged again, in order, under a new epoch from sequence 0, once no older request"
             " can still arrive: nothing was acknowledged, so nothing acknowledged can be lost.",
             note="Kafka: not retriable, by class; its producer retries in this case (2.3.1, canRetry).",
         )
@@ -128,7 +128,7 @@ def _unknown_producer(context: ErrorContext) -> Cell | None:
     return Cell(
         ErrorAction.FATAL,
         f"Data loss: the log starts at {start}, so the record acknowledged at offset {acked} should be in it, and the"
-        " broker does not know its producer; put the lost records back from where they are kept.",
+        " broker does not know its producer; send the lost records again from wherever they are kept.",
         at_risk=True,
     )
 
@@ -140,8 +140,8 @@ def _out_of_range(context: ErrorContext) -> Cell | None:
         if position < start:
             return Cell(
                 ErrorAction.FATAL,
-                f"Offsets {position} to {start - 1} were deleted unread: seek to {start} knowingly, and let somebody"
-                " know what was skipped.",
+                f"Offsets {position} to {start - 1} were deleted unread: seek to {start} deliberately, and report"
+                " which records were skipped.",
                 at_risk=True,
             )
         if context.tiered:

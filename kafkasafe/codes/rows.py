@@ -177,8 +177,8 @@ _FATAL: Final = ErrorAction.FATAL
 
 # Sent between brokers and controllers; a client that sees one talks to the wrong listener.
 _INTERNAL: Final = (
-    "Sent between brokers only: check that bootstrap.servers names the brokers' client listener, then their"
-    " logs."
+    "Sent between brokers only: check that bootstrap.servers names the brokers' client listener, then read the"
+    " brokers' logs."
 )
 
 _ROWS: Final = (
@@ -186,7 +186,7 @@ _ROWS: Final = (
         -1,
         "UNKNOWN_SERVER_ERROR",
         _RETRY,
-        "Retry with back-off within a deadline; if it stays, the cause is in the log of the broker that answered.",
+        "Retry with back-off within a deadline; if the error persists, its cause is in the answering broker's log.",
         note=(
             "Kafka: not retriable. Brokers answer it while they start and while remote storage is not"
             " ready (KIP-1007), and a bounded retry of the same request loses nothing."
@@ -208,8 +208,8 @@ _ROWS: Final = (
         2,
         "CORRUPT_MESSAGE",
         _RETRY,
-        "Send it again: the bytes were damaged on the way; if it stays, look for a key that a"
-        " compacted topic misses or a faulty network.",
+        "Send it again: the bytes were damaged on the way; if the error persists, look for a record without a key in a"
+        " compacted topic, or for a faulty network.",
         produce=_produce(
             AnswerAction.RETRY, "the bytes were damaged on the way", absent=True, scope=Scope.BATCH
         ),
@@ -218,7 +218,7 @@ _ROWS: Final = (
         3,
         "UNKNOWN_TOPIC_OR_PARTITION",
         _REFRESH,
-        "Refresh metadata and retry for a while, new topics take time to spread; if it stays, create"
+        "Refresh metadata and retry for a while: new topics take time to spread; if the error persists, create"
         " the topic or correct its name.",
         produce=_produce(
             AnswerAction.RETRY,
@@ -235,7 +235,7 @@ _ROWS: Final = (
         "LEADER_NOT_AVAILABLE",
         _REFRESH,
         "Retry after a metadata refresh: a leader is being elected.",
-        produce=_produce(AnswerAction.RETRY, "an election is going on", refresh=True),
+        produce=_produce(AnswerAction.RETRY, "an election is in progress", refresh=True),
     ),
     _row(
         6,
@@ -248,7 +248,7 @@ _ROWS: Final = (
         7,
         "REQUEST_TIMED_OUT",
         _RETRY,
-        "Retry: replicas or a remote look-up were slow; if it stays, look at the brokers' load.",
+        "Retry: replicas or a remote look-up were slow; if the error persists, look at the brokers' load.",
         produce=_produce(AnswerAction.RETRY, "replicas did not confirm in time"),
     ),
     _row(
@@ -425,7 +425,7 @@ _ROWS: Final = (
         "Use a request version that the broker knows, or a newer broker.",
         produce=_produce(AnswerAction.RETRY, "the broker does not know this version", absent=True),
     ),
-    _row(36, "TOPIC_ALREADY_EXISTS", _FATAL, "The topic is there already: use it, or choose another name."),
+    _row(36, "TOPIC_ALREADY_EXISTS", _FATAL, "The topic exists already: use it, or choose another name."),
     _row(37, "INVALID_PARTITIONS", _FATAL, "Ask for at least one partition, and for more than there are."),
     _row(38, "INVALID_REPLICATION_FACTOR", _FATAL, "Ask for at most as many replicas as there are brokers."),
     _row(39, "INVALID_REPLICA_ASSIGNMENT", _FATAL, "Assign every replica to a different existing broker."),
@@ -475,8 +475,8 @@ _ROWS: Final = (
         ),
         kind=Kind.SPOILT,
     ),
-    # None of the seven broker versions that were tried sends 46, but its meaning is plain. The journal asks all the
-    # same: the batch still has to pass the high watermark.
+    # None of the seven broker versions that were tried sends 46, but its meaning is clear. The journal still asks the
+    # broker, because the batch may not have passed the high watermark yet.
     _row(
         46,
         "DUPLICATE_SEQUENCE_NUMBER",
@@ -585,14 +585,14 @@ _ROWS: Final = (
     ),
     _row(67, "INVALID_PRINCIPAL_TYPE", _FATAL, 'Use principals of the type "User".'),
     _row(68, "NON_EMPTY_GROUP", _FATAL, "Stop all members of the group first."),
-    _row(69, "GROUP_ID_NOT_FOUND", _FATAL, "Check the group's name: no such group is there."),
+    _row(69, "GROUP_ID_NOT_FOUND", _FATAL, "Check the group's name: no such group exists."),
     _row(70, "FETCH_SESSION_ID_NOT_FOUND", _RETRY, "Fetch again with a new fetch session."),
     _row(71, "INVALID_FETCH_SESSION_EPOCH", _RETRY, "Fetch again with a new fetch session."),
     _row(
         72,
         "LISTENER_NOT_FOUND",
         _REFRESH,
-        "Refresh metadata and retry: the leader has no such listener yet; if it stays, give all"
+        "Refresh metadata and retry: the leader has no such listener yet; if the error persists, give all"
         " brokers the listener.",
         produce=_produce(AnswerAction.RETRY, "the leader has no such listener yet", refresh=True),
     ),
@@ -647,7 +647,7 @@ _ROWS: Final = (
         84,
         "ELECTION_NOT_NEEDED",
         _OK,
-        "Nothing to do: the leader asked for leads already.",
+        "Nothing to do: the requested leader is the leader already.",
         note=(
             "Kafka: retriable, by the class it inherits. Asking again changes nothing: the election's"
             " goal is reached."
@@ -685,7 +685,7 @@ _ROWS: Final = (
         produce=_produce(AnswerAction.ASK_BROKER, "a newer epoch of this producer id wrote to the partition"),
         kind=Kind.FENCED,
     ),
-    _row(91, "RESOURCE_NOT_FOUND", _FATAL, "Check the name: no such resource is there."),
+    _row(91, "RESOURCE_NOT_FOUND", _FATAL, "Check the name: no such resource exists."),
     _row(92, "DUPLICATE_RESOURCE", _FATAL, "Name each resource once."),
     _row(
         93,
@@ -730,8 +730,8 @@ _ROWS: Final = (
         103,
         "INCONSISTENT_TOPIC_ID",
         _REFRESH,
-        "Refresh metadata and compare topic ids before writing or reading on: the topic was"
-        " re-created, its old records are gone.",
+        "Refresh metadata and compare topic ids before you write or read more: the topic was"
+        " re-created, and its old records no longer exist.",
         at_risk=True,
     ),
     _row(
@@ -805,7 +805,7 @@ _ROWS: Final = (
         120,
         "TRANSACTION_ABORTABLE",
         _FATAL,
-        "Abort this transaction, then do it again as a new one: the producer itself may go on.",
+        "Abort this transaction and repeat it as a new one: the producer itself can continue.",
         kind=Kind.SPOILT,
     ),
     _row(
@@ -834,7 +834,7 @@ _ROWS: Final = (
         "Start again from bootstrap.servers (KIP-1102), then retry.",
         note=(
             "Kafka: not retriable, by class; its clients handle the code before they look at the"
-            " class: they bootstrap again and go on."
+            " class: they bootstrap again and continue."
         ),
     ),
     _row(130, "STREAMS_INVALID_TOPOLOGY", _FATAL, "Correct the Streams topology that was sent."),
@@ -888,7 +888,8 @@ BY_API: Final[Mapping[tuple[str, int], Cell]] = MappingProxyType(
         ),
         ("fetch", 2): Cell(
             _RETRY,
-            "Retry; if it stays, the leader's copy is damaged: let another replica lead before anything is skipped.",
+            "Retry; if the error persists, the leader's copy is damaged: let another replica lead before you skip"
+            " anything.",
             at_risk=True,
         ),
         ("fetch", 9): Cell(

@@ -112,7 +112,7 @@ _RETRIABLE: Final = frozenset(
 
 
 _JOURNAL: Final = "Differs from the code's row: this is what SafeProducer does about an answer to Produce."
-_SAME_BYTES: Final = "; it may have been appended, so send the same bytes under the same sequence"
+_SAME_BYTES: Final = "; the batch may have been appended, so send the same bytes under the same sequence"
 
 
 def classify_code(code: int, api: str | None = None, context: ErrorContext = NO_CONTEXT) -> Verdict:

@@ -113,7 +113,7 @@ def _place(fields: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, A
         given, is_default = spool_dir(options["spool_dir"], fields["client_id"], options["bootstrap_servers"])
         real = resolved(given)
         if ".." in given.parts and not given.exists():
-            # `..` behind a directory that does not exist: the path leads nowhere, and `real` is what every start makes.
+            # A path with `..` after a missing directory cannot be opened. So each start resolves it, and uses `real`.
             given = real
     return {"spool_dir": real, "spool_dir_given": given, "spool_dir_is_default": is_default}
 

@@ -160,8 +160,8 @@ def _undecidable(_: SpoolSeen, lane: LaneSeen) -> str:
     if not lane.undecidable_batches or not lane.owner_pid:
         return ""  # the next producer asks the cluster again
     return (
-        f"{_counted(lane.undecidable_batches, 'batch', 'batches')} of which it cannot be determined whether the log has"
-        " them: the producer waits for a decision"
+        f"{_counted(lane.undecidable_batches, 'batch', 'batches')} may or may not be in the log, and this cannot be"
+        " determined: the producer waits for a decision"
     )
 
 
@@ -183,8 +183,8 @@ def _unowned(_: SpoolSeen, lane: LaneSeen) -> str:
     if lane.owner_pid or lane.strays_to or not lane.waiting_records:
         return ""
     return (
-        f"{_counted(lane.waiting_records, 'record')} and no process that delivers: start a producer on the directory,"
-        " or kafkasafe spool drain"
+        f"{_counted(lane.waiting_records, 'record')} that no process delivers: start a producer on the directory, or"
+        " run kafkasafe spool drain"
     )
 
 

@@ -187,7 +187,7 @@ def unopened_producer(*, closed: bool) -> ProducerHealth:
     )
 
 
-# -- the rules: by the name of each reason, its text, empty where it does not apply ------------------------------------
+# -- the rules: name of the reason → a function that returns its text, or an empty text if it does not apply ----------
 
 _Rules = Mapping[str, Callable[[ProducerSeen], str]]
 

@@ -45,7 +45,7 @@ _Parsed: TypeAlias = tuple[Any, _Numbers, npt.NDArray[np.int32]]
 """A RecordBatch, its records' offsets and their leader epochs."""
 
 HEADERS: Final = _arrow.list_(_arrow.struct([("key", _arrow.string()), ("value", _arrow.binary())]))
-"""Arrow type of record headers: in order, names may occur more than once, values may be null. Never null itself."""
+"""Arrow type of a record's headers, in order. A name may occur more than once, a value may be null, the list never."""
 
 SCHEMA: Final = _arrow.schema(
     [
@@ -77,7 +77,7 @@ _MIN_RECORD_BYTES: Final = 7
 
 _CHUNK_BYTES: Final = 64 * 1024 * 1024
 _STEP: Final = 16  # records that are read one by one before a run of equal lengths is tried
-_LONG_RUN: Final = 256  # and only where it pays
+_LONG_RUN: Final = 256  # with fewer records left, trying such a run costs more than it saves
 _FEW: Final = 16  # this many records or fewer are cheaper one by one
 
 
@@ -163,8 +163,8 @@ class Decoder:
 
     Args:
         buffer: The records of one partition in a Fetch response: whole batches, the last one may be truncated. The
-            decoder does not change the buffer, and no longer needs it once all is read: without views, the batches from
-            `read` have their own memory.
+            decoder does not change the buffer. Without views, the batches from `read` have their own memory, so the
+            buffer is not needed after the last `read`.
         from_offset: Records before it are left out (the first batch may begin before the requested offset).
         aborted: (producer id, first offset) of the aborted transactions that the response lists.
         read_committed: Leave out the records of aborted transactions.
@@ -327,7 +327,7 @@ class Decoder:
         header = read_header(self._buffer, self._at)
         if header.base_offset < self._end:
             raise CorruptBatchError(
-                f"Offsets {header.base_offset} to {header.last_offset}: the batch in front goes to {self._end - 1}"
+                f"Offsets {header.base_offset} to {header.last_offset}: the batch before it ends at {self._end - 1}"
             )
         if self._check_crcs:
             crc = crc_of(self._buffer, self._at, header.size_bytes)
@@ -434,7 +434,7 @@ def _parse(
         if not np.array_equal(at, ends):
             raise CorruptBatchError("A record does not fill its length exactly")
     elif (header_counts < 0).any() or (header_counts > ends - at).any():
-        raise CorruptBatchError("A number of headers that cannot be")
+        raise CorruptBatchError("An impossible number of headers")
 
     offsets = np.repeat(np.array([header.base_offset for header in headers]), counts) + offset_deltas
     last = np.repeat(np.array([header.last_offset_delta for header in headers]), counts)

@@ -74,8 +74,8 @@ class ArrowPacker:
         head_rows: Most rows in the first batch of a partition, if `head_from` applies. (The sender reads such a batch
             back.)
         head_from: `head_rows` applies to a partition whose first piece has more rows than this. 0: it always applies.
-        head_base: Returns the base timestamp of these first batches for their timestamp; None: they get it like all
-            others.
+        head_base: Returns the base timestamp of such a first batch for its timestamp; None: its timestamp, as in all
+            other batches.
         compression: How to compress batches.
         compression_level: Level in the codec's own scale; None for the codec's default.
     """

@@ -88,7 +88,7 @@ class Piece:
     rows: Iterator[Row]
 
     def put_back(self, row: Row) -> None:
-        """Puts a row that was taken before the others again."""
+        """Returns a row that was taken, so that it comes first again."""
         self.rows = chain((row,), self.rows)
 
 

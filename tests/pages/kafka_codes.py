@@ -12,10 +12,10 @@ MEANING = {
     ErrorAction.SUCCESS: "nothing: the request was carried out",
     ErrorAction.RETRY: "send the same request again, to the same broker, after a pause",
     ErrorAction.RETRY_AFTER_REFRESH: "look up metadata, the coordinator or the controller first, then send it again",
-    ErrorAction.ASK_BROKER: "the answer decides nothing: ask the broker for its state; never send again blindly",
+    ErrorAction.ASK_BROKER: "the answer decides nothing: ask the broker for its state before you send again",
     ErrorAction.RESET_SEQUENCE: "send the batch under a new epoch, from sequence 0; nothing was lost",
     ErrorAction.FENCE: "a newer owner, epoch or generation took over: stop writing under this identity",
-    ErrorAction.REJECT_RECORD: "these records will never be accepted: keep them elsewhere, go on with the next",
+    ErrorAction.REJECT_RECORD: "these records will never be accepted: keep them elsewhere, and continue with the next ones",
     ErrorAction.FATAL: "no retry helps: change something, or notify an operator",
 }
 
@@ -52,7 +52,7 @@ verdict.data_at_risk  # False: retention removed the producer, nothing was lost
 verdict.explanation  # the fix, in one sentence
 
 
-@RetryPolicy(deadline_ms=30_000)  # when: exponential, full jitter, at most 10 tries a second; whether: classify
+@RetryPolicy(deadline_ms=30_000)  # classify decides whether to retry; pauses grow exponentially, with full jitter
 def end_offset(): ...
 ```
 
@@ -121,7 +121,7 @@ def _known(context: ErrorContext) -> str:
 def text() -> str:
     lines = [HEAD + "\n".join(f"| `{action.value}` | {MEANING[action]} |" for action in ErrorAction)]
     lines += [
-        "\n## What more is known decides\n",
+        "\n## Codes whose action depends on the context\n",
         "For some codes, the action depends on what else the caller knows. For code 59, the action depends on what was",
         "acknowledged and where the log starts (KAFKA-5793). For codes 45 and 46, the action depends on whether the log has",
         "the batch. For codes 1 and 9, the action depends on whether the topic is tiered (KIP-1007).\n",
@@ -131,7 +131,7 @@ def text() -> str:
         verdict = classify(code, api, context)
         lines.append(f"| {code} | {api} | {_known(context)} | {_action(verdict)} | {_said(verdict)} |")
     lines += [
-        "\n## Where a request kind differs\n",
+        "\n## Requests for which a code has another action\n",
         "| request | code | action | fix |\n|---|---|---|---|",
     ]
     for api in ("produce", "fetch", "list_offsets", "describe_producers"):

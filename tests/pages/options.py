@@ -23,10 +23,10 @@ CONSUMER: Final[dict[str, Any]] = {**KafkaConsumer.DEFAULT_CONFIG, **OURS, **CON
 
 LIMITED: Final = {
     "retries": "without effect: the producer retries a pending record without a limit",
-    "max_in_flight_requests_per_connection": f"heeded up to {MOST_IN_FLIGHT}",
+    "max_in_flight_requests_per_connection": f"used up to {MOST_IN_FLIGHT}",
     "enable_idempotence": "only True",
 }
-"""What `kafkasafe.config` says of some values of a producer's options."""
+"""Options of a producer that accept only some values, or have no effect, according to `kafkasafe.config`."""
 
 SHOWN: Final = {
     "client_id": {
@@ -34,7 +34,7 @@ SHOWN: Final = {
         CONSUMER["client_id"]: '"kafka-python-VERSION"',
     },
 }
-"""Defaults that the page shows otherwise."""
+"""Defaults that the page shows in another form."""
 
 HEAD: Final = """# All options
 
@@ -44,7 +44,7 @@ This page lists every option of `SafeProducer` and `SafeConsumer`, with its type
 producer's options, [SafeConsumer](consumer.md#options) to the consumer's. Options of kafka-python have the same name and meaning here.
 Editors show the same texts for a keyword argument.
 
-An unknown option is a [`ConfigError`](kafkasafe-errors.md#configerror), and so is a value that cannot work. "Heeded" means that the
+An unknown option is a [`ConfigError`](kafkasafe-errors.md#configerror), and so is a value that cannot work. "Used" means that the
 option does what the text says. An option that is "without effect" is accepted, so that programs written for kafka-python run
 unchanged; a value other than the default is logged as a WARNING ([`option_ignored`](log-events.md)).
 
@@ -109,16 +109,16 @@ def _default(name: str, value: Any) -> str:
 
 
 def of_producer(name: str) -> str:
-    """Whether a producer heeds an option."""
+    """What an option does in a producer."""
     if name in WITHOUT_EFFECT:
         return f"without effect: {WITHOUT_EFFECT[name]}"
-    return LIMITED.get(name, "heeded")
+    return LIMITED.get(name, "used")
 
 
 def of_consumer(name: str) -> str:
-    """Whether a consumer heeds an option."""
+    """What an option does in a consumer."""
     reason = CONSUMER_WITHOUT_EFFECT.get(name)
-    return "heeded" if reason is None else f"without effect: {reason}"
+    return "used" if reason is None else f"without effect: {reason}"
 
 
 def _shared() -> str:

@@ -519,7 +519,7 @@ class TestDamage:
     def test_batches_that_go_back(self):
         decoder = Decoder(encoded([simple(0, 3), simple(2, 3)]))
         assert decoder.read().num_rows == 3
-        with pytest.raises(CorruptBatchError, match="Offsets 2 to 4: the batch in front goes to 2"):
+        with pytest.raises(CorruptBatchError, match="Offsets 2 to 4: the batch before it ends at 2"):
             decoder.read()
         assert decoder.next_offset == 3
 

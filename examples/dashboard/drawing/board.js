@@ -25,7 +25,7 @@ const SHORT = [[1, ""], [1e3, " K"], [1e6, " Mil"], [1e9, " Bil"]];
 const BYTES = [[1, " B"], [1024, " KiB"], [1024 ** 2, " MiB"], [1024 ** 3, " GiB"], [1024 ** 4, " TiB"]];
 const SECONDS = [[1e-6, " µs"], [1e-3, " ms"], [1, " s"], [60, " min"], [3600, " hour"], [86400, " day"]];
 
-// Grafana's names of units, those that the boards have.
+// Grafana's names of the units on the boards.
 const UNITS = {
   short: value => scaled(value, SHORT),
   cps: value => scaled(value, SHORT) + " c/s",
@@ -43,7 +43,7 @@ function distances(unit) {
   return [...tens.filter(value => value < 15), ...clock, ...tens.filter(value => value > 86400)];
 }
 
-// Between two lines of an axis from 0 to `top`: at most four of them.
+// The distance between two lines of an axis from 0 to `top`, which has at most four lines.
 function distance(top, unit) {
   return distances(unit).find(value => top / value <= 4);
 }
@@ -74,7 +74,7 @@ async function lines(expression, legend, step) {
   })).filter(line => line.points.length);
 }
 
-// A line ends where there are no numbers, and begins again after that.
+// A line has a gap where there are no numbers.
 function broken(points, step) {
   return points.flatMap(([at, value], index) => {
     const before = index ? points[index - 1][0] : at;
@@ -195,7 +195,7 @@ async function timeseries(panel, section, step) {
   return found.length;
 }
 
-// Times without a gap of more than a step, and in which the value is the same.
+// Periods without a gap of more than a step in which the value stays the same.
 function spells(line, step) {
   const found = [];
   for (const [at, value] of line.points) {
@@ -260,7 +260,7 @@ async function draw(panel, width) {
   section.appendChild(document.createElement("h2")).textContent = panel.title;
   section.dataset.title = panel.title;
   section.title = panel.description;
-  // About a point for two pixels.
+  // About one point for every two pixels.
   const step = Math.max(SCRAPE_S, Math.round((TO - FROM) / (w * column / 2)));
   try {
     section.dataset.series = await KINDS[panel.type](panel, section, step);
@@ -274,7 +274,7 @@ async function draw(panel, width) {
 
 let annotations = [];
 
-// As Grafana does it: points that are not further apart than a step are one region; a value may say the time.
+// As in Grafana, points that are at most a step apart form one region. The value of a point may be its time.
 async function annotated({name, expr, step, iconColor, useValueForTime, enable}) {
   const seconds = parseInt(step), found = enable ? await lines(expr, name, SCRAPE_S) : [];
   const times = [];

@@ -73,7 +73,9 @@ def compress(body: Buffer, compression: Compression, level: int | None) -> bytes
         lowest = _arrow().Codec.minimum_compression_level(name)
         highest = _arrow().Codec.maximum_compression_level(name)
         if not lowest <= level <= highest:
-            raise ValueError(f"Compression level {level} of {compression.name}: it has {lowest} … {highest}")
+            raise ValueError(
+                f"Compression level {level} of {compression.name} does not exist: use {lowest} … {highest}"
+            )
     match compression:
         case Compression.GZIP:
             gzip = zlib.compressobj(-1 if level is None else level, zlib.DEFLATED, _GZIP_WINDOW)

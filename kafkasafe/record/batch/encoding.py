@@ -42,9 +42,9 @@ def encode(
     compression: Compression = Compression.NONE,
     compression_level: int | None = None,
 ) -> bytearray:
-    """One whole batch: base offset 0, leader epoch -1, no identity, CRC right.
+    """Encodes one whole batch, with base offset 0, leader epoch -1, no batch id and a valid CRC.
 
-    The same arguments give the same bytes, always.
+    The same arguments always give the same bytes.
 
     Args:
         keys: One per value, None for a null key; or None when no record has a key.
@@ -59,8 +59,9 @@ def encode(
 
     Raises:
         TypeError: A key or value is not bytes, bytearray, memoryview or None.
-        ValueError: No values; another number of keys or timestamps than values; headers for a record that is
-            not there; a timestamp that is not an int64; a level the codec does not have; a batch above 2 GiB.
+        ValueError: There are no values; the number of keys or timestamps is not that of the values; headers are for a
+            record that does not exist; a timestamp is not an int64; the codec does not have the level; the batch is
+            above 2 GiB.
     """
     count = len(values)
     if not count:
@@ -205,7 +206,7 @@ _VARINTS: Final = _Cache(varint)
 
 
 def _field_bytes(length: int) -> int:
-    """Bytes that a key or value takes, with its length in front (-1: null)."""
+    """Bytes that a key or value takes, including its length before it (length -1: null)."""
     return len(_VARINTS[length]) + max(0, length)
 
 

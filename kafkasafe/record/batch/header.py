@@ -140,12 +140,12 @@ class BatchHeader:
 
     @property
     def last_sequence(self) -> int:
-        """Sequence of the last record (inclusive), -1 when the batch has no identity."""
+        """Sequence of the last record (inclusive), -1 when the batch has no batch id."""
         return -1 if self.base_sequence < 0 else _add_sequence(self.base_sequence, self.last_offset_delta)
 
     @property
     def next_sequence(self) -> int:
-        """Base sequence of the batch after this one, -1 when this one has no identity."""
+        """Base sequence of the batch after this one, -1 when this one has no batch id."""
         return -1 if self.base_sequence < 0 else _add_sequence(self.base_sequence, self.last_offset_delta + 1)
 
     @property
@@ -289,7 +289,7 @@ def stamp_identity(
         producer_id: Producer id, -1 for none.
         producer_epoch: Its epoch, -1 for none.
         base_sequence: Sequence of the first record, -1 for none.
-        transactional: The batch belongs to a transaction; else its attributes stay as they are.
+        transactional: Whether to mark the batch as part of a transaction. False leaves its attributes unchanged.
 
     Raises:
         CorruptBatchError: `buf` is not exactly one batch. It is unchanged.
