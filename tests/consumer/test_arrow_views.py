@@ -75,6 +75,7 @@ def opened(some_kafka):
             bootstrap_servers=some_kafka.bootstrap_servers,
             auto_offset_reset="earliest",
             enable_auto_commit=False,
+            fetch_max_wait_ms=50,
             **options,
         )
         consumers.append(consumer)
