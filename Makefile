@@ -6,9 +6,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SITE := .venv-site
-# Two tests at a time, those that share a broker or a Spark one after another; the fast ones first (tests/tiers.py).
+# Three tests at a time, because many of them wait; those that share a broker or a Spark run one after another; the fast ones
+# come first (tests/tiers.py).
 PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --durations 25
-JOBS ?= 2
+JOBS ?= 3
 # Images set it for programs that start once. Tests start hundreds of processes, and each would compile kafkasafe again.
 unexport PYTHONDONTWRITEBYTECODE
 
