@@ -44,7 +44,7 @@ Objects that own state:
     queue       the batches of a partition                  destinations  all of them, and the known topics
     replay      the group of the log that is being read     snapshots   marks that a new segment repeats
 
-Objects that decide. The constructor of each gets the objects that it uses; it does not know the objects that use it:
+Objects that decide. The constructor of each gets the `JournalState`, and the other deciding objects that it uses:
 
     packing     batches that are far from their turn    losses      signs of a loss, surveys, batches to send again
     refusals    destinations that are not accepted      topics      destinations, learned and forgotten
@@ -53,12 +53,12 @@ Objects that decide. The constructor of each gets the objects that it uses; it d
     sealing     new batches, on their way to the disk   rejecting   batches that are finally refused
     gathering   several batches become one              answers     to requests and questions
     verdicts    batches in doubt                        lives       order across incarnations and lanes
-    members     batches of units                        machine     rounds, and the next step of each partition
+    members     batches of units                        machine     the next step of each partition
     recovery    the log of earlier incarnations
 
-`parts` has the settings, and makes all of them, in groups by subject. `journal` has the facade: `Journal` passes each
-event to the object that handles it, and collects the resulting actions. `views` has read-only queries for callers
-outside, as `Journal.views`.
+`state` has the settings, and `JournalState`: the objects that own state, which those that decide share. `journal` has the
+facade: `Journal` makes all objects, passes each event to the one that handles it, and collects the resulting actions.
+`views` has read-only queries for callers outside, as `Journal.views`.
 """
 
 from kafkasafe.journal.acked import EpochCheck
@@ -102,7 +102,7 @@ from kafkasafe.journal.outbox import (
     Wait,
 )
 from kafkasafe.journal.partition import UNCHOSEN, WINDOW, Partition
-from kafkasafe.journal.parts import Settings
+from kafkasafe.journal.state import Settings
 
 __all__ = [
     "DAMAGED",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from kafkasafe import units as u
 from kafkasafe.codes.verdicts import (
     DESTINATION_CODES,
     FENCED_CODES,
@@ -20,17 +19,16 @@ from kafkasafe.codes.verdicts import (
 from kafkasafe.history.identity import ProducerView, shows
 from kafkasafe.history.loss import Cause
 from kafkasafe.journal.batch import DAMAGED, TOO_SLOW, Batch, BatchEvent, BatchState
-from kafkasafe.journal.clock import BrokerClock
-from kafkasafe.journal.destinations import Destinations
 from kafkasafe.journal.endings import Durability
 from kafkasafe.journal.flow import Flow, FlowEvent
 from kafkasafe.journal.losses import Suspicions
-from kafkasafe.journal.outbox import Begun, Outbox
+from kafkasafe.journal.outbox import Begun
 from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.partition import Partition
 from kafkasafe.journal.refusals import Refusals
 from kafkasafe.journal.rejecting import Rejecter
 from kafkasafe.journal.snapshots import state_mark
+from kafkasafe.journal.state import JournalState
 
 __all__ = ["Answers"]
 
@@ -45,28 +43,23 @@ class Answers:
 
     def __init__(
         self,
-        destinations: Destinations,
-        out: Outbox,
+        state: JournalState,
         packer: Packer,
         suspicions: Suspicions,
         refusals: Refusals,
         durability: Durability,
         rejecter: Rejecter,
-        clock: BrokerClock,
-        units: u.Units,
-        *,
-        request_timeout_s: float,
     ) -> None:
-        self._partitions = destinations.partitions
-        self._out = out
+        self._partitions = state.destinations.partitions
+        self._out = state.out
         self._packer = packer
         self._suspicions = suspicions
         self._refusals = refusals
         self._durability = durability
         self._rejecter = rejecter
-        self._clock = clock
-        self._units = units
-        self._request_timeout_s = request_timeout_s
+        self._clock = state.clock
+        self._units = state.units
+        self._request_timeout_s = state.settings.request_timeout_s
 
     def acked(self, batch: Batch, base_offset: int, *, leader_epoch: int, now: float, now_ms: int) -> None:
         """Record that the cluster acknowledged a batch.

@@ -8,16 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kafkasafe import marks as m
-from kafkasafe import units as u
 from kafkasafe.journal.batch import Batch, BatchEvent, BatchState, Fate
-from kafkasafe.journal.destinations import Destinations
 from kafkasafe.journal.flow import FlowEvent
-from kafkasafe.journal.healing import Revivals
 from kafkasafe.journal.ids import Identities
-from kafkasafe.journal.outbox import Ended, Outbox, unit_marks
+from kafkasafe.journal.outbox import Ended, unit_marks
 from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.partition import Partition
 from kafkasafe.journal.sealing import Sealer
+from kafkasafe.journal.state import JournalState
 
 __all__ = ["Divider"]
 
@@ -25,23 +23,14 @@ __all__ = ["Divider"]
 class Divider:
     """Replaces a divided batch with its parts."""
 
-    def __init__(
-        self,
-        destinations: Destinations,
-        out: Outbox,
-        packer: Packer,
-        sealer: Sealer,
-        identities: Identities,
-        revivals: Revivals,
-        units: u.Units,
-    ) -> None:
-        self._all = destinations.all
-        self._out = out
+    def __init__(self, state: JournalState, packer: Packer, sealer: Sealer, identities: Identities) -> None:
+        self._all = state.destinations.all
+        self._out = state.out
         self._packer = packer
         self._sealer = sealer
         self._identities = identities
-        self._revivals = revivals
-        self._units = units
+        self._revivals = state.revivals
+        self._units = state.units
 
     def replaced(self, batch: Batch, children: Sequence[tuple[int, int, int, int, bool]]) -> list[Batch]:
         """Record that a batch was divided (see `Divide`): its children take its place, all or none.

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kafkasafe import units as u
 from kafkasafe.journal.batch import Batch, BatchEvent, BatchState, Fate, batches_of
-from kafkasafe.journal.destinations import Destinations
 from kafkasafe.journal.flow import Flow, FlowEvent
-from kafkasafe.journal.healing import Revivals
 from kafkasafe.journal.outbox import (
     Begun,
     Consequence,
     Ended,
     Identified,
-    Outbox,
     Persist,
     Resolution,
     SilenceBroken,
@@ -23,8 +19,7 @@ from kafkasafe.journal.outbox import (
 )
 from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.partition import Destination
-from kafkasafe.journal.quiescence import Quiescence
-from kafkasafe.journal.spool_index import SpoolIndex
+from kafkasafe.journal.state import JournalState
 
 __all__ = ["Durability"]
 
@@ -32,24 +27,15 @@ __all__ = ["Durability"]
 class Durability:
     """Takes durable groups, and finishes batches."""
 
-    def __init__(
-        self,
-        destinations: Destinations,
-        out: Outbox,
-        index: SpoolIndex,
-        packer: Packer,
-        quiescence: Quiescence,
-        revivals: Revivals,
-        units: u.Units,
-    ) -> None:
-        self._all = destinations.all
-        self._partitions = destinations.partitions
-        self._out = out
-        self._index = index
+    def __init__(self, state: JournalState, packer: Packer) -> None:
+        self._all = state.destinations.all
+        self._partitions = state.destinations.partitions
+        self._out = state.out
+        self._index = state.index
         self._packer = packer
-        self._quiescence = quiescence
-        self._units = units
-        self._revivals = revivals
+        self._quiescence = state.quiescence
+        self._units = state.units
+        self._revivals = state.revivals
 
     def persisted(self, persist: Persist, positions: Sequence[int], end_position: int) -> None:
         """Record that the group is durable.

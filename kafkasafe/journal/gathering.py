@@ -8,14 +8,11 @@ from typing import Final
 from kafkasafe import marks as m
 from kafkasafe.history.identity import BatchId, add_sequence
 from kafkasafe.journal.batch import Batch, BatchEvent, BatchState, Fate, id_fields
-from kafkasafe.journal.clock import BrokerClock
-from kafkasafe.journal.destinations import Destinations
-from kafkasafe.journal.healing import Revivals
-from kafkasafe.journal.outbox import Ended, Outbox
+from kafkasafe.journal.outbox import Ended
 from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.partition import Partition
-from kafkasafe.journal.precedence import Precedence
 from kafkasafe.journal.sealing import Sealer
+from kafkasafe.journal.state import JournalState
 
 __all__ = ["GATHER_LEAST", "Gatherer"]
 
@@ -29,26 +26,15 @@ _GATHERED_SHARE: Final = 8
 class Gatherer:
     """Selects small batches to merge, and makes the merged batch."""
 
-    def __init__(
-        self,
-        destinations: Destinations,
-        out: Outbox,
-        packer: Packer,
-        sealer: Sealer,
-        revivals: Revivals,
-        clock: BrokerClock,
-        precedence: Precedence,
-        *,
-        gather_bytes: int,
-    ) -> None:
-        self._partitions = destinations.partitions
-        self._out = out
+    def __init__(self, state: JournalState, packer: Packer, sealer: Sealer) -> None:
+        self._partitions = state.destinations.partitions
+        self._out = state.out
         self._packer = packer
         self._sealer = sealer
-        self._revivals = revivals
-        self._clock = clock
-        self._precedence = precedence
-        self._gather_bytes = gather_bytes
+        self._revivals = state.revivals
+        self._clock = state.clock
+        self._precedence = state.precedence
+        self._gather_bytes = state.settings.gather_bytes
 
     def gathered(self, batches: Sequence[Batch], size_bytes: int) -> Batch:
         """Merge waiting batches (see `Ready.gathers`) into one, with their records, sequences and place.

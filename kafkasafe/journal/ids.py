@@ -11,12 +11,10 @@ from typing import Final
 from kafkasafe import marks as m
 from kafkasafe.history.identity import BatchId
 from kafkasafe.journal.batch import Batch, BatchEvent, BatchState, id_fields
-from kafkasafe.journal.destinations import Destinations
-from kafkasafe.journal.home import Home
-from kafkasafe.journal.outbox import Identified, Outbox
+from kafkasafe.journal.outbox import Identified
 from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.partition import Partition
-from kafkasafe.journal.sequences import IdSource
+from kafkasafe.journal.state import JournalState
 
 __all__ = ["Identities"]
 
@@ -27,24 +25,14 @@ _PREPARE_AHEAD: Final = 64
 class Identities:
     """Producer ids, epochs and sequences."""
 
-    def __init__(
-        self,
-        destinations: Destinations,
-        out: Outbox,
-        packer: Packer,
-        ids: IdSource,
-        home: Home,
-        *,
-        durable_first: bool,
-        window: int,
-    ) -> None:
-        self._all = destinations.all
-        self._out = out
+    def __init__(self, state: JournalState, packer: Packer) -> None:
+        self._all = state.destinations.all
+        self._out = state.out
         self._packer = packer
-        self._ids = ids
-        self._home = home
-        self._durable_first = durable_first
-        self._window = window
+        self._ids = state.ids
+        self._home = state.home
+        self._durable_first = state.settings.durable_first
+        self._window = state.settings.window
 
     def granted(self, producer_id: int, producer_epoch: int) -> None:
         """Note the producer id that the cluster granted to this incarnation."""

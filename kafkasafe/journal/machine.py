@@ -1,4 +1,4 @@
-"""Rounds, and the next step of each partition that changed.
+"""The next step of each partition that changed.
 
 An ordered list of rules decides what happens to a partition without requests in flight. Each rule has a condition,
 which changes nothing, and an action.
@@ -10,29 +10,23 @@ from collections.abc import Callable, Sequence
 from itertools import islice, takewhile
 from typing import NamedTuple
 
-from kafkasafe import units as u
 from kafkasafe.journal import packing
 from kafkasafe.journal.batch import Batch, BatchEvent, BatchState, id_fields
-from kafkasafe.journal.clock import BrokerClock
-from kafkasafe.journal.destinations import Destinations
 from kafkasafe.journal.flow import Flow, FlowEvent
 from kafkasafe.journal.gathering import Gatherer
 from kafkasafe.journal.ids import Identities
 from kafkasafe.journal.losses import Losses
-from kafkasafe.journal.members import UnitBatches
-from kafkasafe.journal.outbox import Ask, Divide, Outbox, Ready
+from kafkasafe.journal.outbox import Ask, Divide
 from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.partition import WINDOW, Partition, UnassignedTopic
-from kafkasafe.journal.precedence import Precedence
-from kafkasafe.journal.quiescence import Quiescence
 from kafkasafe.journal.refusals import Refusals
 from kafkasafe.journal.rejecting import Rejecter
 from kafkasafe.journal.sealing import Sealer
-from kafkasafe.journal.sequences import IdSource
+from kafkasafe.journal.state import JournalState
 from kafkasafe.journal.topics import Topics
 from kafkasafe.journal.window import Admission, InFlight
 
-__all__ = ["Machine", "Rounds"]
+__all__ = ["Machine"]
 
 
 def is_suspected(partition: Partition, _now: float) -> bool:
@@ -113,8 +107,7 @@ class Machine:
 
     def __init__(
         self,
-        destinations: Destinations,
-        out: Outbox,
+        state: JournalState,
         packer: Packer,
         identities: Identities,
         sealer: Sealer,
@@ -123,14 +116,10 @@ class Machine:
         refusals: Refusals,
         topics: Topics,
         losses: Losses,
-        clock: BrokerClock,
-        precedence: Precedence,
-        *,
-        window: int,
     ) -> None:
-        self._destinations = destinations
-        self._all = destinations.all
-        self._out = out
+        self._destinations = state.destinations
+        self._all = state.destinations.all
+        self._out = state.out
         self._packer = packer
         self._identities = identities
         self._sealer = sealer
@@ -139,9 +128,9 @@ class Machine:
         self._refusals = refusals
         self._topics = topics
         self._losses = losses
-        self._clock = clock
-        self._precedence = precedence
-        self._window = window
+        self._clock = state.clock
+        self._precedence = state.precedence
+        self._window = state.settings.window
 
     def turn(self, now: float, now_ms: int) -> None:
         """Advance each partition that changed as far as possible."""
@@ -373,53 +362,3 @@ class Machine:
         batch.on(BatchEvent.MAY_BE_THERE)
         partition.progress.on(FlowEvent.OLD_HEAD)
         self._packer.touch(partition)
-
-
-class Rounds:
-    """Has each object of the journal decide, in a fixed order: partitions first, then units."""
-
-    def __init__(
-        self,
-        out: Outbox,
-        ids: IdSource,
-        losses: Losses,
-        machine: Machine,
-        unit_batches: UnitBatches,
-        quiescence: Quiescence,
-        units: u.Units,
-    ) -> None:
-        self._out = out
-        self._ids = ids
-        self._losses = losses
-        self._machine = machine
-        self._unit_batches = unit_batches
-        self._quiescence = quiescence
-        self._units = units
-
-    @property
-    def at_rest(self) -> bool:
-        """Whether the next round would find nothing until the next event."""
-        return (
-            self._out.is_empty
-            and self._ids.is_granted
-            and self._units.at_rest
-            and not self._losses.waits_for_units
-            and not self._quiescence.is_announced
-        )
-
-    def take(self, now: float, now_ms: int) -> Ready:
-        """Take all actions that are due now; each action is returned once.
-
-        Args:
-            now: Seconds.
-            now_ms: Wall clock, ms since the epoch.
-        """
-        self._losses.look_again()
-        if self._out.touched:
-            self._units.look()
-            self._machine.turn(now, now_ms)
-        self._unit_batches.advance()
-        ready = self._out.take(wants_producer_id=not self._ids.is_granted)
-        if self._quiescence.is_announced:
-            self._quiescence.gate(ready)
-        return ready

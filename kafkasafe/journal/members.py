@@ -8,12 +8,12 @@ from kafkasafe import marks as m
 from kafkasafe import units as u
 from kafkasafe.history.identity import BatchId
 from kafkasafe.journal.batch import Batch, BatchEvent, Fate, batches_of
-from kafkasafe.journal.destinations import Destinations
 from kafkasafe.journal.losses import Suspicions
-from kafkasafe.journal.outbox import Divide, Outbox, UnitEnded, UnitStaged
+from kafkasafe.journal.outbox import Divide, UnitEnded, UnitStaged
 from kafkasafe.journal.partition import Partition
 from kafkasafe.journal.refusals import Refusals
 from kafkasafe.journal.snapshots import state_mark
+from kafkasafe.journal.state import JournalState
 
 __all__ = ["UnitBatches"]
 
@@ -21,21 +21,14 @@ __all__ = ["UnitBatches"]
 class UnitBatches:
     """The batches of atomic batches."""
 
-    def __init__(
-        self,
-        destinations: Destinations,
-        out: Outbox,
-        suspicions: Suspicions,
-        refusals: Refusals,
-        units: u.Units,
-    ) -> None:
-        self._destinations = destinations
-        self._all = destinations.all
-        self._partitions = destinations.partitions
-        self._out = out
+    def __init__(self, state: JournalState, suspicions: Suspicions, refusals: Refusals) -> None:
+        self._destinations = state.destinations
+        self._all = state.destinations.all
+        self._partitions = state.destinations.partitions
+        self._out = state.out
         self._suspicions = suspicions
         self._refusals = refusals
-        self._units = units
+        self._units = state.units
 
     def advance(self) -> None:
         units, persist = self._units, self._out.ready.persist

@@ -431,20 +431,23 @@ class Outbox:
     Attributes:
         ready: The actions decided since the last `take`.
         touched: Numbers of partitions that changed, in this order: the next `ready` evaluates each of them.
+        postponed: Numbers of partitions that the next `ready` evaluates again: their survey waits until units have no
+            more requests to them in flight.
         committing: Partitions with acknowledged batches that no mark names yet, by number.
     """
 
-    __slots__ = ("committing", "ready", "touched")
+    __slots__ = ("committing", "postponed", "ready", "touched")
 
     def __init__(self) -> None:
         self.ready = _nothing()
         self.touched: dict[int, None] = {}
+        self.postponed: dict[int, None] = {}
         self.committing: dict[int, Destination] = {}
 
     @property
     def is_empty(self) -> bool:
         """Whether there are neither decided actions nor partitions to evaluate."""
-        return not (self.touched or self.committing or self.ready)
+        return not (self.touched or self.postponed or self.committing or self.ready)
 
     @property
     def is_writing(self) -> bool:

@@ -5,18 +5,16 @@ Call `touch` after changing a partition: the next `ready` evaluates it, and its 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from kafkasafe.history.identity import BatchId
 from kafkasafe.journal.batch import Batch, BatchState, id_fields
-from kafkasafe.journal.destinations import Destinations
 from kafkasafe.journal.flow import Flow
-from kafkasafe.journal.outbox import Outbox, Unpacked
+from kafkasafe.journal.outbox import Unpacked
 from kafkasafe.journal.partition import WINDOW, Destination
 from kafkasafe.journal.queue import BacklogRow
-from kafkasafe.journal.replay import Replay
-from kafkasafe.journal.spool_index import SpoolIndex
+from kafkasafe.journal.state import JournalState
 
 __all__ = ["UNPACKED", "Packer", "RereadBacklogs"]
 
@@ -27,19 +25,12 @@ UNPACKED: Final = 10
 class Packer:
     """Packs and unpacks batches of the queues."""
 
-    def __init__(
-        self,
-        destinations: Destinations,
-        out: Outbox,
-        index: SpoolIndex,
-        replay: Replay,
-        handles: Iterator[int],
-    ) -> None:
-        self._partitions = destinations.partitions
-        self._out = out
-        self._index = index
-        self._replay = replay
-        self._handles = handles
+    def __init__(self, state: JournalState) -> None:
+        self._partitions = state.destinations.partitions
+        self._out = state.out
+        self._index = state.index
+        self._replay = state.replay
+        self._handles = state.handles
 
     def touch(self, partition: Destination) -> None:
         if partition.queue.packed and partition.queue.unpacked <= WINDOW:
@@ -146,20 +137,12 @@ class RereadBacklogs:
         window: How many batches of a partition may be in flight.
     """
 
-    def __init__(
-        self,
-        destinations: Mapping[int, Destination],
-        index: SpoolIndex,
-        packer: Packer,
-        out: Outbox,
-        *,
-        window: int,
-    ) -> None:
-        self._all = destinations
-        self._index = index
+    def __init__(self, state: JournalState, packer: Packer) -> None:
+        self._all = state.destinations.all
+        self._index = state.index
         self._packer = packer
-        self._out = out
-        self.near = max(window, WINDOW)
+        self._out = state.out
+        self.near = max(state.settings.window, WINDOW)
         """How many batches of a queue may have been sent: the first ones that have an id."""
 
     def pack(self, numbers: Iterator[int]) -> None:

@@ -13,20 +13,14 @@ from kafkasafe import units as u
 from kafkasafe.history.identity import BatchId
 from kafkasafe.journal.batch import DAMAGED, Batch, BatchEvent, BatchState, batches_of
 from kafkasafe.journal.clock import Clock, alive_s
-from kafkasafe.journal.destinations import Destinations
 from kafkasafe.journal.endings import Durability
 from kafkasafe.journal.flow import FlowEvent
 from kafkasafe.journal.forward import CopyForward
-from kafkasafe.journal.healing import Revivals
-from kafkasafe.journal.home import Home
 from kafkasafe.journal.losses import Losses, Suspicions
 from kafkasafe.journal.members import UnitBatches
 from kafkasafe.journal.packing import Packer, RereadBacklogs
 from kafkasafe.journal.partition import ANYWHERE, Destination, Partition
-from kafkasafe.journal.precedence import Precedence
-from kafkasafe.journal.quiescence import Quiescence
-from kafkasafe.journal.replay import Replay
-from kafkasafe.journal.spool_index import SpoolIndex
+from kafkasafe.journal.state import JournalState
 from kafkasafe.journal.topics import Topics
 from kafkasafe.journal.verdicts import Verdicts
 
@@ -38,12 +32,9 @@ class Recovery:
 
     def __init__(
         self,
-        destinations: Destinations,
-        index: SpoolIndex,
+        state: JournalState,
         packer: Packer,
         backlogs: RereadBacklogs,
-        replay: Replay,
-        handles: Iterator[int],
         suspicions: Suspicions,
         topics: Topics,
         losses: Losses,
@@ -51,21 +42,14 @@ class Recovery:
         forward: CopyForward,
         verdicts: Verdicts,
         unit_batches: UnitBatches,
-        revivals: Revivals,
-        precedence: Precedence,
-        quiescence: Quiescence,
-        units: u.Units,
-        home: Home,
-        *,
-        request_timeout_s: float,
     ) -> None:
-        self._destinations = destinations
-        self._all = destinations.all
-        self._index = index
+        self._destinations = state.destinations
+        self._all = state.destinations.all
+        self._index = state.index
         self._packer = packer
         self._backlogs = backlogs
-        self._replay = replay
-        self._handles = handles
+        self._replay = state.replay
+        self._handles = state.handles
         self._suspicions = suspicions
         self._topics = topics
         self._losses = losses
@@ -73,12 +57,12 @@ class Recovery:
         self._forward = forward
         self._verdicts = verdicts
         self._unit_batches = unit_batches
-        self._revivals = revivals
-        self._precedence = precedence
-        self._quiescence = quiescence
-        self._units = units
-        self._home = home
-        self._request_timeout_s = request_timeout_s
+        self._revivals = state.revivals
+        self._precedence = state.precedence
+        self._quiescence = state.quiescence
+        self._units = state.units
+        self._home = state.home
+        self._request_timeout_s = state.settings.request_timeout_s
 
     def recover_batch(
         self,

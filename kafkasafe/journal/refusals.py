@@ -6,14 +6,12 @@
 from __future__ import annotations
 
 from kafkasafe.codes.verdicts import MISSING_CODES, Scope
-from kafkasafe.journal.destinations import Destinations
 from kafkasafe.journal.flow import Flow, FlowEvent
 from kafkasafe.journal.notices import Denied, Relented
-from kafkasafe.journal.outbox import Outbox
 from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.partition import Destination, Partition
-from kafkasafe.journal.refusal import CONFIRMED_S, Missing
-from kafkasafe.journal.spool_index import SpoolIndex
+from kafkasafe.journal.refusal import CONFIRMED_S
+from kafkasafe.journal.state import JournalState
 
 __all__ = ["Refusals"]
 
@@ -21,25 +19,15 @@ __all__ = ["Refusals"]
 class Refusals:
     """Destinations, or batches at their heads, that the cluster refuses at present."""
 
-    def __init__(
-        self,
-        destinations: Destinations,
-        out: Outbox,
-        index: SpoolIndex,
-        packer: Packer,
-        missing: Missing,
-        *,
-        blocked_timeout_s: float | None,
-        missing_grace_s: float,
-    ) -> None:
-        self._all = destinations.all
-        self._partitions = destinations.partitions
-        self._out = out
-        self._index = index
+    def __init__(self, state: JournalState, packer: Packer) -> None:
+        self._all = state.destinations.all
+        self._partitions = state.destinations.partitions
+        self._out = state.out
+        self._index = state.index
         self._packer = packer
-        self._missing = missing
-        self._refused_timeout_s = blocked_timeout_s
-        self._missing_grace_s = missing_grace_s
+        self._missing = state.missing
+        self._refused_timeout_s = state.settings.blocked_timeout_s
+        self._missing_grace_s = state.settings.missing_grace_s
 
     def deny_unit(self, destination: int, code: int, reason: str, now: float) -> bool:
         """Record that the cluster refuses a destination of a unit for a reason that may be temporary.

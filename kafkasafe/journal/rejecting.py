@@ -8,17 +8,15 @@ from kafkasafe import marks as m
 from kafkasafe import units as u
 from kafkasafe.codes.verdicts import DESTINATION_CODES, MISSING_CODES, Scope, classify_produce
 from kafkasafe.journal.batch import TOO_SLOW, Batch, BatchEvent, BatchState, Fate
-from kafkasafe.journal.destinations import Destinations
 from kafkasafe.journal.flow import Flow, FlowEvent
 from kafkasafe.journal.ids import Identities
 from kafkasafe.journal.notices import Refusal
-from kafkasafe.journal.outbox import Aside, Divide, Ended, Outbox
+from kafkasafe.journal.outbox import Aside, Divide, Ended
 from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.partition import Destination, Partition, UnassignedTopic
-from kafkasafe.journal.refusal import Missing
 from kafkasafe.journal.refusals import Refusals
 from kafkasafe.journal.sealing import Sealer
-from kafkasafe.journal.spool_index import SpoolIndex
+from kafkasafe.journal.state import JournalState
 
 __all__ = ["Rejecter"]
 
@@ -27,30 +25,19 @@ class Rejecter:
     """Rejects refused batches, and tracks files of `rejected/` whose records are batches again."""
 
     def __init__(
-        self,
-        destinations: Destinations,
-        out: Outbox,
-        index: SpoolIndex,
-        packer: Packer,
-        refusals: Refusals,
-        identities: Identities,
-        sealer: Sealer,
-        units: u.Units,
-        missing: Missing,
-        *,
-        aside_batches: int,
+        self, state: JournalState, packer: Packer, refusals: Refusals, identities: Identities, sealer: Sealer
     ) -> None:
-        self._destinations = destinations
-        self._all = destinations.all
-        self._out = out
-        self._index = index
+        self._destinations = state.destinations
+        self._all = state.destinations.all
+        self._out = state.out
+        self._index = state.index
         self._packer = packer
         self._refusals = refusals
         self._identities = identities
         self._sealer = sealer
-        self._units = units
-        self._missing = missing
-        self._aside_batches = aside_batches
+        self._units = state.units
+        self._missing = state.missing
+        self._aside_batches = state.settings.aside_batches
 
     def disown(self, mark: m.Resent) -> None:
         """Void a file in `rejected/` that could not be deleted: this lane's log has its batches, or their records."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import takewhile
 
 from kafkasafe import units as u
 from kafkasafe.journal.batch import Batch, BatchEvent, BatchState, batches_of
-from kafkasafe.journal.destinations import Destinations
-from kafkasafe.journal.outbox import Outbox, UnitGroup
+from kafkasafe.journal.outbox import UnitGroup
 from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.partition import Partition
-from kafkasafe.journal.sequences import IdSource
+from kafkasafe.journal.state import JournalState
 
 __all__ = ["Sealer"]
 
@@ -19,24 +18,14 @@ __all__ = ["Sealer"]
 class Sealer:
     """Makes batches, queues them, and requests their writing."""
 
-    def __init__(
-        self,
-        destinations: Destinations,
-        out: Outbox,
-        packer: Packer,
-        ids: IdSource,
-        units: u.Units,
-        handles: Iterator[int],
-        *,
-        durable_first: bool,
-    ) -> None:
-        self._all = destinations.all
-        self._out = out
+    def __init__(self, state: JournalState, packer: Packer) -> None:
+        self._all = state.destinations.all
+        self._out = state.out
         self._packer = packer
-        self._ids = ids
-        self._units = units
-        self._handles = handles
-        self._durable_first = durable_first
+        self._ids = state.ids
+        self._units = state.units
+        self._handles = state.handles
+        self._durable_first = state.settings.durable_first
 
     def seal(
         self,

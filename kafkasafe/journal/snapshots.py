@@ -6,12 +6,8 @@ from itertools import islice
 
 from kafkasafe import marks as m
 from kafkasafe.journal.batch import Batch, id_fields
-from kafkasafe.journal.destinations import Destinations
-from kafkasafe.journal.healing import Revivals
-from kafkasafe.journal.home import Home
 from kafkasafe.journal.partition import WINDOW, Destination
-from kafkasafe.journal.precedence import Precedence
-from kafkasafe.journal.sequences import IdSource
+from kafkasafe.journal.state import JournalState
 
 __all__ = ["Snapshots", "state_mark"]
 
@@ -19,19 +15,12 @@ __all__ = ["Snapshots", "state_mark"]
 class Snapshots:
     """Marks that outlive their segment."""
 
-    def __init__(
-        self,
-        destinations: Destinations,
-        home: Home,
-        precedence: Precedence,
-        ids: IdSource,
-        revivals: Revivals,
-    ) -> None:
-        self._destinations = destinations
-        self._home = home
-        self._precedence = precedence
-        self._ids = ids
-        self._revivals = revivals
+    def __init__(self, state: JournalState) -> None:
+        self._destinations = state.destinations
+        self._home = state.home
+        self._precedence = state.precedence
+        self._ids = state.ids
+        self._revivals = state.revivals
 
     def all(self) -> list[m.Mark]:
         """The marks that the first group of a new segment must repeat, so that earlier segments can be deleted."""

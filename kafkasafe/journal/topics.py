@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from kafkasafe import marks as m
-from kafkasafe import units as u
-from kafkasafe.journal.destinations import Destinations
 from kafkasafe.journal.flow import FlowEvent
-from kafkasafe.journal.healing import Revivals
-from kafkasafe.journal.home import Home
 from kafkasafe.journal.losses import Suspicions
-from kafkasafe.journal.outbox import Outbox
 from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.partition import Destination, Partition
-from kafkasafe.journal.refusal import Missing
 from kafkasafe.journal.refusals import Refusals
-from kafkasafe.journal.sequences import IdSource
 from kafkasafe.journal.snapshots import state_mark
+from kafkasafe.journal.state import JournalState
 
 __all__ = ["Topics"]
 
@@ -24,29 +18,19 @@ class Topics:
     """The destinations of batches, with their topics."""
 
     def __init__(
-        self,
-        destinations: Destinations,
-        out: Outbox,
-        packer: Packer,
-        suspicions: Suspicions,
-        refusals: Refusals,
-        revivals: Revivals,
-        units: u.Units,
-        ids: IdSource,
-        home: Home,
-        missing: Missing,
+        self, state: JournalState, packer: Packer, suspicions: Suspicions, refusals: Refusals
     ) -> None:
-        self._destinations = destinations
-        self._all = destinations.all
-        self._out = out
+        self._destinations = state.destinations
+        self._all = state.destinations.all
+        self._out = state.out
         self._packer = packer
         self._suspicions = suspicions
         self._refusals = refusals
-        self._revivals = revivals
-        self._units = units
-        self._ids = ids
-        self._home = home
-        self._missing = missing
+        self._revivals = state.revivals
+        self._units = state.units
+        self._ids = state.ids
+        self._home = state.home
+        self._missing = state.missing
 
     def destination(self, topic: str, partition: int) -> int:
         """The number of a destination, declared if it is new."""

@@ -8,15 +8,13 @@ from kafkasafe import marks as m
 from kafkasafe.history.identity import IdentityVerdict, Judgement
 from kafkasafe.history.loss import Cause
 from kafkasafe.journal.batch import TOO_SLOW, Batch, BatchEvent, follows
-from kafkasafe.journal.destinations import Destinations
 from kafkasafe.journal.endings import Durability
 from kafkasafe.journal.flow import Flow, FlowEvent
 from kafkasafe.journal.losses import Suspicions
 from kafkasafe.journal.notices import Hole, Undecidable
-from kafkasafe.journal.outbox import Outbox
 from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.partition import Destination, Partition
-from kafkasafe.journal.replay import Replay
+from kafkasafe.journal.state import JournalState
 
 __all__ = ["Verdicts"]
 
@@ -25,24 +23,16 @@ class Verdicts:
     """Applies judgements and decisions to batches in doubt."""
 
     def __init__(
-        self,
-        destinations: Destinations,
-        out: Outbox,
-        packer: Packer,
-        suspicions: Suspicions,
-        durability: Durability,
-        replay: Replay,
-        *,
-        request_timeout_s: float,
+        self, state: JournalState, packer: Packer, suspicions: Suspicions, durability: Durability
     ) -> None:
-        self._all = destinations.all
-        self._partitions = destinations.partitions
-        self._out = out
+        self._all = state.destinations.all
+        self._partitions = state.destinations.partitions
+        self._out = state.out
         self._packer = packer
         self._suspicions = suspicions
         self._durability = durability
-        self._replay = replay
-        self._request_timeout_s = request_timeout_s
+        self._replay = state.replay
+        self._request_timeout_s = state.settings.request_timeout_s
 
     def judged(
         self,

@@ -9,19 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from kafkasafe import marks as m
-from kafkasafe import units as u
 from kafkasafe.journal import packing
 from kafkasafe.journal.batch import Batch, BatchState
-from kafkasafe.journal.destinations import Destinations
 from kafkasafe.journal.flow import Flow
-from kafkasafe.journal.healing import Revivals
 from kafkasafe.journal.notices import Delivered, Denial
 from kafkasafe.journal.order import Address
 from kafkasafe.journal.outbox import Packed
-from kafkasafe.journal.precedence import Precedence
-from kafkasafe.journal.replay import Replay
-from kafkasafe.journal.sequences import IdSource
-from kafkasafe.journal.spool_index import SpoolIndex
+from kafkasafe.journal.state import JournalState
 
 __all__ = ["Views"]
 
@@ -29,25 +23,16 @@ __all__ = ["Views"]
 class Views:
     """Queries about waiting batches, batches in doubt and delivered batches."""
 
-    def __init__(
-        self,
-        destinations: Destinations,
-        index: SpoolIndex,
-        units: u.Units,
-        precedence: Precedence,
-        revivals: Revivals,
-        ids: IdSource,
-        replay: Replay,
-    ) -> None:
-        self._destinations = destinations
-        self._all = destinations.all
-        self._partitions = destinations.partitions
-        self._index = index
-        self._units = units
-        self._precedence = precedence
-        self._revivals = revivals
-        self._ids = ids
-        self._replay = replay
+    def __init__(self, state: JournalState) -> None:
+        self._destinations = state.destinations
+        self._all = state.destinations.all
+        self._partitions = state.destinations.partitions
+        self._index = state.index
+        self._units = state.units
+        self._precedence = state.precedence
+        self._revivals = state.revivals
+        self._ids = state.ids
+        self._replay = state.replay
 
     @property
     def producer_id(self) -> int:

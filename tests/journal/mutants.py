@@ -5,7 +5,7 @@ from __future__ import annotations
 from mutation import Change, both, nothing, source
 
 from kafkasafe.history import loss
-from kafkasafe.journal import losses, snapshots
+from kafkasafe.journal import Journal, losses, snapshots
 from kafkasafe.journal.acked import AckedLog, LossCase
 from kafkasafe.journal.answers import Answers
 from kafkasafe.journal.clock import BrokerClock
@@ -13,8 +13,7 @@ from kafkasafe.journal.dividing import Divider
 from kafkasafe.journal.endings import Durability
 from kafkasafe.journal.ids import Identities
 from kafkasafe.journal.losses import Losses, Suspicions
-from kafkasafe.journal.machine import Machine, Rounds
-from kafkasafe.journal.parts import IncarnationParts, JournalParts, QueueParts
+from kafkasafe.journal.machine import Machine
 from kafkasafe.journal.recovery import Recovery
 from kafkasafe.journal.refusal import RefusalTimer
 from kafkasafe.journal.refusals import Refusals
@@ -22,6 +21,7 @@ from kafkasafe.journal.rejecting import Rejecter
 from kafkasafe.journal.sealing import Sealer
 from kafkasafe.journal.sequences import IdSequence
 from kafkasafe.journal.spool_index import SpoolIndex
+from kafkasafe.journal.state import JournalState
 from kafkasafe.journal.topics import Topics
 from kafkasafe.journal.verdicts import Verdicts
 from kafkasafe.journal.window import SendWindow
@@ -38,7 +38,7 @@ def drops(kind: str) -> Change:
 def of_ready(words: str) -> Change:
     """Something is done to all that `ready` gives."""
     marks = "from kafkasafe import marks as m"
-    return source(Rounds, "take", "    return ready", f"    {marks}\n    {words}\n    return ready")
+    return source(Journal, "ready", "    return ready", f"    {marks}\n    {words}\n    return ready")
 
 
 _FIND = "partition = self._partitions[destination]"
@@ -96,11 +96,8 @@ MUTANTS: dict[str, Change] = {
     # An old batch may be sent while a request may still be on its way, and others beside it.
     "IgnoresAgeOfTheSent": source(Machine, "_flow", "self._clock.is_old(batch, now_ms)", "False"),
     # Ten in flight.
-    "WideWindow": both(
-        *(
-            source(parts, "__init__", "window=settings.window", "window=10")
-            for parts in (QueueParts, IncarnationParts, JournalParts)
-        )
+    "WideWindow": source(
+        JournalState, "__init__", "self.settings = settings", "from dataclasses import replace; self.settings = replace(settings, window=10)"
     ),
     # A future resolves with the answer, not with the mark.
     "ResolvesEarly": source(
@@ -137,7 +134,7 @@ MUTANTS: dict[str, Change] = {
     # A batch is rejected that has no place in the spool which its copy could name.
     "RejectsFromMemory": source(Rejecter, "reject_head", "if head.durable:", "if True:"),
     # A topic that is unknown for a moment is taken for deleted.
-    "RejectsMissingTopic": source(Refusals, "__init__", "self._refused_timeout_s = blocked_timeout_s", "self._refused_timeout_s = 0.0"),
+    "RejectsMissingTopic": source(Refusals, "__init__", "self._refused_timeout_s = state.settings.blocked_timeout_s", "self._refused_timeout_s = 0.0"),
     # The time without the topic goes on though the cluster gave another answer.
     "SumsMissingTime": both(nothing(Refusals, "clear_refusal"), nothing(RefusalTimer, "no_answer")),
     # After a rejection the next batch goes on behind the gap.
