@@ -34,7 +34,7 @@ Data that all objects share: `batch` (its states, its events and the batch), `fl
 groups, all other actions, and the outbox from which `ready` takes them), `notices`, `clock`.
 Objects that own state:
 
-    home        the cluster of the lane                     sequences   the id of the next batch
+    home        the lane's cluster, and producer id      sequences   the id of the next batch
     flow        the current activity of a partition         window      what may be in flight at once
     refusal     since when one refusal lasts, what is       acked       acknowledged batches, and what is known of
                 missing, batches on their way to                        their loss
@@ -56,9 +56,9 @@ Objects that decide. The constructor of each gets the `JournalState`, and the ot
     members     batches of units                        machine     the next step of each partition
     recovery    the log of earlier incarnations
 
-`state` has the settings, and `JournalState`: the objects that own state, which those that decide share. `journal` has the
-facade: `Journal` makes all objects, passes each event to the one that handles it, and collects the resulting actions.
-`views` has read-only queries for callers outside, as `Journal.views`.
+`state` has the settings, and `JournalState`: the objects that own state, which all objects that decide share. `journal`
+has the facade: `Journal` makes all objects, passes each event to the one that handles it, and collects the resulting
+actions. `views` has read-only queries for callers outside, as `Journal.views`.
 """
 
 from kafkasafe.journal.acked import EpochCheck

@@ -16,20 +16,21 @@ __all__ = ["Home"]
 
 
 class Home:
-    """The cluster that answered last, and the producer ids that it granted to this lane, as recorded in the log."""
+    """The cluster that answered last, and the producer ids that it granted to this lane, as recorded in the log.
+
+    Attributes:
+        cluster_id: The cluster; empty while the log names none.
+        producer_id: The id that the cluster granted to this incarnation, -1 while the journal needs a new one.
+        epoch: The first epoch of this id.
+        producer_ids: The producer ids that the log still names: no other producer writes under them.
+    """
+
+    __slots__ = ("cluster_id", "epoch", "producer_id", "producer_ids")
 
     def __init__(self) -> None:
-        self._cluster_id = ""
-        self._ids: set[int] = set()
-
-    @property
-    def marks(self) -> list[m.Cluster]:
-        """The marks that a new segment repeats."""
-        return [m.Cluster(self._cluster_id)] if self._cluster_id else []
-
-    def names(self, cluster_id: str) -> bool:
-        """Whether the lane's log names this cluster."""
-        return self._cluster_id == cluster_id
+        self.cluster_id = ""
+        self.producer_id = self.epoch = -1
+        self.producer_ids: set[int] = set()
 
     def is_other(self, cluster_id: str, assumed: str | None) -> bool:
         """Whether the lane's offsets and ids belong to another cluster.
@@ -39,16 +40,16 @@ class Home:
             assumed: The lane's cluster if no mark names one. Then the lane has never met a cluster, or an earlier
                 version, which lacked this mark, wrote the log.
         """
-        return (self._cluster_id or assumed or cluster_id) != cluster_id
+        return (self.cluster_id or assumed or cluster_id) != cluster_id
 
-    @property
-    def producer_ids(self) -> frozenset[int]:
-        """The producer ids that the log still names: no other producer writes under them."""
-        return frozenset(self._ids)
+    def grant(self, producer_id: int, epoch: int) -> None:
+        """Record that the cluster granted an id to this incarnation."""
+        self.producer_id, self.epoch = producer_id, epoch
+        self.producer_ids.add(producer_id)
 
-    def granted(self, producer_id: int) -> None:
-        """Record that the cluster granted a producer id."""
-        self._ids.add(producer_id)
+    def withdraw(self) -> None:
+        """Stop using this id: the journal needs a new one."""
+        self.producer_id = -1
 
     def move(self, mark: m.Cluster, *, forgets: bool) -> None:
         """Set the lane's cluster.
@@ -58,5 +59,5 @@ class Home:
             forgets: Earlier offsets and ids belong to another cluster, whether or not the log names it.
         """
         if forgets:
-            self._ids.clear()
-        self._cluster_id = mark.cluster_id
+            self.producer_ids.clear()
+        self.cluster_id = mark.cluster_id

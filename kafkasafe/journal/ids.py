@@ -29,15 +29,13 @@ class Identities:
         self._all = state.destinations.all
         self._out = state.out
         self._packer = packer
-        self._ids = state.ids
         self._home = state.home
         self._durable_first = state.settings.durable_first
         self._window = state.settings.window
 
     def granted(self, producer_id: int, producer_epoch: int) -> None:
         """Note the producer id that the cluster granted to this incarnation."""
-        self._ids.grant(producer_id, producer_epoch)
-        self._home.granted(producer_id)
+        self._home.grant(producer_id, producer_epoch)
         self._out.ready.persist.marks.append(m.Granted(producer_id, producer_epoch))
         for partition in self._all.values():
             if partition.queue:
@@ -45,7 +43,7 @@ class Identities:
 
     def prepare(self, partition: Partition) -> None:
         """Give ids to the next batches that have none; they may be sent when the mark is durable."""
-        if not self._ids.is_granted or partition.ids.stale:
+        if self._home.producer_id < 0 or partition.ids.stale:
             # Sequences ascend in queue order, and later batches still have ids that are about to be taken back.
             return
         near = list(islice(partition.queue, self._window))
@@ -62,7 +60,7 @@ class Identities:
                 or ((self._durable_first or batch.owed) and not batch.durable)
             ):
                 break
-            identity = partition.ids.take(self._ids, batch.count)
+            identity = partition.ids.take(self._home, batch.count)
             batch.identify(identity)
             if batch.durable:
                 entries.append(m.Identity(batch.position, *id_fields(identity)))
@@ -82,7 +80,7 @@ class Identities:
         The next ids begin at sequence 0 of the next epoch. A broker that has seen that epoch fences the present one
         (error 47).
         """
-        partition.ids.renew(self._ids)
+        partition.ids.renew(self._home)
         kept = []
         partition.queue.forget_identities()
         for batch in partition.queue.all():

@@ -102,7 +102,7 @@ class Journal:
         """Whether `ready` would be empty until the next event."""
         return (
             self._out.is_empty
-            and self._state.ids.is_granted
+            and self._state.home.producer_id >= 0
             and self.units.at_rest
             and not self._state.quiescence.is_announced
         )
@@ -123,7 +123,7 @@ class Journal:
             self.units.look()
             self._machine.turn(now, now_ms)
         self._unit_batches.advance()
-        ready = out.take(wants_producer_id=not state.ids.is_granted)
+        ready = out.take(wants_producer_id=state.home.producer_id < 0)
         if state.quiescence.is_announced:
             state.quiescence.gate(ready)
         return ready

@@ -191,7 +191,7 @@ class Losses:
             for batch in partition.log.acked
             if batch.identity is not None
         )
-        ours = self._home.producer_ids.union(
+        ours = frozenset(self._home.producer_ids).union(
             self._units.own_producer_ids, (batch.identity.producer_id for batch in acked)
         )
         self._out.ready.surveys.append(

@@ -153,7 +153,7 @@ class Recovery:
                     self._recall(known, recovered[max(0, index - 2) : index])
                 case m.Granted(producer_id):
                     # Each incarnation takes its own id: a copied spool must never reuse one.
-                    self._home.granted(producer_id)
+                    self._home.producer_ids.add(producer_id)
                 case m.Identified():
                     self._recover_identities(mark)
                 case m.Committed():

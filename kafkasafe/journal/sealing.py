@@ -22,7 +22,7 @@ class Sealer:
         self._all = state.destinations.all
         self._out = state.out
         self._packer = packer
-        self._ids = state.ids
+        self._home = state.home
         self._units = state.units
         self._handles = state.handles
         self._durable_first = state.settings.durable_first
@@ -88,11 +88,11 @@ class Sealer:
         partition = self._all[batch.destination]
         # Sequences must ascend in queue order, so a batch gets no id while an earlier batch has none.
         if (
-            self._ids.is_granted
+            self._home.producer_id >= 0
             and isinstance(partition, Partition)
             and (not partition.queue or partition.queue.last_has_id)
         ):
-            batch.identify(partition.ids.take(self._ids, batch.count))
+            batch.identify(partition.ids.take(self._home, batch.count))
         partition.queue.append(batch)
         if self._durable_first or batch.owed:
             self.write(batch)

@@ -1,4 +1,4 @@
-"""The id of the next batch: the producer id of this incarnation, and each partition's sequence under it.
+"""The id of the next batch: each partition's sequence under the producer id of this incarnation.
 
 `ids` decides when to give ids, and when to take them back.
 """
@@ -9,36 +9,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from kafkasafe.history.identity import BatchId, add_sequence
+from kafkasafe.journal.home import Home
 
-__all__ = ["IdSequence", "IdSource"]
+__all__ = ["IdSequence"]
 
 _MAX_EPOCH: Final = 2**15 - 2
-
-
-@dataclass(slots=True)
-class IdSource:
-    """The producer id that the cluster granted to this incarnation.
-
-    Attributes:
-        producer_id: The id, -1 while the journal needs a new one.
-        epoch: Its first epoch.
-    """
-
-    producer_id: int = -1
-    epoch: int = -1
-
-    @property
-    def is_granted(self) -> bool:
-        """Whether batches can get ids."""
-        return self.producer_id >= 0
-
-    def grant(self, producer_id: int, epoch: int) -> None:
-        """Record that the cluster granted an id."""
-        self.producer_id, self.epoch = producer_id, epoch
-
-    def withdraw(self) -> None:
-        """Stop using this id: the journal needs a new one."""
-        self.producer_id = -1
 
 
 @dataclass(slots=True)
@@ -57,10 +32,10 @@ class IdSequence:
     next_sequence: int = 0
     stale: bool = False
 
-    def take(self, source: IdSource, count: int) -> BatchId:
+    def take(self, home: Home, count: int) -> BatchId:
         """Take the id for the next batch, which has `count` records."""
-        if self.producer_id != source.producer_id:
-            self.producer_id, self.epoch, self.next_sequence = source.producer_id, source.epoch, 0
+        if self.producer_id != home.producer_id:
+            self.producer_id, self.epoch, self.next_sequence = home.producer_id, home.epoch, 0
         identity = BatchId(self.producer_id, self.epoch, self.next_sequence, count)
         self.next_sequence = add_sequence(self.next_sequence, count)
         return identity
@@ -69,17 +44,17 @@ class IdSequence:
         """Record that batches that are not in the log need new ids."""
         self.stale = True
 
-    def renew(self, source: IdSource) -> None:
+    def renew(self, home: Home) -> None:
         """Start the next epoch at sequence 0. Batches that are not in the log have no id any more.
 
         The epoch of an earlier incarnation's id is not bumped: two copies of a spool must never make the same new id.
         """
         self.stale = False
-        if self.producer_id != source.producer_id:
+        if self.producer_id != home.producer_id:
             return
         self.next_sequence = 0
         if self.epoch >= _MAX_EPOCH:
-            source.withdraw()
+            home.withdraw()
         else:
             self.epoch += 1
 

@@ -19,18 +19,15 @@ class Snapshots:
         self._destinations = state.destinations
         self._home = state.home
         self._precedence = state.precedence
-        self._ids = state.ids
         self._revivals = state.revivals
 
     def all(self) -> list[m.Mark]:
         """The marks that the first group of a new segment must repeat, so that earlier segments can be deleted."""
-        marks: list[m.Mark] = [
-            *self._home.marks,
-            *self._destinations.topics.values(),
-            *self._precedence.afters,
-        ]
-        if self._ids.is_granted:
-            marks.append(m.Granted(self._ids.producer_id, self._ids.epoch))
+        home = self._home
+        marks: list[m.Mark] = [m.Cluster(home.cluster_id)] if home.cluster_id else []
+        marks += [*self._destinations.topics.values(), *self._precedence.afters]
+        if home.producer_id >= 0:
+            marks.append(m.Granted(home.producer_id, home.epoch))
         for partition in self._destinations.all.values():
             marks.append(m.Destination(partition.number, partition.topic, partition.partition))
             marks += _newest_marks(partition)

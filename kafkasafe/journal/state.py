@@ -17,7 +17,6 @@ from kafkasafe.journal.precedence import Precedence, Turns
 from kafkasafe.journal.quiescence import Quiescence
 from kafkasafe.journal.refusal import Missing
 from kafkasafe.journal.replay import Replay
-from kafkasafe.journal.sequences import IdSource
 from kafkasafe.journal.spool_index import SpoolIndex
 
 __all__ = ["JournalState", "Settings"]
@@ -66,7 +65,6 @@ class JournalState:
         self.out = Outbox()
         self.index = SpoolIndex()
         self.home = Home()
-        self.ids = IdSource()
         self.replay = Replay()
         self.revivals = Revivals()
         self.clock = BrokerClock(settings.state_age_s)

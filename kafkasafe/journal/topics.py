@@ -28,7 +28,6 @@ class Topics:
         self._refusals = refusals
         self._revivals = state.revivals
         self._units = state.units
-        self._ids = state.ids
         self._home = state.home
         self._missing = state.missing
 
@@ -79,7 +78,7 @@ class Topics:
             return False
         if moves:
             self._new_cluster()
-        if not self._home.names(cluster_id):
+        if self._home.cluster_id != cluster_id:
             mark = m.Cluster(cluster_id)
             self._home.move(mark, forgets=moves)
             self._out.ready.persist.marks.append(mark)
@@ -90,7 +89,7 @@ class Topics:
 
         Called only while no batch waits, except batches sealed before a cluster was asked.
         """
-        self._ids.withdraw()
+        self._home.withdraw()
         self._units.moved()
         self._missing.clear()
         for partition in self._all.values():

@@ -31,13 +31,13 @@ class Views:
         self._units = state.units
         self._precedence = state.precedence
         self._revivals = state.revivals
-        self._ids = state.ids
+        self._home = state.home
         self._replay = state.replay
 
     @property
     def producer_id(self) -> int:
         """This incarnation's producer id, -1 until the cluster grants one."""
-        return self._ids.producer_id
+        return self._home.producer_id
 
     @property
     def release_position(self) -> int:

@@ -63,7 +63,7 @@ def _memory(journal: j.Journal, first_position: int) -> dict[str, dict[str, Any]
     units = [unit for unit in journal.units.unfinished if unit.durable]
     found: dict[str, dict[str, Any]] = {
         "lane": {
-            "home": journal._state.home.marks,
+            "home": journal._state.home.cluster_id,
             "topics": dict(journal._state.destinations.topics),
             "afters": {after.position: set(after.debts) for after in journal.views.afters},
             "resent": set(journal.views.resent),

@@ -81,8 +81,8 @@ MUTANTS: dict[str, Change] = {
     "NeverProbes": source(Verdicts, "judged", _FIND, f"stable = True; {_FIND}"),
     # A new incarnation goes on with the old one's producer id.
     "ReusesProducerId": source(
-        Recovery, "recover_marks", "self._home.granted(producer_id)",
-        "self._home.granted(producer_id); self._topics._ids.grant(producer_id, mark.producer_epoch)",
+        Recovery, "recover_marks", "self._home.producer_ids.add(producer_id)",
+        "self._home.grant(producer_id, mark.producer_epoch)",
     ),
     # New ids begin at sequence 0 of the same epoch.
     "KeepsEpoch": source(IdSequence, "renew", "self.epoch += 1", "pass"),
