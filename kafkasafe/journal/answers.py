@@ -78,7 +78,7 @@ class Answers:
         progress = partition.progress
         if progress.flow is Flow.PROBING:
             # With acks=all, the broker answers only when the replicas have the batch, and so all batches before it.
-            for earlier in list(partition.queue):
+            for earlier in list(partition.queue.near):
                 if earlier is batch:
                     break
                 if earlier.state is BatchState.IN_DOUBT:

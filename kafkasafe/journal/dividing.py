@@ -48,7 +48,7 @@ class Divider:
         made = []
         first = len(persist.batches)
         refused = batch.state is BatchState.REFUSED
-        place = partition.queue.index(batch)
+        place = partition.queue.near.index(batch)
         for index, (destination, count, size_bytes, max_timestamp, doomed) in enumerate(children):
             if refused:
                 # The parts take their parent's place, before all later batches.

@@ -125,11 +125,10 @@ class Durability:
     @staticmethod
     def dequeue(partition: Destination, batch: Batch) -> None:
         """Remove a batch whose commit mark is durable from its queue."""
-        if partition.queue[0] is not batch:
-            partition.queue.remove(batch)
-            return
-        partition.queue.popleft()
-        partition.log.clear(batch.base_offset, batch.count)
+        was_first = partition.queue.near[0] is batch
+        partition.queue.remove(batch)
+        if was_first:
+            partition.log.clear(batch.base_offset, batch.count)
 
     def _leave(self, batch: Batch) -> None:
         """Finish a batch whose commit mark is durable."""

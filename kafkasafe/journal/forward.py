@@ -67,7 +67,9 @@ class CopyForward:
             # The index keeps the position of a divided batch for its parts.
             parts = [pinning]
             if pinning.state is BatchState.REPLACED:
-                parts = [batch for batch in self._all[pinning.destination].queue if _is_part(batch, pinning)]
+                parts = [
+                    batch for batch in self._all[pinning.destination].queue.near if _is_part(batch, pinning)
+                ]
             for batch in parts:
                 if batch.handle in found:
                     continue

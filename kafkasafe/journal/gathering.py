@@ -60,7 +60,7 @@ class Gatherer:
         # As with the parts of a refused batch, recovery derives the place of the merged batch from the first batch's
         # position.
         made.gather(first, BatchId(*id_fields(first.identity), count))
-        partition.queue.insert(partition.queue.index(first), made)
+        partition.queue.insert(partition.queue.near.index(first), made)
         place = len(persist.batches)
         self._sealer.write(made)
         persist.keep_whole()
@@ -82,12 +82,14 @@ class Gatherer:
             return
         queue = partition.queue
         while (
-            (row := queue.first_packed) and queue.unpacked < _GATHER_MOST and self._is_small(row.size_bytes)
+            (row := queue.packed.first())
+            and len(queue.near) < _GATHER_MOST
+            and self._is_small(row.size_bytes)
         ):
             self._packer.unpack(partition, 1)
         run: list[Batch] = []
         room = self._gather_bytes
-        for batch in queue:
+        for batch in queue.near:
             if not run and batch.state in {BatchState.SENT, BatchState.ACKED}:
                 continue
             room -= batch.size_bytes

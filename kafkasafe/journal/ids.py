@@ -46,12 +46,12 @@ class Identities:
         if self._home.producer_id < 0 or partition.ids.stale:
             # Sequences ascend in queue order, and later batches still have ids that are about to be taken back.
             return
-        near = list(islice(partition.queue, self._window))
+        near = list(islice(partition.queue.near, self._window))
         if all(batch.identity is not None for batch in near):
             return
         entries: list[m.Identity] = []
         moved: list[tuple[Batch, BatchId]] = []
-        for batch in islice(partition.queue, _PREPARE_AHEAD):
+        for batch in islice(partition.queue.near, _PREPARE_AHEAD):
             if batch.identity is not None:
                 continue
             if (
@@ -82,7 +82,7 @@ class Identities:
         """
         partition.ids.renew(self._home)
         kept = []
-        partition.queue.forget_identities()
+        partition.queue.packed.forget_identities()
         for batch in partition.queue.all():
             if batch.state in {BatchState.PREPARED, BatchState.REFUSED}:
                 # The broker judges a refused batch again in its turn: its answer was for the old id.

@@ -106,7 +106,7 @@ class Suspicions:
         if not partition.loss.is_open:
             self._index.unpin(partition.number)
         else:
-            self._index.pin(partition.number, (*partition.log.acked, *partition.queue))
+            self._index.pin(partition.number, (*partition.log.acked, *partition.queue.near))
 
     def stop_if_suspected(self, partition: Partition) -> None:
         """Stop sending new batches if the log is suspected: a survey runs first."""
@@ -172,7 +172,7 @@ class Losses:
             partition.log.trim(self._index.released)
 
     def start_survey(self, partition: Partition, now: float) -> None:
-        if any(batch.state is BatchState.ACKED for batch in partition.queue):
+        if any(batch.state is BatchState.ACKED for batch in partition.queue.near):
             return  # the survey begins once the acknowledged batch's mark is durable
         suspicion = partition.loss.suspicion
         evidence = "" if suspicion is None else suspicion.evidence

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from itertools import islice, takewhile
 from typing import NamedTuple
 
-from kafkasafe.journal import packing
 from kafkasafe.journal.batch import Batch, BatchEvent, BatchState, id_fields
 from kafkasafe.journal.flow import Flow, FlowEvent
 from kafkasafe.journal.gathering import Gatherer
@@ -18,7 +17,7 @@ from kafkasafe.journal.ids import Identities
 from kafkasafe.journal.losses import Losses
 from kafkasafe.journal.outbox import Ask, Divide
 from kafkasafe.journal.packing import Packer
-from kafkasafe.journal.partition import WINDOW, Partition, UnassignedTopic
+from kafkasafe.journal.partition import Partition, UnassignedTopic
 from kafkasafe.journal.refusals import Refusals
 from kafkasafe.journal.rejecting import Rejecter
 from kafkasafe.journal.sealing import Sealer
@@ -42,7 +41,7 @@ def has_late_requests(partition: Partition, now: float) -> bool:
 def was_asked_early(partition: Partition, _now: float) -> bool:
     """The batches need new ids, and a batch was searched for while a broker could still append a request with it."""
     return _ends_in_new_ids(partition) and any(
-        batch.state is BatchState.PREPARED and batch.unanswered for batch in partition.queue
+        batch.state is BatchState.PREPARED and batch.unanswered for batch in partition.queue.near
     )
 
 
@@ -66,7 +65,7 @@ def has_refused_head(partition: Partition, _now: float) -> bool:
 def has_gap(partition: Partition, _now: float) -> bool:
     """The broker refused a batch, and did not append the one before it either."""
     return not partition.queue.has_doubt and any(
-        batch.state is BatchState.REFUSED for batch in partition.queue
+        batch.state is BatchState.REFUSED for batch in partition.queue.near
     )
 
 
@@ -155,9 +154,7 @@ class Machine:
             self._out.ready.divides.append(Divide(batch, refused=False))
 
     def _advance(self, partition: Partition, now: float, now_ms: int) -> None:
-        if partition.queue.packed and partition.queue.unpacked <= WINDOW:
-            self._packer.unpack(partition, packing.UNPACKED - WINDOW)
-        if not partition.queue:
+        if not partition.queue.near:
             self._refusals.clear_refusal(partition, accepted=False)
             partition.window.use_answer()
         progress = partition.progress
@@ -169,7 +166,7 @@ class Machine:
         self._identities.prepare(partition)
         if progress.is_settling and not partition.queue.has_in_flight:
             self._settled(partition, now, now_ms)
-        if not partition.queue:
+        if not partition.queue.near:
             return
         if progress.flow is Flow.NEW:
             progress.on(FlowEvent.BATCH_QUEUED)
@@ -178,7 +175,7 @@ class Machine:
                 Ask(partition.number, (), -1, acked_before=False, read_log=False, fenced=False)
             )
         elif progress.flow is Flow.FLOWING:
-            head = partition.queue[0]
+            head = partition.queue.near[0]
             if head.fault.doomed:
                 self._rejecter.reject_head(partition, head)
             else:
@@ -234,7 +231,7 @@ class Machine:
     @staticmethod
     def _doubt_again(partition: Partition, _now: float, _now_ms: int) -> None:
         """Put batches back in doubt if they were judged while a broker could still append a request with them."""
-        for batch in partition.queue:
+        for batch in partition.queue.near:
             if batch.state is BatchState.PREPARED and batch.unanswered:
                 batch.on(BatchEvent.MAY_BE_THERE)
         partition.progress.on(FlowEvent.JUDGED_EARLY)
@@ -269,7 +266,7 @@ class Machine:
     @staticmethod
     def _take_again(partition: Partition, _now: float, _now_ms: int) -> None:
         """Send refused batches again in their turn: the broker did not append the batch before them either."""
-        for batch in partition.queue:
+        for batch in partition.queue.near:
             if batch.state is BatchState.REFUSED:
                 batch.on(BatchEvent.PASSED_BY)
 
@@ -281,7 +278,7 @@ class Machine:
         self._out.pause(partition, FlowEvent.PAUSE_DUE, partition.progress.reason)
 
     def _go_on(self, partition: Partition, _now: float, _now_ms: int) -> None:
-        if not any(batch.unanswered for batch in islice(partition.queue, self._window)):
+        if not any(batch.unanswered for batch in islice(partition.queue.near, self._window)):
             partition.doubt.forget_cut()
         if partition.log.has_begun:
             partition.progress.on(FlowEvent.DECIDED)
@@ -292,7 +289,7 @@ class Machine:
     def _ask_about_doubt(self, partition: Partition, now: float, now_ms: int) -> None:
         doubt = partition.queue.doubt
         asked = {id_fields(batch.identity)[:2] for batch in doubt[:1] if batch.identity is not None}
-        for batch in partition.queue:
+        for batch in partition.queue.near:
             if (
                 batch.state is BatchState.PREPARED
                 and batch.unanswered
@@ -326,7 +323,7 @@ class Machine:
     def _flow(self, partition: Partition, now: float, now_ms: int) -> None:
         """Send the batches that the window and the order allow."""
         in_flight = InFlight(self._window)
-        for batch in partition.queue:
+        for batch in partition.queue.near:
             if in_flight.is_full:
                 break
             if batch.state is BatchState.ACKED:

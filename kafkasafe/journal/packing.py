@@ -33,7 +33,7 @@ class Packer:
         self._handles = state.handles
 
     def touch(self, partition: Destination) -> None:
-        if partition.queue.packed and partition.queue.unpacked <= WINDOW:
+        if partition.queue.packed.count and len(partition.queue.near) <= WINDOW:
             self.unpack(partition, UNPACKED - WINDOW)
         self._out.touched[partition.number] = None
 
@@ -95,13 +95,13 @@ class Packer:
         self._note_packed(partition)
 
     def _note_packed(self, partition: Destination) -> None:
-        row = partition.queue.first_packed
+        row = partition.queue.packed.first()
         self._index.note_packed(partition.number, None if row is None else row.position)
 
     def unpack(self, partition: Destination, count: int) -> None:
         queue = partition.queue
-        for _ in range(min(count, queue.packed)):
-            row = queue.unpack()
+        for _ in range(min(count, queue.packed.count)):
+            row = queue.packed.shift()
             batch = Batch(
                 next(self._handles),
                 partition.number,
@@ -116,7 +116,7 @@ class Packer:
             batch.settle_at(row.position)
             self._index.place(batch)
             queue.put_back(batch)
-            first = queue.first_packed
+            first = queue.packed.first()
             self._out.ready.unpacked.append(
                 Unpacked(batch, row.number, row.sealed_at, -1 if first is None else first.number)
             )
@@ -158,7 +158,7 @@ class RereadBacklogs:
         When a mark voids ids, all packed batches lose their ids. But later batches may have new ids.
         """
         queue = partition.queue
-        without = queue.packed > 0 and not queue.packed_identified
+        without = queue.packed.count > 0 and not queue.packed.identified
         for batch in self._packer.packable(partition.number):
             if without and batch.identity is not None:
                 return
@@ -171,8 +171,8 @@ class RereadBacklogs:
         As long as any batch is packed, more than `WINDOW` others stay unpacked.
         """
         queue = partition.queue
-        while (row := queue.first_packed) is not None:
-            if row.position > position and queue.unpacked > WINDOW:
+        while (row := queue.packed.first()) is not None:
+            if row.position > position and len(queue.near) > WINDOW:
                 break
             self._packer.unpack(partition, 1)
         # The shell does not know these batches yet.
@@ -184,15 +184,15 @@ class RereadBacklogs:
             return
         for number, first in self._index.packed_from.items():
             partition = self._all[number]
-            if first <= position and partition.queue.has_packed(position):
+            if first <= position and partition.queue.packed.has(position):
                 self.reach(partition, position)
                 return
 
     def reach_sent(self, partition: Destination) -> None:
         """Unpack the first batches that have an id, because they may have been sent. Others may precede them."""
         queue = partition.queue
-        sent = sum(batch.identity is not None for batch in queue)
-        while queue.packed_with_id and sent < self.near:
+        sent = sum(batch.identity is not None for batch in queue.near)
+        while queue.packed.with_id and sent < self.near:
             self._packer.unpack(partition, 1)
-            sent += queue[-1].identity is not None
+            sent += queue.near[-1].identity is not None
         self._out.ready.unpacked.clear()

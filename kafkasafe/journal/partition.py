@@ -111,7 +111,7 @@ class UnassignedTopic(Destination):
         it.
         """
         size = 0
-        for batch in self.queue:
+        for batch in self.queue.near:
             if size >= _DIVIDE_BYTES or batch.state not in _DIVISIBLE:
                 return
             yield batch

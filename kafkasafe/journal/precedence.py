@@ -97,7 +97,7 @@ class Turns:
         partition = self._partitions.get(batch.destination)
         if partition is None:
             return False  # its topic's partitions are not known: the batch has to be divided first
-        for other in partition.queue:
+        for other in partition.queue.near:
             if other is batch:
                 return partition.loss.suspicion is None and not self._precedence.stops(partition, other)
             if other.unit is None:

@@ -82,7 +82,7 @@ class Recovery:
         moved, unit, parent, origin, given = self._replay.take()
         if moved is not None and moved.position not in self._index:
             waiting = self._all[destination]
-            there = waiting.queue.has_packed(moved.position)
+            there = waiting.queue.packed.has(moved.position)
             # Unpack the batches up to this batch's place in the queue.
             self._backlogs.reach(waiting, moved.position if there else next(iter(moved.rank), moved.position))
         known = None if moved is None else self._index.at(moved.position)
@@ -111,10 +111,10 @@ class Recovery:
         queue = self._all[destination].queue
         if moved is not None:
             # The segment with the batch's original was deleted. The rank puts the copy before batches accepted later.
-            queue.insert(sum(other.rank < moved.rank for other in queue), batch)
+            queue.insert(sum(other.rank < moved.rank for other in queue.near), batch)
         elif parent is not None and parent.destination == destination:
             # Divided because it was too large: its records keep their place.
-            queue.insert(queue.index(parent), batch)
+            queue.insert(queue.near.index(parent), batch)
             batch.stand_for(parent)
             self._revivals.divide(parent, (batch,))
         else:
@@ -211,7 +211,7 @@ class Recovery:
         if isinstance(known, Partition):
             self._suspicions.note_leader_epoch(known, mark.leader_epoch)
         for at, base_offset in mark.entries:
-            self._backlogs.reach(known, at if known.queue.has_packed(at) else -1)
+            self._backlogs.reach(known, at if known.queue.packed.has(at) else -1)
             done = self._index.at(at)
             if done is not None and done.state is not BatchState.REPLACED:
                 self._index.drop(done)
@@ -230,18 +230,18 @@ class Recovery:
             elif done is None and base_offset >= 0 and at not in ended:
                 # It was released, so it and all earlier batches, except moved ones, were finished. Its count is
                 # unknown.
-                clear = not known.queue or known.queue[0].rank > (at,)
+                clear = not known.queue or known.queue.near[0].rank > (at,)
                 known.log.read_released(base_offset, clear=clear)
             elif at in ended and base_offset >= 0:
                 # The batch of a unit: ENDED, earlier in this group, has finished it.
-                clear = not known.queue or known.queue[0].rank > (at,)
+                clear = not known.queue or known.queue.near[0].rank > (at,)
                 known.log.read_ended(base_offset, ended[at].count, clear=clear)
 
     def _recover_replaced(self, at: int, children: range) -> None:
         """Record that the batches at these positions replace a divided one."""
         self._backlogs.reach_any(at)
         parent = self._index.at(at)
-        if parent is not None and parent not in self._all[parent.destination].queue:
+        if parent is not None and parent not in self._all[parent.destination].queue.near:
             self._backlogs.reach(self._all[parent.destination], ANYWHERE)
         self._replay.replace(parent, at if parent is None else parent.written_at, children)
 
@@ -345,10 +345,12 @@ class Recovery:
             # Only the first batches of a queue are sent. If others were put before them afterwards, those have no id.
             # If marks are lost, any batch with an id may have been among the first ones.
             near = None if self._replay.is_blind else self._backlogs.near
-            doubt = list(islice((batch for batch in partition.queue if batch.identity is not None), near))
+            doubt = list(
+                islice((batch for batch in partition.queue.near if batch.identity is not None), near)
+            )
             for batch in doubt:
                 batch.on(BatchEvent.MAY_BE_THERE)
-            if doubt and partition.queue[0].identity is None:
+            if doubt and partition.queue.near[0].identity is None:
                 # Lost batches were queued again before this one. It is sent after them, so it needs another id.
                 partition.ids.expire()
             if doubt:
@@ -457,7 +459,7 @@ class Recovery:
         self._backlogs.reach(partition, max((entry.position for entry in mark.entries), default=-1))
         if mark.void_from == 0:
             # The mark voids the ids of all waiting batches. A batch that is queued again before them gets no id here.
-            partition.queue.forget_identities()
+            partition.queue.packed.forget_identities()
         elif mark.void_from > 0:
             self._backlogs.reach(partition, ANYWHERE)
         if mark.void_from >= 0:

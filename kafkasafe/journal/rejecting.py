@@ -53,7 +53,9 @@ class Rejecter:
         """Record that new metadata has error 3, 17 or 29 for a topic whose partitions were never known."""
         partition = self._destinations.unassigned[topic]
         if partition.queue and self._refusals.note_refusal(partition, code, reason, Scope.DESTINATION, now):
-            for unit in {batch.unit.number: batch.unit for batch in partition.queue if batch.unit}.values():
+            for unit in {
+                batch.unit.number: batch.unit for batch in partition.queue.near if batch.unit
+            }.values():
                 if unit.durable and unit.phase is u.Phase.WAITING:
                     self._units.give_up(unit, code, reason)
             self.reject_all(partition, code, reason)
@@ -138,8 +140,8 @@ class Rejecter:
         if code in MISSING_CODES:
             reason = self._missing.reason(partition.number) or reason
         ended = {BatchState.SEALED, BatchState.PREPARED, BatchState.REFUSED, BatchState.IN_DOUBT}
-        self._packer.unpack(partition, partition.queue.packed)
-        doomed = [batch for batch in partition.queue if batch.state in ended]
+        self._packer.unpack(partition, partition.queue.packed.count)
+        doomed = [batch for batch in partition.queue.near if batch.state in ended]
         self._sealer.spill(doomed)
         durable = [batch for batch in doomed if batch.durable]
         for batch in durable:

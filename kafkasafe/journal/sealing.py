@@ -87,11 +87,7 @@ class Sealer:
     def enqueue(self, batch: Batch) -> Batch:
         partition = self._all[batch.destination]
         # Sequences must ascend in queue order, so a batch gets no id while an earlier batch has none.
-        if (
-            self._home.producer_id >= 0
-            and isinstance(partition, Partition)
-            and (not partition.queue or partition.queue.last_has_id)
-        ):
+        if self._home.producer_id >= 0 and isinstance(partition, Partition) and partition.queue.ids_reach_end:
             batch.identify(partition.ids.take(self._home, batch.count))
         partition.queue.append(batch)
         if self._durable_first or batch.owed:

@@ -78,7 +78,7 @@ class Views:
         """
         sizes = self._index.sizes()
         for number in self._index.packed_from:
-            sizes += self._all[number].queue.packed_sizes
+            sizes += self._all[number].queue.packed.sizes()
         return sorted(sizes)
 
     def batches(self, *, far: bool | None = None) -> Iterable[tuple[str, int, Batch]]:
@@ -96,11 +96,15 @@ class Views:
     def packed(self) -> Iterator[Packed]:
         """The packed batches of each partition that has some."""
         for partition in self._all.values():
-            first = partition.queue.first_packed
+            first = partition.queue.packed.first()
             if first is not None:
                 queue = partition.queue
                 yield Packed(
-                    partition.number, first.number, queue.packed, queue.packed_records, queue.packed_with_id
+                    partition.number,
+                    first.number,
+                    queue.packed.count,
+                    queue.packed.records,
+                    queue.packed.with_id,
                 )
 
     @property
@@ -156,7 +160,7 @@ class Views:
     def spooled_records(self) -> int:
         """How many unfinished records are on disk. From any thread."""
         partitions = list(self._all.values())
-        packed = sum(p.queue.packed_records for p in partitions)
+        packed = sum(p.queue.packed.records for p in partitions)
         return packed + sum(b.count for p in partitions for b in p.queue.copy() if b.durable)
 
     def identified_since_ms(self) -> list[int]:
@@ -172,8 +176,8 @@ class Views:
             denial = partition.refusal.denial
             if denial is not None:
                 queue = partition.queue.copy()
-                batches = len(queue) + partition.queue.packed
-                records = sum(batch.count for batch in queue) + partition.queue.packed_records
+                batches = len(queue) + partition.queue.packed.count
+                records = sum(batch.count for batch in queue) + partition.queue.packed.records
                 found.append((partition.number, denial, batches, records))
         return found
 
@@ -203,7 +207,7 @@ class Views:
     def portion_bytes(self, topic: str) -> int:
         """Size of the batches of a topic that are divided next, when its partitions are known."""
         known = self._destinations.unassigned.get(topic)
-        return 0 if known is None else sum(batch.size_bytes for batch in known.queue)
+        return 0 if known is None else sum(batch.size_bytes for batch in known.queue.near)
 
     def chooses(self, destination: int) -> bool:
         """Whether batches of this destination wait for their partitions to be chosen."""
@@ -291,5 +295,5 @@ class Views:
         return frozenset(
             (partition.topic, partition.partition)
             for partition in self._all.values()
-            if partition.queue and partition.queue[0].written_at < before
+            if partition.queue and partition.queue.near[0].written_at < before
         )

@@ -78,7 +78,7 @@ def _memory(journal: j.Journal, first_position: int) -> dict[str, dict[str, Any]
         started = partition.log.baseline_offset >= 0
         found[f"{partition.topic}-{partition.partition}"] = {
             "number": partition.number,
-            "queue": None if partition.queue.packed else _batches(partition.queue.all()),
+            "queue": None if partition.queue.packed.count else _batches(partition.queue.all()),
             "acked": [(*_batch(batch), batch.base_offset, batch.place) for batch in acked],
             "baseline": partition.log.baseline_offset,
             "last": partition.log.last_acked_offset if partition.loss.suspicion is None else None,

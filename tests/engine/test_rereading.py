@@ -70,7 +70,7 @@ def known(partition):
 def remembered(journal):
     for partition in journal._state.destinations.partitions.values():
         journal.recovery._backlogs.reach(partition, ANYWHERE)
-        assert not partition.queue.packed
+        assert not partition.queue.packed.count
     assert not journal._state.index.packed_from
     return {
         "partitions": {
@@ -122,9 +122,9 @@ def compare(lock, packed):
         for each in streamed.views.packed():
             queue = streamed._state.destinations.partitions[each.destination].queue
             assert (each.batches, each.records, each.with_id) == (
-                queue.packed,
-                queue.packed_records,
-                queue.packed_with_id,
+                queue.packed.count,
+                queue.packed.records,
+                queue.packed.with_id,
             )
             packed["stayed"] += each.batches
             packed["with id"] += each.with_id

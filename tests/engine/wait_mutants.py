@@ -177,7 +177,7 @@ MUTANTS: dict[str, Mutant] = {
         "sum(batch.count for batch in batches)", "sum(batch.count for batch in batches[1:])"
     ),
     "behind all that waits": _made(
-        "partition.queue.insert(partition.queue.index(first), made)", "partition.queue.append(made)"
+        "partition.queue.insert(partition.queue.near.index(first), made)", "partition.queue.append(made)"
     ),
     "written with what is new": _made("persist.keep_whole()"),
     "the first alone is replaced on disk": _made(_REPLACED, f"batch is first and {_REPLACED}"),
@@ -264,7 +264,7 @@ MUTANTS: dict[str, Mutant] = {
         "reach_any", "self.reach(partition, position)", of=RereadBacklogs
     ),
     "a mark brings back what is packed of all partitions": _reread(
-        "reach_any", " and partition.queue.has_packed(position)", "", of=RereadBacklogs
+        "reach_any", " and partition.queue.packed.has(position)", "", of=RereadBacklogs
     ),
     "what may have been sent stays packed": _reread(
         "recovered_log",
@@ -273,7 +273,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "what is packed keeps its ids": _reread(
         "_recover_identities",
-        "partition.queue.forget_identities()",
+        "partition.queue.packed.forget_identities()",
         test="test_ids_that_are_taken_back_are_taken_back_from_what_is_packed",
     ),
     "new ids are packed after batches that have none": _reread(

@@ -60,7 +60,7 @@ MUTANTS: dict[str, Change] = {
     "TrustsFormerLife": source(
         Recovery, "recovered", "self._drop_parents()",
         "self._drop_parents()\n"
-        "    for batch in [batch for each in self._all.values() for batch in each.queue]:\n"
+        "    for batch in [batch for each in self._all.values() for batch in each.queue.near]:\n"
         "        batch.identity, batch.state = None, BatchState.SEALED",
     ),
     # A request whose answer was lost is taken for dead at once.
@@ -75,7 +75,7 @@ MUTANTS: dict[str, Change] = {
     # A batch that was looked for while a request with it was on its way gets a new id without another look.
     "AsksOnlyOnce": source(
         Machine, "_settled", "    for rule in",
-        "    for batch in partition.queue:\n        batch.unanswered = False\n    for rule in",
+        "    for batch in partition.queue.near:\n        batch.unanswered = False\n    for rule in",
     ),
     # What the leader has is taken for committed, replicated or not.
     "NeverProbes": source(Verdicts, "judged", _FIND, f"stable = True; {_FIND}"),

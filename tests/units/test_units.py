@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kafkasafe import journal as j
 from kafkasafe import marks as m
 from kafkasafe import units as u
-from kafkasafe.journal.queue import Backlog
+from kafkasafe.journal.queue import PartitionQueue
 
 LANE = b"0123456789abcdef"
 ID = st.binary(min_size=16, max_size=16)
@@ -402,11 +402,11 @@ def test_a_new_unit_goes_through_none_of_those_that_wait(monkeypatch):
 
     def counting(queue):
         nonlocal seen
-        for batch in (*queue._head, *queue._fresh):
+        for batch in (*queue.near, *queue._fresh):
             seen += 1
             yield batch
 
-    monkeypatch.setattr(Backlog, "all", counting)
+    monkeypatch.setattr(PartitionQueue, "all", counting)
     journal = j.Journal(j.Settings(durable_first=False))
     number = journal.destination("orders", 0)
     for count in range(500):

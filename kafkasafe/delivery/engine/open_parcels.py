@@ -13,7 +13,7 @@ from kafkasafe import journal as j
 from kafkasafe.delivery.engine.ahead import Ahead
 from kafkasafe.delivery.engine.guard import Guard
 from kafkasafe.delivery.engine.parcels import Parcel
-from kafkasafe.journal.queue import Ordered
+from kafkasafe.journal.spool_index import Ordered
 
 __all__ = ["OpenParcels"]
 
