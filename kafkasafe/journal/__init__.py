@@ -29,9 +29,8 @@ arguments.
 
 Rooms
 -----
-Data that all objects share: `batch` (its states, its events and the batch), `flow` (what a destination does),
-`partition` (destinations: partitions, and topics whose partitions are not known), `outbox` (what the journal decided:
-groups, all other actions, and the outbox from which `ready` takes them), `notices`, `clock`.
+Data that all objects share: `batch` (its states, its events and the batch), `flow` (what a destination does), `outbox`
+(what the journal decided: groups, all other actions, and the outbox from which `ready` takes them), `notices`, `clock`.
 Objects that own state:
 
     home        the lane's cluster, and producer id      sequences   the id of the next batch
@@ -41,7 +40,7 @@ Objects that own state:
                 `rejected/`                                 precedence  batches that other lanes deliver first
     doubt       requests that had no answer                 healing     lost batches that are sent again
     quiescence  when all requests are dead                  spool_index positions of the spool that are needed
-    queue       the batches of a partition                  destinations  all of them, and the known topics
+    queue       the batches of a partition                  destinations  partitions, and the known topics
     replay      the group of the log that is being read     snapshots   marks that a new segment repeats
 
 Objects that decide. The constructor of each gets the `JournalState`, and the other deciding objects that it uses:
@@ -73,6 +72,7 @@ from kafkasafe.journal.batch import (
     IllegalMoveError,
 )
 from kafkasafe.journal.clock import Clock, alive_s
+from kafkasafe.journal.destinations import UNCHOSEN, WINDOW, Partition
 from kafkasafe.journal.flow import FLOW, UNASSIGNED_FLOW, Flow, FlowEvent
 from kafkasafe.journal.gathering import GATHER_LEAST
 from kafkasafe.journal.journal import Journal
@@ -101,7 +101,6 @@ from kafkasafe.journal.outbox import (
     Unpacked,
     Wait,
 )
-from kafkasafe.journal.partition import UNCHOSEN, WINDOW, Partition
 from kafkasafe.journal.state import Settings
 
 __all__ = [

@@ -19,12 +19,12 @@ from kafkasafe.codes.verdicts import (
 from kafkasafe.history.identity import ProducerView, shows
 from kafkasafe.history.loss import Cause
 from kafkasafe.journal.batch import DAMAGED, TOO_SLOW, Batch, BatchEvent, BatchState
+from kafkasafe.journal.destinations import Partition
 from kafkasafe.journal.endings import Durability
 from kafkasafe.journal.flow import Flow, FlowEvent
 from kafkasafe.journal.losses import Suspicions
 from kafkasafe.journal.outbox import Begun
 from kafkasafe.journal.packing import Packer
-from kafkasafe.journal.partition import Partition
 from kafkasafe.journal.refusals import Refusals
 from kafkasafe.journal.rejecting import Rejecter
 from kafkasafe.journal.snapshots import state_mark
@@ -114,14 +114,18 @@ class Answers:
             partition.doubt.may_arrive_until(now + self._request_timeout_s)
         if timed_out and batch is partition.queue.head:
             batch.time_out()
-            if batch.timeouts >= _TIMEOUTS and batch.count > 1 and partition.flow is not Flow.PROBING:
+            if (
+                batch.timeouts >= _TIMEOUTS
+                and batch.count > 1
+                and partition.progress.flow is not Flow.PROBING
+            ):
                 batch.condemn(TOO_SLOW, f"{batch.timeouts} requests with it timed out")
         lasting = False
         if sent or code not in DESTINATION_CODES:
             partition.refusal.no_answer()
         else:
             lasting = self._refusals.note_refusal(partition, code, message, Scope.DESTINATION, now)
-        if sent or partition.flow is Flow.PROBING or (lasting and batch.unanswered):
+        if sent or partition.progress.flow is Flow.PROBING or (lasting and batch.unanswered):
             batch.on(BatchEvent.UNCERTAIN)
         elif lasting:
             self._refuse(batch, code, message)
@@ -150,7 +154,7 @@ class Answers:
             self._rejecter.reject_head(partition, batch, FlowEvent.DAMAGED)
             self._packer.touch(partition)
             return
-        if batch.unanswered or partition.flow is Flow.PROBING:
+        if batch.unanswered or partition.progress.flow is Flow.PROBING:
             # A broker may have appended the batch before the damage: the journal asks the cluster.
             batch.on(BatchEvent.UNCERTAIN)
         else:
@@ -191,7 +195,7 @@ class Answers:
             partition.keep_apart()
         # An answer is about its own request only. The answer proves nothing while the broker may still append an older
         # request whose answer was lost, or while a probe runs because the leader has the batch.
-        alone = now >= partition.doubt.dead_at and partition.flow is not Flow.PROBING
+        alone = now >= partition.doubt.dead_at and partition.progress.flow is not Flow.PROBING
         self._note_producer_state(partition, code, log_start_offset)
         lasting = self._note_refusal(partition, batch, code, text, scope, now)
         if alone and not batch.unanswered and verdict.absent and (final or lasting):
@@ -219,14 +223,14 @@ class Answers:
     def retry(self, destination: int) -> None:
         """Record that the pause of a `Wait` is over."""
         partition = self._partitions[destination]
-        if partition.flow is Flow.WAITING:
+        if partition.progress.flow is Flow.WAITING:
             partition.progress.on(FlowEvent.PAUSE_OVER)
             self._packer.touch(partition)
 
     def baseline(self, destination: int, end_offset: int, topic_id: bytes) -> None:
         """Note a partition's end offset before our first batch; the first send waits until it is durable."""
         partition = self._partitions[destination]
-        if partition.flow is not Flow.ASKING_BASELINE:
+        if partition.progress.flow is not Flow.ASKING_BASELINE:
             return
         partition.log.begin(end_offset)
         early = partition.log.last_acked_offset >= 0 or self._units.is_open(destination)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kafkasafe.journal.batch import Batch, BatchEvent, BatchState, Fate, batches_of
+from kafkasafe.journal.destinations import Destination
 from kafkasafe.journal.flow import Flow, FlowEvent
 from kafkasafe.journal.outbox import (
     Begun,
@@ -18,7 +19,6 @@ from kafkasafe.journal.outbox import (
     UnitStaged,
 )
 from kafkasafe.journal.packing import Packer
-from kafkasafe.journal.partition import Destination
 from kafkasafe.journal.state import JournalState
 
 __all__ = ["Durability"]
@@ -74,7 +74,7 @@ class Durability:
                     self._report_healed(batch)
             case Begun(destination):
                 partition = self._partitions[destination]
-                if not partition.log.begun() or partition.flow is not Flow.ASKING_BASELINE:
+                if not partition.log.begun() or partition.progress.flow is not Flow.ASKING_BASELINE:
                     # Either the baseline of the present log is not known or not durable yet, or the journal asked for
                     # it twice (for example, before and after a move to another cluster) and has already used the other
                     # answer.

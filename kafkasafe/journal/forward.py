@@ -10,9 +10,9 @@ from typing import Final
 
 from kafkasafe import marks as m
 from kafkasafe.journal.batch import Batch, BatchState
+from kafkasafe.journal.destinations import WINDOW
 from kafkasafe.journal.flow import Flow
 from kafkasafe.journal.packing import Packer
-from kafkasafe.journal.partition import WINDOW
 from kafkasafe.journal.snapshots import Snapshots
 from kafkasafe.journal.state import JournalState
 
@@ -96,7 +96,7 @@ class CopyForward:
             and not batch.writing
             and batch.unit is None
             and batch.state in _MOVABLE
-            and partition.flow is not Flow.REJECTING
+            and partition.progress.flow is not Flow.REJECTING
             and partition.number not in self._revivals
             and batch.position >= partition.unsure_before
         )

@@ -8,9 +8,9 @@ from typing import Final
 from kafkasafe import marks as m
 from kafkasafe.history.identity import BatchId, add_sequence
 from kafkasafe.journal.batch import Batch, BatchEvent, BatchState, Fate, id_fields
+from kafkasafe.journal.destinations import Partition
 from kafkasafe.journal.outbox import Ended
 from kafkasafe.journal.packing import Packer
-from kafkasafe.journal.partition import Partition
 from kafkasafe.journal.sealing import Sealer
 from kafkasafe.journal.state import JournalState
 

@@ -11,9 +11,9 @@ from typing import Final
 from kafkasafe import marks as m
 from kafkasafe.history.identity import BatchId
 from kafkasafe.journal.batch import Batch, BatchEvent, BatchState, id_fields
+from kafkasafe.journal.destinations import Partition
 from kafkasafe.journal.outbox import Identified
 from kafkasafe.journal.packing import Packer
-from kafkasafe.journal.partition import Partition
 from kafkasafe.journal.state import JournalState
 
 __all__ = ["Identities"]

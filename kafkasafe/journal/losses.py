@@ -12,13 +12,13 @@ from typing import Final
 from kafkasafe import marks as m
 from kafkasafe.codes.verdicts import MISSING_CODES
 from kafkasafe.history.loss import AckedBatch, Cause, Loss
-from kafkasafe.journal.acked import EpochCheck, Suspicion
+from kafkasafe.journal.acked import ANYWHERE, EpochCheck, Suspicion
 from kafkasafe.journal.batch import Batch, BatchState
+from kafkasafe.journal.destinations import Partition
 from kafkasafe.journal.flow import Flow, FlowEvent
 from kafkasafe.journal.notices import AckedLoss
 from kafkasafe.journal.outbox import SurveyAsk
 from kafkasafe.journal.packing import Packer
-from kafkasafe.journal.partition import ANYWHERE, Partition
 from kafkasafe.journal.snapshots import Snapshots
 from kafkasafe.journal.state import JournalState
 
@@ -110,7 +110,7 @@ class Suspicions:
 
     def stop_if_suspected(self, partition: Partition) -> None:
         """Stop sending new batches if the log is suspected: a survey runs first."""
-        if partition.loss.suspicion is not None and partition.flow is Flow.FLOWING:
+        if partition.loss.suspicion is not None and partition.progress.flow is Flow.FLOWING:
             partition.progress.on(FlowEvent.SUSPECTED)
             self._packer.touch(partition)
 
@@ -217,7 +217,7 @@ class Losses:
         partition = self._partitions[destination]
         if code in MISSING_CODES:
             self._missing.say(destination)
-        if partition.flow is Flow.SURVEYING:
+        if partition.progress.flow is Flow.SURVEYING:
             partition.progress.want_metadata()
             partition.progress.explain(reason)
             self._out.pause(partition, FlowEvent.NOT_ANSWERED, reason)
@@ -247,7 +247,7 @@ class Losses:
         """
         partition = self._partitions[destination]
         suspicion = partition.loss.suspicion
-        if partition.flow is not Flow.SURVEYING or suspicion is None:
+        if partition.progress.flow is not Flow.SURVEYING or suspicion is None:
             return
         log = partition.log
         cause = suspicion.cause

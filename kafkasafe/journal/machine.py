@@ -11,13 +11,13 @@ from itertools import islice, takewhile
 from typing import NamedTuple
 
 from kafkasafe.journal.batch import Batch, BatchEvent, BatchState, id_fields
+from kafkasafe.journal.destinations import Partition, UnassignedTopic
 from kafkasafe.journal.flow import Flow, FlowEvent
 from kafkasafe.journal.gathering import Gatherer
 from kafkasafe.journal.ids import Identities
 from kafkasafe.journal.losses import Losses
 from kafkasafe.journal.outbox import Ask, Divide
 from kafkasafe.journal.packing import Packer
-from kafkasafe.journal.partition import Partition, UnassignedTopic
 from kafkasafe.journal.refusals import Refusals
 from kafkasafe.journal.rejecting import Rejecter
 from kafkasafe.journal.sealing import Sealer
@@ -76,7 +76,7 @@ def has_old_ids(partition: Partition, _now: float) -> bool:
 
 def needs_pause(partition: Partition, _now: float) -> bool:
     """A request failed, and no pause has followed yet."""
-    return partition.flow is Flow.SETTLING
+    return partition.progress.flow is Flow.SETTLING
 
 
 def is_decided(partition: Partition, _now: float) -> bool:

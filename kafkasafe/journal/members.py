@@ -8,9 +8,9 @@ from kafkasafe import marks as m
 from kafkasafe import units as u
 from kafkasafe.history.identity import BatchId
 from kafkasafe.journal.batch import Batch, BatchEvent, Fate, batches_of
+from kafkasafe.journal.destinations import Partition
 from kafkasafe.journal.losses import Suspicions
 from kafkasafe.journal.outbox import Divide, UnitEnded, UnitStaged
-from kafkasafe.journal.partition import Partition
 from kafkasafe.journal.refusals import Refusals
 from kafkasafe.journal.snapshots import state_mark
 from kafkasafe.journal.state import JournalState

@@ -14,9 +14,9 @@ from kafkasafe.history.identity import BatchId
 from kafkasafe.history.loss import AckedBatch, Released
 from kafkasafe.journal.acked import EpochCheck
 from kafkasafe.journal.batch import Batch, BatchState, Fate
+from kafkasafe.journal.destinations import Destination, Partition
 from kafkasafe.journal.flow import FlowEvent
 from kafkasafe.journal.notices import Notice
-from kafkasafe.journal.partition import Destination, Partition
 
 __all__ = [
     "Aside",

@@ -10,9 +10,9 @@ from typing import Final
 
 from kafkasafe.history.identity import BatchId
 from kafkasafe.journal.batch import Batch, BatchState, id_fields
+from kafkasafe.journal.destinations import WINDOW, Destination
 from kafkasafe.journal.flow import Flow
 from kafkasafe.journal.outbox import Unpacked
-from kafkasafe.journal.partition import WINDOW, Destination
 from kafkasafe.journal.queue import BacklogRow
 from kafkasafe.journal.state import JournalState
 
@@ -40,7 +40,7 @@ class Packer:
     def packable(self, destination: int) -> Iterator[Batch]:
         """Batches that may be packed next, in order; the first ones may be given to `pack`."""
         partition = self._partitions.get(destination)
-        if partition is None or partition.flow is Flow.REJECTING:
+        if partition is None or partition.progress.flow is Flow.REJECTING:
             return
         if any(each.batch.destination == destination for each in self._out.ready.unpacked):
             return  # the shell must first learn of the batches that were unpacked

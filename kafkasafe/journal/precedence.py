@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from kafkasafe import marks as m
 from kafkasafe import units as u
 from kafkasafe.journal.batch import Batch
-from kafkasafe.journal.destinations import Destinations
+from kafkasafe.journal.destinations import Destination, Destinations
 from kafkasafe.journal.order import NEVER, Address, held_from
-from kafkasafe.journal.partition import Destination
 
 __all__ = ["Precedence", "Turns"]
 

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 from kafkasafe.codes.verdicts import MISSING_CODES, Scope
+from kafkasafe.journal.destinations import Destination, Partition
 from kafkasafe.journal.flow import Flow, FlowEvent
 from kafkasafe.journal.notices import Denied, Relented
 from kafkasafe.journal.packing import Packer
-from kafkasafe.journal.partition import Destination, Partition
 from kafkasafe.journal.refusal import CONFIRMED_S
 from kafkasafe.journal.state import JournalState
 
@@ -89,7 +89,7 @@ class Refusals:
         """
         partition = self._partitions[destination]
         self._missing.prove(destination, reason)
-        if partition.flow is Flow.WAITING:
+        if partition.progress.flow is Flow.WAITING:
             partition.progress.on(FlowEvent.PAUSE_OVER)
             self._packer.touch(partition)
 

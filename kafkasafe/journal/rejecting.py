@@ -8,12 +8,12 @@ from kafkasafe import marks as m
 from kafkasafe import units as u
 from kafkasafe.codes.verdicts import DESTINATION_CODES, MISSING_CODES, Scope, classify_produce
 from kafkasafe.journal.batch import TOO_SLOW, Batch, BatchEvent, BatchState, Fate
+from kafkasafe.journal.destinations import Destination, Partition, UnassignedTopic
 from kafkasafe.journal.flow import Flow, FlowEvent
 from kafkasafe.journal.ids import Identities
 from kafkasafe.journal.notices import Refusal
 from kafkasafe.journal.outbox import Aside, Divide, Ended
 from kafkasafe.journal.packing import Packer
-from kafkasafe.journal.partition import Destination, Partition, UnassignedTopic
 from kafkasafe.journal.refusals import Refusals
 from kafkasafe.journal.sealing import Sealer
 from kafkasafe.journal.state import JournalState
@@ -63,7 +63,7 @@ class Rejecter:
     def next_aside(self, destination: int) -> None:
         """Continue with the next portion after `set_aside`."""
         partition = self._all[destination]
-        if partition.flow is not Flow.REJECTING:
+        if partition.progress.flow is not Flow.REJECTING:
             return
         if partition.rejection.is_done:
             # The topic was created meanwhile.
@@ -85,7 +85,7 @@ class Rejecter:
             Whether more batches follow. If so, do the work of other partitions first, then call `next_aside`.
         """
         partition = self._all[aside.destination]
-        if partition.flow is not Flow.REJECTING:
+        if partition.progress.flow is not Flow.REJECTING:
             return False
         for batch in aside.batches[:kept]:
             self._reject(batch)

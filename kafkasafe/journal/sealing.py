@@ -7,9 +7,9 @@ from itertools import takewhile
 
 from kafkasafe import units as u
 from kafkasafe.journal.batch import Batch, BatchEvent, BatchState, batches_of
+from kafkasafe.journal.destinations import Partition
 from kafkasafe.journal.outbox import UnitGroup
 from kafkasafe.journal.packing import Packer
-from kafkasafe.journal.partition import Partition
 from kafkasafe.journal.state import JournalState
 
 __all__ = ["Sealer"]

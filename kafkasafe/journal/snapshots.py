@@ -6,7 +6,7 @@ from itertools import islice
 
 from kafkasafe import marks as m
 from kafkasafe.journal.batch import Batch, id_fields
-from kafkasafe.journal.partition import WINDOW, Destination
+from kafkasafe.journal.destinations import WINDOW, Destination
 from kafkasafe.journal.state import JournalState
 
 __all__ = ["Snapshots", "state_mark"]

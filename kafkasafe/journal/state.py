@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 from kafkasafe import units as u
 from kafkasafe.journal.clock import BrokerClock
-from kafkasafe.journal.destinations import Destinations
+from kafkasafe.journal.destinations import WINDOW, Destinations
 from kafkasafe.journal.healing import Revivals
 from kafkasafe.journal.home import Home
 from kafkasafe.journal.outbox import Outbox
-from kafkasafe.journal.partition import WINDOW
 from kafkasafe.journal.precedence import Precedence, Turns
 from kafkasafe.journal.quiescence import Quiescence
 from kafkasafe.journal.refusal import Missing

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from kafkasafe import marks as m
+from kafkasafe.journal.destinations import Destination, Partition
 from kafkasafe.journal.flow import FlowEvent
 from kafkasafe.journal.losses import Suspicions
 from kafkasafe.journal.packing import Packer
-from kafkasafe.journal.partition import Destination, Partition
 from kafkasafe.journal.refusals import Refusals
 from kafkasafe.journal.snapshots import state_mark
 from kafkasafe.journal.state import JournalState

@@ -8,12 +8,12 @@ from kafkasafe import marks as m
 from kafkasafe.history.identity import IdentityVerdict, Judgement
 from kafkasafe.history.loss import Cause
 from kafkasafe.journal.batch import TOO_SLOW, Batch, BatchEvent, follows
+from kafkasafe.journal.destinations import Destination, Partition
 from kafkasafe.journal.endings import Durability
 from kafkasafe.journal.flow import Flow, FlowEvent
 from kafkasafe.journal.losses import Suspicions
 from kafkasafe.journal.notices import Hole, Undecidable
 from kafkasafe.journal.packing import Packer
-from kafkasafe.journal.partition import Destination, Partition
 from kafkasafe.journal.state import JournalState
 
 __all__ = ["Verdicts"]
@@ -57,7 +57,7 @@ class Verdicts:
             now: Seconds.
         """
         partition = self._partitions[destination]
-        if partition.flow is not Flow.ASKING:
+        if partition.progress.flow is not Flow.ASKING:
             return
         if partition.doubt.is_partial and shrunk_to < 0:
             # A later finding shows that the log has to be read from a lower offset: the answer is incomplete.

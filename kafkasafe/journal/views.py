@@ -227,7 +227,7 @@ class Views:
         return [
             (partition.number, partition.log.last_acked_offset)
             for partition in self._partitions.values()
-            if partition.flow is Flow.FLOWING
+            if partition.progress.flow is Flow.FLOWING
             and not partition.queue.has_in_flight
             and partition.log.last_acked_offset >= 0
             and partition.loss.suspicion is None

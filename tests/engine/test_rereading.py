@@ -21,7 +21,7 @@ from kafkasafe.delivery.engine.lane_keeper import LaneKeeper
 from kafkasafe.delivery.engine.packing import LogReplay
 from kafkasafe.history.identity import BatchId
 from kafkasafe.journal.acked import ANYWHERE, AckedLog
-from kafkasafe.journal.partition import Partition
+from kafkasafe.journal.destinations import Partition
 from kafkasafe.spool.recovery import replay, scan
 
 

@@ -8,8 +8,8 @@ from tapes import keep
 from kafkasafe import journal as j
 from kafkasafe.history.identity import BatchId
 from kafkasafe.journal import machine
+from kafkasafe.journal.destinations import Partition
 from kafkasafe.journal.machine import Machine
-from kafkasafe.journal.partition import Partition
 
 RULES = [rule.holds for rule in j.Journal()._machine._quiet_rules()]
 DIFFERENT = {
@@ -68,7 +68,7 @@ def quiet_partition(*batches: j.Batch) -> tuple[j.Journal, Partition]:
     partition = journal._state.destinations.partitions[number]
     for event in (j.FlowEvent.RECOVERED, j.FlowEvent.SUSPECTED):
         partition.progress.on(event)
-    assert partition.flow is j.Flow.DECIDING
+    assert partition.progress.flow is j.Flow.DECIDING
     for batch in batches:
         partition.queue.append(batch)
     partition.doubt.refuse_sequence()
