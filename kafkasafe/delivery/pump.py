@@ -235,7 +235,7 @@ class Pump:
 
     def earlier(self, transactional_id: str) -> tuple[u.Unit, m.Ended] | None:
         """The last unit that earlier incarnations ended under a user's transactional id. Call before `start`."""
-        return self._context.own.journal.units.earlier.get(transactional_id)
+        return self._context.own.journal.units.replay.earlier.get(transactional_id)
 
     def take_over(self, transactional_id: str) -> None:
         """Requests that the producer's own lane takes over a transactional id. `Ledger.names` says when it is done."""

@@ -233,7 +233,7 @@ class Answers:
         if partition.progress.flow is not Flow.ASKING_BASELINE:
             return
         partition.log.begin(end_offset)
-        early = partition.log.last_acked_offset >= 0 or self._units.is_open(destination)
+        early = partition.log.last_acked_offset >= 0 or self._units.ids.is_open(destination)
         if not (early and any(partition.log.topic_id)):
             partition.log.name_topic(topic_id)
         self._refusals.clear_refusal(partition)

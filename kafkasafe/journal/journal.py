@@ -103,7 +103,7 @@ class Journal:
         return (
             self._out.is_empty
             and self._state.home.producer_id >= 0
-            and self.units.at_rest
+            and self.units.out.is_empty
             and not self._state.quiescence.is_announced
         )
 
@@ -120,9 +120,11 @@ class Journal:
         out.touched.update(out.postponed)
         out.postponed.clear()
         if out.touched:
-            self.units.look()
+            if self.units.lines.by_id:
+                self.units.out.change()  # a batch before one of a unit may have left the queue
             self._machine.turn(now, now_ms)
-        self._unit_batches.advance()
+        if out.ready.persist.units or not self.units.out.is_empty:
+            self._unit_batches.advance()
         ready = out.take(wants_producer_id=state.home.producer_id < 0)
         if state.quiescence.is_announced:
             state.quiescence.gate(ready)

@@ -192,7 +192,7 @@ class Losses:
             if batch.identity is not None
         )
         ours = frozenset(self._home.producer_ids).union(
-            self._units.own_producer_ids, (batch.identity.producer_id for batch in acked)
+            self._units.ids.own_producer_ids, (batch.identity.producer_id for batch in acked)
         )
         self._out.ready.surveys.append(
             SurveyAsk(

@@ -31,21 +31,20 @@ class UnitBatches:
         self._units = state.units
 
     def advance(self) -> None:
-        units, persist = self._units, self._out.ready.persist
-        if units.at_rest and not persist.units:
-            return
-        self._out.ready.units.extend(units.advance())
-        for unit, refused in units.too_large:
+        """Take what the units decided."""
+        decided, persist = self._units.out, self._out.ready.persist
+        self._out.ready.units.extend(self._units.advance())
+        for unit, refused in decided.too_large:
             self._divide_members(unit, refused)
-        units.clear_too_large()
+        decided.too_large.clear()
         for action in self._out.ready.units:
             if isinstance(action, u.Refuse):
                 for batch in batches_of(action.unit):
                     batch.blame(action.unit.code, action.unit.reason)
-        persist.marks.extend(self._topics_of(units.ending))
-        persist.marks.extend(units.take_marks())
-        persist.after.extend(map(UnitStaged, units.staging))
-        for unit in units.ending:
+        persist.marks.extend(self._topics_of(decided.ending))
+        persist.marks.extend(decided.take_marks())
+        persist.after.extend(map(UnitStaged, decided.staging))
+        for unit in decided.ending:
             committed = unit.phase is u.Phase.COMMITTED
             for batch in batches_of(unit):
                 if committed:
@@ -58,7 +57,8 @@ class UnitBatches:
                 persist.marks.extend(self._places(unit))
             fate = Fate.COMMITTED if committed else Fate.DROPPED if unit.dropped else Fate.REJECTED
             persist.after.append(UnitEnded(unit, fate))
-        units.clear_outcomes()
+        decided.staging.clear()
+        decided.ending.clear()
         persist.leave_out_void()
 
     def _topics_of(self, units: Iterable[u.Unit]) -> list[m.Mark]:

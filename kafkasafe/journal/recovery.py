@@ -176,11 +176,11 @@ class Recovery:
                 case m.Unit():
                     self._recover_unit(mark, position)
                 case m.Read():
-                    self._units.recover_readings(mark)
+                    self._units.replay.recover_readings(mark)
                 case m.Begun():
-                    self._units.recover_begun(mark)
+                    self._units.replay.recover_begun(mark)
                 case m.Staged():
-                    self._units.recover_staged(mark)
+                    self._units.replay.recover_staged(mark)
                 case m.Ended():
                     ended |= {batch.position: batch for batch in self._recover_ended(mark, recovered[index:])}
                 case m.Moved(moves):
@@ -196,7 +196,7 @@ class Recovery:
                     forgets = any(_is_reset(each) for each in recovered[:index])
                     self._home.move(mark, forgets=forgets)
                     if forgets:
-                        self._units.forget_producer_ids()
+                        self._units.ids.forget_producer_ids()
                 case m.Undecidable() | m.Resolved():
                     pass  # the journal asks the cluster again, which may know more now, and then asks the user
 
@@ -265,7 +265,9 @@ class Recovery:
             return
         # A divided unit keeps the turn of its first UNIT mark, even if that mark was in a deleted segment.
         accepted_at = self._replay.origin_from(first, position)
-        read = self._units.get(mark.unit_id) or self._units.recover(mark, position, accepted_at)
+        read = self._units.lines.by_id.get(mark.unit_id) or self._units.replay.recover(
+            mark, position, accepted_at
+        )
         self._replay.read_unit(read, range(first, first + mark.batches))
 
     def recover_lost(self, position: int, destination: int) -> None:
@@ -381,7 +383,7 @@ class Recovery:
 
     def _recover_ended(self, mark: m.Ended, following: Sequence[m.Mark]) -> list[Batch]:
         """End a unit. Among the later marks of the group, COMMITTED names the leader epochs of its batches."""
-        unit = self._units.recover_ended(mark)
+        unit = self._units.replay.recover_ended(mark)
         if unit is None:
             return []
         epochs = {

@@ -132,7 +132,7 @@ class Topics:
             self._suspicions.keep_suspected(partition)
         else:
             partition.log.forget()
-        self._units.forget(partition.number)
+        self._units.lines.forget(partition.number)
 
     def note_topic(self, partition: Destination) -> None:
         """Note the topic id for units, which do not wait for the baseline: they may be staged before it is known."""

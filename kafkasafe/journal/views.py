@@ -42,11 +42,11 @@ class Views:
     @property
     def release_position(self) -> int:
         """Everything before this spool position is finished, and not suspected to be lost."""
-        others = self._pinned() if self._revivals or len(self._units) else ()
+        others = self._pinned() if self._revivals or self._units.lines.by_id else ()
         return self._index.release_position(others)
 
     def _pinned(self) -> Sequence[int]:
-        return *self._revivals.pins, *self._units.pinned
+        return *self._revivals.pins, *(unit.position for unit in self._units.lines.batchless.values())
 
     @property
     def doubted(self) -> list[int]:
@@ -115,7 +115,7 @@ class Views:
     @property
     def unfinished(self) -> int:
         """Batches that are not finished."""
-        return sum(len(p.queue) for p in self._all.values()) + self._units.bare
+        return sum(len(p.queue) for p in self._all.values()) + len(self._units.lines.batchless)
 
     def topic(self, name: str) -> m.Topic | None:
         """The id and partition count of a topic; None if unknown."""

@@ -33,10 +33,9 @@ Modules. Each object owns its state, and uses only those listed after it:
     recovery.py     `UnitReplay`: restores units from the marks of earlier incarnations
     transitions.py  `Transitions`: how units enter and leave transactions and lines
     together.py     `Sharing`: which units share a transaction
-    order.py        `Lines`: the order of units on each partition, and the last committed offset in each log
+    order.py        `Lines`: the unfinished units, their order on each partition, and each log's last committed offset
     readings.py     `ReadingOrder`: which readings of consumers are broken off or superseded
     ids.py          `TransactionalIds`: which id a transaction gets, and how the producer acquires it
-    registry.py     `UnitRegistry`: the unfinished units
     outbox.py       `UnitOutbox`: requests and marks that were decided and not taken yet
     requests.py     the requests under a transactional id
     unit.py         `Unit`, the `Transaction` that commits it, and its transactional id

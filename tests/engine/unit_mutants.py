@@ -23,7 +23,6 @@ from kafkasafe.units.failures import FailurePolicy
 from kafkasafe.units.order import Lines
 from kafkasafe.units.readings import ReadingOrder
 from kafkasafe.units.recovery import UnitReplay
-from kafkasafe.units.registry import UnitRegistry
 from kafkasafe.units.schedule import Schedule
 from kafkasafe.units.together import Sharing
 from kafkasafe.units.transitions import Transitions
@@ -170,7 +169,7 @@ MUTANTS = {
         "test_what_comes_to_disk_when_its_topic_is_known_is_divided_before_it_is_begun",
     ),
     "a turn is where the mark is": Mutant(
-        source(UnitRegistry, "renumber", "key=lambda unit: unit.accepted_at", "key=lambda unit: unit.number"),
+        source(Lines, "renumber", "key=lambda unit: unit.accepted_at", "key=lambda unit: unit.number"),
         "test_what_was_divided_keeps_its_turn_when_its_first_segment_is_gone",
     ),
     "refused with another of its transaction": Mutant(
@@ -396,9 +395,7 @@ MUTANTS = {
         source(GroupStorm, "_stable", "if any(", "if False and any("), groups=True
     ),
     "units of an earlier life go in the order of the log": Mutant(
-        source(
-            UnitRegistry, "renumber", "key=lambda unit: unit.accepted_at", "key=lambda unit: unit.position"
-        ),
+        source(Lines, "renumber", "key=lambda unit: unit.accepted_at", "key=lambda unit: unit.position"),
         "test_what_was_divided_keeps_its_turn_in_the_next_life",
     ),
     "batches of an earlier life's unit are in the order of the log": Mutant(

@@ -194,7 +194,7 @@ MUTANTS: dict[str, Change] = {
     "TrustsOffsets": source(losses, "_is_remembered", "(loss.released_there and", "(True and"),
     # Transactions of earlier incarnations, of another cluster, and aborted ones.
     "ForgetsItsTransactions": source(UnitReplay, "recover_begun", "self._ids.note(mark.transactional_id, mark.producer_id)", "pass"),
-    "RemembersOtherTransactions": source(Recovery, "recover_marks", "self._units.forget_producer_ids()", "pass"),
+    "RemembersOtherTransactions": source(Recovery, "recover_marks", "self._units.ids.forget_producer_ids()", "pass"),
     "TrustsTheAborted": source(
         loss._Transactions, "see", "self._aborted += self._open.pop(producer_id, ())", "self._open.pop(producer_id, ())"
     ),
