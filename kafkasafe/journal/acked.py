@@ -14,7 +14,7 @@ from typing import Final
 from kafkasafe import marks as m
 from kafkasafe.history.identity import BatchId
 from kafkasafe.history.loss import Cause, Released
-from kafkasafe.journal.batch import Batch, follows
+from kafkasafe.journal.batch import Batch
 from kafkasafe.journal.notices import Hole
 
 __all__ = ["ANYWHERE", "AckedLog", "EpochCheck", "LossCase", "Suspicion"]
@@ -138,7 +138,7 @@ class AckedLog:
     def pass_id(self, identity: BatchId | None) -> None:
         """Record that the log has the batch with this id below the high watermark."""
         last = self.last_acked_id
-        if identity is not None and not (last is not None and follows(last, identity)):
+        if identity is not None and not (last is not None and last.follows(identity)):
             self.last_acked_id = identity
 
     # -- durable -------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from kafkasafe import units as u
-from kafkasafe.history.identity import BatchId, sequence_distance
+from kafkasafe.history.identity import BatchId
 from kafkasafe.journal.order import NEVER
 
 __all__ = [
@@ -25,8 +25,6 @@ __all__ = [
     "Fault",
     "IllegalMoveError",
     "batches_of",
-    "follows",
-    "id_fields",
 ]
 
 
@@ -518,13 +516,3 @@ class Fate(enum.Enum):
 def batches_of(unit: u.Unit) -> list[Batch]:
     """The batches of a unit, in the order in which they were accepted."""
     return [batch for batch in unit.batches if isinstance(batch, Batch)]
-
-
-def follows(later: BatchId, earlier: BatchId) -> bool:
-    """Whether both have the same producer id and epoch, and `later` is not before `earlier`."""
-    same = (later.producer_id, later.producer_epoch) == (earlier.producer_id, earlier.producer_epoch)
-    return same and sequence_distance(earlier.last_sequence, later.last_sequence) >= 0
-
-
-def id_fields(identity: BatchId) -> tuple[int, int, int]:
-    return identity.producer_id, identity.producer_epoch, identity.base_sequence

@@ -7,7 +7,7 @@ from typing import Final
 
 from kafkasafe import marks as m
 from kafkasafe.history.identity import BatchId, add_sequence
-from kafkasafe.journal.batch import Batch, BatchEvent, BatchState, Fate, id_fields
+from kafkasafe.journal.batch import Batch, BatchEvent, BatchState, Fate
 from kafkasafe.journal.destinations import Partition
 from kafkasafe.journal.outbox import Ended
 from kafkasafe.journal.packing import Packer
@@ -59,7 +59,7 @@ class Gatherer:
         )
         # As with the parts of a refused batch, recovery derives the place of the merged batch from the first batch's
         # position.
-        made.gather(first, BatchId(*id_fields(first.identity), count))
+        made.gather(first, BatchId(*first.identity.fields, count))
         partition.queue.insert(partition.queue.near.index(first), made)
         place = len(persist.batches)
         self._sealer.write(made)
@@ -129,5 +129,5 @@ def _goes_on(batch: Batch, following: Batch) -> bool:
     return (
         a is not None
         and b is not None
-        and id_fields(b) == (a.producer_id, a.producer_epoch, add_sequence(a.last_sequence, 1))
+        and b.fields == (a.producer_id, a.producer_epoch, add_sequence(a.last_sequence, 1))
     )

@@ -10,7 +10,7 @@ from typing import Final
 
 from kafkasafe import marks as m
 from kafkasafe.history.identity import BatchId
-from kafkasafe.journal.batch import Batch, BatchEvent, BatchState, id_fields
+from kafkasafe.journal.batch import Batch, BatchEvent, BatchState
 from kafkasafe.journal.destinations import Partition
 from kafkasafe.journal.outbox import Identified
 from kafkasafe.journal.packing import Packer
@@ -63,7 +63,7 @@ class Identities:
             identity = partition.ids.take(self._home, batch.count)
             batch.identify(identity)
             if batch.durable:
-                entries.append(m.Identity(batch.position, *id_fields(identity)))
+                entries.append(m.Identity(batch.position, *identity.fields))
                 moved.append((batch, identity))
             else:
                 batch.on(BatchEvent.ID_IN_MEMORY)
@@ -94,7 +94,7 @@ class Identities:
                 batch.identify(None)
             elif batch.identity is not None and batch.position >= 0:
                 # Include acknowledged batches: their commit mark follows this one, and recovery may have to find them.
-                kept.append(m.Identity(batch.position, *id_fields(batch.identity)))
+                kept.append(m.Identity(batch.position, *batch.identity.fields))
         self._out.ready.persist.marks.append(
             m.Identified(partition.number, m.IdentityReason.REIDENTIFIED, 0, tuple(kept))
         )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice, takewhile
 from typing import NamedTuple
 
-from kafkasafe.journal.batch import Batch, BatchEvent, BatchState, id_fields
+from kafkasafe.journal.batch import Batch, BatchEvent, BatchState
 from kafkasafe.journal.destinations import Partition, UnassignedTopic
 from kafkasafe.journal.flow import Flow, FlowEvent
 from kafkasafe.journal.gathering import Gatherer
@@ -288,13 +288,13 @@ class Machine:
 
     def _ask_about_doubt(self, partition: Partition, now: float, now_ms: int) -> None:
         doubt = partition.queue.doubt
-        asked = {id_fields(batch.identity)[:2] for batch in doubt[:1] if batch.identity is not None}
+        asked = {batch.identity.producer for batch in doubt[:1] if batch.identity is not None}
         for batch in partition.queue.near:
             if (
                 batch.state is BatchState.PREPARED
                 and batch.unanswered
                 and batch.identity is not None
-                and id_fields(batch.identity)[:2] in asked
+                and batch.identity.producer in asked
             ):
                 # The broker may have appended a late request meanwhile, or a request with a later batch.
                 batch.on(BatchEvent.MAY_BE_THERE)
@@ -309,9 +309,7 @@ class Machine:
                 partition.number,
                 tuple(batch.identity for batch in doubt if batch.identity is not None),
                 start,
-                acked_before=last is not None
-                and first is not None
-                and (last.producer_id, last.producer_epoch) == (first.producer_id, first.producer_epoch),
+                acked_before=last is not None and first is not None and last.producer == first.producer,
                 # After a truncation, the log may have taken a late request out of order: the producer state would then
                 # wrongly count the batches before it as present.
                 read_log=partition.doubt.is_cut or any(self._clock.is_old(batch, now_ms) for batch in doubt),

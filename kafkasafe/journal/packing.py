@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from kafkasafe.history.identity import BatchId
-from kafkasafe.journal.batch import Batch, BatchState, id_fields
+from kafkasafe.journal.batch import Batch, BatchState
 from kafkasafe.journal.destinations import WINDOW, Destination
 from kafkasafe.journal.flow import Flow
 from kafkasafe.journal.outbox import Unpacked
@@ -77,7 +77,7 @@ class Packer:
         queue = partition.queue
         rows = []
         for batch, (number, sealed_at) in zip(queue.candidates(UNPACKED), shells, strict=False):
-            identity = None if batch.identity is None else id_fields(batch.identity)
+            identity = None if batch.identity is None else batch.identity.fields
             rows.append(
                 BacklogRow(
                     number,

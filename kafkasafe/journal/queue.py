@@ -17,7 +17,7 @@ from itertools import chain, islice
 from operator import itemgetter
 from typing import Final
 
-from kafkasafe.journal.batch import Batch, BatchState, id_fields
+from kafkasafe.journal.batch import Batch, BatchState
 
 __all__ = ["BacklogRow", "PackedRows", "PartitionQueue"]
 
@@ -322,7 +322,7 @@ class PartitionQueue:
         for batch in self.near:
             if batch.state is BatchState.IN_DOUBT and batch.identity is not None:
                 first = doubt[0].identity if doubt else batch.identity
-                if first is not None and id_fields(first)[:2] != id_fields(batch.identity)[:2]:
+                if first is not None and first.producer != batch.identity.producer:
                     break
                 doubt.append(batch)
         return doubt

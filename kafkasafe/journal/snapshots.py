@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 
 from kafkasafe import marks as m
-from kafkasafe.journal.batch import Batch, id_fields
+from kafkasafe.journal.batch import Batch
 from kafkasafe.journal.destinations import WINDOW, Destination
 from kafkasafe.journal.state import JournalState
 
@@ -98,7 +98,7 @@ def _newest_marks(partition: Destination) -> list[m.Mark]:
     # A batch that was never in the spool gets a position that no batch can have.
     at = newest.position if newest.position >= 0 else newest.rank[-1] if newest.rank else 0
     partition.log.tell(at)
-    identity = m.Identity(at, *id_fields(newest.identity))
+    identity = m.Identity(at, *newest.identity.fields)
     return [
         m.Identified(partition.number, m.IdentityReason.FIRST, -1, (identity,)),
         m.Committed(partition.number, partition.log.leader_epoch, ((at, newest.base_offset),)),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from kafkasafe import marks as m
 from kafkasafe.history.identity import IdentityVerdict, Judgement
 from kafkasafe.history.loss import Cause
-from kafkasafe.journal.batch import TOO_SLOW, Batch, BatchEvent, follows
+from kafkasafe.journal.batch import TOO_SLOW, Batch, BatchEvent
 from kafkasafe.journal.destinations import Destination, Partition
 from kafkasafe.journal.endings import Durability
 from kafkasafe.journal.flow import Flow, FlowEvent
@@ -197,7 +197,7 @@ class Verdicts:
 def _is_passed(partition: Partition, newest: Batch) -> bool:
     """Whether a later batch is acknowledged, which proves as much as a probe would."""
     last = partition.log.last_acked_id
-    return newest.identity is not None and last is not None and follows(last, newest.identity)
+    return newest.identity is not None and last is not None and last.follows(newest.identity)
 
 
 def _is_gap(partition: Partition, first: Batch, judgement: Judgement, *, stable: bool) -> bool:

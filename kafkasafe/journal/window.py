@@ -97,11 +97,11 @@ class SendWindow:
 
     def is_open(self, identity: BatchId, now: float) -> bool:
         """Whether this batch may be sent while others are in flight."""
-        return self.confirmed == (identity.producer_id, identity.producer_epoch) and now < self.until
+        return self.confirmed == identity.producer and now < self.until
 
     def open(self, identity: BatchId, until: float) -> None:
         """Note an acknowledgement: the leader has state of the batch's producer id and epoch until the time `until`."""
-        self.confirmed, self.until = (identity.producer_id, identity.producer_epoch), until
+        self.confirmed, self.until = identity.producer, until
 
     def close(self) -> None:
         """Close the window after a failure: the next batch goes alone."""

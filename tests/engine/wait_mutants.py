@@ -119,7 +119,7 @@ MUTANTS: dict[str, Mutant] = {
         source(
             joining,
             "_goes_on",
-            "id_fields(b) == (a.producer_id, a.producer_epoch, add_sequence(a.last_sequence, 1))",
+            "b.fields == (a.producer_id, a.producer_epoch, add_sequence(a.last_sequence, 1))",
             "b.base_sequence == add_sequence(a.last_sequence, 1)",
         ),
         "test_any_other_batch_ends_what_is_offered",
@@ -168,10 +168,10 @@ MUTANTS: dict[str, Mutant] = {
     ),
     # What the one is.
     "the sequences of the first alone": _made(
-        "id_fields(first.identity), count)", "id_fields(first.identity), first.count)"
+        "first.identity.fields, count)", "first.identity.fields, first.count)"
     ),
     "the sequences of the last": _made(
-        "id_fields(first.identity), count)", "id_fields(batches[-1].identity), count)"
+        "first.identity.fields, count)", "batches[-1].identity.fields, count)"
     ),
     "one is left out": _made(
         "sum(batch.count for batch in batches)", "sum(batch.count for batch in batches[1:])"
