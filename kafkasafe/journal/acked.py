@@ -123,6 +123,8 @@ class AckedLog:
 
     def acknowledge(self, base_offset: int, count: int) -> None:
         """Note an acknowledged batch at this offset; -1: the offset is unknown."""
+        if base_offset > self.last_acked_offset:
+            self.know_from(base_offset)
         if base_offset >= 0:
             self.last_acked_offset = base_offset + count - 1
 
@@ -356,10 +358,8 @@ class LossCase:
         """Add a check for a change of leader, even while one for an earlier change is open."""
         self.due.append(check)
 
-    def next_check(self) -> EpochCheck | None:
-        """The check to begin now; None if one is in progress or none is pending."""
-        if not self.due or self.asked is not None:
-            return None
+    def next_check(self) -> EpochCheck:
+        """Begin the next check: one is due, and none is in progress."""
         self.asked = self.due.pop(0)
         return self.asked
 

@@ -329,10 +329,12 @@ class Batch:
         self.writing = True
 
     def written(self, position: int) -> None:
-        """Record that the batch is durable at this position."""
+        """Record that the batch is durable at this position, with its id if it has one."""
         self.settle_at(position)
         self.durable = True
         self.writing = False
+        if self.state is BatchState.SEALED and self.identity is not None:
+            self.on(BatchEvent.DURABLE)
 
     def settle_at(self, position: int) -> None:
         """Set the batch's position in the spool, and derive its rank from that, or from its parent's rank."""
@@ -350,19 +352,11 @@ class Batch:
         """Take from a mark the batch's rank, and the position where its records were first written."""
         self.rank, self.origin = rank, origin
 
-    def come_from(self, position: int) -> None:
-        """Set the position where its records were first written, in a batch that this one replaces; -1: in none."""
-        self.origin = position
-
     # -- units, parents and parts --------------------------------------------------------------------------------------
 
     def join(self, unit: u.Unit) -> None:
         """Make it a batch of this unit."""
         self.unit, self.state = unit, BatchState.JOINED
-
-    def choose(self, given: tuple[tuple[int, int, int], ...] | None) -> None:
-        """Set the runs of records for which the caller gave the partition."""
-        self.given = given
 
     def stand_for(self, parent: Batch) -> None:
         """Make the batch a part of `parent`, which takes the parent's place."""
@@ -382,10 +376,6 @@ class Batch:
         self.identity = identity
         self.gathered = self.owed = True
         self.stand_for(first)
-
-    def owe(self, *, owed: bool) -> None:
-        """Set whether the batch's records are also on disk in another batch."""
-        self.owed = owed
 
     def add_heir(self) -> None:
         """Count another part."""

@@ -50,30 +50,27 @@ class Divider:
         refused = batch.state is BatchState.REFUSED
         place = partition.queue.near.index(batch)
         for index, (destination, count, size_bytes, max_timestamp, doomed) in enumerate(children):
+            origin = batch.written_at if batch.rank and not refused else -1
+            child = self._sealer.make(
+                destination, count, size_bytes, max_timestamp, owed=batch.durable, origin=origin
+            )
             if refused:
                 # The parts take their parent's place, before all later batches.
-                child = self._sealer.make(destination, count, size_bytes, max_timestamp)
                 child.inherit(batch, doomed=doomed)
-                child.owe(owed=batch.durable)
                 partition.queue.insert(place + index, child)
                 if batch.durable:
                     self._sealer.write(child)
+            elif batch.unit is None:
+                self._sealer.enqueue(child)
             else:
-                child = self._sealer.make(destination, count, size_bytes, max_timestamp)
-                child.owe(owed=batch.durable)
-                if batch.rank:
-                    child.come_from(batch.written_at)
-                if batch.unit is not None:
-                    if destination == batch.destination:
-                        # The batch is too large. As with a refused batch, its parts take its place.
-                        child.join(batch.unit)
-                        child.stand_for(batch)
-                        partition.queue.insert(place + index, child)
-                    else:
-                        self._sealer.join(batch.unit, child)
-                    self._sealer.write(child)
+                if destination == batch.destination:
+                    # The batch is too large. As with a refused batch, its parts take its place.
+                    child.join(batch.unit)
+                    child.stand_for(batch)
+                    partition.queue.insert(place + index, child)
                 else:
-                    self._sealer.enqueue(child)
+                    self._sealer.join(batch.unit, child)
+                self._sealer.write(child)
             made.append(child)
         if batch.unit is not None:
             self._units.divided(batch.unit, batch, made)

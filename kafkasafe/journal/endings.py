@@ -49,8 +49,6 @@ class Durability:
         for batch, position in zip(persist.everything, positions, strict=True):
             batch.written(position)
             self._index.place(batch)
-            if batch.state is BatchState.SEALED and batch.identity is not None:
-                batch.on(BatchEvent.DURABLE)
             self._packer.touch(self._all[batch.destination])
             if batch.state is BatchState.ACKED and batch.unit is None:
                 # The broker acknowledged the batch while the disk was writing it.
@@ -115,12 +113,9 @@ class Durability:
         if batch.position < 0:
             self._leave(batch)
             return
-        self._commits(partition, batch)
-        self._out.ready.persist.after.append(Ended(batch, Fate.COMMITTED))
-
-    def _commits(self, partition: Destination, batch: Batch) -> None:
         partition.log.commit(batch)
         self._out.committing[partition.number] = partition
+        self._out.ready.persist.after.append(Ended(batch, Fate.COMMITTED))
 
     @staticmethod
     def dequeue(partition: Destination, batch: Batch) -> None:
@@ -150,6 +145,6 @@ class Durability:
         partition.log.remember(batch, self._index.released)
 
     def _report_healed(self, batch: Batch) -> None:
-        healed = self._revivals.finish(batch)
+        healed = self._revivals.finish(batch) if batch.revived else None
         if healed is not None:
             self._out.ready.notices.append(healed)

@@ -124,10 +124,7 @@ class Suspicions:
     def check_offset_order(self, partition: Partition, base_offset: int) -> None:
         """Compare an acknowledged offset with the last one. A lower offset raises a suspicion."""
         last = partition.log.last_acked_offset
-        if base_offset > last:
-            partition.log.know_from(base_offset)
-            return
-        if base_offset < 0:
+        if base_offset > last or base_offset < 0:
             return
         evidence = f"acknowledged at offset {base_offset}, though offset {last} was acknowledged before"
         self.raise_suspicion(partition, Cause.ACK, evidence, from_offset=base_offset)

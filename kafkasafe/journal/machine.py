@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import islice, takewhile
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from kafkasafe.journal.batch import Batch, BatchEvent, BatchState
 from kafkasafe.journal.destinations import Partition, UnassignedTopic
@@ -93,6 +93,10 @@ def _ends_in_new_ids(partition: Partition) -> bool:
     return not partition.queue.has_doubt and (partition.ids.stale or has_refused_head(partition, 0.0))
 
 
+_SETTLING: Final = frozenset({Flow.SETTLING, Flow.DECIDING})
+"""In these flows, the journal decides the next step once no request is in flight."""
+
+
 class _Rule(NamedTuple):
     """An action for partitions where a condition holds. Unless the rule `ends` the turn, later rules apply as well."""
 
@@ -160,11 +164,10 @@ class Machine:
         progress = partition.progress
         if progress.flow is Flow.REJECTING:
             return
-        check = partition.loss.next_check()
-        if check is not None:
-            self._out.ready.checks.append(check)
+        if partition.loss.due and partition.loss.asked is None:
+            self._out.ready.checks.append(partition.loss.next_check())
         self._identities.prepare(partition)
-        if progress.is_settling and not partition.queue.has_in_flight:
+        if progress.flow in _SETTLING and not partition.queue.has_in_flight:
             self._settled(partition, now, now_ms)
         if not partition.queue.near:
             return

@@ -384,25 +384,26 @@ class Unpacked:
 class Ready:
     """The actions that are due now; see the package's contract."""
 
-    persist: Persist
-    sends: list[Batch]
-    asks: list[Ask]
-    surveys: list[SurveyAsk]
-    checks: list[EpochCheck]
-    waits: list[Wait]
-    divides: list[Divide]
-    asides: list[Aside]
-    resolved: list[Resolution]
-    notices: list[Notice]
-    units: list[u.Action]
-    ended: list[tuple[u.Unit, Fate]]
-    wants_producer_id: bool
+    persist: Persist = field(default_factory=Persist)
+    sends: list[Batch] = field(default_factory=list)
+    asks: list[Ask] = field(default_factory=list)
+    surveys: list[SurveyAsk] = field(default_factory=list)
+    checks: list[EpochCheck] = field(default_factory=list)
+    waits: list[Wait] = field(default_factory=list)
+    divides: list[Divide] = field(default_factory=list)
+    asides: list[Aside] = field(default_factory=list)
+    resolved: list[Resolution] = field(default_factory=list)
+    notices: list[Notice] = field(default_factory=list)
+    units: list[u.Action] = field(default_factory=list)
+    ended: list[tuple[u.Unit, Fate]] = field(default_factory=list)
+    wants_producer_id: bool = False
+    """Batches wait for a producer id of this incarnation."""
     unpacked: list[Unpacked] = field(default_factory=list)
     gathers: dict[int, Sequence[Batch]] = field(default_factory=dict)
     """By destination, consecutive small batches that wait: they may be merged, see `Journal.gathered`."""
 
     def want_producer_id(self, *, wanted: bool) -> None:
-        """Note whether batches wait for a producer id of this incarnation."""
+        """Set `wants_producer_id`."""
         self.wants_producer_id = wanted
 
     def __bool__(self) -> bool:
@@ -439,7 +440,7 @@ class Outbox:
     __slots__ = ("committing", "postponed", "ready", "touched")
 
     def __init__(self) -> None:
-        self.ready = _nothing()
+        self.ready = Ready()
         self.touched: dict[int, None] = {}
         self.postponed: dict[int, None] = {}
         self.committing: dict[int, Destination] = {}
@@ -456,7 +457,7 @@ class Outbox:
 
     def take(self, *, wants_producer_id: bool) -> Ready:
         """Take the actions decided since the last call. A division is written alone; the rest follows next time."""
-        ready, self.ready = self.ready, _nothing()
+        ready, self.ready = self.ready, Ready()
         ready.want_producer_id(wanted=wants_producer_id)
         if ready.persist.atomic:
             ready.persist.leave_to(self.ready.persist)
@@ -489,7 +490,3 @@ class Outbox:
         refused = denial is not None and denial.counted_from >= 0
         attempt = denial.answers if denial is not None and refused else partition.progress.attempt
         self.ready.waits.append(Wait(partition.number, attempt, refresh, at_least_s, reason, refused))
-
-
-def _nothing() -> Ready:
-    return Ready(Persist(), [], [], [], [], [], [], [], [], [], [], [], wants_producer_id=False)

@@ -63,7 +63,7 @@ class Refusals:
         absent = False
         if code in MISSING_CODES and isinstance(partition, Partition):
             self._missing.say(partition.number)
-            absent = bool(self._missing.reason(partition.number))
+            absent = partition.number in self._missing.proven
         limit_s = self._refused_timeout_s
         lasting = limit_s is not None and now - denial.counted_from >= limit_s
         # A missing topic may only be new to this broker, and a single stray answer is not worth a notice.
@@ -99,8 +99,9 @@ class Refusals:
 
     def clear_refusal(self, partition: Destination, *, accepted: bool = True) -> None:
         """End the refusal: another answer came, or no batch waits any more."""
-        over = partition.refusal.clear()
-        if partition.number not in self._index.suspected:
-            self._missing.take_back(partition.number)  # otherwise a survey got that answer, which stays valid
+        number = partition.number
+        if number in self._missing.said and number not in self._index.suspected:
+            self._missing.take_back(number)  # otherwise a survey got that answer, which stays valid
+        over = None if partition.refusal.denial is None else partition.refusal.clear()
         if over is not None:
-            self._out.ready.notices.append(Relented(partition.number, over, accepted))
+            self._out.ready.notices.append(Relented(number, over, accepted))

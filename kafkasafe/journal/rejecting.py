@@ -138,7 +138,7 @@ class Rejecter:
     def reject_all(self, partition: Destination, code: int, reason: str) -> None:
         """Reject all batches of a destination for which the cluster accepts no batches."""
         if code in MISSING_CODES:
-            reason = self._missing.reason(partition.number) or reason
+            reason = self._missing.proven.get(partition.number, reason)
         ended = {BatchState.SEALED, BatchState.PREPARED, BatchState.REFUSED, BatchState.IN_DOUBT}
         self._packer.unpack(partition, partition.queue.packed.count)
         doomed = [batch for batch in partition.queue.near if batch.state in ended]

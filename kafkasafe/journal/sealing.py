@@ -50,8 +50,7 @@ class Sealer:
         Returns:
             The batch. If it has an `identity` when the shell writes it, the shell puts this id into the written bytes.
         """
-        batch = self.make(destination, count, size_bytes, max_timestamp)
-        batch.choose(given)
+        batch = self.make(destination, count, size_bytes, max_timestamp, given=given)
         if unit is not None:
             self.join(unit, batch)
             unit.add(batch)
@@ -80,9 +79,28 @@ class Sealer:
                 if earlier is batch:
                     break
 
-    def make(self, destination: int, count: int, size_bytes: int, max_timestamp: int) -> Batch:
+    def make(
+        self,
+        destination: int,
+        count: int,
+        size_bytes: int,
+        max_timestamp: int,
+        *,
+        owed: bool = False,
+        origin: int = -1,
+        given: tuple[tuple[int, int, int], ...] | None = None,
+    ) -> Batch:
         self._packer.touch(self._all[destination])
-        return Batch(next(self._handles), destination, count, size_bytes, max_timestamp)
+        return Batch(
+            next(self._handles),
+            destination,
+            count,
+            size_bytes,
+            max_timestamp,
+            owed=owed,
+            origin=origin,
+            given=given,
+        )
 
     def enqueue(self, batch: Batch) -> Batch:
         partition = self._all[batch.destination]

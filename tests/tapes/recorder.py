@@ -85,7 +85,7 @@ class Tape:
         said = (
             views.release_position, views.held_position, views.unfinished, views.in_doubt, views.in_flight,
             views.doubts(), views.last_acked_offsets(), views.idle(), journal.at_rest, len(views.denials()),
-            views.spooled_records, journal.missing.said, [unit.position for unit in journal.units.lines.batchless.values()],
+            views.spooled_records, tuple(journal.missing.said), [unit.position for unit in journal.units.lines.batchless.values()],
         )  # fmt: skip
         self.lines.append(f"  views: {self.show(said)}")
 

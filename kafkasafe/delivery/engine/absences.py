@@ -46,7 +46,7 @@ class Absences:
                 if partition in info.partitions:
                     lane.journal.present(destination)
                     continue
-                if missing.reason(destination):
+                if destination in missing.proven:
                     continue
                 open_.add(address)
                 case = self._cases.get(address)

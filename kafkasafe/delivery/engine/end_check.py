@@ -83,7 +83,7 @@ class EndCheck:
         journal.
         """
         check, leader = self._check, self._leader
-        gone = self._lane.journal.missing.reason(check.destination)
+        gone = self._lane.journal.missing.proven.get(check.destination, "")
         if gone:
             self._suspect(0, f"{gone}, {self._last}")
             return False

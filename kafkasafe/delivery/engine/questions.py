@@ -336,7 +336,7 @@ class LossInquiry:
         if isinstance(refreshed, t.Failure):
             raise NoAnswerError(trouble(refreshed)[1])
         topic_id, leader_epoch, epoch_end = self._id_now(), -1, -1
-        if journal.missing.reason(ask.destination):
+        if ask.destination in journal.missing.proven:
             # The partition was deleted with its topic: nothing is left of its log.
             survey = Survey(ask.acked, 0, 0, 0)
         else:
