@@ -30,7 +30,7 @@ arguments.
 Rooms
 -----
 Data that all objects share: `batch` (its states, its events and the batch), `flow` (what a destination does), `outbox`
-(what the journal decided: groups, all other actions, and the outbox from which `ready` takes them), `notices`, `clock`.
+(what the journal decided: groups, all other actions, and the outbox from which `ready` takes them), `notices`.
 Objects that own state:
 
     home        the lane's cluster, and producer id      sequences   the id of the next batch
@@ -71,7 +71,6 @@ from kafkasafe.journal.batch import (
     Fate,
     IllegalMoveError,
 )
-from kafkasafe.journal.clock import Clock, alive_s
 from kafkasafe.journal.destinations import UNCHOSEN, WINDOW, Partition
 from kafkasafe.journal.flow import FLOW, UNASSIGNED_FLOW, Flow, FlowEvent
 from kafkasafe.journal.gathering import GATHER_LEAST
@@ -101,6 +100,7 @@ from kafkasafe.journal.outbox import (
     Unpacked,
     Wait,
 )
+from kafkasafe.journal.quiescence import Clock, alive_s
 from kafkasafe.journal.state import Settings
 
 __all__ = [

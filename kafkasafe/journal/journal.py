@@ -11,7 +11,6 @@ from kafkasafe.history.loss import Cause, Loss
 from kafkasafe.journal.acked import EpochCheck
 from kafkasafe.journal.answers import Answers
 from kafkasafe.journal.batch import Batch
-from kafkasafe.journal.clock import Clock
 from kafkasafe.journal.dividing import Divider
 from kafkasafe.journal.endings import Durability
 from kafkasafe.journal.forward import CopyForward
@@ -25,6 +24,7 @@ from kafkasafe.journal.notices import Delivered
 from kafkasafe.journal.order import Address
 from kafkasafe.journal.outbox import Aside, Persist, Ready
 from kafkasafe.journal.packing import Packer, RereadBacklogs
+from kafkasafe.journal.quiescence import Clock
 from kafkasafe.journal.recovery import Recovery
 from kafkasafe.journal.refusals import Refusals
 from kafkasafe.journal.rejecting import Rejecter

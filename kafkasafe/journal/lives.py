@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kafkasafe import marks as m
-from kafkasafe.journal.clock import Clock
 from kafkasafe.journal.order import Address
 from kafkasafe.journal.packing import Packer
+from kafkasafe.journal.quiescence import Clock
 from kafkasafe.journal.state import JournalState
 
 __all__ = ["Incarnations"]

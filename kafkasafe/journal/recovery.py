@@ -13,7 +13,6 @@ from kafkasafe import units as u
 from kafkasafe.history.identity import BatchId
 from kafkasafe.journal.acked import ANYWHERE
 from kafkasafe.journal.batch import DAMAGED, Batch, BatchEvent, BatchState, batches_of
-from kafkasafe.journal.clock import Clock, alive_s
 from kafkasafe.journal.destinations import Destination, Partition
 from kafkasafe.journal.endings import Durability
 from kafkasafe.journal.flow import FlowEvent
@@ -21,6 +20,7 @@ from kafkasafe.journal.forward import CopyForward
 from kafkasafe.journal.losses import Losses, Suspicions
 from kafkasafe.journal.members import UnitBatches
 from kafkasafe.journal.packing import Packer, RereadBacklogs
+from kafkasafe.journal.quiescence import Clock, alive_s
 from kafkasafe.journal.state import JournalState
 from kafkasafe.journal.topics import Topics
 from kafkasafe.journal.verdicts import Verdicts

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kafkasafe import units as u
-from kafkasafe.journal.clock import BrokerClock
 from kafkasafe.journal.destinations import WINDOW, Destinations
 from kafkasafe.journal.healing import Revivals
 from kafkasafe.journal.home import Home
@@ -17,6 +16,7 @@ from kafkasafe.journal.quiescence import Quiescence
 from kafkasafe.journal.refusal import Missing
 from kafkasafe.journal.replay import Replay
 from kafkasafe.journal.spool_index import SpoolIndex
+from kafkasafe.journal.window import BrokerClock
 
 __all__ = ["JournalState", "Settings"]
 

@@ -8,7 +8,6 @@ from kafkasafe.history import loss
 from kafkasafe.journal import Journal, losses, snapshots
 from kafkasafe.journal.acked import AckedLog, LossCase
 from kafkasafe.journal.answers import Answers
-from kafkasafe.journal.clock import BrokerClock
 from kafkasafe.journal.dividing import Divider
 from kafkasafe.journal.endings import Durability
 from kafkasafe.journal.ids import Identities
@@ -24,7 +23,7 @@ from kafkasafe.journal.spool_index import SpoolIndex
 from kafkasafe.journal.state import JournalState
 from kafkasafe.journal.topics import Topics
 from kafkasafe.journal.verdicts import Verdicts
-from kafkasafe.journal.window import SendWindow
+from kafkasafe.journal.window import BrokerClock, SendWindow
 from kafkasafe.units.recovery import UnitReplay
 
 __all__ = ["MUTANTS"]
