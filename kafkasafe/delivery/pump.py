@@ -26,9 +26,9 @@ from kafkasafe.cluster.api import Cluster, in_words
 from kafkasafe.config import ProducerConfig
 from kafkasafe.delivery.clock import SystemClock
 from kafkasafe.delivery.engine.context import EngineContext
-from kafkasafe.delivery.engine.elsewhere import Elsewhere
 from kafkasafe.delivery.engine.engine import Engine
 from kafkasafe.delivery.engine.lane import Lane
+from kafkasafe.delivery.engine.left_at_end import Elsewhere
 from kafkasafe.delivery.engine.messages import (
     AdoptAsked,
     Decided,

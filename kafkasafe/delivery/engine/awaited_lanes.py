@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 
-from kafkasafe.delivery.engine.guard import Guard
+from kafkasafe.delivery.engine.waits import Guard
 
 __all__ = ["AwaitedLanes"]
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 from kafkasafe.cluster.api import MAX_TIMESTAMP, Failure, OffsetListed
 from kafkasafe.cluster.procedures import Procedure
 from kafkasafe.delivery.clocks import Clocks
-from kafkasafe.delivery.engine.answers import trouble
 from kafkasafe.delivery.engine.context import EngineContext
-from kafkasafe.delivery.engine.leader import Leader
+from kafkasafe.delivery.engine.leader import Leader, trouble
 
 __all__ = ["ClockQuestion"]
 

@@ -7,11 +7,9 @@ import logging
 from kafkasafe import journal as j
 from kafkasafe.cluster.api import EARLIEST, LATEST, EpochEnd, Failure, OffsetListed
 from kafkasafe.cluster.procedures import Procedure
-from kafkasafe.delivery.engine.answers import NoAnswerError, good, unsupported
-from kafkasafe.delivery.engine.context import EngineContext
-from kafkasafe.delivery.engine.deleted_topics import DeletedTopics
+from kafkasafe.delivery.engine.context import DeletedTopics, EngineContext
 from kafkasafe.delivery.engine.lane import Lane
-from kafkasafe.delivery.engine.leader import Leader
+from kafkasafe.delivery.engine.leader import Leader, NoAnswerError, good, unsupported
 from kafkasafe.delivery.engine.messages import EpochCheckDue
 from kafkasafe.delivery.engine.running import RunningInquiry
 from kafkasafe.events import LossCheckInconclusive

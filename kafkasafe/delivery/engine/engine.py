@@ -14,8 +14,7 @@ from pathlib import Path
 from kafkasafe import journal as j
 from kafkasafe.delivery.engine.absences import Absences
 from kafkasafe.delivery.engine.binding import Binding
-from kafkasafe.delivery.engine.context import EngineContext
-from kafkasafe.delivery.engine.deleted_topics import DeletedTopics
+from kafkasafe.delivery.engine.context import DeletedTopics, EngineContext
 from kafkasafe.delivery.engine.disk import SPILL_EVERY_S, DiskWriter
 from kafkasafe.delivery.engine.endings import Endings
 from kafkasafe.delivery.engine.gathering import Gathering

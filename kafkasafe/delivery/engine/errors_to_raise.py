@@ -3,15 +3,37 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from kafkasafe import journal as j
-from kafkasafe.delivery.engine.guard import Guard
 from kafkasafe.delivery.engine.lane import Lane
-from kafkasafe.delivery.engine.one_loss import one_loss
+from kafkasafe.delivery.engine.waits import Guard
 from kafkasafe.errors import DataLossError, SpoolCorruptError, UndecidableError
 
 __all__ = ["ErrorsToRaise"]
+
+
+def _one_loss(
+    losses: Sequence[DataLossError | SpoolCorruptError],
+) -> DataLossError | SpoolCorruptError | None:
+    """Return one error for all losses; None if nothing was lost."""
+    if len(losses) < 2:
+        return losses[0] if losses else None
+    oldest = next((loss for loss in losses if isinstance(loss, DataLossError)), None)
+    others = tuple(loss for loss in losses if loss is not oldest)
+    if oldest is None:
+        damage = tuple(text for loss in losses if isinstance(loss, SpoolCorruptError) for text in loss.damage)
+        return SpoolCorruptError(" ".join(map(str, losses)), damage=damage)
+    more = "; ".join(map(str, others[:3]))
+    return DataLossError(
+        f"{oldest} And {len(others)} more: {more}{'; …' if len(others) > 3 else ''}",
+        topic=oldest.topic,
+        partition=oldest.partition,
+        first_offset=oldest.first_offset,
+        last_offset=oldest.last_offset,
+        records=oldest.records,
+        others=others,
+    )
 
 
 class ErrorsToRaise:
@@ -94,7 +116,7 @@ class ErrorsToRaise:
         """Take all losses that have not been raised yet, as one error."""
         with self._guard.lock:
             losses, self._losses = list(self._losses), collections.deque()
-        return one_loss(losses)
+        return _one_loss(losses)
 
     # -- damaged batches -----------------------------------------------------------------------------------------------
 

@@ -17,9 +17,16 @@ from kafkasafe.delivery.engine.disk import DiskWriter
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.ledger import Ledger
 from kafkasafe.delivery.engine.messages import Chore, ChoreDue
-from kafkasafe.delivery.engine.parcels import UNCHOSEN, Choose, Indexes, Parcel, given_partitions, pieces
+from kafkasafe.delivery.engine.parcels import (
+    UNCHOSEN,
+    Choose,
+    Indexes,
+    Parcel,
+    UnitHandle,
+    given_partitions,
+    pieces,
+)
 from kafkasafe.delivery.engine.rejects import Rejects
-from kafkasafe.delivery.engine.unit_handles import UnitHandle
 from kafkasafe.errors import SpoolCorruptError, SpoolError
 from kafkasafe.record import batch as codec
 

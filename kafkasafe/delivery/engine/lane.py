@@ -1,27 +1,207 @@
-"""The engine's state of one lane."""
+"""The engine's state of one lane, and the small objects that own parts of it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from kafkasafe import journal as j
 from kafkasafe import marks as m
-from kafkasafe.delivery.engine.copying import Copying
 from kafkasafe.delivery.engine.divisions import Divisions
-from kafkasafe.delivery.engine.handover import Handover
-from kafkasafe.delivery.engine.loss_checks import LossChecks
 from kafkasafe.delivery.engine.parcels import Parcel
-from kafkasafe.delivery.engine.producer_id import ProducerIdRequest
 from kafkasafe.delivery.engine.refused_name import NameRefusals
-from kafkasafe.delivery.engine.rejections import Rejections
-from kafkasafe.delivery.engine.release_check import ReleaseCheck
 from kafkasafe.delivery.engine.write_backlog import WriteBacklog
 from kafkasafe.spool.lanes import LaneLock
 from kafkasafe.spool.rejected import RejectedStore
 from kafkasafe.spool.spool import Spool
 
-__all__ = ["Lane"]
+__all__ = ["Copying", "Handover", "Lane", "LossChecks", "ProducerIdRequest", "Rejections", "ReleaseCheck"]
+
+
+class ReleaseCheck:
+    """The results of the last check."""
+
+    __slots__ = ("_excess", "_position")
+
+    def __init__(self) -> None:
+        self._position = -1
+        self._excess = 0
+        """Bytes by which the lane exceeded half of `spool_max_bytes`, after the deletion; negative if it did not."""
+
+    def is_due(self, position: int, excess: int, more: int) -> bool:
+        """Whether another position may be released, or the excess grew by more than `more` bytes."""
+        return position != self._position or excess > max(self._excess + more, 0)
+
+    def note(self, position: int, excess: int) -> None:
+        """Note a check."""
+        self._position, self._excess = position, excess
+
+    def freed(self, size: int) -> None:
+        """Record that segments of this size were deleted."""
+        self._excess -= size
+
+
+class Rejections:
+    """Where the records of rejected batches are kept, and which destinations wait for a damaged batch."""
+
+    __slots__ = ("_paths", "_stopped")
+
+    def __init__(self) -> None:
+        self._paths: dict[int, Path | None] = {}
+        """By handle of the batch."""
+        self._stopped: dict[int, float] = {}
+        """Destinations whose next batch is damaged on disk, and when the engine reads it again, monotonic seconds."""
+
+    def __contains__(self, handle: int) -> bool:
+        return handle in self._paths
+
+    def keep(self, handles: Iterable[int], path: Path | None) -> None:
+        """Record that the records of these batches are kept in this file; None: in none (`spool="never"`)."""
+        self._paths.update(dict.fromkeys(handles, path))
+
+    def path(self, handle: int) -> Path | None:
+        """The file with the records of a rejected batch."""
+        return self._paths[handle]
+
+    def finish(self, handle: int) -> Path | None:
+        """Forget a rejected batch: it is finished. Returns the file with its records."""
+        return self._paths.pop(handle)
+
+    def stop(self, destination: int, until: float) -> None:
+        """Let a destination wait: its next batch is damaged, and the engine reads it again at this time."""
+        self._stopped[destination] = until
+
+    def stopped(self, now: float) -> set[int]:
+        """The destinations that wait."""
+        return {destination for destination, until in self._stopped.items() if until > now}
+
+
+class ProducerIdRequest:
+    """Whether a request for a producer id is open, and how often it failed.
+
+    Attributes:
+        is_open: A request was sent, and no id was granted since.
+        failures: Number of consecutive failures.
+    """
+
+    __slots__ = ("failures", "is_open")
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self.failures = 0
+
+    def ask(self) -> None:
+        """Record that a request is sent."""
+        self.is_open = True
+
+    def granted(self) -> None:
+        """Record that a producer id was granted."""
+        self.is_open = False
+        self.failures = 0
+
+    def failed(self) -> None:
+        """Record that the request was refused, or not answered. It is repeated after a pause."""
+        self.failures += 1
+
+
+class LossChecks:
+    """The results for one lane, and the cluster that it is bound to."""
+
+    __slots__ = ("_epochs", "_unproven")
+
+    def __init__(self) -> None:
+        self._epochs: dict[int, int] = {}
+        """By destination, the leader epoch at the last check whether the log still holds all acknowledged records."""
+        self._unproven: dict[int, int] = {}
+        """By destination, the last acknowledged offset that was reported as unproven."""
+
+    def see_leader(self, destination: int, epoch: int) -> bool:
+        """Note a partition's leader epoch. Returns whether to check the log, because the epoch is newer than before."""
+        before = self._epochs.get(destination)
+        self._epochs[destination] = epoch
+        return before is None or epoch > before
+
+    def forget_leader(self, destination: int) -> None:
+        """Forget the epoch after a failed check, so that the next metadata cause another check."""
+        self._epochs.pop(destination, None)
+
+    def report_unproven(self, destination: int, last_acked_offset: int) -> bool:
+        """Record that nothing proves that this offset is in the log. Returns whether to report it: once per offset."""
+        if self._unproven.get(destination) == last_acked_offset:
+            return False
+        self._unproven[destination] = last_acked_offset
+        return True
+
+    def clear(self) -> None:
+        """Forget all results, because another cluster answers."""
+        self._epochs.clear()
+        self._unproven.clear()
+
+
+class Handover:
+    """Hands the lane over after two idle checks in a row: answers from before the first one are on disk by then."""
+
+    __slots__ = ("_was_idle",)
+
+    def __init__(self) -> None:
+        self._was_idle = False
+
+    def look(self, *, idle: bool) -> bool:
+        """Whether to hand the lane over now.
+
+        Args:
+            idle: Another producer wants the lane, none of its batches is in flight, and everything is written.
+        """
+        was_idle, self._was_idle = self._was_idle, idle
+        return idle and was_idle
+
+
+class Copying:
+    """What `RoomKeeper` knows of one lane.
+
+    Attributes:
+        before: Unfinished batches before this position are being copied forward; -1: none are.
+    """
+
+    __slots__ = ("_look_at", "_looked_bytes", "before")
+
+    def __init__(self) -> None:
+        self.before = -1
+        self._looked_bytes = 0
+        """Size of the log when the engine last checked whether to copy batches."""
+        self._look_at = 0.0
+        """When the engine checks again even if the log did not grow, monotonic seconds."""
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether batches are being copied."""
+        return self.before >= 0
+
+    def is_due(self, now: float, used_bytes: int, growth_bytes: int) -> bool:
+        """Whether to check again: some time has passed, or the log grew by this many bytes."""
+        return now >= self._look_at or used_bytes >= self._looked_bytes + growth_bytes
+
+    def look(self, used_bytes: int, next_at: float) -> None:
+        """Note a check now. The next check follows at this time at the latest."""
+        self._looked_bytes, self._look_at = used_bytes, next_at
+
+    def forget_size(self) -> None:
+        """Record that there is enough space: everything written from now on counts as growth."""
+        self._looked_bytes = 0
+
+    def begin(self, before: int) -> None:
+        """Copy the unfinished batches before this position; -1: none."""
+        self.before = before
+
+    def stop(self) -> None:
+        """Stop copying: nothing more needs a copy, or the disk is full."""
+        self.before = -1
+
+    def fail(self, next_at: float) -> None:
+        """Stop copying after a failed write. The engine checks again at this time."""
+        self.before = -1
+        self._look_at = next_at
 
 
 @dataclass(slots=True, eq=False)

@@ -14,16 +14,13 @@ from collections.abc import Iterable, Sequence
 from kafkasafe.delivery.engine.ahead import Ahead
 from kafkasafe.delivery.engine.awaited_lanes import AwaitedLanes
 from kafkasafe.delivery.engine.context import EngineContext
-from kafkasafe.delivery.engine.elsewhere import Elsewhere
-from kafkasafe.delivery.engine.end_errors import lost_from_memory, not_durable
 from kafkasafe.delivery.engine.errors_to_raise import ErrorsToRaise
-from kafkasafe.delivery.engine.guard import Guard
+from kafkasafe.delivery.engine.left_at_end import Elsewhere, lost_from_memory, not_durable
 from kafkasafe.delivery.engine.messages import Submitted
 from kafkasafe.delivery.engine.open_parcels import OpenParcels
 from kafkasafe.delivery.engine.parcels import Parcel
-from kafkasafe.delivery.engine.spool_room import SpoolRoom
-from kafkasafe.delivery.engine.undurable_parcels import UndurableParcels
-from kafkasafe.delivery.engine.waits import WaitingCallers
+from kafkasafe.delivery.engine.spool_room import SpoolRoom, UndurableParcels
+from kafkasafe.delivery.engine.waits import Guard, WaitingCallers
 from kafkasafe.errors import KafkaSafeError, WrongClusterError
 
 __all__ = ["Ledger"]

@@ -11,8 +11,8 @@ from typing import Final
 
 from kafkasafe import journal as j
 from kafkasafe.delivery.engine.ahead import Ahead
-from kafkasafe.delivery.engine.guard import Guard
 from kafkasafe.delivery.engine.parcels import Parcel
+from kafkasafe.delivery.engine.waits import Guard
 from kafkasafe.journal.spool_index import Ordered
 
 __all__ = ["OpenParcels"]

@@ -11,10 +11,9 @@ from kafkasafe import journal as j
 from kafkasafe import marks as m
 from kafkasafe.cluster import api as t
 from kafkasafe.cluster.procedures import Pause, Procedure
-from kafkasafe.delivery.engine.answers import NoAnswerError, good, trouble, unsupported
 from kafkasafe.delivery.engine.context import EngineContext
 from kafkasafe.delivery.engine.lane import Lane
-from kafkasafe.delivery.engine.leader import Leader
+from kafkasafe.delivery.engine.leader import Leader, NoAnswerError, good, trouble, unsupported
 from kafkasafe.delivery.engine.sequence_errors import SequenceErrors
 from kafkasafe.history.identity import (
     BatchId,
