@@ -30,7 +30,7 @@ __all__ = ["Machine"]
 
 def is_suspected(partition: Partition, _now: float) -> bool:
     """The log may have lost acknowledged batches."""
-    return partition.loss.suspicion is not None and not partition.queue.has_doubt
+    return partition.loss.suspicion is not None
 
 
 def has_late_requests(partition: Partition, now: float) -> bool:
@@ -47,31 +47,29 @@ def was_asked_early(partition: Partition, _now: float) -> bool:
 
 def was_judged(partition: Partition, _now: float) -> bool:
     """No batch is in doubt any more."""
-    return not partition.queue.has_doubt and (partition.doubt.fenced or partition.doubt.sequence_refused)
+    return partition.doubt.fenced or partition.doubt.sequence_refused
 
 
 def has_unchecked_refusal(partition: Partition, _now: float) -> bool:
     """The broker refused the first batch, and its refusal has not been compared with its producer state yet."""
-    first = None if partition.queue.has_doubt else partition.queue.head
+    first = partition.queue.head
     return first is not None and first.fault.unconfirmed and first.identity is not None
 
 
 def has_refused_head(partition: Partition, _now: float) -> bool:
     """The broker refused the first batch."""
-    first = None if partition.queue.has_doubt else partition.queue.head
+    first = partition.queue.head
     return first is not None and first.state is BatchState.REFUSED
 
 
 def has_gap(partition: Partition, _now: float) -> bool:
     """The broker refused a batch, and did not append the one before it either."""
-    return not partition.queue.has_doubt and any(
-        batch.state is BatchState.REFUSED for batch in partition.queue.near
-    )
+    return any(batch.state is BatchState.REFUSED for batch in partition.queue.near)
 
 
 def has_old_ids(partition: Partition, _now: float) -> bool:
     """The batches need new ids, and no broker can append a request under the old ones."""
-    return not partition.queue.has_doubt and partition.ids.stale
+    return partition.ids.stale
 
 
 def needs_pause(partition: Partition, _now: float) -> bool:
@@ -90,7 +88,7 @@ def always(_partition: Partition, _now: float) -> bool:
 
 
 def _ends_in_new_ids(partition: Partition) -> bool:
-    return not partition.queue.has_doubt and (partition.ids.stale or has_refused_head(partition, 0.0))
+    return partition.ids.stale or has_refused_head(partition, 0.0)
 
 
 _SETTLING: Final = frozenset({Flow.SETTLING, Flow.DECIDING})
@@ -98,11 +96,19 @@ _SETTLING: Final = frozenset({Flow.SETTLING, Flow.DECIDING})
 
 
 class _Rule(NamedTuple):
-    """An action for partitions where a condition holds. Unless the rule `ends` the turn, later rules apply as well."""
+    """An action for partitions where a condition holds.
+
+    Attributes:
+        holds: The condition.
+        then: The action.
+        ends: No later rule applies in this turn.
+        in_doubt: The rule applies while batches are in doubt, too.
+    """
 
     holds: Callable[[Partition, float], bool]
     then: Callable[[Partition, float, int], None]
     ends: bool = True
+    in_doubt: bool = False
 
 
 class Machine:
@@ -210,19 +216,21 @@ class Machine:
             # The next rule ends the turn. The mark with the new ids is written during the pause, not after it.
             _Rule(has_old_ids, self._give_new_ids, ends=False),
             # Whether or not batches are in doubt: after a failure, neither batches nor questions follow at once.
-            _Rule(needs_pause, self._rest),
+            _Rule(needs_pause, self._rest, in_doubt=True),
             # The last rule always applies.
-            _Rule(is_decided, self._go_on),
-            _Rule(always, self._ask_about_doubt),
+            _Rule(is_decided, self._go_on, in_doubt=True),
+            _Rule(always, self._ask_about_doubt, in_doubt=True),
         )
 
     def _settled(self, partition: Partition, now: float, now_ms: int) -> None:
         """Apply the rules: every request in flight has an outcome."""
+        doubtful = partition.queue.has_doubt
         for rule in self._quiet_rules():
-            if rule.holds(partition, now):
+            if (rule.in_doubt or not doubtful) and rule.holds(partition, now):
                 rule.then(partition, now, now_ms)
                 if rule.ends:
                     return
+                doubtful = partition.queue.has_doubt
 
     def _survey(self, partition: Partition, now: float, _now_ms: int) -> None:
         self._losses.start_survey(partition, now)

@@ -11,7 +11,7 @@ from kafkasafe.journal.destinations import WINDOW, Destinations
 from kafkasafe.journal.healing import Revivals
 from kafkasafe.journal.home import Home
 from kafkasafe.journal.outbox import Outbox
-from kafkasafe.journal.precedence import Precedence, Turns
+from kafkasafe.journal.precedence import Precedence
 from kafkasafe.journal.quiescence import Quiescence
 from kafkasafe.journal.refusal import Missing
 from kafkasafe.journal.replay import Replay
@@ -67,8 +67,7 @@ class JournalState:
         self.replay = Replay()
         self.revivals = Revivals()
         self.clock = BrokerClock(settings.state_age_s)
-        self.precedence = Precedence()
+        self.precedence = Precedence(self.destinations)
         self.quiescence = Quiescence()
         self.missing = Missing()
-        front = Turns(self.destinations, self.precedence).is_in_front
-        self.units = u.Units(front, newest_reading=settings.newest_reading)
+        self.units = u.Units(self.precedence.is_in_front, newest_reading=settings.newest_reading)

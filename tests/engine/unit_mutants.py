@@ -16,7 +16,7 @@ from kafkasafe.delivery.engine.transactor import Transactor
 from kafkasafe.delivery.readings import Readings
 from kafkasafe.journal import snapshots
 from kafkasafe.journal.members import UnitBatches
-from kafkasafe.journal.precedence import Turns
+from kafkasafe.journal.precedence import Precedence
 from kafkasafe.journal.recovery import Recovery
 from kafkasafe.units import content, machine, together
 from kafkasafe.units.failures import FailurePolicy
@@ -165,7 +165,7 @@ MUTANTS = {
         "test_the_next_life_sends_the_same_commit",
     ),
     "begun before its partitions are chosen": Mutant(
-        source(Turns, "is_in_front", "return False  # its topic's", "return True  # its topic's"),
+        source(Precedence, "is_in_front", "return False  # its topic's", "return True  # its topic's"),
         "test_what_comes_to_disk_when_its_topic_is_known_is_divided_before_it_is_begun",
     ),
     "a turn is where the mark is": Mutant(
