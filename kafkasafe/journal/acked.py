@@ -163,7 +163,11 @@ class AckedLog:
             self.clear_offset = base_offset + count - 1
 
     def remember(self, batch: Batch, released_before: int) -> None:
-        """Remember a committed batch. Its `place` must be set."""
+        """Remember a committed batch with an id, so that a survey can search for it if the log may have lost it."""
+        if batch.identity is None:
+            return
+        # Without a known offset, use the lowest possible one.
+        batch.place_at(batch.base_offset if batch.base_offset >= 0 else self.next_place)
         self.acked.append(batch)
         self.trim(released_before)
 

@@ -113,10 +113,6 @@ class UnassignedTopic(Destination):
             yield batch
             size += batch.size_bytes
 
-    def stop_rejecting(self) -> None:
-        """Keep the batches that are not rejected yet: the topic exists after all."""
-        self.rejection.stop()
-
 
 class Destinations:
     """All destinations of a lane by number and by address, and the known topics.

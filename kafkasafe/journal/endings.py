@@ -131,18 +131,10 @@ class Durability:
         partition = self._all[batch.destination]
         self.dequeue(partition, batch)
         self._index.drop(batch)
-        self.remember(partition, batch)
+        partition.log.remember(batch, self._index.released)
         self._out.ready.resolved.append(Resolution(batch, Fate.COMMITTED))
         self._report_healed(batch)
         self._packer.touch(partition)
-
-    def remember(self, partition: Destination, batch: Batch) -> None:
-        """Remember a committed batch with an id, so that a survey can search for it if the log may have lost it."""
-        if batch.identity is None or batch.state is not BatchState.COMMITTED:
-            return
-        # Without a known offset, use the lowest possible one.
-        batch.place_at(batch.base_offset if batch.base_offset >= 0 else partition.log.next_place)
-        partition.log.remember(batch, self._index.released)
 
     def _report_healed(self, batch: Batch) -> None:
         healed = self._revivals.finish(batch) if batch.revived else None

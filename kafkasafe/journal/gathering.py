@@ -72,10 +72,6 @@ class Gatherer:
         self._packer.touch(partition)
         return made
 
-    def keep_apart(self, destination: int) -> None:
-        """Stop merging batches of this destination."""
-        self._partitions[destination].keep_apart()
-
     def gather(self, partition: Partition, now_ms: int) -> None:
         """Select batches to merge: the leader confirms each batch separately, so fewer batches are delivered faster."""
         if not (self._gather_bytes and partition.gathers):

@@ -41,8 +41,8 @@ __all__ = ["Journal"]
 class Journal:
     """See `kafkasafe.journal`.
 
-    Each method says in one line when it is called, or what it answers. It passes its arguments to an object, whose
-    method of the same name tells the rule, and explains the arguments.
+    Each method says in one line when it is called, or what it answers. Nearly all pass their arguments to an object,
+    whose method of the same name tells the rule, and explains the arguments.
     """
 
     def __init__(self, settings: Settings | None = None) -> None:
@@ -200,7 +200,7 @@ class Journal:
 
     def keep_apart(self, destination: int) -> None:
         """The waiting batches of a destination cannot be merged."""
-        self._gatherer.keep_apart(destination)
+        self._state.destinations.partitions[destination].keep_apart()
 
     # -- durable -------------------------------------------------------------------------------------------------------
 
@@ -330,7 +330,7 @@ class Journal:
 
     def present(self, destination: int) -> None:
         """The metadata have a partition that was called missing."""
-        self._refusals.present(destination)
+        self.missing.exists(destination)
 
     def deny_unchosen(self, topic: str, code: int, reason: str, now: float) -> None:
         """Metadata: the topic is missing or refused, and its partitions were never known."""
@@ -350,7 +350,7 @@ class Journal:
 
     def retired(self, mark: m.Resent) -> None:
         """The engine deleted a file that was resent from `rejected/`."""
-        self._rejecter.retired(mark)
+        self._state.index.retire(mark)
 
     def suspect(
         self,

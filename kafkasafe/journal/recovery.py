@@ -224,7 +224,7 @@ class Recovery:
                     known.log.acknowledge(base_offset, done.count)
                 known.log.pass_id(done.identity)
                 done.read_fate(BatchState.COMMITTED)
-                self._durability.remember(known, done)
+                known.log.remember(done, self._index.released)
                 self._revivals.finish(done)
             elif done is None and repeats:
                 pass  # the STATE mark that follows says which batches are acknowledged, possibly more than this one
@@ -403,7 +403,7 @@ class Recovery:
                     self._unit_batches.place(partition, unit, batch)
                 self._durability.dequeue(partition, batch)
                 batch.read_fate(BatchState.COMMITTED)
-                self._durability.remember(partition, batch)
+                partition.log.remember(batch, self._index.released)
             else:
                 partition.queue.remove(batch)
                 _explain_gap(partition)
@@ -412,7 +412,7 @@ class Recovery:
 
     def _drop_parents(self) -> None:
         """End the group: the children in it now hold the records of the divided batches, which leave their queues."""
-        for parent in self._replay.parents:
+        for parent, _ in self._replay.parents:
             if not parent.heirs:
                 self._index.drop(parent)
             self._all[parent.destination].queue.remove(parent)

@@ -81,7 +81,7 @@ class Refusals:
     def absent(self, destination: int, reason: str) -> None:
         """Note a proof that a partition does not exist: the next answer rejects the batches that wait for it.
 
-        The proof holds until `present` is called. A paused destination tries again at once.
+        The proof holds until `Journal.present` is called. A paused destination tries again at once.
 
         Args:
             destination: Destination number.
@@ -92,10 +92,6 @@ class Refusals:
         if partition.progress.flow is Flow.WAITING:
             partition.progress.on(FlowEvent.PAUSE_OVER)
             self._packer.touch(partition)
-
-    def present(self, destination: int) -> None:
-        """Record that the partition exists after all, or was created."""
-        self._missing.exists(destination)
 
     def clear_refusal(self, partition: Destination, *, accepted: bool = True) -> None:
         """End the refusal: another answer came, or no batch waits any more."""

@@ -45,10 +45,6 @@ class Rejecter:
             self._index.disown(mark, self._index.end)
             self._out.ready.persist.marks.append(mark)
 
-    def retired(self, mark: m.Resent) -> None:
-        """Record that the file is durably deleted: its mark may be dropped."""
-        self._index.retire(mark)
-
     def deny_unchosen(self, topic: str, code: int, reason: str, now: float) -> None:
         """Record that new metadata has error 3, 17 or 29 for a topic whose partitions were never known."""
         partition = self._destinations.unassigned[topic]

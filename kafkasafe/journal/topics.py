@@ -45,7 +45,7 @@ class Topics:
         unassigned = self._destinations.unassigned.get(name)
         if unassigned is not None:
             self._refusals.clear_refusal(unassigned)
-            unassigned.stop_rejecting()
+            unassigned.rejection.stop()  # the topic exists after all
         if self._destinations.topics.get(name) == topic:
             return False
         self._destinations.learn(topic)
