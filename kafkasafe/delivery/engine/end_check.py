@@ -9,9 +9,8 @@ from kafkasafe.cluster.api import EARLIEST, LATEST, EpochEnd, Failure, OffsetLis
 from kafkasafe.cluster.procedures import Procedure
 from kafkasafe.delivery.engine.context import DeletedTopics, EngineContext
 from kafkasafe.delivery.engine.lane import Lane
-from kafkasafe.delivery.engine.leader import Leader, NoAnswerError, good, unsupported
+from kafkasafe.delivery.engine.leader import Leader, NoAnswerError, RunningInquiry, good, unsupported
 from kafkasafe.delivery.engine.messages import EpochCheckDue
-from kafkasafe.delivery.engine.running import RunningInquiry
 from kafkasafe.events import LossCheckInconclusive
 from kafkasafe.history.loss import Cause
 

@@ -1,4 +1,4 @@
-"""What an inquiry asks the leader of a partition: one method for each request. Separates good answers from errors."""
+"""Runs inquiries, and what they ask the leader of a partition: one method for each request. Finds the good answers."""
 
 from __future__ import annotations
 
@@ -8,16 +8,53 @@ from typing import Any, Final, TypeGuard, TypeVar
 import kafka.errors as kafka_errors
 
 from kafkasafe.cluster.api import Answer, Failure, Reply
-from kafkasafe.cluster.procedures import Ask
+from kafkasafe.cluster.procedures import Ask, Pause, Procedure, Together
 from kafkasafe.delivery.engine.context import EngineContext, text
 from kafkasafe.delivery.engine.lane import Lane
+from kafkasafe.delivery.engine.messages import Answered, InquiryDue
 
-__all__ = ["Leader", "NoAnswerError", "good", "trouble", "unsupported"]
+__all__ = ["Leader", "NoAnswerError", "RunningInquiry", "good", "trouble", "unsupported"]
 
 _PAGE_BYTES: Final = 1024 * 1024
 
 
 A = TypeVar("A", bound=Answer)
+
+
+class RunningInquiry:
+    """An inquiry, from its first request to its result. Each answer arrives as an `Answered` message.
+
+    Args:
+        context: See there.
+        name: What transcripts show.
+        procedure: Yields an `Ask` or a `Pause`, and is sent the answer. It has at most one request under way.
+    """
+
+    def __init__(self, context: EngineContext, name: str, procedure: Procedure[None]) -> None:
+        self._context = context
+        self._name = name
+        self._procedure = procedure
+
+    def __repr__(self) -> str:
+        return self._name
+
+    def go_on(self) -> None:
+        """See `Inquiry`."""
+        self.resume(None)
+
+    def resume(self, answer: Any) -> None:
+        """See `Inquiry`."""
+        try:
+            step = self._procedure.send(answer)
+        except StopIteration:
+            return
+        match step:
+            case Ask(send, name):
+                send(lambda answer: self._context.post(Answered(self, name, answer)))
+            case Pause(seconds):
+                self._context.timer(seconds, InquiryDue(self))
+            case Together():
+                raise TypeError(f"{self} may have only one request in flight")
 
 
 class NoAnswerError(Exception):
