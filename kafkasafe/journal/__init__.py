@@ -33,8 +33,8 @@ Data that all objects share: `batch` (its states, its events and the batch), `fl
 (what the journal decided: groups, all other actions, and the outbox from which `ready` takes them), `notices`.
 Objects that own state:
 
-    home        the lane's cluster, and producer id      sequences   the id of the next batch
-    flow        the current activity of a partition         window      what may be in flight at once
+    home        the lane's cluster and producer ids,        flow        the current activity of a partition
+                the id of the next batch                    window      what may be in flight at once
     refusal     since when one refusal lasts, what is       acked       acknowledged batches, and what is known of
                 missing, batches on their way to                        their loss
                 `rejected/`                                 precedence  batches that other lanes deliver first

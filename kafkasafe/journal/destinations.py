@@ -15,9 +15,9 @@ from kafkasafe.journal.acked import AckedLog, LossCase
 from kafkasafe.journal.batch import Batch, BatchState
 from kafkasafe.journal.doubt import Doubt
 from kafkasafe.journal.flow import UNASSIGNED_FLOW, Flow, Progress
+from kafkasafe.journal.home import IdSequence
 from kafkasafe.journal.queue import PartitionQueue
 from kafkasafe.journal.refusal import RefusalTimer, Rejection
-from kafkasafe.journal.sequences import IdSequence
 from kafkasafe.journal.window import SendWindow
 
 __all__ = ["UNCHOSEN", "WINDOW", "Destination", "Destinations", "Partition", "UnassignedTopic"]

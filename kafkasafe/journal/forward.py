@@ -97,7 +97,7 @@ class CopyForward:
             and batch.unit is None
             and batch.state in _MOVABLE
             and partition.progress.flow is not Flow.REJECTING
-            and partition.number not in self._revivals
+            and partition.number not in self._revivals.by_destination
             and batch.position >= partition.unsure_before
         )
 

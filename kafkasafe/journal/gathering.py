@@ -110,7 +110,7 @@ class Gatherer:
             and batch.rank == (batch.position,)
             and batch.unit is None
             and self._is_small(batch.size_bytes)
-            and partition.number not in self._revivals
+            and partition.number not in self._revivals.by_destination
             and not self._clock.is_old(batch, now_ms)
             and not self._precedence.is_held(partition, batch)
         )

@@ -55,7 +55,7 @@ class Snapshots:
         3. A new segment begins. The mark would be empty, although the journal remembers the batches.
         """
         mark = state_mark(partition)
-        remembers = bool(partition.log.acked) or partition.number in self._revivals
+        remembers = bool(partition.log.acked) or partition.number in self._revivals.by_destination
         return [] if mark.knows_nothing and remembers else [mark]
 
 

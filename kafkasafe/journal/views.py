@@ -42,11 +42,13 @@ class Views:
     @property
     def release_position(self) -> int:
         """Everything before this spool position is finished, and not suspected to be lost."""
-        others = self._pinned() if self._revivals or self._units.lines.by_id else ()
+        others = self._pinned() if self._revivals.by_destination or self._units.lines.by_id else ()
         return self._index.release_position(others)
 
     def _pinned(self) -> Sequence[int]:
-        return *self._revivals.pins, *(unit.position for unit in self._units.lines.batchless.values())
+        return *(healing.keep_from for healing in self._revivals.by_destination.values()), *(
+            unit.position for unit in self._units.lines.batchless.values()
+        )
 
     @property
     def doubted(self) -> list[int]:

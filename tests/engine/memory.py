@@ -72,7 +72,7 @@ def _memory(journal: j.Journal, first_position: int) -> dict[str, dict[str, Any]
         }
     }
     for partition in journal._state.destinations.partitions.values():
-        healing = journal._state.revivals.get(partition.number)
+        healing = journal._state.revivals.by_destination.get(partition.number)
         acked = [batch for batch in partition.log.acked if batch.position >= first_position]
         last = partition.log.last_acked_id
         started = partition.log.baseline_offset >= 0

@@ -130,7 +130,8 @@ MUTANTS: dict[str, Mutant] = {
         "test_sequences_go_on_behind_the_last_one_there_is",
     ),
     "gathers while lost ones are put back": Mutant(
-        source(Gatherer, "_may_gather", "and partition.number not in self._revivals\n", "\n"), _OFFERED
+        source(Gatherer, "_may_gather", "and partition.number not in self._revivals.by_destination\n", "\n"),
+        _OFFERED,
     ),
     "gathers what waits for earlier lives": Mutant(
         source(Gatherer, "_may_gather", "and not self._precedence.is_held(partition, batch)\n", "\n"),

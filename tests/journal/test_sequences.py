@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kafkasafe.history.identity import BatchId
-from kafkasafe.journal.home import Home
-from kafkasafe.journal.sequences import _MAX_EPOCH, IdSequence
+from kafkasafe.journal.home import _MAX_EPOCH, Home, IdSequence
 
 
 @pytest.fixture
