@@ -23,7 +23,7 @@ from kafkasafe.journal.members import UnitBatches
 from kafkasafe.journal.notices import Delivered
 from kafkasafe.journal.order import Address
 from kafkasafe.journal.outbox import Aside, Persist, Ready
-from kafkasafe.journal.packing import Packer, RereadBacklogs
+from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.quiescence import Clock
 from kafkasafe.journal.recovery import Recovery
 from kafkasafe.journal.refusals import Refusals
@@ -85,7 +85,6 @@ class Journal:
         self.recovery = Recovery(
             state,
             packer,
-            RereadBacklogs(state, packer),
             self._suspicions,
             self._topics,
             self._losses,

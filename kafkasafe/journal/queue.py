@@ -170,7 +170,7 @@ class PackedRows:
 
     def forget_identities(self) -> None:
         """Void the ids of all of them."""
-        self._void = True
+        self._void = self.count > 0
         self.with_id = 0
         self.identified = False
 
@@ -188,6 +188,7 @@ def _whole(squeezed: bytes) -> bytes:
 
 
 _NOTHING: Final = PackedRows()
+"""The packed rows of every queue that has none; `PartitionQueue.pack` never adds to it."""
 
 
 class PartitionQueue:

@@ -35,7 +35,6 @@ class Recovery:
         self,
         state: JournalState,
         packer: Packer,
-        backlogs: RereadBacklogs,
         suspicions: Suspicions,
         topics: Topics,
         losses: Losses,
@@ -48,7 +47,7 @@ class Recovery:
         self._all = state.destinations.all
         self._index = state.index
         self._packer = packer
-        self._backlogs = backlogs
+        self._backlogs = RereadBacklogs(state, packer)
         self._replay = state.replay
         self._handles = state.handles
         self._suspicions = suspicions

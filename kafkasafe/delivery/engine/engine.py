@@ -383,7 +383,7 @@ class Engine:
             and not lane.held
             and self._context.clock.monotonic() >= lane.divisions.unreadable_until
         ):
-            if lane.journal.at_rest and not lane.undivided:
+            if lane.journal.at_rest and not lane.divisions.pending:
                 self._losses.publish_doubted(lane)
                 break
             ready = lane.journal.ready(self._context.now(), self._context.clock.wall_ms())

@@ -202,7 +202,7 @@ class Intake:
            next portion.
         4. If the disk has no space for the next portion, only divisions wait.
         """
-        if not divides and not lane.undivided:
+        if not divides and not lane.divisions.pending:
             return False
         # A batch that an earlier call left undivided may be in `divides` as well. Or it needs no division any more,
         # because the journal has sent it again, or given it up.

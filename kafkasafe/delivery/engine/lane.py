@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -233,11 +233,6 @@ class Lane:
     def held(self) -> bool:
         """Whether a decision is not on disk yet. The journal then makes no other. Pending batches hold up nothing."""
         return self.write_backlog.has_decision
-
-    @property
-    def undivided(self) -> Sequence[j.Divide]:
-        """Divisions whose batch could not be read, or that have no space yet."""
-        return self.divisions.pending
 
     def report_held_back(self, *, held_back: bool) -> None:
         """Note the last report: whether batches of this lane wait for batches of other lanes."""
