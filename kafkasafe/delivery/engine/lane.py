@@ -2,21 +2,181 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import collections
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from kafkasafe import journal as j
 from kafkasafe import marks as m
-from kafkasafe.delivery.engine.divisions import Divisions
 from kafkasafe.delivery.engine.parcels import Parcel
 from kafkasafe.delivery.engine.refused_name import NameRefusals
-from kafkasafe.delivery.engine.write_backlog import WriteBacklog
 from kafkasafe.spool.lanes import LaneLock
 from kafkasafe.spool.rejected import RejectedStore
 from kafkasafe.spool.spool import Spool
 
-__all__ = ["Copying", "Handover", "Lane", "LossChecks", "ProducerIdRequest", "Rejections", "ReleaseCheck"]
+__all__ = [
+    "Copying",
+    "Divisions",
+    "Handover",
+    "Lane",
+    "LossChecks",
+    "ProducerIdRequest",
+    "Rejections",
+    "ReleaseCheck",
+    "WriteBacklog",
+]
+
+
+class WriteBacklog:
+    """The groups in the order in which they are written, and when a failing disk is tried again.
+
+    Attributes:
+        attempt: Number of consecutive failures to write.
+    """
+
+    __slots__ = ("_groups", "_retry_at", "attempt")
+
+    def __init__(self) -> None:
+        self._groups: collections.deque[j.Persist] = collections.deque()
+        self.attempt = 0
+        self._retry_at = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self._groups)
+
+    @property
+    def has_decision(self) -> bool:
+        """Whether a decision of the journal is not on disk yet."""
+        return any(_decides(group) for group in self._groups)
+
+    def extend(self, groups: Iterable[j.Persist]) -> None:
+        """Add groups after all others."""
+        self._groups.extend(groups)
+
+    def take(self) -> tuple[int, j.Persist]:
+        """Take the group to write next: decisions first. Returns its place as well."""
+        index = next((i for i, group in enumerate(self._groups) if _decides(group)), 0)
+        group = self._groups[index]
+        del self._groups[index]
+        return index, group
+
+    def restore(self, index: int, groups: Sequence[j.Persist]) -> None:
+        """Put a group that could not be written in its place again, divided into these groups."""
+        for group in reversed(groups):
+            self._groups.insert(index, group)
+
+    def fail(self) -> int:
+        """Note a failed write. Returns the number of consecutive failures."""
+        self.attempt += 1
+        return self.attempt
+
+    def succeed(self) -> None:
+        """Note a successful write."""
+        self.attempt = 0
+
+    def has_retry(self, now: float) -> bool:
+        """Whether a pause is under way, after which the engine tries again."""
+        return self._retry_at > now
+
+    def pause(self, until: float) -> None:
+        """Note a pause that ends at this time, monotonic seconds."""
+        self._retry_at = until
+
+    def end_pause(self) -> None:
+        """Record that the pause is over."""
+        self._retry_at = 0.0
+
+
+def _decides(group: j.Persist) -> bool:
+    return bool(group.marks or group.after)
+
+
+class Divisions:
+    """The pending divisions of one lane, and the space for their parts.
+
+    Attributes:
+        pending: Divisions whose batch could not be read, or that have no space yet.
+        attempt: Number of consecutive failures to read.
+        unreadable_until: When the engine reads again, monotonic seconds.
+        room_attempt: How many times in a row there was no space.
+        unwritten_bytes: Bytes of parts that are not on disk yet.
+        waiting_bytes: Bytes on disk that wait for their partitions. Recounted when segments are deleted.
+    """
+
+    __slots__ = (
+        "_room_at",
+        "attempt",
+        "pending",
+        "room_attempt",
+        "unreadable_until",
+        "unwritten_bytes",
+        "waiting_bytes",
+    )
+
+    def __init__(self) -> None:
+        self.pending: Sequence[j.Divide] = ()
+        self.unwritten_bytes = 0
+        self.waiting_bytes = 0
+        self._room_at = 0.0
+        self.attempt = 0
+        self.unreadable_until = 0.0
+        self.room_attempt = 0
+
+    def take(self) -> Sequence[j.Divide]:
+        """Take the pending divisions. The caller puts back (`leave`) those that could not be done."""
+        pending, self.pending = self.pending, ()
+        return pending
+
+    def leave(self, pending: Sequence[j.Divide]) -> None:
+        """Keep divisions that could not be done."""
+        self.pending = pending
+
+    def fail(self) -> int:
+        """Record that the spool could not be read. Returns the number of consecutive failures."""
+        self.attempt += 1
+        return self.attempt
+
+    def wait(self, until: float) -> None:
+        """Read again at this time."""
+        self.unreadable_until = until
+
+    def succeed(self) -> None:
+        """Record that the spool could be read."""
+        self.attempt = 0
+
+    def miss_room(self) -> int:
+        """Record that the disk has no space for the parts. Returns how many times in a row."""
+        self.room_attempt += 1
+        return self.room_attempt
+
+    def find_room(self) -> None:
+        """Record that a batch was divided."""
+        self.room_attempt = 0
+
+    def is_blocked(self, now: float) -> bool:
+        """Whether to divide nothing now: parts are not on disk yet, or a pause for space is under way."""
+        return bool(self.unwritten_bytes) or self._room_at > now
+
+    def pause(self, until: float) -> None:
+        """Wait for space until this time, monotonic seconds."""
+        self._room_at = until
+
+    def end_pause(self) -> None:
+        """Look for space again: segments were deleted."""
+        self._room_at = 0.0
+
+    def add_unwritten(self, size: int) -> None:
+        """Note parts of this size that are to be written."""
+        self.unwritten_bytes += size
+
+    def written(self) -> None:
+        """Record that the parts are on disk."""
+        self.unwritten_bytes = 0
+
+    def count_waiting(self, size: int) -> None:
+        """Note how many bytes wait for their partitions."""
+        self.waiting_bytes = size
 
 
 class ReleaseCheck:
