@@ -251,7 +251,7 @@ class Batch:
     unit's transaction numbers its batches. A SEALED batch may have an id that is not durable yet.
     """
     state: BatchState = BatchState.SEALED
-    """See `lifecycle.STATE`."""
+    """See `STATE`."""
     tries: int = 0
     """How often the batch was sent in this incarnation. Invariant: positive in SENT."""
     durable: bool = False

@@ -236,8 +236,7 @@ class Machine:
         self._losses.start_survey(partition, now)
 
     def _wait_for_late(self, partition: Partition, now: float, _now_ms: int) -> None:
-        pause_s = partition.doubt.dead_at - now
-        self._out.pause(partition, FlowEvent.LATE_REQUEST, partition.progress.reason, at_least_s=pause_s)
+        self._out.wait_for_late(partition, now, partition.progress.reason)
 
     @staticmethod
     def _doubt_again(partition: Partition, _now: float, _now_ms: int) -> None:
@@ -361,9 +360,7 @@ class Machine:
     def _hold(self, partition: Partition, batch: Batch, now: float) -> None:
         """Send nothing until no broker can append a late request; then search for the batch once more."""
         if now < partition.doubt.dead_at:
-            reason = "a request whose answer was lost may still arrive"
-            pause_s = partition.doubt.dead_at - now
-            self._out.pause(partition, FlowEvent.LATE_REQUEST, reason, at_least_s=pause_s)
+            self._out.wait_for_late(partition, now, "a request whose answer was lost may still arrive")
             return
         batch.on(BatchEvent.MAY_BE_THERE)
         partition.progress.on(FlowEvent.OLD_HEAD)

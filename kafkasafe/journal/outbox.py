@@ -490,3 +490,8 @@ class Outbox:
         refused = denial is not None and denial.counted_from >= 0
         attempt = denial.answers if denial is not None and refused else partition.progress.attempt
         self.ready.waits.append(Wait(partition.number, attempt, refresh, at_least_s, reason, refused))
+
+    def wait_for_late(self, partition: Partition, now: float, reason: str) -> None:
+        """Let the partition wait until no broker can append a request whose answer was lost."""
+        pause_s = max(0.0, partition.doubt.dead_at - now)
+        self.pause(partition, FlowEvent.LATE_REQUEST, reason, at_least_s=pause_s)

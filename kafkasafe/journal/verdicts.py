@@ -82,8 +82,7 @@ class Verdicts:
         if absent and _is_gap(partition, absent[0], judgement, stable=stable):
             if partition.doubt.is_early:
                 # The batch gets no new id while a broker may still append a request under the old one.
-                pause_s = max(0.0, partition.doubt.dead_at - now)
-                self._out.pause(partition, FlowEvent.LATE_REQUEST, judgement.evidence, at_least_s=pause_s)
+                self._out.wait_for_late(partition, now, judgement.evidence)
                 return
             self._note_gap(partition, absent[0], judgement)
         if (
@@ -94,8 +93,7 @@ class Verdicts:
         ):
             # The batch's parts will get new ids. So the journal searches for the batch again once no request with it
             # can be appended.
-            pause_s = partition.doubt.dead_at - now
-            self._out.pause(partition, FlowEvent.LATE_REQUEST, absent[0].fault.message, at_least_s=pause_s)
+            self._out.wait_for_late(partition, now, absent[0].fault.message)
             return
         for batch in absent:
             batch.may_arrive(possible=partition.doubt.is_early)
