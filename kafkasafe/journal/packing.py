@@ -127,14 +127,7 @@ class RereadBacklogs:
     """The backlogs of the partitions while recovery reads the log. It packs the parts of long ones that it has read.
 
     A mark may refer to a packed batch. So before recovery takes a mark about a batch, it *reaches* the batch: it
-    unpacks the backlog up to there.
-
-    Args:
-        destinations: All destinations, by number.
-        index: Where the batches are in the spool.
-        packer: Packs and unpacks.
-        out: Its list of unpacked batches stays empty: the shell does not know the batches yet.
-        window: How many batches of a partition may be in flight.
+    unpacks the backlog up to there. `Ready.unpacked` stays empty: the shell does not know these batches yet.
     """
 
     def __init__(self, state: JournalState, packer: Packer) -> None:
@@ -142,7 +135,7 @@ class RereadBacklogs:
         self._index = state.index
         self._packer = packer
         self._out = state.out
-        self.near = max(state.settings.window, WINDOW)
+        self.sent_at_most = max(state.settings.window, WINDOW)
         """How many batches of a queue may have been sent: the first ones that have an id."""
 
     def pack(self, numbers: Iterator[int]) -> None:
@@ -175,7 +168,6 @@ class RereadBacklogs:
             if row.position > position and len(queue.near) > WINDOW:
                 break
             self._packer.unpack(partition, 1)
-        # The shell does not know these batches yet.
         self._out.ready.unpacked.clear()
 
     def reach_any(self, position: int) -> None:
@@ -192,7 +184,7 @@ class RereadBacklogs:
         """Unpack the first batches that have an id, because they may have been sent. Others may precede them."""
         queue = partition.queue
         sent = sum(batch.identity is not None for batch in queue.near)
-        while queue.packed.with_id and sent < self.near:
+        while queue.packed.with_id and sent < self.sent_at_most:
             self._packer.unpack(partition, 1)
             sent += queue.near[-1].identity is not None
         self._out.ready.unpacked.clear()

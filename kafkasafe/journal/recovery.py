@@ -346,9 +346,9 @@ class Recovery:
                 continue
             # Only the first batches of a queue are sent. If others were put before them afterwards, those have no id.
             # If marks are lost, any batch with an id may have been among the first ones.
-            near = None if self._replay.is_blind else self._backlogs.near
+            most = None if self._replay.is_blind else self._backlogs.sent_at_most
             doubt = list(
-                islice((batch for batch in partition.queue.near if batch.identity is not None), near)
+                islice((batch for batch in partition.queue.near if batch.identity is not None), most)
             )
             for batch in doubt:
                 batch.on(BatchEvent.MAY_BE_THERE)
