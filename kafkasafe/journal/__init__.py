@@ -48,12 +48,11 @@ Objects that decide. The constructor of each gets the `JournalState`, and the ot
     packing     batches that are far from their turn    losses      signs of a loss, surveys, batches to send again
     refusals    destinations that are not accepted      topics      destinations, learned and forgotten
     endings     groups that became durable              forward     copies of batches at the spool's front
-    ids         given, and taken back                   dividing    one batch becomes several
-    sealing     new batches, on their way to the disk   rejecting   batches that are finally refused
-    gathering   several batches become one              answers     to requests and questions
-    verdicts    batches in doubt                        lives       order across incarnations and lanes
-    members     batches of units                        machine     the next step of each partition
-    recovery    the log of earlier incarnations
+    sealing     new batches, and the ids of batches     dividing    one batch becomes several
+    gathering   several batches become one              rejecting   batches that are finally refused
+    verdicts    batches in doubt                        answers     to requests and questions
+    members     batches of units                        lives       order across incarnations and lanes
+    recovery    the log of earlier incarnations         machine     the next step of each partition
 
 `state` has the settings, and `JournalState`: the objects that own state, which all objects that decide share. `journal`
 has the facade: `Journal` makes all objects, passes each event to the one that handles it, and collects the resulting

@@ -11,10 +11,9 @@ from kafkasafe import marks as m
 from kafkasafe.journal.batch import Batch, BatchEvent, BatchState, Fate
 from kafkasafe.journal.destinations import Partition
 from kafkasafe.journal.flow import FlowEvent
-from kafkasafe.journal.ids import Identities
 from kafkasafe.journal.outbox import Ended, unit_marks
 from kafkasafe.journal.packing import Packer
-from kafkasafe.journal.sealing import Sealer
+from kafkasafe.journal.sealing import Identities, Sealer
 from kafkasafe.journal.state import JournalState
 
 __all__ = ["Divider"]

@@ -1,6 +1,6 @@
 """The cluster to which a lane's offsets and acknowledged batches belong, and the ids that it granted for batches.
 
-The lane's own log records both. `ids` decides when to give ids, and when to take them back.
+The lane's own log records both. `sealing` decides when to give ids, and when to take them back.
 
 The spool directory names a cluster as well, but for all of its lanes at once. Each lane needs its own record:
 

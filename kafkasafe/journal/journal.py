@@ -15,7 +15,6 @@ from kafkasafe.journal.dividing import Divider
 from kafkasafe.journal.endings import Durability
 from kafkasafe.journal.forward import CopyForward
 from kafkasafe.journal.gathering import Gatherer
-from kafkasafe.journal.ids import Identities
 from kafkasafe.journal.lives import Incarnations
 from kafkasafe.journal.losses import Losses, Suspicions
 from kafkasafe.journal.machine import Machine
@@ -28,7 +27,7 @@ from kafkasafe.journal.quiescence import Clock
 from kafkasafe.journal.recovery import Recovery
 from kafkasafe.journal.refusals import Refusals
 from kafkasafe.journal.rejecting import Rejecter
-from kafkasafe.journal.sealing import Sealer
+from kafkasafe.journal.sealing import Identities, Sealer
 from kafkasafe.journal.snapshots import Snapshots
 from kafkasafe.journal.state import JournalState, Settings
 from kafkasafe.journal.topics import Topics

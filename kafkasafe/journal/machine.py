@@ -14,13 +14,12 @@ from kafkasafe.journal.batch import Batch, BatchEvent, BatchState
 from kafkasafe.journal.destinations import Partition, UnassignedTopic
 from kafkasafe.journal.flow import Flow, FlowEvent
 from kafkasafe.journal.gathering import Gatherer
-from kafkasafe.journal.ids import Identities
 from kafkasafe.journal.losses import Losses
 from kafkasafe.journal.outbox import Ask, Divide
 from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.refusals import Refusals
 from kafkasafe.journal.rejecting import Rejecter
-from kafkasafe.journal.sealing import Sealer
+from kafkasafe.journal.sealing import Identities, Sealer
 from kafkasafe.journal.state import JournalState
 from kafkasafe.journal.topics import Topics
 from kafkasafe.journal.window import Admission, InFlight

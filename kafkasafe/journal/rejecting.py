@@ -10,12 +10,11 @@ from kafkasafe.codes.verdicts import DESTINATION_CODES, MISSING_CODES, Scope, cl
 from kafkasafe.journal.batch import TOO_SLOW, Batch, BatchEvent, BatchState, Fate
 from kafkasafe.journal.destinations import Destination, Partition, UnassignedTopic
 from kafkasafe.journal.flow import Flow, FlowEvent
-from kafkasafe.journal.ids import Identities
 from kafkasafe.journal.notices import Refusal
 from kafkasafe.journal.outbox import Aside, Divide, Ended
 from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.refusals import Refusals
-from kafkasafe.journal.sealing import Sealer
+from kafkasafe.journal.sealing import Identities, Sealer
 from kafkasafe.journal.state import JournalState
 
 __all__ = ["Rejecter"]

@@ -11,14 +11,13 @@ from kafkasafe.journal.answers import Answers
 from kafkasafe.journal.dividing import Divider
 from kafkasafe.journal.endings import Durability
 from kafkasafe.journal.home import IdSequence
-from kafkasafe.journal.ids import Identities
 from kafkasafe.journal.losses import Losses, Suspicions
 from kafkasafe.journal.machine import Machine
 from kafkasafe.journal.recovery import Recovery
 from kafkasafe.journal.refusal import RefusalTimer
 from kafkasafe.journal.refusals import Refusals
 from kafkasafe.journal.rejecting import Rejecter
-from kafkasafe.journal.sealing import Sealer
+from kafkasafe.journal.sealing import Identities, Sealer
 from kafkasafe.journal.spool_index import SpoolIndex
 from kafkasafe.journal.state import JournalState
 from kafkasafe.journal.topics import Topics
