@@ -128,7 +128,7 @@ class Answers:
         if sent or partition.progress.flow is Flow.PROBING or (lasting and batch.unanswered):
             batch.on(BatchEvent.UNCERTAIN)
         elif lasting:
-            self._refuse(batch, code, message)
+            batch.refuse(code, message)
         else:
             batch.on(BatchEvent.NOT_APPENDED)
         self._settle(partition, message)
@@ -158,7 +158,7 @@ class Answers:
             # A broker may have appended the batch before the damage: the journal asks the cluster.
             batch.on(BatchEvent.UNCERTAIN)
         else:
-            self._refuse(batch, DAMAGED, message)
+            batch.refuse(DAMAGED, message)
         self._settle(partition, message)
 
     def refused(
@@ -199,9 +199,7 @@ class Answers:
         self._note_producer_state(partition, code, log_start_offset)
         lasting = self._note_refusal(partition, batch, code, text, scope, now)
         if alone and not batch.unanswered and verdict.absent and (final or lasting):
-            self._refuse(batch, code, text)
-            batch.blame_records(bad_records)
-            batch.check_absence(wanted=True)
+            batch.refuse(code, text, bad_records, unconfirmed=True)
         elif alone and (
             (verdict.absent and not final and not lasting)
             # No other request contained this batch, and the broker did not append it from this one.
@@ -325,11 +323,6 @@ class Answers:
         )
         batch.refuse_for_long(overdue=lasting)
         return lasting
-
-    @staticmethod
-    def _refuse(batch: Batch, code: int, message: str) -> None:
-        batch.on(BatchEvent.REFUSED)
-        batch.blame(code, message)
 
     def _will_be_due(self, batch: Batch, bad_records: tuple[tuple[int, str], ...], now_ms: int) -> bool:
         """Whether the batch's timestamps are too new (not too old), and the broker will accept them

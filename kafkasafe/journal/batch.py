@@ -447,9 +447,23 @@ class Batch:
         """Set why the cluster refused the batch, or why the journal will reject it."""
         self.fault = replace(self.fault, code=code, message=message)
 
-    def blame_records(self, bad_records: tuple[tuple[int, str], ...]) -> None:
-        """Set the records that the broker named as bad."""
-        self.fault = replace(self.fault, bad_records=bad_records)
+    def refuse(
+        self,
+        code: int,
+        message: str,
+        bad_records: tuple[tuple[int, str], ...] = (),
+        *,
+        unconfirmed: bool = False,
+    ) -> None:
+        """Take a permanent refusal: it may name bad records, and may still have to be confirmed."""
+        self.on(BatchEvent.REFUSED)
+        self.fault = replace(
+            self.fault,
+            code=code,
+            message=message,
+            bad_records=bad_records,
+            unconfirmed=unconfirmed or self.fault.unconfirmed,
+        )
 
     def refuse_for_long(self, *, overdue: bool) -> None:
         """Set whether the cluster refused the batch for longer than the limit."""
