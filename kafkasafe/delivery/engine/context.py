@@ -49,7 +49,7 @@ class DeletedTopics:
 
 
 class Timers:
-    """Messages with their times. Messages for the same time are processed in the order in which they were added."""
+    """Messages to process after a delay. Those for the same time come in the order in which they were added."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -94,7 +94,7 @@ class OwnCluster:
 
 
 class DeliveryProgress:
-    """The last progress, and the longest pause. Any thread may ask `patience_ends`."""
+    """When deliveries made progress last, which decides how long callers wait. Any thread may ask `patience_ends`."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

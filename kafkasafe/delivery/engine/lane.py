@@ -29,7 +29,7 @@ __all__ = [
 
 
 class WriteBacklog:
-    """The groups in the order in which they are written, and when a failing disk is tried again.
+    """Groups that are not on disk yet, because the disk takes no writes: in the order in which they are written.
 
     Attributes:
         attempt: Number of consecutive failures to write.
@@ -93,7 +93,7 @@ def _decides(group: j.Persist) -> bool:
 
 
 class Divisions:
-    """The pending divisions of one lane, and the space for their parts.
+    """Divisions of batches that wait, because the spool cannot be read or has no space for the parts.
 
     Attributes:
         pending: Divisions whose batch could not be read, or that have no space yet.
@@ -180,7 +180,7 @@ class Divisions:
 
 
 class ReleaseCheck:
-    """The results of the last check."""
+    """The last check for segments that can be deleted, and when the next one is due."""
 
     __slots__ = ("_excess", "_position")
 
@@ -203,7 +203,9 @@ class ReleaseCheck:
 
 
 class Rejections:
-    """Where the records of rejected batches are kept, and which destinations wait for a damaged batch."""
+    """Rejected batches that are not finished, with the files of their records; and destinations whose next batch is
+    damaged.
+    """
 
     __slots__ = ("_paths", "_stopped")
 
@@ -266,7 +268,7 @@ class ProducerIdRequest:
 
 
 class LossChecks:
-    """The results for one lane, and the cluster that it is bound to."""
+    """The results of the checks for losses, so that no check asks twice."""
 
     __slots__ = ("_epochs", "_unproven")
 
@@ -300,7 +302,9 @@ class LossChecks:
 
 
 class Handover:
-    """Hands the lane over after two idle checks in a row: answers from before the first one are on disk by then."""
+    """Hands an adopted lane over that another producer wants back, after two idle checks in a row: answers from before
+    the first one are on disk by then.
+    """
 
     __slots__ = ("_was_idle",)
 
@@ -318,7 +322,7 @@ class Handover:
 
 
 class Copying:
-    """What `RoomKeeper` knows of one lane.
+    """How far the log is being copied forward, and when `RoomKeeper` checks again whether to copy.
 
     Attributes:
         before: Unfinished batches before this position are being copied forward; -1: none are.

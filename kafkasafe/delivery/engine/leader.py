@@ -22,7 +22,7 @@ A = TypeVar("A", bound=Answer)
 
 
 class RunningInquiry:
-    """An inquiry, from its first request to its result. Each answer arrives as an `Answered` message.
+    """An inquiry of the engine: a generator that asks the cluster and pauses. The inbox and the timers drive it.
 
     Args:
         context: See there.

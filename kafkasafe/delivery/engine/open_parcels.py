@@ -22,7 +22,11 @@ _NONE: Final = float("inf")
 
 
 class Ahead:
-    """Counts the bytes of parcels from `submit` until their fate is known.
+    """Measures how far callers run ahead of the cluster: the bytes of parcels from `submit` until their fate is known.
+
+    Only the pump's thread changes the counts, because a Ctrl-C in a caller could interrupt an addition and leave a
+    wrong sum. A caller only registers its parcels. Batches that earlier runs of the program left in the spool do not
+    count.
 
     Call the methods with the ledger's lock held. Any thread may read `is_far` and `has_eased` without the lock.
 

@@ -42,7 +42,7 @@ Indexes = npt.NDArray[np.int64]
 
 @dataclass(slots=True, eq=False)
 class UnitHandle:
-    """One unit on its way. All parcels with the same unit handle are handed over in one call.
+    """A unit as callers see it: parcels that are delivered together, or not at all. They are handed over in one call.
 
     Attributes:
         unit_id: 16 bytes, never given twice.

@@ -17,7 +17,7 @@ _LOOK_EVERY_S: Final = 5.0
 
 
 class Guard:
-    """Guards the parts of the ledger: `Ledger` says who takes the lock, and when."""
+    """The lock of the ledger's parts, and the callers that wait for a change: `Ledger` says who takes it, and when."""
 
     def __init__(self) -> None:
         self.renew()
