@@ -28,8 +28,7 @@ from kafkasafe._producing.opening import ProducerParts
 from kafkasafe._producing.spelling import ADD_CALLBACK, GET, IS_DONE, NEVER_CANCELLED, Absent, Tidy, tidy_dir
 from kafkasafe._producing.unit_offsets import UnitOffsets, is_out, positions_of, text_of
 from kafkasafe.delivery.batch_offsets import check_settings, offering
-from kafkasafe.delivery.engine.parcels import Parcel
-from kafkasafe.delivery.engine.unit_handles import UnitHandle
+from kafkasafe.delivery.engine.parcels import Parcel, UnitHandle
 from kafkasafe.errors import BatchDroppedError, SpoolFullError, UsageError, WaitTimeoutError
 from kafkasafe.limits.patience import timeout_of
 from kafkasafe.record.batch import RECORD_OVERHEAD

@@ -20,8 +20,7 @@ from kafkasafe._producing.open_batch import OpenBatch
 from kafkasafe._producing.open_batch_room import MOST_BYTES, room_for
 from kafkasafe._producing.partitioning import Partitioning
 from kafkasafe.config import ProducerConfig
-from kafkasafe.delivery.engine.parcels import Parcel
-from kafkasafe.delivery.engine.unit_handles import UnitHandle
+from kafkasafe.delivery.engine.parcels import Parcel, UnitHandle
 from kafkasafe.delivery.pump import Pump
 from kafkasafe.errors import SpoolWriteError
 from kafkasafe.logs import EventLog

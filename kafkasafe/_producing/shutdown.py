@@ -232,7 +232,7 @@ class Shutdown:
 
     def _log_undelivered(self) -> None:
         """Log which records are undelivered, and which partitions may have lost acknowledged records."""
-        doubted = self._delivery.doubted(self._pump.left_doubted)
+        doubted = self._delivery.doubted(self._pump.left.doubted)
         if doubted:
             then = f": the next producer on {self._config.spool_dir} repeats the check"
             log.warning(
@@ -242,8 +242,8 @@ class Shutdown:
                 client_id=self._config.client_id,
                 event="data_loss_unknown",
             )
-        left = dict(self._pump.left)
-        elsewhere = self._pump.left_elsewhere
+        left = dict(self._pump.left.records)
+        elsewhere = self._pump.left.elsewhere
         if elsewhere is not None and elsewhere.records:
             left[elsewhere.path.parent] -= elsewhere.records
             log.error(

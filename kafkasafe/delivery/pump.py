@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from kafkasafe import marks as m
@@ -26,9 +25,9 @@ from kafkasafe.cluster.api import Cluster, in_words
 from kafkasafe.config import ProducerConfig
 from kafkasafe.delivery.clock import SystemClock
 from kafkasafe.delivery.engine.context import EngineContext
-from kafkasafe.delivery.engine.elsewhere import Elsewhere
 from kafkasafe.delivery.engine.engine import Engine
 from kafkasafe.delivery.engine.lane import Lane
+from kafkasafe.delivery.engine.left_at_end import LeftAtEnd
 from kafkasafe.delivery.engine.messages import (
     AdoptAsked,
     Decided,
@@ -235,7 +234,7 @@ class Pump:
 
     def earlier(self, transactional_id: str) -> tuple[u.Unit, m.Ended] | None:
         """The last unit that earlier incarnations ended under a user's transactional id. Call before `start`."""
-        return self._context.own.journal.units.earlier.get(transactional_id)
+        return self._context.own.journal.units.replay.earlier.get(transactional_id)
 
     def take_over(self, transactional_id: str) -> None:
         """Requests that the producer's own lane takes over a transactional id. `Ledger.names` says when it is done."""
@@ -540,19 +539,9 @@ class Pump:
         return self.engine.endings.refused_partitions
 
     @property
-    def left(self) -> Mapping[Path, int]:
-        """At the end: number of records that wait on disk, by spool directory."""
-        return self.engine.left.records
-
-    @property
-    def left_elsewhere(self) -> Elsewhere | None:
-        """At the end: where the records of the producer's own lane are, if the lane is not where its path leads."""
-        return self.engine.left.elsewhere
-
-    @property
-    def left_doubted(self) -> Sequence[tuple[str, int]]:
-        """At the end: partitions for which it is unknown whether they still have the acknowledged records."""
-        return self.engine.left.doubted
+    def left(self) -> LeftAtEnd:
+        """What the producer leaves, once it has ended."""
+        return self.engine.left
 
     @property
     def lanes(self) -> Sequence[Lane]:

@@ -59,6 +59,21 @@ class BatchId:
         """Sequence of the last record (inclusive)."""
         return add_sequence(self.base_sequence, self.count - 1)
 
+    @property
+    def fields(self) -> tuple[int, int, int]:
+        """Producer id, epoch and base sequence, as in marks."""
+        return self.producer_id, self.producer_epoch, self.base_sequence
+
+    @property
+    def producer(self) -> tuple[int, int]:
+        """Producer id and epoch."""
+        return self.producer_id, self.producer_epoch
+
+    def follows(self, earlier: BatchId) -> bool:
+        """Whether both have the same producer id and epoch, and this one is not before `earlier`."""
+        same = self.producer == earlier.producer
+        return same and sequence_distance(earlier.last_sequence, self.last_sequence) >= 0
+
 
 class BatchKind(enum.Enum):
     """What a batch of the log is to a transaction."""

@@ -29,36 +29,34 @@ arguments.
 
 Rooms
 -----
-Data that all objects share: `batch` (its states, its events and the batch), `flow` (what a destination does),
-`partition` (destinations: partitions, and topics whose partitions are not known), `outbox` (what the journal decided:
-groups, all other actions, and the outbox from which `ready` takes them), `notices`, `clock`.
+Data that all objects share: `batch` (its states, its events and the batch), `flow` (what a destination does), `outbox`
+(what the journal decided: groups, all other actions, and the outbox from which `ready` takes them), `notices`.
 Objects that own state:
 
-    home        the cluster of the lane                     sequences   the id of the next batch
-    flow        the current activity of a partition         window      what may be in flight at once
+    home        the lane's cluster and producer ids,        flow        the current activity of a partition
+                the id of the next batch                    window      what may be in flight at once
     refusal     since when one refusal lasts, what is       acked       acknowledged batches, and what is known of
                 missing, batches on their way to                        their loss
                 `rejected/`                                 precedence  batches that other lanes deliver first
     doubt       requests that had no answer                 healing     lost batches that are sent again
     quiescence  when all requests are dead                  spool_index positions of the spool that are needed
-    queue       the batches of a partition                  destinations  all of them, and the known topics
+    queue       the batches of a partition                  destinations  partitions, and the known topics
     replay      the group of the log that is being read     snapshots   marks that a new segment repeats
 
-Objects that decide. The constructor of each gets the objects that it uses; it does not know the objects that use it:
+Objects that decide. The constructor of each gets the `JournalState`, and the other deciding objects that it uses:
 
     packing     batches that are far from their turn    losses      signs of a loss, surveys, batches to send again
     refusals    destinations that are not accepted      topics      destinations, learned and forgotten
     endings     groups that became durable              forward     copies of batches at the spool's front
-    ids         given, and taken back                   dividing    one batch becomes several
-    sealing     new batches, on their way to the disk   rejecting   batches that are finally refused
-    gathering   several batches become one              answers     to requests and questions
-    verdicts    batches in doubt                        lives       order across incarnations and lanes
-    members     batches of units                        machine     rounds, and the next step of each partition
-    recovery    the log of earlier incarnations
+    sealing     new batches, and the ids of batches     dividing    one batch becomes several
+    gathering   several batches become one              rejecting   batches that are finally refused
+    verdicts    batches in doubt                        answers     to requests and questions
+    members     batches of units                        lives       order across incarnations and lanes
+    recovery    the log of earlier incarnations         machine     the next step of each partition
 
-`parts` has the settings, and makes all of them, in groups by subject. `journal` has the facade: `Journal` passes each
-event to the object that handles it, and collects the resulting actions. `views` has read-only queries for callers
-outside, as `Journal.views`.
+`state` has the settings, and `JournalState`: the objects that own state, which all objects that decide share. `journal`
+has the facade: `Journal` makes all objects, passes each event to the one that handles it, and collects the resulting
+actions. `views` has read-only queries for callers outside, as `Journal.views`.
 """
 
 from kafkasafe.journal.acked import EpochCheck
@@ -72,7 +70,7 @@ from kafkasafe.journal.batch import (
     Fate,
     IllegalMoveError,
 )
-from kafkasafe.journal.clock import Clock, alive_s
+from kafkasafe.journal.destinations import UNCHOSEN, WINDOW, Partition
 from kafkasafe.journal.flow import FLOW, UNASSIGNED_FLOW, Flow, FlowEvent
 from kafkasafe.journal.gathering import GATHER_LEAST
 from kafkasafe.journal.journal import Journal
@@ -101,8 +99,8 @@ from kafkasafe.journal.outbox import (
     Unpacked,
     Wait,
 )
-from kafkasafe.journal.partition import UNCHOSEN, WINDOW, Partition
-from kafkasafe.journal.parts import Settings
+from kafkasafe.journal.quiescence import Clock, alive_s
+from kafkasafe.journal.state import Settings
 
 __all__ = [
     "DAMAGED",

@@ -14,7 +14,7 @@ from typing import Final
 from kafkasafe import marks as m
 from kafkasafe.history.identity import BatchId
 from kafkasafe.history.loss import Cause, Released
-from kafkasafe.journal.batch import Batch, follows
+from kafkasafe.journal.batch import Batch
 from kafkasafe.journal.notices import Hole
 
 __all__ = ["ANYWHERE", "AckedLog", "EpochCheck", "LossCase", "Suspicion"]
@@ -123,6 +123,8 @@ class AckedLog:
 
     def acknowledge(self, base_offset: int, count: int) -> None:
         """Note an acknowledged batch at this offset; -1: the offset is unknown."""
+        if base_offset > self.last_acked_offset:
+            self.know_from(base_offset)
         if base_offset >= 0:
             self.last_acked_offset = base_offset + count - 1
 
@@ -138,7 +140,7 @@ class AckedLog:
     def pass_id(self, identity: BatchId | None) -> None:
         """Record that the log has the batch with this id below the high watermark."""
         last = self.last_acked_id
-        if identity is not None and not (last is not None and follows(last, identity)):
+        if identity is not None and not (last is not None and last.follows(identity)):
             self.last_acked_id = identity
 
     # -- durable -------------------------------------------------------------------------------------------------------
@@ -161,7 +163,11 @@ class AckedLog:
             self.clear_offset = base_offset + count - 1
 
     def remember(self, batch: Batch, released_before: int) -> None:
-        """Remember a committed batch. Its `place` must be set."""
+        """Remember a committed batch with an id, so that a survey can search for it if the log may have lost it."""
+        if batch.identity is None:
+            return
+        # Without a known offset, use the lowest possible one.
+        batch.place_at(batch.base_offset if batch.base_offset >= 0 else self.next_place)
         self.acked.append(batch)
         self.trim(released_before)
 
@@ -356,10 +362,8 @@ class LossCase:
         """Add a check for a change of leader, even while one for an earlier change is open."""
         self.due.append(check)
 
-    def next_check(self) -> EpochCheck | None:
-        """The check to begin now; None if one is in progress or none is pending."""
-        if not self.due or self.asked is not None:
-            return None
+    def next_check(self) -> EpochCheck:
+        """Begin the next check: one is due, and none is in progress."""
         self.asked = self.due.pop(0)
         return self.asked
 

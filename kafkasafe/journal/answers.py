@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from kafkasafe import units as u
 from kafkasafe.codes.verdicts import (
     DESTINATION_CODES,
     FENCED_CODES,
@@ -20,17 +19,16 @@ from kafkasafe.codes.verdicts import (
 from kafkasafe.history.identity import ProducerView, shows
 from kafkasafe.history.loss import Cause
 from kafkasafe.journal.batch import DAMAGED, TOO_SLOW, Batch, BatchEvent, BatchState
-from kafkasafe.journal.clock import BrokerClock
-from kafkasafe.journal.destinations import Destinations
+from kafkasafe.journal.destinations import Partition
 from kafkasafe.journal.endings import Durability
 from kafkasafe.journal.flow import Flow, FlowEvent
 from kafkasafe.journal.losses import Suspicions
-from kafkasafe.journal.outbox import Begun, Outbox
+from kafkasafe.journal.outbox import Begun
 from kafkasafe.journal.packing import Packer
-from kafkasafe.journal.partition import Partition
 from kafkasafe.journal.refusals import Refusals
 from kafkasafe.journal.rejecting import Rejecter
 from kafkasafe.journal.snapshots import state_mark
+from kafkasafe.journal.state import JournalState
 
 __all__ = ["Answers"]
 
@@ -45,28 +43,23 @@ class Answers:
 
     def __init__(
         self,
-        destinations: Destinations,
-        out: Outbox,
+        state: JournalState,
         packer: Packer,
         suspicions: Suspicions,
         refusals: Refusals,
         durability: Durability,
         rejecter: Rejecter,
-        clock: BrokerClock,
-        units: u.Units,
-        *,
-        request_timeout_s: float,
     ) -> None:
-        self._partitions = destinations.partitions
-        self._out = out
+        self._partitions = state.destinations.partitions
+        self._out = state.out
         self._packer = packer
         self._suspicions = suspicions
         self._refusals = refusals
         self._durability = durability
         self._rejecter = rejecter
-        self._clock = clock
-        self._units = units
-        self._request_timeout_s = request_timeout_s
+        self._clock = state.clock
+        self._units = state.units
+        self._request_timeout_s = state.settings.request_timeout_s
 
     def acked(self, batch: Batch, base_offset: int, *, leader_epoch: int, now: float, now_ms: int) -> None:
         """Record that the cluster acknowledged a batch.
@@ -85,7 +78,7 @@ class Answers:
         progress = partition.progress
         if progress.flow is Flow.PROBING:
             # With acks=all, the broker answers only when the replicas have the batch, and so all batches before it.
-            for earlier in list(partition.queue):
+            for earlier in list(partition.queue.near):
                 if earlier is batch:
                     break
                 if earlier.state is BatchState.IN_DOUBT:
@@ -121,17 +114,21 @@ class Answers:
             partition.doubt.may_arrive_until(now + self._request_timeout_s)
         if timed_out and batch is partition.queue.head:
             batch.time_out()
-            if batch.timeouts >= _TIMEOUTS and batch.count > 1 and partition.flow is not Flow.PROBING:
+            if (
+                batch.timeouts >= _TIMEOUTS
+                and batch.count > 1
+                and partition.progress.flow is not Flow.PROBING
+            ):
                 batch.condemn(TOO_SLOW, f"{batch.timeouts} requests with it timed out")
         lasting = False
         if sent or code not in DESTINATION_CODES:
             partition.refusal.no_answer()
         else:
             lasting = self._refusals.note_refusal(partition, code, message, Scope.DESTINATION, now)
-        if sent or partition.flow is Flow.PROBING or (lasting and batch.unanswered):
+        if sent or partition.progress.flow is Flow.PROBING or (lasting and batch.unanswered):
             batch.on(BatchEvent.UNCERTAIN)
         elif lasting:
-            self._refuse(batch, code, message)
+            batch.refuse(code, message)
         else:
             batch.on(BatchEvent.NOT_APPENDED)
         self._settle(partition, message)
@@ -157,11 +154,11 @@ class Answers:
             self._rejecter.reject_head(partition, batch, FlowEvent.DAMAGED)
             self._packer.touch(partition)
             return
-        if batch.unanswered or partition.flow is Flow.PROBING:
+        if batch.unanswered or partition.progress.flow is Flow.PROBING:
             # A broker may have appended the batch before the damage: the journal asks the cluster.
             batch.on(BatchEvent.UNCERTAIN)
         else:
-            self._refuse(batch, DAMAGED, message)
+            batch.refuse(DAMAGED, message)
         self._settle(partition, message)
 
     def refused(
@@ -198,13 +195,11 @@ class Answers:
             partition.keep_apart()
         # An answer is about its own request only. The answer proves nothing while the broker may still append an older
         # request whose answer was lost, or while a probe runs because the leader has the batch.
-        alone = now >= partition.doubt.dead_at and partition.flow is not Flow.PROBING
+        alone = now >= partition.doubt.dead_at and partition.progress.flow is not Flow.PROBING
         self._note_producer_state(partition, code, log_start_offset)
         lasting = self._note_refusal(partition, batch, code, text, scope, now)
         if alone and not batch.unanswered and verdict.absent and (final or lasting):
-            self._refuse(batch, code, text)
-            batch.blame_records(bad_records)
-            batch.check_absence(wanted=True)
+            batch.refuse(code, text, bad_records, unconfirmed=True)
         elif alone and (
             (verdict.absent and not final and not lasting)
             # No other request contained this batch, and the broker did not append it from this one.
@@ -226,17 +221,17 @@ class Answers:
     def retry(self, destination: int) -> None:
         """Record that the pause of a `Wait` is over."""
         partition = self._partitions[destination]
-        if partition.flow is Flow.WAITING:
+        if partition.progress.flow is Flow.WAITING:
             partition.progress.on(FlowEvent.PAUSE_OVER)
             self._packer.touch(partition)
 
     def baseline(self, destination: int, end_offset: int, topic_id: bytes) -> None:
         """Note a partition's end offset before our first batch; the first send waits until it is durable."""
         partition = self._partitions[destination]
-        if partition.flow is not Flow.ASKING_BASELINE:
+        if partition.progress.flow is not Flow.ASKING_BASELINE:
             return
         partition.log.begin(end_offset)
-        early = partition.log.last_acked_offset >= 0 or self._units.is_open(destination)
+        early = partition.log.last_acked_offset >= 0 or self._units.ids.is_open(destination)
         if not (early and any(partition.log.topic_id)):
             partition.log.name_topic(topic_id)
         self._refusals.clear_refusal(partition)
@@ -328,11 +323,6 @@ class Answers:
         )
         batch.refuse_for_long(overdue=lasting)
         return lasting
-
-    @staticmethod
-    def _refuse(batch: Batch, code: int, message: str) -> None:
-        batch.on(BatchEvent.REFUSED)
-        batch.blame(code, message)
 
     def _will_be_due(self, batch: Batch, bad_records: tuple[tuple[int, str], ...], now_ms: int) -> bool:
         """Whether the batch's timestamps are too new (not too old), and the broker will accept them

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from kafkasafe import units as u
-from kafkasafe.history.identity import BatchId, sequence_distance
+from kafkasafe.history.identity import BatchId
 from kafkasafe.journal.order import NEVER
 
 __all__ = [
@@ -25,8 +25,6 @@ __all__ = [
     "Fault",
     "IllegalMoveError",
     "batches_of",
-    "follows",
-    "id_fields",
 ]
 
 
@@ -253,7 +251,7 @@ class Batch:
     unit's transaction numbers its batches. A SEALED batch may have an id that is not durable yet.
     """
     state: BatchState = BatchState.SEALED
-    """See `lifecycle.STATE`."""
+    """See `STATE`."""
     tries: int = 0
     """How often the batch was sent in this incarnation. Invariant: positive in SENT."""
     durable: bool = False
@@ -331,10 +329,12 @@ class Batch:
         self.writing = True
 
     def written(self, position: int) -> None:
-        """Record that the batch is durable at this position."""
+        """Record that the batch is durable at this position, with its id if it has one."""
         self.settle_at(position)
         self.durable = True
         self.writing = False
+        if self.state is BatchState.SEALED and self.identity is not None:
+            self.on(BatchEvent.DURABLE)
 
     def settle_at(self, position: int) -> None:
         """Set the batch's position in the spool, and derive its rank from that, or from its parent's rank."""
@@ -352,19 +352,11 @@ class Batch:
         """Take from a mark the batch's rank, and the position where its records were first written."""
         self.rank, self.origin = rank, origin
 
-    def come_from(self, position: int) -> None:
-        """Set the position where its records were first written, in a batch that this one replaces; -1: in none."""
-        self.origin = position
-
     # -- units, parents and parts --------------------------------------------------------------------------------------
 
     def join(self, unit: u.Unit) -> None:
         """Make it a batch of this unit."""
         self.unit, self.state = unit, BatchState.JOINED
-
-    def choose(self, given: tuple[tuple[int, int, int], ...] | None) -> None:
-        """Set the runs of records for which the caller gave the partition."""
-        self.given = given
 
     def stand_for(self, parent: Batch) -> None:
         """Make the batch a part of `parent`, which takes the parent's place."""
@@ -384,10 +376,6 @@ class Batch:
         self.identity = identity
         self.gathered = self.owed = True
         self.stand_for(first)
-
-    def owe(self, *, owed: bool) -> None:
-        """Set whether the batch's records are also on disk in another batch."""
-        self.owed = owed
 
     def add_heir(self) -> None:
         """Count another part."""
@@ -459,9 +447,23 @@ class Batch:
         """Set why the cluster refused the batch, or why the journal will reject it."""
         self.fault = replace(self.fault, code=code, message=message)
 
-    def blame_records(self, bad_records: tuple[tuple[int, str], ...]) -> None:
-        """Set the records that the broker named as bad."""
-        self.fault = replace(self.fault, bad_records=bad_records)
+    def refuse(
+        self,
+        code: int,
+        message: str,
+        bad_records: tuple[tuple[int, str], ...] = (),
+        *,
+        unconfirmed: bool = False,
+    ) -> None:
+        """Take a permanent refusal: it may name bad records, and may still have to be confirmed."""
+        self.on(BatchEvent.REFUSED)
+        self.fault = replace(
+            self.fault,
+            code=code,
+            message=message,
+            bad_records=bad_records,
+            unconfirmed=unconfirmed or self.fault.unconfirmed,
+        )
 
     def refuse_for_long(self, *, overdue: bool) -> None:
         """Set whether the cluster refused the batch for longer than the limit."""
@@ -518,13 +520,3 @@ class Fate(enum.Enum):
 def batches_of(unit: u.Unit) -> list[Batch]:
     """The batches of a unit, in the order in which they were accepted."""
     return [batch for batch in unit.batches if isinstance(batch, Batch)]
-
-
-def follows(later: BatchId, earlier: BatchId) -> bool:
-    """Whether both have the same producer id and epoch, and `later` is not before `earlier`."""
-    same = (later.producer_id, later.producer_epoch) == (earlier.producer_id, earlier.producer_epoch)
-    return same and sequence_distance(earlier.last_sequence, later.last_sequence) >= 0
-
-
-def id_fields(identity: BatchId) -> tuple[int, int, int]:
-    return identity.producer_id, identity.producer_epoch, identity.base_sequence

@@ -1,17 +1,123 @@
-"""All destinations of a lane by number and by address, and the known topics."""
+"""Destinations: the partitions of topics, and topics whose partitions are not known yet; and all of a lane. Only data.
+
+A destination has batches for one address, in order, and the objects that own the rest of its state. (In
+`kafkasafe.record.partition`, "partition" is the number that is chosen for a key.)
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
 
 from kafkasafe import marks as m
-from kafkasafe.journal.partition import UNCHOSEN, Destination, Partition, UnassignedTopic
+from kafkasafe.journal.acked import AckedLog, LossCase
+from kafkasafe.journal.batch import Batch, BatchState
+from kafkasafe.journal.doubt import Doubt
+from kafkasafe.journal.flow import UNASSIGNED_FLOW, Flow, Progress
+from kafkasafe.journal.home import IdSequence
+from kafkasafe.journal.queue import PartitionQueue
+from kafkasafe.journal.refusal import RefusalTimer, Rejection
+from kafkasafe.journal.window import SendWindow
 
-__all__ = ["Destinations"]
+__all__ = ["UNCHOSEN", "WINDOW", "Destination", "Destinations", "Partition", "UnassignedTopic"]
+
+UNCHOSEN: Final = -1
+"""Partition number in the address of a topic whose partitions are not known yet."""
+
+
+@dataclass(slots=True, eq=False)
+class Destination:
+    """The batches for one address, in order. It is a `Partition` or an `UnassignedTopic`."""
+
+    number: int
+    topic: str
+    partition: int
+    progress: Progress = field(default_factory=Progress)
+    queue: PartitionQueue = field(default_factory=PartitionQueue)
+    log: AckedLog = field(default_factory=AckedLog)
+    """For an unassigned topic, `log` has only the topic's id, and the marks of batches that the user
+    took as delivered.
+    """
+    refusal: RefusalTimer = field(default_factory=RefusalTimer)
+    rejection: Rejection = field(default_factory=Rejection)
+    unsure_before: int = -1
+    """Damage destroyed marks about batches before this position: whether those were sent cannot be determined."""
+
+    def lose_marks(self, before_position: int) -> None:
+        """Record that marks before this position are lost."""
+        self.unsure_before = before_position
+
+    def end_unsure(self) -> None:
+        """Record that the user decided to send a batch again: whether the others were sent no longer matters."""
+        self.unsure_before = -1
+
+
+WINDOW: Final = 5
+"""A broker remembers the last five batches of a producer id per partition (`ProducerStateEntry`)."""
+
+
+@dataclass(slots=True, eq=False)
+class Partition(Destination):
+    """One partition of a topic."""
+
+    doubt: Doubt = field(default_factory=Doubt)
+    ids: IdSequence = field(default_factory=IdSequence)
+    window: SendWindow = field(default_factory=SendWindow)
+    loss: LossCase = field(default_factory=LossCase)
+    gathers: bool = True
+    """Whether small batches are merged. Merging ends when a merged batch is refused, or batches to merge cannot be
+    read.
+    """
+
+    def keep_apart(self) -> None:
+        """Stop merging small batches."""
+        self.gathers = False
+
+    def forget_acknowledged(self) -> None:
+        """Forget acknowledged batches: from here on, the log belongs to another cluster or another topic.
+
+        Waiting batches and their ids stay: an id is never reused.
+        """
+        self.log.forget()
+        self.doubt.forget_cut()
+        self.loss.forget()
+
+
+_DIVIDE_BYTES: Final = 1024 * 1024
+"""Bytes to divide at a time: the batches of a long outage fit neither into memory nor twice onto the disk."""
+_DIVISIBLE: Final = frozenset({BatchState.SEALED, BatchState.JOINED})
+
+
+@dataclass(slots=True, eq=False)
+class UnassignedTopic(Destination):
+    """Batches of one topic that wait until its partitions are known. `partition` is UNCHOSEN."""
+
+    progress: Progress = field(default_factory=lambda: Progress(table=UNASSIGNED_FLOW))
+
+    @property
+    def may_divide(self) -> bool:
+        """Whether its batches may be divided once the partitions are known. They may not be divided while a batch is
+        being rejected or is undecidable.
+        """
+        return self.progress.flow is Flow.NEW
+
+    def divisible(self) -> Iterator[Batch]:
+        """The batches to divide next, in order. The caller stops at a batch that is not on disk, so that none overtakes
+        it.
+        """
+        size = 0
+        for batch in self.queue.near:
+            if size >= _DIVIDE_BYTES or batch.state not in _DIVISIBLE:
+                return
+            yield batch
+            size += batch.size_bytes
 
 
 class Destinations:
-    """Each destination keeps its number as long as the lane's log names it.
+    """All destinations of a lane by number and by address, and the known topics.
+
+    Each destination keeps its number as long as the lane's log names it.
 
     Attributes:
         all: The destinations by number, in the order in which they were declared.

@@ -8,16 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kafkasafe import marks as m
-from kafkasafe import units as u
 from kafkasafe.journal.batch import Batch, BatchEvent, BatchState, Fate
-from kafkasafe.journal.destinations import Destinations
+from kafkasafe.journal.destinations import Partition
 from kafkasafe.journal.flow import FlowEvent
-from kafkasafe.journal.healing import Revivals
-from kafkasafe.journal.ids import Identities
-from kafkasafe.journal.outbox import Ended, Outbox, unit_marks
+from kafkasafe.journal.outbox import Ended, unit_marks
 from kafkasafe.journal.packing import Packer
-from kafkasafe.journal.partition import Partition
-from kafkasafe.journal.sealing import Sealer
+from kafkasafe.journal.sealing import Identities, Sealer
+from kafkasafe.journal.state import JournalState
 
 __all__ = ["Divider"]
 
@@ -25,23 +22,14 @@ __all__ = ["Divider"]
 class Divider:
     """Replaces a divided batch with its parts."""
 
-    def __init__(
-        self,
-        destinations: Destinations,
-        out: Outbox,
-        packer: Packer,
-        sealer: Sealer,
-        identities: Identities,
-        revivals: Revivals,
-        units: u.Units,
-    ) -> None:
-        self._all = destinations.all
-        self._out = out
+    def __init__(self, state: JournalState, packer: Packer, sealer: Sealer, identities: Identities) -> None:
+        self._all = state.destinations.all
+        self._out = state.out
         self._packer = packer
         self._sealer = sealer
         self._identities = identities
-        self._revivals = revivals
-        self._units = units
+        self._revivals = state.revivals
+        self._units = state.units
 
     def replaced(self, batch: Batch, children: Sequence[tuple[int, int, int, int, bool]]) -> list[Batch]:
         """Record that a batch was divided (see `Divide`): its children take its place, all or none.
@@ -59,32 +47,29 @@ class Divider:
         made = []
         first = len(persist.batches)
         refused = batch.state is BatchState.REFUSED
-        place = partition.queue.index(batch)
+        place = partition.queue.near.index(batch)
         for index, (destination, count, size_bytes, max_timestamp, doomed) in enumerate(children):
+            origin = batch.written_at if batch.rank and not refused else -1
+            child = self._sealer.make(
+                destination, count, size_bytes, max_timestamp, owed=batch.durable, origin=origin
+            )
             if refused:
                 # The parts take their parent's place, before all later batches.
-                child = self._sealer.make(destination, count, size_bytes, max_timestamp)
                 child.inherit(batch, doomed=doomed)
-                child.owe(owed=batch.durable)
                 partition.queue.insert(place + index, child)
                 if batch.durable:
                     self._sealer.write(child)
+            elif batch.unit is None:
+                self._sealer.enqueue(child)
             else:
-                child = self._sealer.make(destination, count, size_bytes, max_timestamp)
-                child.owe(owed=batch.durable)
-                if batch.rank:
-                    child.come_from(batch.written_at)
-                if batch.unit is not None:
-                    if destination == batch.destination:
-                        # The batch is too large. As with a refused batch, its parts take its place.
-                        child.join(batch.unit)
-                        child.stand_for(batch)
-                        partition.queue.insert(place + index, child)
-                    else:
-                        self._sealer.join(batch.unit, child)
-                    self._sealer.write(child)
+                if destination == batch.destination:
+                    # The batch is too large. As with a refused batch, its parts take its place.
+                    child.join(batch.unit)
+                    child.stand_for(batch)
+                    partition.queue.insert(place + index, child)
                 else:
-                    self._sealer.enqueue(child)
+                    self._sealer.join(batch.unit, child)
+                self._sealer.write(child)
             made.append(child)
         if batch.unit is not None:
             self._units.divided(batch.unit, batch, made)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kafkasafe import units as u
 from kafkasafe.journal.batch import Batch, BatchEvent, BatchState, Fate, batches_of
-from kafkasafe.journal.destinations import Destinations
+from kafkasafe.journal.destinations import Destination
 from kafkasafe.journal.flow import Flow, FlowEvent
-from kafkasafe.journal.healing import Revivals
 from kafkasafe.journal.outbox import (
     Begun,
     Consequence,
     Ended,
     Identified,
-    Outbox,
     Persist,
     Resolution,
     SilenceBroken,
@@ -22,9 +19,7 @@ from kafkasafe.journal.outbox import (
     UnitStaged,
 )
 from kafkasafe.journal.packing import Packer
-from kafkasafe.journal.partition import Destination
-from kafkasafe.journal.quiescence import Quiescence
-from kafkasafe.journal.spool_index import SpoolIndex
+from kafkasafe.journal.state import JournalState
 
 __all__ = ["Durability"]
 
@@ -32,24 +27,15 @@ __all__ = ["Durability"]
 class Durability:
     """Takes durable groups, and finishes batches."""
 
-    def __init__(
-        self,
-        destinations: Destinations,
-        out: Outbox,
-        index: SpoolIndex,
-        packer: Packer,
-        quiescence: Quiescence,
-        revivals: Revivals,
-        units: u.Units,
-    ) -> None:
-        self._all = destinations.all
-        self._partitions = destinations.partitions
-        self._out = out
-        self._index = index
+    def __init__(self, state: JournalState, packer: Packer) -> None:
+        self._all = state.destinations.all
+        self._partitions = state.destinations.partitions
+        self._out = state.out
+        self._index = state.index
         self._packer = packer
-        self._quiescence = quiescence
-        self._units = units
-        self._revivals = revivals
+        self._quiescence = state.quiescence
+        self._units = state.units
+        self._revivals = state.revivals
 
     def persisted(self, persist: Persist, positions: Sequence[int], end_position: int) -> None:
         """Record that the group is durable.
@@ -63,8 +49,6 @@ class Durability:
         for batch, position in zip(persist.everything, positions, strict=True):
             batch.written(position)
             self._index.place(batch)
-            if batch.state is BatchState.SEALED and batch.identity is not None:
-                batch.on(BatchEvent.DURABLE)
             self._packer.touch(self._all[batch.destination])
             if batch.state is BatchState.ACKED and batch.unit is None:
                 # The broker acknowledged the batch while the disk was writing it.
@@ -88,7 +72,7 @@ class Durability:
                     self._report_healed(batch)
             case Begun(destination):
                 partition = self._partitions[destination]
-                if not partition.log.begun() or partition.flow is not Flow.ASKING_BASELINE:
+                if not partition.log.begun() or partition.progress.flow is not Flow.ASKING_BASELINE:
                     # Either the baseline of the present log is not known or not durable yet, or the journal asked for
                     # it twice (for example, before and after a move to another cluster) and has already used the other
                     # answer.
@@ -129,21 +113,17 @@ class Durability:
         if batch.position < 0:
             self._leave(batch)
             return
-        self._commits(partition, batch)
-        self._out.ready.persist.after.append(Ended(batch, Fate.COMMITTED))
-
-    def _commits(self, partition: Destination, batch: Batch) -> None:
         partition.log.commit(batch)
         self._out.committing[partition.number] = partition
+        self._out.ready.persist.after.append(Ended(batch, Fate.COMMITTED))
 
     @staticmethod
     def dequeue(partition: Destination, batch: Batch) -> None:
         """Remove a batch whose commit mark is durable from its queue."""
-        if partition.queue[0] is not batch:
-            partition.queue.remove(batch)
-            return
-        partition.queue.popleft()
-        partition.log.clear(batch.base_offset, batch.count)
+        was_first = partition.queue.near[0] is batch
+        partition.queue.remove(batch)
+        if was_first:
+            partition.log.clear(batch.base_offset, batch.count)
 
     def _leave(self, batch: Batch) -> None:
         """Finish a batch whose commit mark is durable."""
@@ -151,20 +131,12 @@ class Durability:
         partition = self._all[batch.destination]
         self.dequeue(partition, batch)
         self._index.drop(batch)
-        self.remember(partition, batch)
+        partition.log.remember(batch, self._index.released)
         self._out.ready.resolved.append(Resolution(batch, Fate.COMMITTED))
         self._report_healed(batch)
         self._packer.touch(partition)
 
-    def remember(self, partition: Destination, batch: Batch) -> None:
-        """Remember a committed batch with an id, so that a survey can search for it if the log may have lost it."""
-        if batch.identity is None or batch.state is not BatchState.COMMITTED:
-            return
-        # Without a known offset, use the lowest possible one.
-        batch.place_at(batch.base_offset if batch.base_offset >= 0 else partition.log.next_place)
-        partition.log.remember(batch, self._index.released)
-
     def _report_healed(self, batch: Batch) -> None:
-        healed = self._revivals.finish(batch)
+        healed = self._revivals.finish(batch) if batch.revived else None
         if healed is not None:
             self._out.ready.notices.append(healed)

@@ -295,11 +295,6 @@ class Progress:
         self.flow = to
 
     @property
-    def is_settling(self) -> bool:
-        """Whether the journal decides the next step once no request is in flight."""
-        return self.flow is Flow.SETTLING or self.flow is Flow.DECIDING
-
-    @property
     def is_confirming(self) -> bool:
         """Whether the journal compares a refusal with the broker's producer state."""
         return self.flow is Flow.CONFIRMING or self.flow is Flow.RECONFIRMING

@@ -10,14 +10,11 @@ from typing import Final
 
 from kafkasafe import marks as m
 from kafkasafe.journal.batch import Batch, BatchState
-from kafkasafe.journal.destinations import Destinations
+from kafkasafe.journal.destinations import WINDOW
 from kafkasafe.journal.flow import Flow
-from kafkasafe.journal.healing import Revivals
-from kafkasafe.journal.outbox import Outbox
 from kafkasafe.journal.packing import Packer
-from kafkasafe.journal.partition import WINDOW
 from kafkasafe.journal.snapshots import Snapshots
-from kafkasafe.journal.spool_index import SpoolIndex
+from kafkasafe.journal.state import JournalState
 
 __all__ = ["CopyForward"]
 
@@ -40,21 +37,13 @@ _MOVABLE: Final = frozenset(
 class CopyForward:
     """Selects the batches to copy, and notes their new positions."""
 
-    def __init__(
-        self,
-        destinations: Destinations,
-        out: Outbox,
-        index: SpoolIndex,
-        packer: Packer,
-        snapshots: Snapshots,
-        revivals: Revivals,
-    ) -> None:
-        self._all = destinations.all
-        self._out = out
-        self._index = index
+    def __init__(self, state: JournalState, packer: Packer, snapshots: Snapshots) -> None:
+        self._all = state.destinations.all
+        self._out = state.out
+        self._index = state.index
         self._packer = packer
         self._snapshots = snapshots
-        self._revivals = revivals
+        self._revivals = state.revivals
 
     def to_move(self, before_position: int, most_bytes: int) -> list[Batch]:
         """Unfinished batches at the front of the spool to copy now, up to the first batch that cannot be copied now.
@@ -78,7 +67,9 @@ class CopyForward:
             # The index keeps the position of a divided batch for its parts.
             parts = [pinning]
             if pinning.state is BatchState.REPLACED:
-                parts = [batch for batch in self._all[pinning.destination].queue if _is_part(batch, pinning)]
+                parts = [
+                    batch for batch in self._all[pinning.destination].queue.near if _is_part(batch, pinning)
+                ]
             for batch in parts:
                 if batch.handle in found:
                     continue
@@ -105,8 +96,8 @@ class CopyForward:
             and not batch.writing
             and batch.unit is None
             and batch.state in _MOVABLE
-            and partition.flow is not Flow.REJECTING
-            and partition.number not in self._revivals
+            and partition.progress.flow is not Flow.REJECTING
+            and partition.number not in self._revivals.by_destination
             and batch.position >= partition.unsure_before
         )
 

@@ -7,15 +7,12 @@ from typing import Final
 
 from kafkasafe import marks as m
 from kafkasafe.history.identity import BatchId, add_sequence
-from kafkasafe.journal.batch import Batch, BatchEvent, BatchState, Fate, id_fields
-from kafkasafe.journal.clock import BrokerClock
-from kafkasafe.journal.destinations import Destinations
-from kafkasafe.journal.healing import Revivals
-from kafkasafe.journal.outbox import Ended, Outbox
+from kafkasafe.journal.batch import Batch, BatchEvent, BatchState, Fate
+from kafkasafe.journal.destinations import Partition
+from kafkasafe.journal.outbox import Ended
 from kafkasafe.journal.packing import Packer
-from kafkasafe.journal.partition import Partition
-from kafkasafe.journal.precedence import Precedence
 from kafkasafe.journal.sealing import Sealer
+from kafkasafe.journal.state import JournalState
 
 __all__ = ["GATHER_LEAST", "Gatherer"]
 
@@ -29,26 +26,15 @@ _GATHERED_SHARE: Final = 8
 class Gatherer:
     """Selects small batches to merge, and makes the merged batch."""
 
-    def __init__(
-        self,
-        destinations: Destinations,
-        out: Outbox,
-        packer: Packer,
-        sealer: Sealer,
-        revivals: Revivals,
-        clock: BrokerClock,
-        precedence: Precedence,
-        *,
-        gather_bytes: int,
-    ) -> None:
-        self._partitions = destinations.partitions
-        self._out = out
+    def __init__(self, state: JournalState, packer: Packer, sealer: Sealer) -> None:
+        self._partitions = state.destinations.partitions
+        self._out = state.out
         self._packer = packer
         self._sealer = sealer
-        self._revivals = revivals
-        self._clock = clock
-        self._precedence = precedence
-        self._gather_bytes = gather_bytes
+        self._revivals = state.revivals
+        self._clock = state.clock
+        self._precedence = state.precedence
+        self._gather_bytes = state.settings.gather_bytes
 
     def gathered(self, batches: Sequence[Batch], size_bytes: int) -> Batch:
         """Merge waiting batches (see `Ready.gathers`) into one, with their records, sequences and place.
@@ -73,8 +59,8 @@ class Gatherer:
         )
         # As with the parts of a refused batch, recovery derives the place of the merged batch from the first batch's
         # position.
-        made.gather(first, BatchId(*id_fields(first.identity), count))
-        partition.queue.insert(partition.queue.index(first), made)
+        made.gather(first, BatchId(*first.identity.fields, count))
+        partition.queue.insert(partition.queue.near.index(first), made)
         place = len(persist.batches)
         self._sealer.write(made)
         persist.keep_whole()
@@ -86,22 +72,20 @@ class Gatherer:
         self._packer.touch(partition)
         return made
 
-    def keep_apart(self, destination: int) -> None:
-        """Stop merging batches of this destination."""
-        self._partitions[destination].keep_apart()
-
     def gather(self, partition: Partition, now_ms: int) -> None:
         """Select batches to merge: the leader confirms each batch separately, so fewer batches are delivered faster."""
         if not (self._gather_bytes and partition.gathers):
             return
         queue = partition.queue
         while (
-            (row := queue.first_packed) and queue.unpacked < _GATHER_MOST and self._is_small(row.size_bytes)
+            (row := queue.packed.first())
+            and len(queue.near) < _GATHER_MOST
+            and self._is_small(row.size_bytes)
         ):
             self._packer.unpack(partition, 1)
         run: list[Batch] = []
         room = self._gather_bytes
-        for batch in queue:
+        for batch in queue.near:
             if not run and batch.state in {BatchState.SENT, BatchState.ACKED}:
                 continue
             room -= batch.size_bytes
@@ -126,7 +110,7 @@ class Gatherer:
             and batch.rank == (batch.position,)
             and batch.unit is None
             and self._is_small(batch.size_bytes)
-            and partition.number not in self._revivals
+            and partition.number not in self._revivals.by_destination
             and not self._clock.is_old(batch, now_ms)
             and not self._precedence.is_held(partition, batch)
         )
@@ -141,5 +125,5 @@ def _goes_on(batch: Batch, following: Batch) -> bool:
     return (
         a is not None
         and b is not None
-        and id_fields(b) == (a.producer_id, a.producer_epoch, add_sequence(a.last_sequence, 1))
+        and b.fields == (a.producer_id, a.producer_epoch, add_sequence(a.last_sequence, 1))
     )

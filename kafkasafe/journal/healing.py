@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kafkasafe.journal.batch import Batch, BatchState
@@ -36,10 +36,6 @@ class Healing:
         self.keep_from = min(self.keep_from, keep_from)
         self.left += batches
 
-    def divide(self, parts: int) -> None:
-        """Add the parts of a divided batch, which itself is finished by the division."""
-        self.left += parts
-
     def finish(self, batch: Batch) -> bool:
         """Record that one of them is finished. Returns whether it was the last one."""
         self.left -= 1
@@ -59,38 +55,27 @@ class Healing:
 
 
 class Revivals:
-    """Lost batches that are sent again, by destination."""
+    """Lost batches that are sent again.
 
-    __slots__ = ("_healing",)
+    Attributes:
+        by_destination: Those of each destination that has some.
+    """
+
+    __slots__ = ("by_destination",)
 
     def __init__(self) -> None:
-        self._healing: dict[int, Healing] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._healing)
-
-    def __contains__(self, destination: int) -> bool:
-        return destination in self._healing
-
-    def get(self, destination: int) -> Healing | None:
-        """The batches of this destination that are sent again; None if no batch is."""
-        return self._healing.get(destination)
-
-    @property
-    def pins(self) -> Iterable[int]:
-        """The first spool position that each healing still needs: the spool keeps everything after it."""
-        return (healing.keep_from for healing in self._healing.values())
+        self.by_destination: dict[int, Healing] = {}
 
     def add(self, destination: int, batches: Sequence[Batch]) -> None:
         """Add batches that are sent again, at least one."""
         keep_from = min(batch.position for batch in batches)
-        self._healing.setdefault(destination, Healing(keep_from)).add(len(batches), keep_from)
+        self.by_destination.setdefault(destination, Healing(keep_from)).add(len(batches), keep_from)
 
     def divide(self, parent: Batch, parts: Sequence[Batch]) -> None:
         """Record that a batch was divided. If the batch was to be sent again, its parts are sent again instead."""
-        healing = self._healing.get(parent.destination)
+        healing = self.by_destination.get(parent.destination)
         if parent.revived and healing is not None:
-            healing.divide(len(parts))
+            healing.add(len(parts), healing.keep_from)  # the division finishes the batch itself
             for part in parts:
                 part.revive_part()
 
@@ -98,14 +83,14 @@ class Revivals:
         """Record that a batch is finished. Returns the notice if this was the last batch to be sent again
         after a loss.
         """
-        healing = self._healing.get(batch.destination)
+        healing = self.by_destination.get(batch.destination)
         if not batch.revived or healing is None:
             return None
         if not healing.finish(batch):
             return None
-        del self._healing[batch.destination]
+        del self.by_destination[batch.destination]
         return healing.report(batch.destination)
 
     def forget(self, destination: int) -> None:
         """Drop the batches of this destination: the lane writes to another log."""
-        self._healing.pop(destination, None)
+        self.by_destination.pop(destination, None)

@@ -1,4 +1,6 @@
-"""The cluster to which a lane's offsets, ids and acknowledged batches belong, as recorded in the lane's own log.
+"""The cluster to which a lane's offsets and acknowledged batches belong, and the ids that it granted for batches.
+
+The lane's own log records both. `sealing` decides when to give ids, and when to take them back.
 
 The spool directory names a cluster as well, but for all of its lanes at once. Each lane needs its own record:
 
@@ -10,26 +12,34 @@ The spool directory names a cluster as well, but for all of its lanes at once. E
 
 from __future__ import annotations
 
-from kafkasafe import marks as m
+from dataclasses import dataclass
+from typing import Final
 
-__all__ = ["Home"]
+from kafkasafe import marks as m
+from kafkasafe.history.identity import BatchId, add_sequence
+
+__all__ = ["Home", "IdSequence"]
+
+
+_MAX_EPOCH: Final = 2**15 - 2
 
 
 class Home:
-    """The cluster that answered last, and the producer ids that it granted to this lane, as recorded in the log."""
+    """The cluster that answered last, and the producer ids that it granted to this lane, as recorded in the log.
+
+    Attributes:
+        cluster_id: The cluster; empty while the log names none.
+        producer_id: The id that the cluster granted to this incarnation, -1 while the journal needs a new one.
+        epoch: The first epoch of this id.
+        producer_ids: The producer ids that the log still names: no other producer writes under them.
+    """
+
+    __slots__ = ("cluster_id", "epoch", "producer_id", "producer_ids")
 
     def __init__(self) -> None:
-        self._cluster_id = ""
-        self._ids: set[int] = set()
-
-    @property
-    def marks(self) -> list[m.Cluster]:
-        """The marks that a new segment repeats."""
-        return [m.Cluster(self._cluster_id)] if self._cluster_id else []
-
-    def names(self, cluster_id: str) -> bool:
-        """Whether the lane's log names this cluster."""
-        return self._cluster_id == cluster_id
+        self.cluster_id = ""
+        self.producer_id = self.epoch = -1
+        self.producer_ids: set[int] = set()
 
     def is_other(self, cluster_id: str, assumed: str | None) -> bool:
         """Whether the lane's offsets and ids belong to another cluster.
@@ -39,16 +49,16 @@ class Home:
             assumed: The lane's cluster if no mark names one. Then the lane has never met a cluster, or an earlier
                 version, which lacked this mark, wrote the log.
         """
-        return (self._cluster_id or assumed or cluster_id) != cluster_id
+        return (self.cluster_id or assumed or cluster_id) != cluster_id
 
-    @property
-    def producer_ids(self) -> frozenset[int]:
-        """The producer ids that the log still names: no other producer writes under them."""
-        return frozenset(self._ids)
+    def grant(self, producer_id: int, epoch: int) -> None:
+        """Record that the cluster granted an id to this incarnation."""
+        self.producer_id, self.epoch = producer_id, epoch
+        self.producer_ids.add(producer_id)
 
-    def granted(self, producer_id: int) -> None:
-        """Record that the cluster granted a producer id."""
-        self._ids.add(producer_id)
+    def withdraw(self) -> None:
+        """Stop using this id: the journal needs a new one."""
+        self.producer_id = -1
 
     def move(self, mark: m.Cluster, *, forgets: bool) -> None:
         """Set the lane's cluster.
@@ -58,5 +68,53 @@ class Home:
             forgets: Earlier offsets and ids belong to another cluster, whether or not the log names it.
         """
         if forgets:
-            self._ids.clear()
-        self._cluster_id = mark.cluster_id
+            self.producer_ids.clear()
+        self.cluster_id = mark.cluster_id
+
+
+@dataclass(slots=True)
+class IdSequence:
+    """The ids of one partition's batches, in the order in which they are given.
+
+    Attributes:
+        producer_id: Producer id of the last batch that got an id, -1 before the first one.
+        epoch: The same.
+        next_sequence: Sequence of the next batch under it.
+        stale: The batches that are not in the log need new ids once no broker can append requests under the old ones.
+    """
+
+    producer_id: int = -1
+    epoch: int = -1
+    next_sequence: int = 0
+    stale: bool = False
+
+    def take(self, home: Home, count: int) -> BatchId:
+        """Take the id for the next batch, which has `count` records."""
+        if self.producer_id != home.producer_id:
+            self.producer_id, self.epoch, self.next_sequence = home.producer_id, home.epoch, 0
+        identity = BatchId(self.producer_id, self.epoch, self.next_sequence, count)
+        self.next_sequence = add_sequence(self.next_sequence, count)
+        return identity
+
+    def expire(self) -> None:
+        """Record that batches that are not in the log need new ids."""
+        self.stale = True
+
+    def renew(self, home: Home) -> None:
+        """Start the next epoch at sequence 0. Batches that are not in the log have no id any more.
+
+        The epoch of an earlier incarnation's id is not bumped: two copies of a spool must never make the same new id.
+        """
+        self.stale = False
+        if self.producer_id != home.producer_id:
+            return
+        self.next_sequence = 0
+        if self.epoch >= _MAX_EPOCH:
+            home.withdraw()
+        else:
+            self.epoch += 1
+
+    def forget(self) -> None:
+        """Start over: the lane writes to another cluster, where no batch has an id yet."""
+        self.producer_id = self.epoch = -1
+        self.stale = False

@@ -1,4 +1,4 @@
-"""The facade of the journal: passes each event to the object that handles it, and collects the resulting actions."""
+"""The facade of the journal: makes its objects, passes each event to one of them, and collects the actions."""
 
 from __future__ import annotations
 
@@ -9,12 +9,30 @@ from kafkasafe import units as u
 from kafkasafe.history.identity import Judgement, ProducerView
 from kafkasafe.history.loss import Cause, Loss
 from kafkasafe.journal.acked import EpochCheck
+from kafkasafe.journal.answers import Answers
 from kafkasafe.journal.batch import Batch
-from kafkasafe.journal.clock import Clock
+from kafkasafe.journal.dividing import Divider
+from kafkasafe.journal.endings import Durability
+from kafkasafe.journal.forward import CopyForward
+from kafkasafe.journal.gathering import Gatherer
+from kafkasafe.journal.lives import Incarnations
+from kafkasafe.journal.losses import Losses, Suspicions
+from kafkasafe.journal.machine import Machine
+from kafkasafe.journal.members import UnitBatches
 from kafkasafe.journal.notices import Delivered
 from kafkasafe.journal.order import Address
 from kafkasafe.journal.outbox import Aside, Persist, Ready
-from kafkasafe.journal.parts import JournalParts, Settings
+from kafkasafe.journal.packing import Packer
+from kafkasafe.journal.quiescence import Clock
+from kafkasafe.journal.recovery import Recovery
+from kafkasafe.journal.refusals import Refusals
+from kafkasafe.journal.rejecting import Rejecter
+from kafkasafe.journal.sealing import Identities, Sealer
+from kafkasafe.journal.snapshots import Snapshots
+from kafkasafe.journal.state import JournalState, Settings
+from kafkasafe.journal.topics import Topics
+from kafkasafe.journal.verdicts import Verdicts
+from kafkasafe.journal.views import Views
 
 __all__ = ["Journal"]
 
@@ -22,59 +40,125 @@ __all__ = ["Journal"]
 class Journal:
     """See `kafkasafe.journal`.
 
-    Each method says in one line when it is called, or what it answers. It passes its arguments to an object, whose
-    method of the same name tells the rule, and explains the arguments.
+    Each method says in one line when it is called, or what it answers. Nearly all pass their arguments to an object,
+    whose method of the same name tells the rule, and explains the arguments.
     """
 
     def __init__(self, settings: Settings | None = None) -> None:
-        self._parts = parts = JournalParts(Settings() if settings is None else settings)
-        self.units = parts.state.units
-        self.missing = parts.state.missing
-        self.views = parts.views
-        self.recovery = parts.earlier.recovery
+        self._state = state = JournalState(Settings() if settings is None else settings)
+        self._out = state.out
+        self.units = state.units
+        self.missing = state.missing
+        self.views = Views(state)
+        # Each object gets those that it uses, so nothing is circular.
+        self._packer = packer = Packer(state)
+        self._snapshots = Snapshots(state)
+        self._identities = Identities(state, packer)
+        self._sealer = Sealer(state, packer)
+        self._refusals = Refusals(state, packer)
+        self._suspicions = Suspicions(state, packer)
+        self._losses = Losses(state, packer, self._suspicions, self._snapshots)
+        self._topics = Topics(state, packer, self._suspicions, self._refusals)
+        self._durability = Durability(state, packer)
+        self._forward = CopyForward(state, packer, self._snapshots)
+        self._divider = Divider(state, packer, self._sealer, self._identities)
+        self._gatherer = Gatherer(state, packer, self._sealer)
+        self._rejecter = Rejecter(state, packer, self._refusals, self._identities, self._sealer)
+        self._verdicts = Verdicts(state, packer, self._suspicions, self._durability)
+        self._answers = Answers(
+            state, packer, self._suspicions, self._refusals, self._durability, self._rejecter
+        )
+        self._unit_batches = UnitBatches(state, self._suspicions, self._refusals)
+        self._incarnations = Incarnations(state, packer)
+        self._machine = Machine(
+            state,
+            packer,
+            self._identities,
+            self._sealer,
+            self._gatherer,
+            self._rejecter,
+            self._refusals,
+            self._topics,
+            self._losses,
+        )
+        self.recovery = Recovery(
+            state,
+            packer,
+            self._suspicions,
+            self._topics,
+            self._losses,
+            self._durability,
+            self._forward,
+            self._verdicts,
+            self._unit_batches,
+        )
 
     # -- actions that are due ------------------------------------------------------------------------------------------
 
     @property
     def at_rest(self) -> bool:
         """Whether `ready` would be empty until the next event."""
-        return self._parts.rounds.at_rest
+        return (
+            self._out.is_empty
+            and self._state.home.producer_id >= 0
+            and self.units.out.is_empty
+            and not self._state.quiescence.is_announced
+        )
 
     def ready(self, now: float, now_ms: int) -> Ready:
-        """Take all actions that are due now; each action is returned once."""
-        return self._parts.rounds.take(now, now_ms)
+        """Take all actions that are due now; each action is returned once.
+
+        The objects of the journal decide in a fixed order: partitions first, then units.
+
+        Args:
+            now: Seconds.
+            now_ms: Wall clock, ms since the epoch.
+        """
+        out, state = self._out, self._state
+        out.touched.update(out.postponed)
+        out.postponed.clear()
+        if out.touched:
+            if self.units.lines.by_id:
+                self.units.out.change()  # a batch before one of a unit may have left the queue
+            self._machine.turn(now, now_ms)
+        if out.ready.persist.units or not self.units.out.is_empty:
+            self._unit_batches.advance()
+        ready = out.take(wants_producer_id=state.home.producer_id < 0)
+        if state.quiescence.is_announced:
+            state.quiescence.gate(ready)
+        return ready
 
     def broker_clock(self, broker_ms: int, now_ms: int) -> bool:
         """Note a broker's timestamp, in ms. Returns whether our clock is so far behind that the journal sends each
         batch alone.
         """
-        return self._parts.state.clock.show(broker_ms, now_ms)
+        return self._state.clock.show(broker_ms, now_ms)
 
     def clock_at_least(self, at_least_ms: int) -> None:
         """Note a lower bound for the current time, ms since the epoch, from other clients' records. It may be wrong."""
-        self._parts.state.clock.show_at_least(at_least_ms)
+        self._state.clock.show_at_least(at_least_ms)
 
     # -- new batches, and destinations ---------------------------------------------------------------------------------
 
     def destination(self, topic: str, partition: int) -> int:
         """A topic and partition as a number."""
-        return self._parts.cluster.topics.destination(topic, partition)
+        return self._topics.destination(topic, partition)
 
     def learn_topic(self, name: str, topic_id: bytes, partition_count: int) -> bool:
         """Metadata: the topic has this id and this many partitions."""
-        return self._parts.cluster.topics.learn_topic(name, topic_id, partition_count)
+        return self._topics.learn_topic(name, topic_id, partition_count)
 
     def bind(self, cluster_id: str, *, assumed: str | None) -> bool:
         """Metadata: this cluster answers."""
-        return self._parts.cluster.topics.bind(cluster_id, assumed=assumed)
+        return self._topics.bind(cluster_id, assumed=assumed)
 
     def forget(self, topic: str) -> bool:
         """The topic was deleted some time ago."""
-        return self._parts.cluster.topics.forget(topic)
+        return self._topics.forget(topic)
 
     def granted(self, producer_id: int, producer_epoch: int) -> None:
         """The cluster granted a producer id."""
-        self._parts.queues.identities.granted(producer_id, producer_epoch)
+        self._identities.granted(producer_id, producer_epoch)
 
     def seal(
         self,
@@ -87,7 +171,7 @@ class Journal:
         unit: u.Unit | None = None,
     ) -> Batch:
         """A parcel of a caller becomes a batch."""
-        return self._parts.queues.sealer.seal(
+        return self._sealer.seal(
             destination,
             count=count,
             size_bytes=size_bytes,
@@ -98,57 +182,57 @@ class Journal:
 
     def close_unit(self, unit: u.Unit) -> None:
         """All batches of a unit are sealed."""
-        self._parts.queues.sealer.close_unit(unit)
+        self._sealer.close_unit(unit)
 
     def spill(self, batches: Iterable[Batch]) -> None:
         """The engine wants batches on disk that are only in memory."""
-        self._parts.queues.sealer.spill(batches)
+        self._sealer.spill(batches)
 
     def replaced(self, batch: Batch, children: Sequence[tuple[int, int, int, int, bool]]) -> list[Batch]:
         """The engine divided a batch, as `Ready.divides` asked."""
-        return self._parts.queues.divider.replaced(batch, children)
+        return self._divider.replaced(batch, children)
 
     def gathered(self, batches: Sequence[Batch], size_bytes: int) -> Batch:
         """The engine merged batches, as `Ready.gathers` asked."""
-        return self._parts.queues.gatherer.gathered(batches, size_bytes)
+        return self._gatherer.gathered(batches, size_bytes)
 
     def keep_apart(self, destination: int) -> None:
         """The waiting batches of a destination cannot be merged."""
-        self._parts.queues.gatherer.keep_apart(destination)
+        self._state.destinations.partitions[destination].keep_apart()
 
     # -- durable -------------------------------------------------------------------------------------------------------
 
     def persisted(self, persist: Persist, positions: Sequence[int], end_position: int) -> None:
         """A group of `Ready.persist` is durable."""
-        self._parts.spool.durability.persisted(persist, positions, end_position)
+        self._durability.persisted(persist, positions, end_position)
 
     def released(self, before_position: int) -> None:
         """The spool deleted its oldest segments."""
-        self._parts.cluster.losses.released(before_position)
+        self._losses.released(before_position)
 
     def to_move(self, before_position: int, most_bytes: int) -> list[Batch]:
         """Room is short: which batches should be copied forward?"""
-        return self._parts.spool.forward.to_move(before_position, most_bytes)
+        return self._forward.to_move(before_position, most_bytes)
 
     def to_rescue(self, first_position: int, end_position: int) -> list[Batch] | None:
         """A segment is missing: which of its batches can be copied?"""
-        return self._parts.spool.forward.to_rescue(first_position, end_position)
+        return self._forward.to_rescue(first_position, end_position)
 
     def move_marks(self, batches: Sequence[Batch]) -> list[m.Mark]:
         """The marks of a group of copies."""
-        return self._parts.spool.forward.move_marks(batches)
+        return self._forward.move_marks(batches)
 
     def moved(self, batches: Sequence[Batch], positions: Sequence[int], end_position: int) -> None:
         """A group of copies is durable."""
-        self._parts.spool.forward.moved(batches, positions, end_position)
+        self._forward.moved(batches, positions, end_position)
 
     def packable(self, destination: int) -> Iterator[Batch]:
         """A backlog is long: which of its batches may be packed?"""
-        return self._parts.queues.packer.packable(destination)
+        return self._packer.packable(destination)
 
     def pack(self, destination: int, shells: Sequence[tuple[int, float]]) -> None:
         """The engine wants the first of these batches packed."""
-        self._parts.queues.packer.pack(destination, shells)
+        self._packer.pack(destination, shells)
 
     def delivered_before(self, position: int) -> list[Delivered]:
         """The spool deleted everything before this position: what of it was delivered?"""
@@ -158,17 +242,13 @@ class Journal:
 
     def acked(self, batch: Batch, base_offset: int, *, leader_epoch: int, now: float, now_ms: int) -> None:
         """A request was acknowledged."""
-        self._parts.outcomes.answers.acked(
-            batch, base_offset, leader_epoch=leader_epoch, now=now, now_ms=now_ms
-        )
+        self._answers.acked(batch, base_offset, leader_epoch=leader_epoch, now=now, now_ms=now_ms)
 
     def lost(
         self, batch: Batch, *, sent: bool, code: int, message: str, now: float, timed_out: bool = False
     ) -> None:
         """A request had no answer."""
-        self._parts.outcomes.answers.lost(
-            batch, sent=sent, code=code, message=message, now=now, timed_out=timed_out
-        )
+        self._answers.lost(batch, sent=sent, code=code, message=message, now=now, timed_out=timed_out)
 
     def refused(
         self,
@@ -182,7 +262,7 @@ class Journal:
         now_ms: int,
     ) -> None:
         """A request was answered with an error code."""
-        self._parts.outcomes.answers.refused(
+        self._answers.refused(
             batch,
             code,
             message,
@@ -194,23 +274,23 @@ class Journal:
 
     def damaged(self, batch: Batch, message: str) -> None:
         """The bytes of a batch cannot be read back."""
-        self._parts.outcomes.answers.damaged(batch, message)
+        self._answers.damaged(batch, message)
 
     def retry(self, destination: int) -> None:
         """The pause of a `Wait` is over."""
-        self._parts.outcomes.answers.retry(destination)
+        self._answers.retry(destination)
 
     def baseline(self, destination: int, end_offset: int, topic_id: bytes) -> None:
         """The answer to an `Ask` without batches."""
-        self._parts.outcomes.answers.baseline(destination, end_offset, topic_id)
+        self._answers.baseline(destination, end_offset, topic_id)
 
     def ask_failed(self, destination: int, reason: str, *, code: int, now: float) -> None:
         """An `Ask` had no answer."""
-        self._parts.outcomes.answers.ask_failed(destination, reason, code=code, now=now)
+        self._answers.ask_failed(destination, reason, code=code, now=now)
 
     def confirmed(self, destination: int, view: ProducerView | None) -> None:
         """The answer to an `Ask` with `confirm`."""
-        self._parts.outcomes.answers.confirmed(destination, view)
+        self._answers.confirmed(destination, view)
 
     def judged(
         self,
@@ -224,7 +304,7 @@ class Journal:
         now: float,
     ) -> None:
         """The answer to an `Ask` with batches in doubt."""
-        self._parts.outcomes.verdicts.judged(
+        self._verdicts.judged(
             destination,
             judgement,
             stable=stable,
@@ -236,39 +316,39 @@ class Journal:
 
     def decide(self, batch: Batch, *, resend: bool) -> None:
         """The user decided about an undecidable batch."""
-        self._parts.outcomes.verdicts.decide(batch, resend=resend)
+        self._verdicts.decide(batch, resend=resend)
 
     def deny_unit(self, destination: int, code: int, reason: str, now: float) -> bool:
         """The cluster refused a destination of a unit."""
-        return self._parts.cluster.refusals.deny_unit(destination, code, reason, now)
+        return self._refusals.deny_unit(destination, code, reason, now)
 
     def absent(self, destination: int, reason: str) -> None:
         """`Absences` proved that a partition does not exist."""
-        self._parts.cluster.refusals.absent(destination, reason)
+        self._refusals.absent(destination, reason)
 
     def present(self, destination: int) -> None:
         """The metadata have a partition that was called missing."""
-        self._parts.cluster.refusals.present(destination)
+        self.missing.exists(destination)
 
     def deny_unchosen(self, topic: str, code: int, reason: str, now: float) -> None:
         """Metadata: the topic is missing or refused, and its partitions were never known."""
-        self._parts.outcomes.rejecter.deny_unchosen(topic, code, reason, now)
+        self._rejecter.deny_unchosen(topic, code, reason, now)
 
     def next_aside(self, destination: int) -> None:
         """The engine has time for the next portion of rejected batches."""
-        self._parts.outcomes.rejecter.next_aside(destination)
+        self._rejecter.next_aside(destination)
 
     def set_aside(self, aside: Aside, kept: int, reason: str = "") -> bool:
         """The engine copied batches of an `Aside` to `rejected/`."""
-        return self._parts.outcomes.rejecter.set_aside(aside, kept, reason)
+        return self._rejecter.set_aside(aside, kept, reason)
 
     def disown(self, mark: m.Resent) -> None:
         """The engine could not delete a file that was resent from `rejected/`."""
-        self._parts.outcomes.rejecter.disown(mark)
+        self._rejecter.disown(mark)
 
     def retired(self, mark: m.Resent) -> None:
         """The engine deleted a file that was resent from `rejected/`."""
-        self._parts.outcomes.rejecter.retired(mark)
+        self._state.index.retire(mark)
 
     def suspect(
         self,
@@ -280,21 +360,19 @@ class Journal:
         check: EpochCheck | None = None,
     ) -> None:
         """Something suggests that the log has lost acknowledged batches."""
-        self._parts.cluster.suspicions.suspect(
-            destination, cause, evidence, from_offset=from_offset, check=check
-        )
+        self._suspicions.suspect(destination, cause, evidence, from_offset=from_offset, check=check)
 
     def checked(self, check: EpochCheck) -> None:
         """An `EpochCheck` has passed."""
-        self._parts.cluster.suspicions.checked(check)
+        self._suspicions.checked(check)
 
     def check_failed(self, check: EpochCheck, *, code: int) -> None:
         """An `EpochCheck` had no answer."""
-        self._parts.cluster.suspicions.check_failed(check, code=code)
+        self._suspicions.check_failed(check, code=code)
 
     def recreated(self, destination: int, evidence: str) -> None:
         """Metadata: the topic has another id."""
-        self._parts.cluster.suspicions.recreated(destination, evidence)
+        self._suspicions.recreated(destination, evidence)
 
     def surveyed(
         self,
@@ -308,7 +386,7 @@ class Journal:
         leader_epoch: int = -1,
     ) -> None:
         """The answer to a `SurveyAsk`."""
-        self._parts.cluster.losses.surveyed(
+        self._losses.surveyed(
             destination,
             loss,
             end_offset,
@@ -320,40 +398,40 @@ class Journal:
 
     def survey_failed(self, destination: int, reason: str, *, code: int = 0) -> None:
         """A `SurveyAsk` had no answer."""
-        self._parts.cluster.losses.survey_failed(destination, reason, code=code)
+        self._losses.survey_failed(destination, reason, code=code)
 
     # -- other lanes and incarnations ----------------------------------------------------------------------------------
 
     def begin_after(self, position: int, debts: Sequence[m.Debt]) -> None:
         """Other lanes have records that must be delivered before those of this incarnation."""
-        self._parts.earlier.incarnations.begin_after(position, debts)
+        self._incarnations.begin_after(position, debts)
 
     def hold_back(self, held: Mapping[Address | None, int]) -> None:
         """Other lanes still owe records of these destinations."""
-        self._parts.earlier.incarnations.hold_back(held)
+        self._incarnations.hold_back(held)
 
     def halt(self, *, halted: bool) -> None:
         """Another producer wants to take over this lane, or no longer does."""
-        self._parts.earlier.incarnations.halt(halted=halted)
+        self._incarnations.halt(halted=halted)
 
     def slept(self, seconds: float, now: float) -> None:
         """The machine slept."""
-        self._parts.earlier.incarnations.slept(seconds, now)
+        self._incarnations.slept(seconds, now)
 
     def quiet(self, now: float, clock: Clock) -> m.Quiet | None:
         """The producer ends: the mark for the next incarnation."""
-        return self._parts.earlier.incarnations.quiet(now, clock, unfinished=self.views.unfinished)
+        return self._incarnations.quiet(now, clock, unfinished=self.views.unfinished)
 
     def paid(self, debt: m.Debt) -> None:
         """Another lane has delivered what it owed."""
-        self._parts.state.precedence.paid(debt)
+        self._state.precedence.paid(debt)
 
     def snapshot(self) -> list[m.Mark]:
         """The marks that the first group of a new segment must repeat, so that earlier segments can be deleted."""
-        return self._parts.spool.snapshots.all()
+        return self._snapshots.all()
 
     def tell_newest(self, before_position: int) -> list[m.Mark]:
         """The marks of the newest acknowledged batches, which must be durable before the spool deletes up to this
         position.
         """
-        return self._parts.spool.snapshots.newest(before_position)
+        return self._snapshots.newest(before_position)

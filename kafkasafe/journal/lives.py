@@ -8,14 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kafkasafe import marks as m
-from kafkasafe.journal.clock import Clock
-from kafkasafe.journal.destinations import Destinations
 from kafkasafe.journal.order import Address
-from kafkasafe.journal.outbox import Outbox
 from kafkasafe.journal.packing import Packer
-from kafkasafe.journal.precedence import Precedence
-from kafkasafe.journal.quiescence import Quiescence
-from kafkasafe.journal.spool_index import SpoolIndex
+from kafkasafe.journal.quiescence import Clock
+from kafkasafe.journal.state import JournalState
 
 __all__ = ["Incarnations"]
 
@@ -25,25 +21,15 @@ class Incarnations:
     dead.
     """
 
-    def __init__(
-        self,
-        destinations: Destinations,
-        out: Outbox,
-        index: SpoolIndex,
-        packer: Packer,
-        precedence: Precedence,
-        quiescence: Quiescence,
-        *,
-        request_timeout_s: float,
-    ) -> None:
-        self._all = destinations.all
-        self._partitions = destinations.partitions
-        self._out = out
-        self._index = index
+    def __init__(self, state: JournalState, packer: Packer) -> None:
+        self._all = state.destinations.all
+        self._partitions = state.destinations.partitions
+        self._out = state.out
+        self._index = state.index
         self._packer = packer
-        self._precedence = precedence
-        self._quiescence = quiescence
-        self._request_timeout_s = request_timeout_s
+        self._precedence = state.precedence
+        self._quiescence = state.quiescence
+        self._request_timeout_s = state.settings.request_timeout_s
 
     def begin_after(self, position: int, debts: Sequence[m.Debt]) -> None:
         """Hold back batches that are written from this position on, until these debts (batches of other lanes) are

@@ -10,23 +10,17 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from kafkasafe import marks as m
-from kafkasafe import units as u
 from kafkasafe.codes.verdicts import MISSING_CODES
 from kafkasafe.history.loss import AckedBatch, Cause, Loss
-from kafkasafe.journal.acked import EpochCheck, Suspicion
+from kafkasafe.journal.acked import ANYWHERE, EpochCheck, Suspicion
 from kafkasafe.journal.batch import Batch, BatchState
-from kafkasafe.journal.destinations import Destinations
+from kafkasafe.journal.destinations import Partition
 from kafkasafe.journal.flow import Flow, FlowEvent
-from kafkasafe.journal.healing import Revivals
-from kafkasafe.journal.home import Home
 from kafkasafe.journal.notices import AckedLoss
-from kafkasafe.journal.outbox import Outbox, SurveyAsk
+from kafkasafe.journal.outbox import SurveyAsk
 from kafkasafe.journal.packing import Packer
-from kafkasafe.journal.partition import ANYWHERE, Partition
-from kafkasafe.journal.quiescence import Quiescence
-from kafkasafe.journal.refusal import Missing
 from kafkasafe.journal.snapshots import Snapshots
-from kafkasafe.journal.spool_index import SpoolIndex
+from kafkasafe.journal.state import JournalState
 
 __all__ = ["Losses", "Suspicions"]
 
@@ -34,17 +28,11 @@ __all__ = ["Losses", "Suspicions"]
 class Suspicions:
     """Raises suspicions, and pins the batches in the spool that may have to be sent again."""
 
-    def __init__(
-        self,
-        destinations: Destinations,
-        index: SpoolIndex,
-        packer: Packer,
-        missing: Missing,
-    ) -> None:
-        self._partitions = destinations.partitions
-        self._index = index
+    def __init__(self, state: JournalState, packer: Packer) -> None:
+        self._partitions = state.destinations.partitions
+        self._index = state.index
         self._packer = packer
-        self._missing = missing
+        self._missing = state.missing
 
     def suspect(
         self,
@@ -118,11 +106,11 @@ class Suspicions:
         if not partition.loss.is_open:
             self._index.unpin(partition.number)
         else:
-            self._index.pin(partition.number, (*partition.log.acked, *partition.queue))
+            self._index.pin(partition.number, (*partition.log.acked, *partition.queue.near))
 
     def stop_if_suspected(self, partition: Partition) -> None:
         """Stop sending new batches if the log is suspected: a survey runs first."""
-        if partition.loss.suspicion is not None and partition.flow is Flow.FLOWING:
+        if partition.loss.suspicion is not None and partition.progress.flow is Flow.FLOWING:
             partition.progress.on(FlowEvent.SUSPECTED)
             self._packer.touch(partition)
 
@@ -136,10 +124,7 @@ class Suspicions:
     def check_offset_order(self, partition: Partition, base_offset: int) -> None:
         """Compare an acknowledged offset with the last one. A lower offset raises a suspicion."""
         last = partition.log.last_acked_offset
-        if base_offset > last:
-            partition.log.know_from(base_offset)
-            return
-        if base_offset < 0:
+        if base_offset > last or base_offset < 0:
             return
         evidence = f"acknowledged at offset {base_offset}, though offset {last} was acknowledged before"
         self.raise_suspicion(partition, Cause.ACK, evidence, from_offset=base_offset)
@@ -159,48 +144,21 @@ class Losses:
     """Starts surveys, evaluates their results, and queues lost batches again."""
 
     def __init__(
-        self,
-        destinations: Destinations,
-        out: Outbox,
-        index: SpoolIndex,
-        packer: Packer,
-        suspicions: Suspicions,
-        snapshots: Snapshots,
-        revivals: Revivals,
-        quiescence: Quiescence,
-        units: u.Units,
-        home: Home,
-        missing: Missing,
-        *,
-        heal: bool,
-        heal_recreated: bool,
+        self, state: JournalState, packer: Packer, suspicions: Suspicions, snapshots: Snapshots
     ) -> None:
-        self._partitions = destinations.partitions
-        self._out = out
-        self._index = index
+        self._partitions = state.destinations.partitions
+        self._out = state.out
+        self._index = state.index
         self._packer = packer
         self._suspicions = suspicions
         self._snapshots = snapshots
-        self._revivals = revivals
-        self._quiescence = quiescence
-        self._units = units
-        self._home = home
-        self._missing = missing
-        self._heal = heal
-        self._heal_recreated = heal_recreated
-        # Partitions whose survey waits because units have requests to them in flight.
-        self._vacating: dict[int, None] = {}
-
-    @property
-    def waits_for_units(self) -> bool:
-        """Whether a survey waits until units have no more requests to its partition in flight."""
-        return bool(self._vacating)
-
-    def look_again(self) -> None:
-        """Re-evaluate, in this turn, the surveys that wait for units."""
-        for number in self._vacating:
-            self._packer.touch(self._partitions[number])
-        self._vacating.clear()
+        self._revivals = state.revivals
+        self._quiescence = state.quiescence
+        self._units = state.units
+        self._home = state.home
+        self._missing = state.missing
+        self._heal = state.settings.heal
+        self._heal_recreated = state.settings.heal_recreated
 
     def released(self, before_position: int) -> None:
         """Record that the spool deleted everything before this position: the journal cannot send it again."""
@@ -211,14 +169,14 @@ class Losses:
             partition.log.trim(self._index.released)
 
     def start_survey(self, partition: Partition, now: float) -> None:
-        if any(batch.state is BatchState.ACKED for batch in partition.queue):
+        if any(batch.state is BatchState.ACKED for batch in partition.queue.near):
             return  # the survey begins once the acknowledged batch's mark is durable
         suspicion = partition.loss.suspicion
         evidence = "" if suspicion is None else suspicion.evidence
         if not self._units.vacate(
             partition.number, f"acknowledged records may be missing from the log: {evidence}"
         ):
-            self._vacating[partition.number] = None
+            self._out.postponed[partition.number] = None
             return
         partition.progress.on(FlowEvent.SURVEYS)
         partition.doubt.survey(now)
@@ -230,8 +188,8 @@ class Losses:
             for batch in partition.log.acked
             if batch.identity is not None
         )
-        ours = self._home.producer_ids.union(
-            self._units.own_producer_ids, (batch.identity.producer_id for batch in acked)
+        ours = frozenset(self._home.producer_ids).union(
+            self._units.ids.own_producer_ids, (batch.identity.producer_id for batch in acked)
         )
         self._out.ready.surveys.append(
             SurveyAsk(
@@ -256,7 +214,7 @@ class Losses:
         partition = self._partitions[destination]
         if code in MISSING_CODES:
             self._missing.say(destination)
-        if partition.flow is Flow.SURVEYING:
+        if partition.progress.flow is Flow.SURVEYING:
             partition.progress.want_metadata()
             partition.progress.explain(reason)
             self._out.pause(partition, FlowEvent.NOT_ANSWERED, reason)
@@ -286,7 +244,7 @@ class Losses:
         """
         partition = self._partitions[destination]
         suspicion = partition.loss.suspicion
-        if partition.flow is not Flow.SURVEYING or suspicion is None:
+        if partition.progress.flow is not Flow.SURVEYING or suspicion is None:
             return
         log = partition.log
         cause = suspicion.cause

@@ -1,4 +1,4 @@
-"""Rounds, and the next step of each partition that changed.
+"""The next step of each partition that changed.
 
 An ordered list of rules decides what happens to a partition without requests in flight. Each rule has a condition,
 which changes nothing, and an action.
@@ -8,36 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import islice, takewhile
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from kafkasafe import units as u
-from kafkasafe.journal import packing
-from kafkasafe.journal.batch import Batch, BatchEvent, BatchState, id_fields
-from kafkasafe.journal.clock import BrokerClock
-from kafkasafe.journal.destinations import Destinations
+from kafkasafe.journal.batch import Batch, BatchEvent, BatchState
+from kafkasafe.journal.destinations import Partition, UnassignedTopic
 from kafkasafe.journal.flow import Flow, FlowEvent
 from kafkasafe.journal.gathering import Gatherer
-from kafkasafe.journal.ids import Identities
 from kafkasafe.journal.losses import Losses
-from kafkasafe.journal.members import UnitBatches
-from kafkasafe.journal.outbox import Ask, Divide, Outbox, Ready
+from kafkasafe.journal.outbox import Ask, Divide
 from kafkasafe.journal.packing import Packer
-from kafkasafe.journal.partition import WINDOW, Partition, UnassignedTopic
-from kafkasafe.journal.precedence import Precedence
-from kafkasafe.journal.quiescence import Quiescence
 from kafkasafe.journal.refusals import Refusals
 from kafkasafe.journal.rejecting import Rejecter
-from kafkasafe.journal.sealing import Sealer
-from kafkasafe.journal.sequences import IdSource
+from kafkasafe.journal.sealing import Identities, Sealer
+from kafkasafe.journal.state import JournalState
 from kafkasafe.journal.topics import Topics
 from kafkasafe.journal.window import Admission, InFlight
 
-__all__ = ["Machine", "Rounds"]
+__all__ = ["Machine"]
 
 
 def is_suspected(partition: Partition, _now: float) -> bool:
     """The log may have lost acknowledged batches."""
-    return partition.loss.suspicion is not None and not partition.queue.has_doubt
+    return partition.loss.suspicion is not None
 
 
 def has_late_requests(partition: Partition, now: float) -> bool:
@@ -48,42 +40,40 @@ def has_late_requests(partition: Partition, now: float) -> bool:
 def was_asked_early(partition: Partition, _now: float) -> bool:
     """The batches need new ids, and a batch was searched for while a broker could still append a request with it."""
     return _ends_in_new_ids(partition) and any(
-        batch.state is BatchState.PREPARED and batch.unanswered for batch in partition.queue
+        batch.state is BatchState.PREPARED and batch.unanswered for batch in partition.queue.near
     )
 
 
 def was_judged(partition: Partition, _now: float) -> bool:
     """No batch is in doubt any more."""
-    return not partition.queue.has_doubt and (partition.doubt.fenced or partition.doubt.sequence_refused)
+    return partition.doubt.fenced or partition.doubt.sequence_refused
 
 
 def has_unchecked_refusal(partition: Partition, _now: float) -> bool:
     """The broker refused the first batch, and its refusal has not been compared with its producer state yet."""
-    first = None if partition.queue.has_doubt else partition.queue.head
+    first = partition.queue.head
     return first is not None and first.fault.unconfirmed and first.identity is not None
 
 
 def has_refused_head(partition: Partition, _now: float) -> bool:
     """The broker refused the first batch."""
-    first = None if partition.queue.has_doubt else partition.queue.head
+    first = partition.queue.head
     return first is not None and first.state is BatchState.REFUSED
 
 
 def has_gap(partition: Partition, _now: float) -> bool:
     """The broker refused a batch, and did not append the one before it either."""
-    return not partition.queue.has_doubt and any(
-        batch.state is BatchState.REFUSED for batch in partition.queue
-    )
+    return any(batch.state is BatchState.REFUSED for batch in partition.queue.near)
 
 
 def has_old_ids(partition: Partition, _now: float) -> bool:
     """The batches need new ids, and no broker can append a request under the old ones."""
-    return not partition.queue.has_doubt and partition.ids.stale
+    return partition.ids.stale
 
 
 def needs_pause(partition: Partition, _now: float) -> bool:
     """A request failed, and no pause has followed yet."""
-    return partition.flow is Flow.SETTLING
+    return partition.progress.flow is Flow.SETTLING
 
 
 def is_decided(partition: Partition, _now: float) -> bool:
@@ -97,15 +87,27 @@ def always(_partition: Partition, _now: float) -> bool:
 
 
 def _ends_in_new_ids(partition: Partition) -> bool:
-    return not partition.queue.has_doubt and (partition.ids.stale or has_refused_head(partition, 0.0))
+    return partition.ids.stale or has_refused_head(partition, 0.0)
+
+
+_SETTLING: Final = frozenset({Flow.SETTLING, Flow.DECIDING})
+"""In these flows, the journal decides the next step once no request is in flight."""
 
 
 class _Rule(NamedTuple):
-    """An action for partitions where a condition holds. Unless the rule `ends` the turn, later rules apply as well."""
+    """An action for partitions where a condition holds.
+
+    Attributes:
+        holds: The condition.
+        then: The action.
+        ends: No later rule applies in this turn.
+        in_doubt: The rule applies while batches are in doubt, too.
+    """
 
     holds: Callable[[Partition, float], bool]
     then: Callable[[Partition, float, int], None]
     ends: bool = True
+    in_doubt: bool = False
 
 
 class Machine:
@@ -113,8 +115,7 @@ class Machine:
 
     def __init__(
         self,
-        destinations: Destinations,
-        out: Outbox,
+        state: JournalState,
         packer: Packer,
         identities: Identities,
         sealer: Sealer,
@@ -123,14 +124,10 @@ class Machine:
         refusals: Refusals,
         topics: Topics,
         losses: Losses,
-        clock: BrokerClock,
-        precedence: Precedence,
-        *,
-        window: int,
     ) -> None:
-        self._destinations = destinations
-        self._all = destinations.all
-        self._out = out
+        self._destinations = state.destinations
+        self._all = state.destinations.all
+        self._out = state.out
         self._packer = packer
         self._identities = identities
         self._sealer = sealer
@@ -139,9 +136,9 @@ class Machine:
         self._refusals = refusals
         self._topics = topics
         self._losses = losses
-        self._clock = clock
-        self._precedence = precedence
-        self._window = window
+        self._clock = state.clock
+        self._precedence = state.precedence
+        self._window = state.settings.window
 
     def turn(self, now: float, now_ms: int) -> None:
         """Advance each partition that changed as far as possible."""
@@ -166,21 +163,18 @@ class Machine:
             self._out.ready.divides.append(Divide(batch, refused=False))
 
     def _advance(self, partition: Partition, now: float, now_ms: int) -> None:
-        if partition.queue.packed and partition.queue.unpacked <= WINDOW:
-            self._packer.unpack(partition, packing.UNPACKED - WINDOW)
-        if not partition.queue:
+        if not partition.queue.near:
             self._refusals.clear_refusal(partition, accepted=False)
             partition.window.use_answer()
         progress = partition.progress
         if progress.flow is Flow.REJECTING:
             return
-        check = partition.loss.next_check()
-        if check is not None:
-            self._out.ready.checks.append(check)
+        if partition.loss.due and partition.loss.asked is None:
+            self._out.ready.checks.append(partition.loss.next_check())
         self._identities.prepare(partition)
-        if progress.is_settling and not partition.queue.has_in_flight:
+        if progress.flow in _SETTLING and not partition.queue.has_in_flight:
             self._settled(partition, now, now_ms)
-        if not partition.queue:
+        if not partition.queue.near:
             return
         if progress.flow is Flow.NEW:
             progress.on(FlowEvent.BATCH_QUEUED)
@@ -189,7 +183,7 @@ class Machine:
                 Ask(partition.number, (), -1, acked_before=False, read_log=False, fenced=False)
             )
         elif progress.flow is Flow.FLOWING:
-            head = partition.queue[0]
+            head = partition.queue.near[0]
             if head.fault.doomed:
                 self._rejecter.reject_head(partition, head)
             else:
@@ -221,31 +215,32 @@ class Machine:
             # The next rule ends the turn. The mark with the new ids is written during the pause, not after it.
             _Rule(has_old_ids, self._give_new_ids, ends=False),
             # Whether or not batches are in doubt: after a failure, neither batches nor questions follow at once.
-            _Rule(needs_pause, self._rest),
+            _Rule(needs_pause, self._rest, in_doubt=True),
             # The last rule always applies.
-            _Rule(is_decided, self._go_on),
-            _Rule(always, self._ask_about_doubt),
+            _Rule(is_decided, self._go_on, in_doubt=True),
+            _Rule(always, self._ask_about_doubt, in_doubt=True),
         )
 
     def _settled(self, partition: Partition, now: float, now_ms: int) -> None:
         """Apply the rules: every request in flight has an outcome."""
+        doubtful = partition.queue.has_doubt
         for rule in self._quiet_rules():
-            if rule.holds(partition, now):
+            if (rule.in_doubt or not doubtful) and rule.holds(partition, now):
                 rule.then(partition, now, now_ms)
                 if rule.ends:
                     return
+                doubtful = partition.queue.has_doubt
 
     def _survey(self, partition: Partition, now: float, _now_ms: int) -> None:
         self._losses.start_survey(partition, now)
 
     def _wait_for_late(self, partition: Partition, now: float, _now_ms: int) -> None:
-        pause_s = partition.doubt.dead_at - now
-        self._out.pause(partition, FlowEvent.LATE_REQUEST, partition.progress.reason, at_least_s=pause_s)
+        self._out.wait_for_late(partition, now, partition.progress.reason)
 
     @staticmethod
     def _doubt_again(partition: Partition, _now: float, _now_ms: int) -> None:
         """Put batches back in doubt if they were judged while a broker could still append a request with them."""
-        for batch in partition.queue:
+        for batch in partition.queue.near:
             if batch.state is BatchState.PREPARED and batch.unanswered:
                 batch.on(BatchEvent.MAY_BE_THERE)
         partition.progress.on(FlowEvent.JUDGED_EARLY)
@@ -280,7 +275,7 @@ class Machine:
     @staticmethod
     def _take_again(partition: Partition, _now: float, _now_ms: int) -> None:
         """Send refused batches again in their turn: the broker did not append the batch before them either."""
-        for batch in partition.queue:
+        for batch in partition.queue.near:
             if batch.state is BatchState.REFUSED:
                 batch.on(BatchEvent.PASSED_BY)
 
@@ -292,7 +287,7 @@ class Machine:
         self._out.pause(partition, FlowEvent.PAUSE_DUE, partition.progress.reason)
 
     def _go_on(self, partition: Partition, _now: float, _now_ms: int) -> None:
-        if not any(batch.unanswered for batch in islice(partition.queue, self._window)):
+        if not any(batch.unanswered for batch in islice(partition.queue.near, self._window)):
             partition.doubt.forget_cut()
         if partition.log.has_begun:
             partition.progress.on(FlowEvent.DECIDED)
@@ -302,13 +297,13 @@ class Machine:
 
     def _ask_about_doubt(self, partition: Partition, now: float, now_ms: int) -> None:
         doubt = partition.queue.doubt
-        asked = {id_fields(batch.identity)[:2] for batch in doubt[:1] if batch.identity is not None}
-        for batch in partition.queue:
+        asked = {batch.identity.producer for batch in doubt[:1] if batch.identity is not None}
+        for batch in partition.queue.near:
             if (
                 batch.state is BatchState.PREPARED
                 and batch.unanswered
                 and batch.identity is not None
-                and id_fields(batch.identity)[:2] in asked
+                and batch.identity.producer in asked
             ):
                 # The broker may have appended a late request meanwhile, or a request with a later batch.
                 batch.on(BatchEvent.MAY_BE_THERE)
@@ -323,9 +318,7 @@ class Machine:
                 partition.number,
                 tuple(batch.identity for batch in doubt if batch.identity is not None),
                 start,
-                acked_before=last is not None
-                and first is not None
-                and (last.producer_id, last.producer_epoch) == (first.producer_id, first.producer_epoch),
+                acked_before=last is not None and first is not None and last.producer == first.producer,
                 # After a truncation, the log may have taken a late request out of order: the producer state would then
                 # wrongly count the batches before it as present.
                 read_log=partition.doubt.is_cut or any(self._clock.is_old(batch, now_ms) for batch in doubt),
@@ -337,7 +330,7 @@ class Machine:
     def _flow(self, partition: Partition, now: float, now_ms: int) -> None:
         """Send the batches that the window and the order allow."""
         in_flight = InFlight(self._window)
-        for batch in partition.queue:
+        for batch in partition.queue.near:
             if in_flight.is_full:
                 break
             if batch.state is BatchState.ACKED:
@@ -366,60 +359,8 @@ class Machine:
     def _hold(self, partition: Partition, batch: Batch, now: float) -> None:
         """Send nothing until no broker can append a late request; then search for the batch once more."""
         if now < partition.doubt.dead_at:
-            reason = "a request whose answer was lost may still arrive"
-            pause_s = partition.doubt.dead_at - now
-            self._out.pause(partition, FlowEvent.LATE_REQUEST, reason, at_least_s=pause_s)
+            self._out.wait_for_late(partition, now, "a request whose answer was lost may still arrive")
             return
         batch.on(BatchEvent.MAY_BE_THERE)
         partition.progress.on(FlowEvent.OLD_HEAD)
         self._packer.touch(partition)
-
-
-class Rounds:
-    """Has each object of the journal decide, in a fixed order: partitions first, then units."""
-
-    def __init__(
-        self,
-        out: Outbox,
-        ids: IdSource,
-        losses: Losses,
-        machine: Machine,
-        unit_batches: UnitBatches,
-        quiescence: Quiescence,
-        units: u.Units,
-    ) -> None:
-        self._out = out
-        self._ids = ids
-        self._losses = losses
-        self._machine = machine
-        self._unit_batches = unit_batches
-        self._quiescence = quiescence
-        self._units = units
-
-    @property
-    def at_rest(self) -> bool:
-        """Whether the next round would find nothing until the next event."""
-        return (
-            self._out.is_empty
-            and self._ids.is_granted
-            and self._units.at_rest
-            and not self._losses.waits_for_units
-            and not self._quiescence.is_announced
-        )
-
-    def take(self, now: float, now_ms: int) -> Ready:
-        """Take all actions that are due now; each action is returned once.
-
-        Args:
-            now: Seconds.
-            now_ms: Wall clock, ms since the epoch.
-        """
-        self._losses.look_again()
-        if self._out.touched:
-            self._units.look()
-            self._machine.turn(now, now_ms)
-        self._unit_batches.advance()
-        ready = self._out.take(wants_producer_id=not self._ids.is_granted)
-        if self._quiescence.is_announced:
-            self._quiescence.gate(ready)
-        return ready

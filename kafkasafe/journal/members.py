@@ -8,12 +8,12 @@ from kafkasafe import marks as m
 from kafkasafe import units as u
 from kafkasafe.history.identity import BatchId
 from kafkasafe.journal.batch import Batch, BatchEvent, Fate, batches_of
-from kafkasafe.journal.destinations import Destinations
+from kafkasafe.journal.destinations import Partition
 from kafkasafe.journal.losses import Suspicions
-from kafkasafe.journal.outbox import Divide, Outbox, UnitEnded, UnitStaged
-from kafkasafe.journal.partition import Partition
+from kafkasafe.journal.outbox import Divide, UnitEnded, UnitStaged
 from kafkasafe.journal.refusals import Refusals
 from kafkasafe.journal.snapshots import state_mark
+from kafkasafe.journal.state import JournalState
 
 __all__ = ["UnitBatches"]
 
@@ -21,38 +21,30 @@ __all__ = ["UnitBatches"]
 class UnitBatches:
     """The batches of atomic batches."""
 
-    def __init__(
-        self,
-        destinations: Destinations,
-        out: Outbox,
-        suspicions: Suspicions,
-        refusals: Refusals,
-        units: u.Units,
-    ) -> None:
-        self._destinations = destinations
-        self._all = destinations.all
-        self._partitions = destinations.partitions
-        self._out = out
+    def __init__(self, state: JournalState, suspicions: Suspicions, refusals: Refusals) -> None:
+        self._destinations = state.destinations
+        self._all = state.destinations.all
+        self._partitions = state.destinations.partitions
+        self._out = state.out
         self._suspicions = suspicions
         self._refusals = refusals
-        self._units = units
+        self._units = state.units
 
     def advance(self) -> None:
-        units, persist = self._units, self._out.ready.persist
-        if units.at_rest and not persist.units:
-            return
-        self._out.ready.units.extend(units.advance())
-        for unit, refused in units.too_large:
+        """Take what the units decided."""
+        decided, persist = self._units.out, self._out.ready.persist
+        self._out.ready.units.extend(self._units.advance())
+        for unit, refused in decided.too_large:
             self._divide_members(unit, refused)
-        units.clear_too_large()
+        decided.too_large.clear()
         for action in self._out.ready.units:
             if isinstance(action, u.Refuse):
                 for batch in batches_of(action.unit):
                     batch.blame(action.unit.code, action.unit.reason)
-        persist.marks.extend(self._topics_of(units.ending))
-        persist.marks.extend(units.take_marks())
-        persist.after.extend(map(UnitStaged, units.staging))
-        for unit in units.ending:
+        persist.marks.extend(self._topics_of(decided.ending))
+        persist.marks.extend(decided.take_marks())
+        persist.after.extend(map(UnitStaged, decided.staging))
+        for unit in decided.ending:
             committed = unit.phase is u.Phase.COMMITTED
             for batch in batches_of(unit):
                 if committed:
@@ -65,7 +57,8 @@ class UnitBatches:
                 persist.marks.extend(self._places(unit))
             fate = Fate.COMMITTED if committed else Fate.DROPPED if unit.dropped else Fate.REJECTED
             persist.after.append(UnitEnded(unit, fate))
-        units.clear_outcomes()
+        decided.staging.clear()
+        decided.ending.clear()
         persist.leave_out_void()
 
     def _topics_of(self, units: Iterable[u.Unit]) -> list[m.Mark]:

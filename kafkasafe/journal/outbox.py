@@ -14,9 +14,9 @@ from kafkasafe.history.identity import BatchId
 from kafkasafe.history.loss import AckedBatch, Released
 from kafkasafe.journal.acked import EpochCheck
 from kafkasafe.journal.batch import Batch, BatchState, Fate
+from kafkasafe.journal.destinations import Destination, Partition
 from kafkasafe.journal.flow import FlowEvent
 from kafkasafe.journal.notices import Notice
-from kafkasafe.journal.partition import Destination, Partition
 
 __all__ = [
     "Aside",
@@ -384,25 +384,26 @@ class Unpacked:
 class Ready:
     """The actions that are due now; see the package's contract."""
 
-    persist: Persist
-    sends: list[Batch]
-    asks: list[Ask]
-    surveys: list[SurveyAsk]
-    checks: list[EpochCheck]
-    waits: list[Wait]
-    divides: list[Divide]
-    asides: list[Aside]
-    resolved: list[Resolution]
-    notices: list[Notice]
-    units: list[u.Action]
-    ended: list[tuple[u.Unit, Fate]]
-    wants_producer_id: bool
+    persist: Persist = field(default_factory=Persist)
+    sends: list[Batch] = field(default_factory=list)
+    asks: list[Ask] = field(default_factory=list)
+    surveys: list[SurveyAsk] = field(default_factory=list)
+    checks: list[EpochCheck] = field(default_factory=list)
+    waits: list[Wait] = field(default_factory=list)
+    divides: list[Divide] = field(default_factory=list)
+    asides: list[Aside] = field(default_factory=list)
+    resolved: list[Resolution] = field(default_factory=list)
+    notices: list[Notice] = field(default_factory=list)
+    units: list[u.Action] = field(default_factory=list)
+    ended: list[tuple[u.Unit, Fate]] = field(default_factory=list)
+    wants_producer_id: bool = False
+    """Batches wait for a producer id of this incarnation."""
     unpacked: list[Unpacked] = field(default_factory=list)
     gathers: dict[int, Sequence[Batch]] = field(default_factory=dict)
     """By destination, consecutive small batches that wait: they may be merged, see `Journal.gathered`."""
 
     def want_producer_id(self, *, wanted: bool) -> None:
-        """Note whether batches wait for a producer id of this incarnation."""
+        """Set `wants_producer_id`."""
         self.wants_producer_id = wanted
 
     def __bool__(self) -> bool:
@@ -431,20 +432,23 @@ class Outbox:
     Attributes:
         ready: The actions decided since the last `take`.
         touched: Numbers of partitions that changed, in this order: the next `ready` evaluates each of them.
+        postponed: Numbers of partitions that the next `ready` evaluates again: their survey waits until units have no
+            more requests to them in flight.
         committing: Partitions with acknowledged batches that no mark names yet, by number.
     """
 
-    __slots__ = ("committing", "ready", "touched")
+    __slots__ = ("committing", "postponed", "ready", "touched")
 
     def __init__(self) -> None:
-        self.ready = _nothing()
+        self.ready = Ready()
         self.touched: dict[int, None] = {}
+        self.postponed: dict[int, None] = {}
         self.committing: dict[int, Destination] = {}
 
     @property
     def is_empty(self) -> bool:
         """Whether there are neither decided actions nor partitions to evaluate."""
-        return not (self.touched or self.committing or self.ready)
+        return not (self.touched or self.postponed or self.committing or self.ready)
 
     @property
     def is_writing(self) -> bool:
@@ -453,7 +457,7 @@ class Outbox:
 
     def take(self, *, wants_producer_id: bool) -> Ready:
         """Take the actions decided since the last call. A division is written alone; the rest follows next time."""
-        ready, self.ready = self.ready, _nothing()
+        ready, self.ready = self.ready, Ready()
         ready.want_producer_id(wanted=wants_producer_id)
         if ready.persist.atomic:
             ready.persist.leave_to(self.ready.persist)
@@ -487,6 +491,7 @@ class Outbox:
         attempt = denial.answers if denial is not None and refused else partition.progress.attempt
         self.ready.waits.append(Wait(partition.number, attempt, refresh, at_least_s, reason, refused))
 
-
-def _nothing() -> Ready:
-    return Ready(Persist(), [], [], [], [], [], [], [], [], [], [], [], wants_producer_id=False)
+    def wait_for_late(self, partition: Partition, now: float, reason: str) -> None:
+        """Let the partition wait until no broker can append a request whose answer was lost."""
+        pause_s = max(0.0, partition.doubt.dead_at - now)
+        self.pause(partition, FlowEvent.LATE_REQUEST, reason, at_least_s=pause_s)

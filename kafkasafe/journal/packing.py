@@ -5,18 +5,16 @@ Call `touch` after changing a partition: the next `ready` evaluates it, and its 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from kafkasafe.history.identity import BatchId
-from kafkasafe.journal.batch import Batch, BatchState, id_fields
-from kafkasafe.journal.destinations import Destinations
+from kafkasafe.journal.batch import Batch, BatchState
+from kafkasafe.journal.destinations import WINDOW, Destination
 from kafkasafe.journal.flow import Flow
-from kafkasafe.journal.outbox import Outbox, Unpacked
-from kafkasafe.journal.partition import WINDOW, Destination
+from kafkasafe.journal.outbox import Unpacked
 from kafkasafe.journal.queue import BacklogRow
-from kafkasafe.journal.replay import Replay
-from kafkasafe.journal.spool_index import SpoolIndex
+from kafkasafe.journal.state import JournalState
 
 __all__ = ["UNPACKED", "Packer", "RereadBacklogs"]
 
@@ -27,29 +25,22 @@ UNPACKED: Final = 10
 class Packer:
     """Packs and unpacks batches of the queues."""
 
-    def __init__(
-        self,
-        destinations: Destinations,
-        out: Outbox,
-        index: SpoolIndex,
-        replay: Replay,
-        handles: Iterator[int],
-    ) -> None:
-        self._partitions = destinations.partitions
-        self._out = out
-        self._index = index
-        self._replay = replay
-        self._handles = handles
+    def __init__(self, state: JournalState) -> None:
+        self._partitions = state.destinations.partitions
+        self._out = state.out
+        self._index = state.index
+        self._replay = state.replay
+        self._handles = state.handles
 
     def touch(self, partition: Destination) -> None:
-        if partition.queue.packed and partition.queue.unpacked <= WINDOW:
+        if partition.queue.packed.count and len(partition.queue.near) <= WINDOW:
             self.unpack(partition, UNPACKED - WINDOW)
         self._out.touched[partition.number] = None
 
     def packable(self, destination: int) -> Iterator[Batch]:
         """Batches that may be packed next, in order; the first ones may be given to `pack`."""
         partition = self._partitions.get(destination)
-        if partition is None or partition.flow is Flow.REJECTING:
+        if partition is None or partition.progress.flow is Flow.REJECTING:
             return
         if any(each.batch.destination == destination for each in self._out.ready.unpacked):
             return  # the shell must first learn of the batches that were unpacked
@@ -86,7 +77,7 @@ class Packer:
         queue = partition.queue
         rows = []
         for batch, (number, sealed_at) in zip(queue.candidates(UNPACKED), shells, strict=False):
-            identity = None if batch.identity is None else id_fields(batch.identity)
+            identity = None if batch.identity is None else batch.identity.fields
             rows.append(
                 BacklogRow(
                     number,
@@ -104,13 +95,13 @@ class Packer:
         self._note_packed(partition)
 
     def _note_packed(self, partition: Destination) -> None:
-        row = partition.queue.first_packed
+        row = partition.queue.packed.first()
         self._index.note_packed(partition.number, None if row is None else row.position)
 
     def unpack(self, partition: Destination, count: int) -> None:
         queue = partition.queue
-        for _ in range(min(count, queue.packed)):
-            row = queue.unpack()
+        for _ in range(min(count, queue.packed.count)):
+            row = queue.packed.shift()
             batch = Batch(
                 next(self._handles),
                 partition.number,
@@ -125,7 +116,7 @@ class Packer:
             batch.settle_at(row.position)
             self._index.place(batch)
             queue.put_back(batch)
-            first = queue.first_packed
+            first = queue.packed.first()
             self._out.ready.unpacked.append(
                 Unpacked(batch, row.number, row.sealed_at, -1 if first is None else first.number)
             )
@@ -136,30 +127,15 @@ class RereadBacklogs:
     """The backlogs of the partitions while recovery reads the log. It packs the parts of long ones that it has read.
 
     A mark may refer to a packed batch. So before recovery takes a mark about a batch, it *reaches* the batch: it
-    unpacks the backlog up to there.
-
-    Args:
-        destinations: All destinations, by number.
-        index: Where the batches are in the spool.
-        packer: Packs and unpacks.
-        out: Its list of unpacked batches stays empty: the shell does not know the batches yet.
-        window: How many batches of a partition may be in flight.
+    unpacks the backlog up to there. `Ready.unpacked` stays empty: the shell does not know these batches yet.
     """
 
-    def __init__(
-        self,
-        destinations: Mapping[int, Destination],
-        index: SpoolIndex,
-        packer: Packer,
-        out: Outbox,
-        *,
-        window: int,
-    ) -> None:
-        self._all = destinations
-        self._index = index
+    def __init__(self, state: JournalState, packer: Packer) -> None:
+        self._all = state.destinations.all
+        self._index = state.index
         self._packer = packer
-        self._out = out
-        self.near = max(window, WINDOW)
+        self._out = state.out
+        self.sent_at_most = max(state.settings.window, WINDOW)
         """How many batches of a queue may have been sent: the first ones that have an id."""
 
     def pack(self, numbers: Iterator[int]) -> None:
@@ -175,7 +151,7 @@ class RereadBacklogs:
         When a mark voids ids, all packed batches lose their ids. But later batches may have new ids.
         """
         queue = partition.queue
-        without = queue.packed > 0 and not queue.packed_identified
+        without = queue.packed.count > 0 and not queue.packed.identified
         for batch in self._packer.packable(partition.number):
             if without and batch.identity is not None:
                 return
@@ -188,11 +164,10 @@ class RereadBacklogs:
         As long as any batch is packed, more than `WINDOW` others stay unpacked.
         """
         queue = partition.queue
-        while (row := queue.first_packed) is not None:
-            if row.position > position and queue.unpacked > WINDOW:
+        while (row := queue.packed.first()) is not None:
+            if row.position > position and len(queue.near) > WINDOW:
                 break
             self._packer.unpack(partition, 1)
-        # The shell does not know these batches yet.
         self._out.ready.unpacked.clear()
 
     def reach_any(self, position: int) -> None:
@@ -201,15 +176,15 @@ class RereadBacklogs:
             return
         for number, first in self._index.packed_from.items():
             partition = self._all[number]
-            if first <= position and partition.queue.has_packed(position):
+            if first <= position and partition.queue.packed.has(position):
                 self.reach(partition, position)
                 return
 
     def reach_sent(self, partition: Destination) -> None:
         """Unpack the first batches that have an id, because they may have been sent. Others may precede them."""
         queue = partition.queue
-        sent = sum(batch.identity is not None for batch in queue)
-        while queue.packed_with_id and sent < self.near:
+        sent = sum(batch.identity is not None for batch in queue.near)
+        while queue.packed.with_id and sent < self.sent_at_most:
             self._packer.unpack(partition, 1)
-            sent += queue[-1].identity is not None
+            sent += queue.near[-1].identity is not None
         self._out.ready.unpacked.clear()

@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from kafkasafe import marks as m
 from kafkasafe import units as u
 from kafkasafe.journal.batch import Batch
-from kafkasafe.journal.destinations import Destinations
+from kafkasafe.journal.destinations import Destination, Destinations
 from kafkasafe.journal.order import NEVER, Address, held_from
-from kafkasafe.journal.partition import Destination
 
-__all__ = ["Precedence", "Turns"]
+__all__ = ["Precedence"]
 
 
 class Precedence:
@@ -23,9 +22,10 @@ class Precedence:
     Written by the journal. `is_held` may be called from any thread.
     """
 
-    __slots__ = ("_afters", "_halted", "_holds")
+    __slots__ = ("_afters", "_halted", "_holds", "_partitions")
 
-    def __init__(self) -> None:
+    def __init__(self, destinations: Destinations) -> None:
+        self._partitions = destinations.partitions
         self._afters: list[m.After] = []
         self._holds: Mapping[Address | None, int] = {}
         self._halted = False
@@ -84,22 +84,14 @@ class Precedence:
         """Whether this batch must not be sent now."""
         return self._halted or self.is_held(partition, batch)
 
-
-class Turns:
-    """Answers the units' queries about the queues."""
-
-    def __init__(self, destinations: Destinations, precedence: Precedence) -> None:
-        self._partitions = destinations.partitions
-        self._precedence = precedence
-
     def is_in_front(self, batch: u.Member) -> bool:
-        """Whether the batch may be sent, and only batches of units precede it in its queue."""
+        """Whether a unit's batch may be sent, and only batches of units precede it in its queue."""
         partition = self._partitions.get(batch.destination)
         if partition is None:
             return False  # its topic's partitions are not known: the batch has to be divided first
-        for other in partition.queue:
+        for other in partition.queue.near:
             if other is batch:
-                return partition.loss.suspicion is None and not self._precedence.stops(partition, other)
+                return partition.loss.suspicion is None and not self.stops(partition, other)
             if other.unit is None:
                 return False
         return False

@@ -1,16 +1,12 @@
 """The unfinished batches of one partition, in order: the first ones as objects, later ones packed.
 
 A long outage leaves many batches, and the state of one that is on disk and was never sent fits into a few bytes. So a
-`Backlog` has three parts: the head, which is sent next; the packed batches; and the batches accepted since, some of
-which are not on disk yet. While batches are packed, iteration covers only the head: no later batch was ever sent.
-
-`PartitionQueue` knows which batches are in flight, and which are in doubt. `Ordered` is a dict that knows its least
-key, regardless of the order of insertion.
+`PartitionQueue` has three parts: the near batches, which are sent next; the packed batches; and the batches accepted
+since, some of which are not on disk yet. No batch after the near ones was ever sent.
 """
 
 from __future__ import annotations
 
-import heapq
 import struct
 import zlib
 from bisect import bisect_right
@@ -19,13 +15,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 from operator import itemgetter
-from typing import Final, Generic, SupportsIndex, TypeVar
+from typing import Final
 
-from kafkasafe.journal.batch import Batch, BatchState, id_fields
+from kafkasafe.journal.batch import Batch, BatchState
 
-__all__ = ["Backlog", "BacklogRow", "Ordered", "PartitionQueue"]
+__all__ = ["BacklogRow", "PackedRows", "PartitionQueue"]
 
-B = TypeVar("B")
 _ROW: Final = struct.Struct("=qqqIIiid")
 _BLOCK_BYTES: Final = 128 * _ROW.size
 _FORMER: Final = 1 << 31
@@ -57,8 +52,15 @@ class BacklogRow:
     former_life: bool = False
 
 
-class _Packed:
-    """Rows, first in, first out; compressed in blocks, to about 13 bytes per row."""
+class PackedRows:
+    """The packed batches of a queue: rows, first in, first out; compressed in blocks, to about 13 bytes per row.
+
+    Attributes:
+        count: How many there are.
+        records: How many records are in them.
+        with_id: How many have an id.
+        identified: Whether the last one has an id.
+    """
 
     __slots__ = (
         "_at",
@@ -89,9 +91,9 @@ class _Packed:
         self.records = 0
         self.with_id = 0
         self.identified = False
-        """Whether the last one has an id."""
 
     def push(self, row: BacklogRow) -> None:
+        """Add a row at the end."""
         owner, sequence = -1, -1
         if row.identity is not None:
             producer_id, epoch, sequence = row.identity
@@ -119,7 +121,11 @@ class _Packed:
         self.with_id += row.identity is not None
         self.identified = row.identity is not None
 
-    def first(self) -> BacklogRow:
+    def first(self) -> BacklogRow | None:
+        """The first row, None if there is none."""
+        return self._read() if self.count else None
+
+    def _read(self) -> BacklogRow:
         if not self._front:
             if self._blocks:
                 self._front = _whole(self._blocks.popleft())
@@ -132,7 +138,8 @@ class _Packed:
         )
 
     def shift(self) -> BacklogRow:
-        row = self.first()
+        """Take the first row. Its batch goes to `PartitionQueue.put_back` before any other call."""
+        row = self._read()
         self._at += _ROW.size
         self._sizes[0][0] = row.position
         self._sizes[0][1] -= row.size_bytes
@@ -145,6 +152,7 @@ class _Packed:
         return row
 
     def has(self, position: int) -> bool:
+        """Whether the batch at this position is packed."""
         index = bisect_right(self._sizes, position, key=itemgetter(0)) - 1
         if index < 0:
             return False
@@ -157,10 +165,12 @@ class _Packed:
         return any(row[1] == position for row in _ROW.iter_unpack(rows))
 
     def sizes(self) -> Iterator[tuple[int, int]]:
+        """(position of the first batch, bytes of all batches) for each run of rows. The runs cover all of them."""
         return ((position, size) for position, size in self._sizes)
 
     def forget_identities(self) -> None:
-        self._void = True
+        """Void the ids of all of them."""
+        self._void = self.count > 0
         self.with_id = 0
         self.identified = False
 
@@ -177,247 +187,143 @@ def _whole(squeezed: bytes) -> bytes:
     return b"".join(columns[row::count] for row in range(count))
 
 
-class Backlog(Generic[B]):
-    """The queue of a partition; see the module. Positions and numbers of packed batches ascend."""
+_NOTHING: Final = PackedRows()
+"""The packed rows of every queue that has none; `PartitionQueue.pack` never adds to it."""
 
-    __slots__ = ("_fresh", "_head", "_packed")
+
+class PartitionQueue:
+    """See the module. Positions and numbers of packed batches ascend.
+
+    Invariant: batches that are SENT, ACKED or REFUSED are among the first `window` ones.
+
+    Attributes:
+        near: The first batches. Only the queue's methods change it.
+        packed: The batches after them that are packed.
+    """
+
+    __slots__ = ("_fresh", "near", "packed")
 
     def __init__(self) -> None:
-        self._head: deque[B] = deque()
-        self._fresh: deque[B] = deque()
-        self._packed: _Packed | None = None
+        self.near: deque[Batch] = deque()
+        self.packed = _NOTHING
+        self._fresh: deque[Batch] = deque()
 
     def __len__(self) -> int:
-        return len(self._head) + self.packed + len(self._fresh)
+        return len(self.near) + self.packed.count + len(self._fresh)
 
     def __bool__(self) -> bool:
-        return bool(self._head or self._packed is not None or self._fresh)
-
-    def __iter__(self) -> Iterator[B]:
-        return iter(self._head)
-
-    def __getitem__(self, index: SupportsIndex) -> B:
-        return self._head[index]
+        return bool(self.near or self.packed.count or self._fresh)
 
     def __repr__(self) -> str:
-        return f"Backlog({list(self._head)}, {self.packed} packed, {list(self._fresh)})"
+        return f"PartitionQueue({list(self.near)}, {self.packed.count} packed, {list(self._fresh)})"
 
     @property
-    def unpacked(self) -> int:
-        """How many batches the head has."""
-        return len(self._head)
-
-    @property
-    def packed(self) -> int:
-        """How many batches are packed."""
-        return 0 if self._packed is None else self._packed.count
-
-    @property
-    def packed_records(self) -> int:
-        """How many records the packed batches have."""
-        packed = self._packed
-        return 0 if packed is None else packed.records
-
-    @property
-    def packed_with_id(self) -> int:
-        """How many packed batches have an id."""
-        return 0 if self._packed is None else self._packed.with_id
-
-    def has_packed(self, position: int) -> bool:
-        """Whether the batch at this position is packed."""
-        return self._packed is not None and self._packed.has(position)
-
-    @property
-    def packed_sizes(self) -> Iterable[tuple[int, int]]:
-        """(position of the first batch, bytes of all batches) for each run of packed batches. The runs cover all of
-        them.
-        """
-        return () if self._packed is None else self._packed.sizes()
-
-    @property
-    def first_packed(self) -> BacklogRow | None:
-        """The first packed batch."""
-        return None if self._packed is None else self._packed.first()
-
-    @property
-    def packed_identified(self) -> bool:
-        """Whether the last packed batch has an id."""
-        return self._packed is not None and self._packed.identified
-
-    @property
-    def first(self) -> B | None:
-        """The first batch, None if the head is empty. From any thread."""
+    def first(self) -> Batch | None:
+        """The first batch, None if no batch is near. From any thread."""
         try:
-            return self._head[0]
+            return self.near[0]
         except IndexError:
             return None
 
-    @property
-    def last(self) -> B | None:
-        """The last batch, None if it is packed or the queue is empty."""
-        if self._packed is not None:
-            return self._fresh[-1] if self._fresh else None
-        return self._head[-1] if self._head else None
+    def all(self) -> Iterable[Batch]:
+        """All batches that are not packed, in order: the near ones, and the batches after the packed ones."""
+        return chain(self.near, self._fresh)
 
-    def all(self) -> Iterable[B]:
-        """All batches that are not packed, in order: the head, and the batches after the packed ones."""
-        return chain(self._head, self._fresh)
-
-    def backwards(self) -> Iterator[B]:
+    def backwards(self) -> Iterator[Batch]:
         """The same as `all`, last batch first."""
-        return chain(reversed(self._fresh), reversed(self._head))
+        return chain(reversed(self._fresh), reversed(self.near))
 
-    def copy(self) -> list[B]:
+    def copy(self) -> list[Batch]:
         """The same as `all`, as a list. From any thread."""
-        return [*self._head.copy(), *self._fresh.copy()]
+        return [*self.near.copy(), *self._fresh.copy()]
 
-    def append(self, batch: B) -> None:
+    def append(self, batch: Batch) -> None:
         """Add a batch at the end."""
-        (self._head if self._packed is None else self._fresh).append(batch)
+        (self._fresh if self.packed.count else self.near).append(batch)
 
-    def appendleft(self, batch: B) -> None:
+    def appendleft(self, batch: Batch) -> None:
         """Add a batch at the beginning."""
-        self._head.appendleft(batch)
+        self.near.appendleft(batch)
 
-    def popleft(self) -> B:
-        """Remove and return the first batch."""
-        return self._head.popleft()
+    def insert(self, place: int, batch: Batch) -> None:
+        """Insert a batch at this index in `near`."""
+        self.near.insert(place, batch)
 
-    def insert(self, place: int, batch: B) -> None:
-        """Insert a batch into the head, at the given index. `index` returns such an index."""
-        self._head.insert(place, batch)
-
-    def index(self, batch: B) -> int:
-        """The batch's index in the head."""
-        return self._head.index(batch)
-
-    def remove(self, batch: B) -> None:
+    def remove(self, batch: Batch) -> None:
         """Remove a batch."""
         try:
-            self._head.remove(batch)
+            self.near.remove(batch)
         except ValueError:
             self._fresh.remove(batch)
 
-    def candidates(self, keep: int) -> Iterator[B]:
+    # -- packed batches ------------------------------------------------------------------------------------------------
+
+    def candidates(self, keep: int) -> Iterator[Batch]:
         """The batches that may be packed next, in order, except the first `keep` batches."""
-        if self._packed is not None:
+        if self.packed.count:
             yield from self._fresh
         else:
-            yield from islice(self._head, keep, None)
+            yield from islice(self.near, keep, None)
 
     def pack(self, rows: Iterable[BacklogRow], keep: int) -> None:
         """Replace the first batches of `candidates` with these rows, one row for each."""
-        packed = self._packed
-        if packed is None:
-            packed = self._packed = _Packed()
-            self._fresh.extendleft(self._head.pop() for _ in range(len(self._head) - keep))
+        if not self.packed.count:
+            self.packed = PackedRows()
+            self._fresh.extendleft(self.near.pop() for _ in range(len(self.near) - keep))
         for row in rows:
             self._fresh.popleft()
-            packed.push(row)
+            self.packed.push(row)
         self._tidy()
 
-    def unpack(self) -> BacklogRow:
-        """Take the first packed batch. The caller passes it to `put_back` before it calls any other method."""
-        if self._packed is None:
-            raise IndexError("Nothing is packed")
-        return self._packed.shift()
-
-    def put_back(self, batch: B) -> None:
-        """Add an unpacked batch at the end of the head."""
-        self._head.append(batch)
+    def put_back(self, batch: Batch) -> None:
+        """Add a batch that was the first packed one after the near ones."""
+        self.near.append(batch)
         self._tidy()
 
     def _tidy(self) -> None:
-        if self._packed is not None and not self._packed.count:
-            self._packed = None
-            self._head += self._fresh
+        if not self.packed.count:
+            self.packed = _NOTHING
+            self.near += self._fresh
             self._fresh.clear()
 
-    def forget_identities(self) -> None:
-        """Void the ids of all packed batches."""
-        if self._packed is not None:
-            self._packed.forget_identities()
-
-
-V = TypeVar("V")
-
-
-class Ordered(dict[int, V]):
-    """See the module. Only `[...] =`, `pop` and `clear` change it; `least` can be read from any thread."""
-
-    __slots__ = ("_heap", "least")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._heap: list[int] = []
-        self.least: int | None = None
-        """The least key, None while the dict is empty."""
-
-    def __setitem__(self, key: int, value: V) -> None:
-        if key not in self:
-            heapq.heappush(self._heap, key)
-        super().__setitem__(key, value)
-        # A signal handler may have interrupted this method, and waited until another thread removed all keys.
-        self.least = next(iter(self._heap), None)
-
-    def pop(self, key: int, default: V | None = None) -> V | None:  # type: ignore[override]  # never raises
-        """Remove a key and return its value, or `default` if the key is missing."""
-        value = super().pop(key, default)
-        heap = self._heap
-        if len(heap) > 2 * len(self) + 64:
-            heap[:] = list(self)
-            heapq.heapify(heap)
-        while heap and heap[0] not in self:
-            heapq.heappop(heap)
-        self.least = heap[0] if heap else None
-        return value
-
-    def clear(self) -> None:
-        """Remove all keys."""
-        super().clear()
-        self._heap.clear()
-        self.least = None
-
-
-class PartitionQueue(Backlog[Batch]):
-    """Invariant: batches that are SENT, ACKED or REFUSED are among the first `window` ones."""
-
-    __slots__ = ()
+    # -- the states of the near batches --------------------------------------------------------------------------------
 
     @property
     def in_flight(self) -> int:
         """How many batches were sent and have no answer yet."""
-        return sum(batch.state is BatchState.SENT for batch in self)
+        return sum(batch.state is BatchState.SENT for batch in self.near)
 
     @property
     def has_in_flight(self) -> bool:
         """Whether a batch was sent and has no answer yet."""
-        return any(batch.state is BatchState.SENT for batch in self)
+        return any(batch.state is BatchState.SENT for batch in self.near)
 
     @property
     def head(self) -> Batch | None:
         """The first batch that is not acknowledged."""
-        return next((batch for batch in self if batch.state is not BatchState.ACKED), None)
+        return next((batch for batch in self.near if batch.state is not BatchState.ACKED), None)
 
     @property
-    def last_has_id(self) -> bool:
-        """Whether the last batch, which may be packed, has an id."""
-        last = self.last
-        return self.packed_identified if last is None else last.identity is not None
+    def ids_reach_end(self) -> bool:
+        """Whether the last batch, which may be packed, has an id; True for an empty queue."""
+        if self.packed.count and not self._fresh:
+            return self.packed.identified
+        last = next(self.backwards(), None)
+        return last is None or last.identity is not None
 
     @property
     def has_doubt(self) -> bool:
         """Whether a batch is in doubt."""
-        return any(batch.state is BatchState.IN_DOUBT for batch in self)
+        return any(batch.state is BatchState.IN_DOUBT for batch in self.near)
 
     @property
     def doubt(self) -> list[Batch]:
         """The first batches in doubt that have the same producer id and epoch."""
         doubt: list[Batch] = []
-        for batch in self:
+        for batch in self.near:
             if batch.state is BatchState.IN_DOUBT and batch.identity is not None:
                 first = doubt[0].identity if doubt else batch.identity
-                if first is not None and id_fields(first)[:2] != id_fields(batch.identity)[:2]:
+                if first is not None and first.producer != batch.identity.producer:
                     break
                 doubt.append(batch)
         return doubt
@@ -435,7 +341,7 @@ class PartitionQueue(Backlog[Batch]):
         )
 
     def _has_before(self, batch: Batch, states: frozenset[BatchState]) -> bool:
-        for earlier in self:
+        for earlier in self.near:
             if earlier is batch:
                 return False
             if earlier.state in states:

@@ -11,22 +11,17 @@ from itertools import islice
 from kafkasafe import marks as m
 from kafkasafe import units as u
 from kafkasafe.history.identity import BatchId
+from kafkasafe.journal.acked import ANYWHERE
 from kafkasafe.journal.batch import DAMAGED, Batch, BatchEvent, BatchState, batches_of
-from kafkasafe.journal.clock import Clock, alive_s
-from kafkasafe.journal.destinations import Destinations
+from kafkasafe.journal.destinations import Destination, Partition
 from kafkasafe.journal.endings import Durability
 from kafkasafe.journal.flow import FlowEvent
 from kafkasafe.journal.forward import CopyForward
-from kafkasafe.journal.healing import Revivals
-from kafkasafe.journal.home import Home
 from kafkasafe.journal.losses import Losses, Suspicions
 from kafkasafe.journal.members import UnitBatches
 from kafkasafe.journal.packing import Packer, RereadBacklogs
-from kafkasafe.journal.partition import ANYWHERE, Destination, Partition
-from kafkasafe.journal.precedence import Precedence
-from kafkasafe.journal.quiescence import Quiescence
-from kafkasafe.journal.replay import Replay
-from kafkasafe.journal.spool_index import SpoolIndex
+from kafkasafe.journal.quiescence import Clock, alive_s
+from kafkasafe.journal.state import JournalState
 from kafkasafe.journal.topics import Topics
 from kafkasafe.journal.verdicts import Verdicts
 
@@ -38,12 +33,8 @@ class Recovery:
 
     def __init__(
         self,
-        destinations: Destinations,
-        index: SpoolIndex,
+        state: JournalState,
         packer: Packer,
-        backlogs: RereadBacklogs,
-        replay: Replay,
-        handles: Iterator[int],
         suspicions: Suspicions,
         topics: Topics,
         losses: Losses,
@@ -51,21 +42,14 @@ class Recovery:
         forward: CopyForward,
         verdicts: Verdicts,
         unit_batches: UnitBatches,
-        revivals: Revivals,
-        precedence: Precedence,
-        quiescence: Quiescence,
-        units: u.Units,
-        home: Home,
-        *,
-        request_timeout_s: float,
     ) -> None:
-        self._destinations = destinations
-        self._all = destinations.all
-        self._index = index
+        self._destinations = state.destinations
+        self._all = state.destinations.all
+        self._index = state.index
         self._packer = packer
-        self._backlogs = backlogs
-        self._replay = replay
-        self._handles = handles
+        self._backlogs = RereadBacklogs(state, packer)
+        self._replay = state.replay
+        self._handles = state.handles
         self._suspicions = suspicions
         self._topics = topics
         self._losses = losses
@@ -73,12 +57,12 @@ class Recovery:
         self._forward = forward
         self._verdicts = verdicts
         self._unit_batches = unit_batches
-        self._revivals = revivals
-        self._precedence = precedence
-        self._quiescence = quiescence
-        self._units = units
-        self._home = home
-        self._request_timeout_s = request_timeout_s
+        self._revivals = state.revivals
+        self._precedence = state.precedence
+        self._quiescence = state.quiescence
+        self._units = state.units
+        self._home = state.home
+        self._request_timeout_s = state.settings.request_timeout_s
 
     def recover_batch(
         self,
@@ -98,7 +82,7 @@ class Recovery:
         moved, unit, parent, origin, given = self._replay.take()
         if moved is not None and moved.position not in self._index:
             waiting = self._all[destination]
-            there = waiting.queue.has_packed(moved.position)
+            there = waiting.queue.packed.has(moved.position)
             # Unpack the batches up to this batch's place in the queue.
             self._backlogs.reach(waiting, moved.position if there else next(iter(moved.rank), moved.position))
         known = None if moved is None else self._index.at(moved.position)
@@ -127,10 +111,10 @@ class Recovery:
         queue = self._all[destination].queue
         if moved is not None:
             # The segment with the batch's original was deleted. The rank puts the copy before batches accepted later.
-            queue.insert(sum(other.rank < moved.rank for other in queue), batch)
+            queue.insert(sum(other.rank < moved.rank for other in queue.near), batch)
         elif parent is not None and parent.destination == destination:
             # Divided because it was too large: its records keep their place.
-            queue.insert(queue.index(parent), batch)
+            queue.insert(queue.near.index(parent), batch)
             batch.stand_for(parent)
             self._revivals.divide(parent, (batch,))
         else:
@@ -169,7 +153,7 @@ class Recovery:
                     self._recall(known, recovered[max(0, index - 2) : index])
                 case m.Granted(producer_id):
                     # Each incarnation takes its own id: a copied spool must never reuse one.
-                    self._home.granted(producer_id)
+                    self._home.producer_ids.add(producer_id)
                 case m.Identified():
                     self._recover_identities(mark)
                 case m.Committed():
@@ -191,11 +175,11 @@ class Recovery:
                 case m.Unit():
                     self._recover_unit(mark, position)
                 case m.Read():
-                    self._units.recover_readings(mark)
+                    self._units.replay.recover_readings(mark)
                 case m.Begun():
-                    self._units.recover_begun(mark)
+                    self._units.replay.recover_begun(mark)
                 case m.Staged():
-                    self._units.recover_staged(mark)
+                    self._units.replay.recover_staged(mark)
                 case m.Ended():
                     ended |= {batch.position: batch for batch in self._recover_ended(mark, recovered[index:])}
                 case m.Moved(moves):
@@ -211,7 +195,7 @@ class Recovery:
                     forgets = any(_is_reset(each) for each in recovered[:index])
                     self._home.move(mark, forgets=forgets)
                     if forgets:
-                        self._units.forget_producer_ids()
+                        self._units.ids.forget_producer_ids()
                 case m.Undecidable() | m.Resolved():
                     pass  # the journal asks the cluster again, which may know more now, and then asks the user
 
@@ -227,7 +211,7 @@ class Recovery:
         if isinstance(known, Partition):
             self._suspicions.note_leader_epoch(known, mark.leader_epoch)
         for at, base_offset in mark.entries:
-            self._backlogs.reach(known, at if known.queue.has_packed(at) else -1)
+            self._backlogs.reach(known, at if known.queue.packed.has(at) else -1)
             done = self._index.at(at)
             if done is not None and done.state is not BatchState.REPLACED:
                 self._index.drop(done)
@@ -239,25 +223,25 @@ class Recovery:
                     known.log.acknowledge(base_offset, done.count)
                 known.log.pass_id(done.identity)
                 done.read_fate(BatchState.COMMITTED)
-                self._durability.remember(known, done)
+                known.log.remember(done, self._index.released)
                 self._revivals.finish(done)
             elif done is None and repeats:
                 pass  # the STATE mark that follows says which batches are acknowledged, possibly more than this one
             elif done is None and base_offset >= 0 and at not in ended:
                 # It was released, so it and all earlier batches, except moved ones, were finished. Its count is
                 # unknown.
-                clear = not known.queue or known.queue[0].rank > (at,)
+                clear = not known.queue or known.queue.near[0].rank > (at,)
                 known.log.read_released(base_offset, clear=clear)
             elif at in ended and base_offset >= 0:
                 # The batch of a unit: ENDED, earlier in this group, has finished it.
-                clear = not known.queue or known.queue[0].rank > (at,)
+                clear = not known.queue or known.queue.near[0].rank > (at,)
                 known.log.read_ended(base_offset, ended[at].count, clear=clear)
 
     def _recover_replaced(self, at: int, children: range) -> None:
         """Record that the batches at these positions replace a divided one."""
         self._backlogs.reach_any(at)
         parent = self._index.at(at)
-        if parent is not None and parent not in self._all[parent.destination].queue:
+        if parent is not None and parent not in self._all[parent.destination].queue.near:
             self._backlogs.reach(self._all[parent.destination], ANYWHERE)
         self._replay.replace(parent, at if parent is None else parent.written_at, children)
 
@@ -280,7 +264,9 @@ class Recovery:
             return
         # A divided unit keeps the turn of its first UNIT mark, even if that mark was in a deleted segment.
         accepted_at = self._replay.origin_from(first, position)
-        read = self._units.get(mark.unit_id) or self._units.recover(mark, position, accepted_at)
+        read = self._units.lines.by_id.get(mark.unit_id) or self._units.replay.recover(
+            mark, position, accepted_at
+        )
         self._replay.read_unit(read, range(first, first + mark.batches))
 
     def recover_lost(self, position: int, destination: int) -> None:
@@ -360,11 +346,13 @@ class Recovery:
                 continue
             # Only the first batches of a queue are sent. If others were put before them afterwards, those have no id.
             # If marks are lost, any batch with an id may have been among the first ones.
-            near = None if self._replay.is_blind else self._backlogs.near
-            doubt = list(islice((batch for batch in partition.queue if batch.identity is not None), near))
+            most = None if self._replay.is_blind else self._backlogs.sent_at_most
+            doubt = list(
+                islice((batch for batch in partition.queue.near if batch.identity is not None), most)
+            )
             for batch in doubt:
                 batch.on(BatchEvent.MAY_BE_THERE)
-            if doubt and partition.queue[0].identity is None:
+            if doubt and partition.queue.near[0].identity is None:
                 # Lost batches were queued again before this one. It is sent after them, so it needs another id.
                 partition.ids.expire()
             if doubt:
@@ -394,7 +382,7 @@ class Recovery:
 
     def _recover_ended(self, mark: m.Ended, following: Sequence[m.Mark]) -> list[Batch]:
         """End a unit. Among the later marks of the group, COMMITTED names the leader epochs of its batches."""
-        unit = self._units.recover_ended(mark)
+        unit = self._units.replay.recover_ended(mark)
         if unit is None:
             return []
         epochs = {
@@ -414,7 +402,7 @@ class Recovery:
                     self._unit_batches.place(partition, unit, batch)
                 self._durability.dequeue(partition, batch)
                 batch.read_fate(BatchState.COMMITTED)
-                self._durability.remember(partition, batch)
+                partition.log.remember(batch, self._index.released)
             else:
                 partition.queue.remove(batch)
                 _explain_gap(partition)
@@ -423,7 +411,7 @@ class Recovery:
 
     def _drop_parents(self) -> None:
         """End the group: the children in it now hold the records of the divided batches, which leave their queues."""
-        for parent in self._replay.parents:
+        for parent, _ in self._replay.parents:
             if not parent.heirs:
                 self._index.drop(parent)
             self._all[parent.destination].queue.remove(parent)
@@ -473,7 +461,7 @@ class Recovery:
         self._backlogs.reach(partition, max((entry.position for entry in mark.entries), default=-1))
         if mark.void_from == 0:
             # The mark voids the ids of all waiting batches. A batch that is queued again before them gets no id here.
-            partition.queue.forget_identities()
+            partition.queue.packed.forget_identities()
         elif mark.void_from > 0:
             self._backlogs.reach(partition, ANYWHERE)
         if mark.void_from >= 0:

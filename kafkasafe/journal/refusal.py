@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -79,49 +79,39 @@ class Missing:
     a proof.
 
     Written by the journal. Read from its thread.
+
+    Attributes:
+        said: Destinations that may not exist: the latest answer about them said so.
+        proven: Destinations that do not exist, each with the proof as human-readable text.
     """
 
-    __slots__ = ("_proven", "_said")
+    __slots__ = ("proven", "said")
 
     def __init__(self) -> None:
-        self._said: dict[int, None] = {}
-        self._proven: dict[int, str] = {}
+        self.said: dict[int, None] = {}
+        self.proven: dict[int, str] = {}
 
     def say(self, destination: int) -> None:
         """Note an answer that a destination does not exist."""
-        self._said[destination] = None
+        self.said[destination] = None
 
     def take_back(self, destination: int) -> None:
         """Withdraw `say`: another answer came, or no batch waits for the destination. Proofs stay valid."""
-        self._said.pop(destination, None)
+        self.said.pop(destination, None)
 
     def prove(self, destination: int, reason: str) -> None:
         """Note a proof that the destination does not exist; it holds until `exists` is called."""
-        self._proven[destination] = reason
+        self.proven[destination] = reason
 
     def exists(self, destination: int) -> None:
         """Record that the destination exists now."""
-        self._said.pop(destination, None)
-        self._proven.pop(destination, None)
+        self.said.pop(destination, None)
+        self.proven.pop(destination, None)
 
     def clear(self) -> None:
         """Drop everything: the lane writes to another cluster."""
-        self._said.clear()
-        self._proven.clear()
-
-    @property
-    def said(self) -> Sequence[int]:
-        """Destinations that may not exist: the latest answer about them said so."""
-        return tuple(self._said)
-
-    @property
-    def proven(self) -> Sequence[int]:
-        """Destinations that do not exist."""
-        return tuple(self._proven)
-
-    def reason(self, destination: int) -> str:
-        """The proof that it does not exist, as human-readable text; empty without a proof."""
-        return self._proven.get(destination, "")
+        self.said.clear()
+        self.proven.clear()
 
 
 _PORTION_BYTES: Final = 1024 * 1024

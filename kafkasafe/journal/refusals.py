@@ -6,14 +6,12 @@
 from __future__ import annotations
 
 from kafkasafe.codes.verdicts import MISSING_CODES, Scope
-from kafkasafe.journal.destinations import Destinations
+from kafkasafe.journal.destinations import Destination, Partition
 from kafkasafe.journal.flow import Flow, FlowEvent
 from kafkasafe.journal.notices import Denied, Relented
-from kafkasafe.journal.outbox import Outbox
 from kafkasafe.journal.packing import Packer
-from kafkasafe.journal.partition import Destination, Partition
-from kafkasafe.journal.refusal import CONFIRMED_S, Missing
-from kafkasafe.journal.spool_index import SpoolIndex
+from kafkasafe.journal.refusal import CONFIRMED_S
+from kafkasafe.journal.state import JournalState
 
 __all__ = ["Refusals"]
 
@@ -21,25 +19,15 @@ __all__ = ["Refusals"]
 class Refusals:
     """Destinations, or batches at their heads, that the cluster refuses at present."""
 
-    def __init__(
-        self,
-        destinations: Destinations,
-        out: Outbox,
-        index: SpoolIndex,
-        packer: Packer,
-        missing: Missing,
-        *,
-        blocked_timeout_s: float | None,
-        missing_grace_s: float,
-    ) -> None:
-        self._all = destinations.all
-        self._partitions = destinations.partitions
-        self._out = out
-        self._index = index
+    def __init__(self, state: JournalState, packer: Packer) -> None:
+        self._all = state.destinations.all
+        self._partitions = state.destinations.partitions
+        self._out = state.out
+        self._index = state.index
         self._packer = packer
-        self._missing = missing
-        self._refused_timeout_s = blocked_timeout_s
-        self._missing_grace_s = missing_grace_s
+        self._missing = state.missing
+        self._refused_timeout_s = state.settings.blocked_timeout_s
+        self._missing_grace_s = state.settings.missing_grace_s
 
     def deny_unit(self, destination: int, code: int, reason: str, now: float) -> bool:
         """Record that the cluster refuses a destination of a unit for a reason that may be temporary.
@@ -75,7 +63,7 @@ class Refusals:
         absent = False
         if code in MISSING_CODES and isinstance(partition, Partition):
             self._missing.say(partition.number)
-            absent = bool(self._missing.reason(partition.number))
+            absent = partition.number in self._missing.proven
         limit_s = self._refused_timeout_s
         lasting = limit_s is not None and now - denial.counted_from >= limit_s
         # A missing topic may only be new to this broker, and a single stray answer is not worth a notice.
@@ -93,7 +81,7 @@ class Refusals:
     def absent(self, destination: int, reason: str) -> None:
         """Note a proof that a partition does not exist: the next answer rejects the batches that wait for it.
 
-        The proof holds until `present` is called. A paused destination tries again at once.
+        The proof holds until `Journal.present` is called. A paused destination tries again at once.
 
         Args:
             destination: Destination number.
@@ -101,18 +89,15 @@ class Refusals:
         """
         partition = self._partitions[destination]
         self._missing.prove(destination, reason)
-        if partition.flow is Flow.WAITING:
+        if partition.progress.flow is Flow.WAITING:
             partition.progress.on(FlowEvent.PAUSE_OVER)
             self._packer.touch(partition)
 
-    def present(self, destination: int) -> None:
-        """Record that the partition exists after all, or was created."""
-        self._missing.exists(destination)
-
     def clear_refusal(self, partition: Destination, *, accepted: bool = True) -> None:
         """End the refusal: another answer came, or no batch waits any more."""
-        over = partition.refusal.clear()
-        if partition.number not in self._index.suspected:
-            self._missing.take_back(partition.number)  # otherwise a survey got that answer, which stays valid
+        number = partition.number
+        if number in self._missing.said and number not in self._index.suspected:
+            self._missing.take_back(number)  # otherwise a survey got that answer, which stays valid
+        over = None if partition.refusal.denial is None else partition.refusal.clear()
         if over is not None:
-            self._out.ready.notices.append(Relented(partition.number, over, accepted))
+            self._out.ready.notices.append(Relented(number, over, accepted))

@@ -8,17 +8,14 @@ from kafkasafe import marks as m
 from kafkasafe import units as u
 from kafkasafe.codes.verdicts import DESTINATION_CODES, MISSING_CODES, Scope, classify_produce
 from kafkasafe.journal.batch import TOO_SLOW, Batch, BatchEvent, BatchState, Fate
-from kafkasafe.journal.destinations import Destinations
+from kafkasafe.journal.destinations import Destination, Partition, UnassignedTopic
 from kafkasafe.journal.flow import Flow, FlowEvent
-from kafkasafe.journal.ids import Identities
 from kafkasafe.journal.notices import Refusal
-from kafkasafe.journal.outbox import Aside, Divide, Ended, Outbox
+from kafkasafe.journal.outbox import Aside, Divide, Ended
 from kafkasafe.journal.packing import Packer
-from kafkasafe.journal.partition import Destination, Partition, UnassignedTopic
-from kafkasafe.journal.refusal import Missing
 from kafkasafe.journal.refusals import Refusals
-from kafkasafe.journal.sealing import Sealer
-from kafkasafe.journal.spool_index import SpoolIndex
+from kafkasafe.journal.sealing import Identities, Sealer
+from kafkasafe.journal.state import JournalState
 
 __all__ = ["Rejecter"]
 
@@ -27,30 +24,19 @@ class Rejecter:
     """Rejects refused batches, and tracks files of `rejected/` whose records are batches again."""
 
     def __init__(
-        self,
-        destinations: Destinations,
-        out: Outbox,
-        index: SpoolIndex,
-        packer: Packer,
-        refusals: Refusals,
-        identities: Identities,
-        sealer: Sealer,
-        units: u.Units,
-        missing: Missing,
-        *,
-        aside_batches: int,
+        self, state: JournalState, packer: Packer, refusals: Refusals, identities: Identities, sealer: Sealer
     ) -> None:
-        self._destinations = destinations
-        self._all = destinations.all
-        self._out = out
-        self._index = index
+        self._destinations = state.destinations
+        self._all = state.destinations.all
+        self._out = state.out
+        self._index = state.index
         self._packer = packer
         self._refusals = refusals
         self._identities = identities
         self._sealer = sealer
-        self._units = units
-        self._missing = missing
-        self._aside_batches = aside_batches
+        self._units = state.units
+        self._missing = state.missing
+        self._aside_batches = state.settings.aside_batches
 
     def disown(self, mark: m.Resent) -> None:
         """Void a file in `rejected/` that could not be deleted: this lane's log has its batches, or their records."""
@@ -58,15 +44,13 @@ class Rejecter:
             self._index.disown(mark, self._index.end)
             self._out.ready.persist.marks.append(mark)
 
-    def retired(self, mark: m.Resent) -> None:
-        """Record that the file is durably deleted: its mark may be dropped."""
-        self._index.retire(mark)
-
     def deny_unchosen(self, topic: str, code: int, reason: str, now: float) -> None:
         """Record that new metadata has error 3, 17 or 29 for a topic whose partitions were never known."""
         partition = self._destinations.unassigned[topic]
         if partition.queue and self._refusals.note_refusal(partition, code, reason, Scope.DESTINATION, now):
-            for unit in {batch.unit.number: batch.unit for batch in partition.queue if batch.unit}.values():
+            for unit in {
+                batch.unit.number: batch.unit for batch in partition.queue.near if batch.unit
+            }.values():
                 if unit.durable and unit.phase is u.Phase.WAITING:
                     self._units.give_up(unit, code, reason)
             self.reject_all(partition, code, reason)
@@ -74,7 +58,7 @@ class Rejecter:
     def next_aside(self, destination: int) -> None:
         """Continue with the next portion after `set_aside`."""
         partition = self._all[destination]
-        if partition.flow is not Flow.REJECTING:
+        if partition.progress.flow is not Flow.REJECTING:
             return
         if partition.rejection.is_done:
             # The topic was created meanwhile.
@@ -96,7 +80,7 @@ class Rejecter:
             Whether more batches follow. If so, do the work of other partitions first, then call `next_aside`.
         """
         partition = self._all[aside.destination]
-        if partition.flow is not Flow.REJECTING:
+        if partition.progress.flow is not Flow.REJECTING:
             return False
         for batch in aside.batches[:kept]:
             self._reject(batch)
@@ -149,10 +133,10 @@ class Rejecter:
     def reject_all(self, partition: Destination, code: int, reason: str) -> None:
         """Reject all batches of a destination for which the cluster accepts no batches."""
         if code in MISSING_CODES:
-            reason = self._missing.reason(partition.number) or reason
+            reason = self._missing.proven.get(partition.number, reason)
         ended = {BatchState.SEALED, BatchState.PREPARED, BatchState.REFUSED, BatchState.IN_DOUBT}
-        self._packer.unpack(partition, partition.queue.packed)
-        doomed = [batch for batch in partition.queue if batch.state in ended]
+        self._packer.unpack(partition, partition.queue.packed.count)
+        doomed = [batch for batch in partition.queue.near if batch.state in ended]
         self._sealer.spill(doomed)
         durable = [batch for batch in doomed if batch.durable]
         for batch in durable:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -44,12 +43,13 @@ class Replay:
             whether an earlier batch was sent. -1: no group is lost.
         quiet: The QUIET mark of the previous incarnation's last group. It says when all requests of that incarnation
             are dead. None if that incarnation wrote no such mark, or sent something since.
+        parents: The batches that batches of the group replace, each with the indexes of its parts.
     """
 
     index: int = 0
     blind_before: int = -1
     quiet: m.Quiet | None = None
-    _parents: list[tuple[Batch, range]] = field(default_factory=list, init=False)
+    parents: list[tuple[Batch, range]] = field(default_factory=list, init=False)
     _origins: list[tuple[int, range]] = field(default_factory=list, init=False)
     _units: list[tuple[u.Unit, range]] = field(default_factory=list, init=False)
     _given: dict[int, tuple[tuple[int, int, int], ...]] = field(default_factory=dict, init=False)
@@ -64,7 +64,7 @@ class Replay:
         """
         self._origins.append((origin, children))
         if parent is not None:
-            self._parents.append((parent, children))
+            self.parents.append((parent, children))
 
     def origin_from(self, first: int, default: int) -> int:
         """Position where the records of the batches from this one on were first written."""
@@ -72,7 +72,7 @@ class Replay:
 
     def divides_unit(self, first: int) -> bool:
         """Whether the batches from this one on are parts of a batch of a unit."""
-        return any(parent.unit is not None and children.start == first for parent, children in self._parents)
+        return any(parent.unit is not None and children.start == first for parent, children in self.parents)
 
     def read_unit(self, unit: u.Unit, members: range) -> None:
         """Record that these batches of the group belong to this unit."""
@@ -108,21 +108,16 @@ class Replay:
         return ReadPlace(
             self._moves[index] if index < len(self._moves) else None,
             next((unit for unit, members in self._units if index in members), None),
-            next((parent for parent, children in self._parents if index in children), None),
+            next((parent for parent, children in self.parents if index in children), None),
             next((at for at, children in self._origins if index in children), -1),
             self._given.get(index),
         )
 
     # -- the end of a group --------------------------------------------------------------------------------------------
 
-    @property
-    def parents(self) -> Sequence[Batch]:
-        """The batches that the batches of the group replace."""
-        return [parent for parent, _ in self._parents]
-
     def end_group(self) -> None:
         """Reset the state of the group."""
-        self._parents.clear()
+        self.parents.clear()
         self._origins.clear()
         self._units.clear()
         self._given.clear()

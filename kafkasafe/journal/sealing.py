@@ -1,42 +1,42 @@
-"""Passes new batches from the caller to the queue, and to the disk. It sends nothing."""
+"""Passes new batches from the caller to the queue, and to the disk, and gives batch ids in queue order. Sends nothing.
+
+A new batch gets its id when it is sealed, if all batches before it have one; the others get theirs later, in turn. Ids
+are taken back once every batch that has one is proven absent from the log: `kafkasafe.history.identity` decides what
+the cluster's answers prove about them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import takewhile
+from collections.abc import Iterable
+from itertools import islice, takewhile
+from typing import Final
 
+from kafkasafe import marks as m
 from kafkasafe import units as u
+from kafkasafe.history.identity import BatchId
 from kafkasafe.journal.batch import Batch, BatchEvent, BatchState, batches_of
-from kafkasafe.journal.destinations import Destinations
-from kafkasafe.journal.outbox import Outbox, UnitGroup
+from kafkasafe.journal.destinations import Partition
+from kafkasafe.journal.outbox import Identified, UnitGroup
 from kafkasafe.journal.packing import Packer
-from kafkasafe.journal.partition import Partition
-from kafkasafe.journal.sequences import IdSource
+from kafkasafe.journal.state import JournalState
 
-__all__ = ["Sealer"]
+__all__ = ["Identities", "Sealer"]
+
+_PREPARE_AHEAD: Final = 64
+"""How many waiting batches get their id with one mark."""
 
 
 class Sealer:
     """Makes batches, queues them, and requests their writing."""
 
-    def __init__(
-        self,
-        destinations: Destinations,
-        out: Outbox,
-        packer: Packer,
-        ids: IdSource,
-        units: u.Units,
-        handles: Iterator[int],
-        *,
-        durable_first: bool,
-    ) -> None:
-        self._all = destinations.all
-        self._out = out
+    def __init__(self, state: JournalState, packer: Packer) -> None:
+        self._all = state.destinations.all
+        self._out = state.out
         self._packer = packer
-        self._ids = ids
-        self._units = units
-        self._handles = handles
-        self._durable_first = durable_first
+        self._home = state.home
+        self._units = state.units
+        self._handles = state.handles
+        self._durable_first = state.settings.durable_first
 
     def seal(
         self,
@@ -61,8 +61,7 @@ class Sealer:
         Returns:
             The batch. If it has an `identity` when the shell writes it, the shell puts this id into the written bytes.
         """
-        batch = self.make(destination, count, size_bytes, max_timestamp)
-        batch.choose(given)
+        batch = self.make(destination, count, size_bytes, max_timestamp, given=given)
         if unit is not None:
             self.join(unit, batch)
             unit.add(batch)
@@ -91,19 +90,34 @@ class Sealer:
                 if earlier is batch:
                     break
 
-    def make(self, destination: int, count: int, size_bytes: int, max_timestamp: int) -> Batch:
+    def make(
+        self,
+        destination: int,
+        count: int,
+        size_bytes: int,
+        max_timestamp: int,
+        *,
+        owed: bool = False,
+        origin: int = -1,
+        given: tuple[tuple[int, int, int], ...] | None = None,
+    ) -> Batch:
         self._packer.touch(self._all[destination])
-        return Batch(next(self._handles), destination, count, size_bytes, max_timestamp)
+        return Batch(
+            next(self._handles),
+            destination,
+            count,
+            size_bytes,
+            max_timestamp,
+            owed=owed,
+            origin=origin,
+            given=given,
+        )
 
     def enqueue(self, batch: Batch) -> Batch:
         partition = self._all[batch.destination]
         # Sequences must ascend in queue order, so a batch gets no id while an earlier batch has none.
-        if (
-            self._ids.is_granted
-            and isinstance(partition, Partition)
-            and (not partition.queue or partition.queue.last_has_id)
-        ):
-            batch.identify(partition.ids.take(self._ids, batch.count))
+        if self._home.producer_id >= 0 and isinstance(partition, Partition) and partition.queue.ids_reach_end:
+            batch.identify(partition.ids.take(self._home, batch.count))
         partition.queue.append(batch)
         if self._durable_first or batch.owed:
             self.write(batch)
@@ -133,3 +147,81 @@ class Sealer:
     @staticmethod
     def _rests_on_disk(batch: Batch) -> bool:
         return batch.durable or batch.writing
+
+
+class Identities:
+    """Gives ids to batches that wait, and takes them back."""
+
+    def __init__(self, state: JournalState, packer: Packer) -> None:
+        self._all = state.destinations.all
+        self._out = state.out
+        self._packer = packer
+        self._home = state.home
+        self._durable_first = state.settings.durable_first
+        self._window = state.settings.window
+
+    def granted(self, producer_id: int, producer_epoch: int) -> None:
+        """Note the producer id that the cluster granted to this incarnation."""
+        self._home.grant(producer_id, producer_epoch)
+        self._out.ready.persist.marks.append(m.Granted(producer_id, producer_epoch))
+        for partition in self._all.values():
+            if partition.queue:
+                self._packer.touch(partition)
+
+    def prepare(self, partition: Partition) -> None:
+        """Give ids to the next batches that have none; they may be sent when the mark is durable."""
+        if self._home.producer_id < 0 or partition.ids.stale:
+            # Sequences ascend in queue order, and later batches still have ids that are about to be taken back.
+            return
+        near = list(islice(partition.queue.near, self._window))
+        if all(batch.identity is not None for batch in near):
+            return
+        entries: list[m.Identity] = []
+        moved: list[tuple[Batch, BatchId]] = []
+        for batch in islice(partition.queue.near, _PREPARE_AHEAD):
+            if batch.identity is not None:
+                continue
+            if (
+                batch.unit is not None
+                or batch.fault.doomed
+                or ((self._durable_first or batch.owed) and not batch.durable)
+            ):
+                break
+            identity = partition.ids.take(self._home, batch.count)
+            batch.identify(identity)
+            if batch.durable:
+                entries.append(m.Identity(batch.position, *identity.fields))
+                moved.append((batch, identity))
+            else:
+                batch.on(BatchEvent.ID_IN_MEMORY)
+        if not entries:
+            return
+        self._out.ready.persist.marks.append(
+            m.Identified(partition.number, m.IdentityReason.FIRST, -1, tuple(entries))
+        )
+        self._out.ready.persist.after.append(Identified(partition.number, tuple(moved)))
+
+    def reidentify(self, partition: Partition) -> None:
+        """Take back the ids of all waiting batches: each batch is proven absent, or was never sent.
+
+        The next ids begin at sequence 0 of the next epoch. A broker that has seen that epoch fences the present one
+        (error 47).
+        """
+        partition.ids.renew(self._home)
+        kept = []
+        partition.queue.packed.forget_identities()
+        for batch in partition.queue.all():
+            if batch.state in {BatchState.PREPARED, BatchState.REFUSED}:
+                # The broker judges a refused batch again in its turn: its answer was for the old id.
+                if batch.state is BatchState.REFUSED:
+                    batch.on(BatchEvent.PASSED_BY)
+                batch.on(BatchEvent.ID_TAKEN_BACK)
+                batch.take_back_id()
+            elif batch.state is BatchState.SEALED:
+                batch.identify(None)
+            elif batch.identity is not None and batch.position >= 0:
+                # Include acknowledged batches: their commit mark follows this one, and recovery may have to find them.
+                kept.append(m.Identity(batch.position, *batch.identity.fields))
+        self._out.ready.persist.marks.append(
+            m.Identified(partition.number, m.IdentityReason.REIDENTIFIED, 0, tuple(kept))
+        )

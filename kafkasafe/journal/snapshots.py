@@ -5,13 +5,9 @@ from __future__ import annotations
 from itertools import islice
 
 from kafkasafe import marks as m
-from kafkasafe.journal.batch import Batch, id_fields
-from kafkasafe.journal.destinations import Destinations
-from kafkasafe.journal.healing import Revivals
-from kafkasafe.journal.home import Home
-from kafkasafe.journal.partition import WINDOW, Destination
-from kafkasafe.journal.precedence import Precedence
-from kafkasafe.journal.sequences import IdSource
+from kafkasafe.journal.batch import Batch
+from kafkasafe.journal.destinations import WINDOW, Destination
+from kafkasafe.journal.state import JournalState
 
 __all__ = ["Snapshots", "state_mark"]
 
@@ -19,29 +15,19 @@ __all__ = ["Snapshots", "state_mark"]
 class Snapshots:
     """Marks that outlive their segment."""
 
-    def __init__(
-        self,
-        destinations: Destinations,
-        home: Home,
-        precedence: Precedence,
-        ids: IdSource,
-        revivals: Revivals,
-    ) -> None:
-        self._destinations = destinations
-        self._home = home
-        self._precedence = precedence
-        self._ids = ids
-        self._revivals = revivals
+    def __init__(self, state: JournalState) -> None:
+        self._destinations = state.destinations
+        self._home = state.home
+        self._precedence = state.precedence
+        self._revivals = state.revivals
 
     def all(self) -> list[m.Mark]:
         """The marks that the first group of a new segment must repeat, so that earlier segments can be deleted."""
-        marks: list[m.Mark] = [
-            *self._home.marks,
-            *self._destinations.topics.values(),
-            *self._precedence.afters,
-        ]
-        if self._ids.is_granted:
-            marks.append(m.Granted(self._ids.producer_id, self._ids.epoch))
+        home = self._home
+        marks: list[m.Mark] = [m.Cluster(home.cluster_id)] if home.cluster_id else []
+        marks += [*self._destinations.topics.values(), *self._precedence.afters]
+        if home.producer_id >= 0:
+            marks.append(m.Granted(home.producer_id, home.epoch))
         for partition in self._destinations.all.values():
             marks.append(m.Destination(partition.number, partition.topic, partition.partition))
             marks += _newest_marks(partition)
@@ -69,7 +55,7 @@ class Snapshots:
         3. A new segment begins. The mark would be empty, although the journal remembers the batches.
         """
         mark = state_mark(partition)
-        remembers = bool(partition.log.acked) or partition.number in self._revivals
+        remembers = bool(partition.log.acked) or partition.number in self._revivals.by_destination
         return [] if mark.knows_nothing and remembers else [mark]
 
 
@@ -112,7 +98,7 @@ def _newest_marks(partition: Destination) -> list[m.Mark]:
     # A batch that was never in the spool gets a position that no batch can have.
     at = newest.position if newest.position >= 0 else newest.rank[-1] if newest.rank else 0
     partition.log.tell(at)
-    identity = m.Identity(at, *id_fields(newest.identity))
+    identity = m.Identity(at, *newest.identity.fields)
     return [
         m.Identified(partition.number, m.IdentityReason.FIRST, -1, (identity,)),
         m.Committed(partition.number, partition.log.leader_epoch, ((at, newest.base_offset),)),

@@ -5,15 +5,58 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
+from typing import TypeVar
 
 from kafkasafe import marks as m
 from kafkasafe.journal.acked import ANYWHERE
 from kafkasafe.journal.batch import Batch
-from kafkasafe.journal.queue import Ordered
 
-__all__ = ["SpoolIndex"]
+__all__ = ["Ordered", "SpoolIndex"]
+
+V = TypeVar("V")
+
+
+class Ordered(dict[int, V]):
+    """A dict that knows its least key, regardless of the order of insertion.
+
+    Only `[...] =`, `pop` and `clear` change it; `least` can be read from any thread.
+    """
+
+    __slots__ = ("_heap", "least")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._heap: list[int] = []
+        self.least: int | None = None
+        """The least key, None while the dict is empty."""
+
+    def __setitem__(self, key: int, value: V) -> None:
+        if key not in self:
+            heapq.heappush(self._heap, key)
+        super().__setitem__(key, value)
+        # A signal handler may have interrupted this method, and waited until another thread removed all keys.
+        self.least = next(iter(self._heap), None)
+
+    def pop(self, key: int, default: V | None = None) -> V | None:  # type: ignore[override]  # never raises
+        """Remove a key and return its value, or `default` if the key is missing."""
+        value = super().pop(key, default)
+        heap = self._heap
+        if len(heap) > 2 * len(self) + 64:
+            heap[:] = list(self)
+            heapq.heapify(heap)
+        while heap and heap[0] not in self:
+            heapq.heappop(heap)
+        self.least = heap[0] if heap else None
+        return value
+
+    def clear(self) -> None:
+        """Remove all keys."""
+        super().clear()
+        self._heap.clear()
+        self.least = None
 
 
 class SpoolIndex:

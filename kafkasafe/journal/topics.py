@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from kafkasafe import marks as m
-from kafkasafe import units as u
-from kafkasafe.journal.destinations import Destinations
+from kafkasafe.journal.destinations import Destination, Partition
 from kafkasafe.journal.flow import FlowEvent
-from kafkasafe.journal.healing import Revivals
-from kafkasafe.journal.home import Home
 from kafkasafe.journal.losses import Suspicions
-from kafkasafe.journal.outbox import Outbox
 from kafkasafe.journal.packing import Packer
-from kafkasafe.journal.partition import Destination, Partition
-from kafkasafe.journal.refusal import Missing
 from kafkasafe.journal.refusals import Refusals
-from kafkasafe.journal.sequences import IdSource
 from kafkasafe.journal.snapshots import state_mark
+from kafkasafe.journal.state import JournalState
 
 __all__ = ["Topics"]
 
@@ -24,29 +18,18 @@ class Topics:
     """The destinations of batches, with their topics."""
 
     def __init__(
-        self,
-        destinations: Destinations,
-        out: Outbox,
-        packer: Packer,
-        suspicions: Suspicions,
-        refusals: Refusals,
-        revivals: Revivals,
-        units: u.Units,
-        ids: IdSource,
-        home: Home,
-        missing: Missing,
+        self, state: JournalState, packer: Packer, suspicions: Suspicions, refusals: Refusals
     ) -> None:
-        self._destinations = destinations
-        self._all = destinations.all
-        self._out = out
+        self._destinations = state.destinations
+        self._all = state.destinations.all
+        self._out = state.out
         self._packer = packer
         self._suspicions = suspicions
         self._refusals = refusals
-        self._revivals = revivals
-        self._units = units
-        self._ids = ids
-        self._home = home
-        self._missing = missing
+        self._revivals = state.revivals
+        self._units = state.units
+        self._home = state.home
+        self._missing = state.missing
 
     def destination(self, topic: str, partition: int) -> int:
         """The number of a destination, declared if it is new."""
@@ -62,7 +45,7 @@ class Topics:
         unassigned = self._destinations.unassigned.get(name)
         if unassigned is not None:
             self._refusals.clear_refusal(unassigned)
-            unassigned.stop_rejecting()
+            unassigned.rejection.stop()  # the topic exists after all
         if self._destinations.topics.get(name) == topic:
             return False
         self._destinations.learn(topic)
@@ -95,7 +78,7 @@ class Topics:
             return False
         if moves:
             self._new_cluster()
-        if not self._home.names(cluster_id):
+        if self._home.cluster_id != cluster_id:
             mark = m.Cluster(cluster_id)
             self._home.move(mark, forgets=moves)
             self._out.ready.persist.marks.append(mark)
@@ -106,7 +89,7 @@ class Topics:
 
         Called only while no batch waits, except batches sealed before a cluster was asked.
         """
-        self._ids.withdraw()
+        self._home.withdraw()
         self._units.moved()
         self._missing.clear()
         for partition in self._all.values():
@@ -149,7 +132,7 @@ class Topics:
             self._suspicions.keep_suspected(partition)
         else:
             partition.log.forget()
-        self._units.forget(partition.number)
+        self._units.lines.forget(partition.number)
 
     def note_topic(self, partition: Destination) -> None:
         """Note the topic id for units, which do not wait for the baseline: they may be staged before it is known."""

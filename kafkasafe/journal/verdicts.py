@@ -7,16 +7,14 @@ from collections.abc import Sequence
 from kafkasafe import marks as m
 from kafkasafe.history.identity import IdentityVerdict, Judgement
 from kafkasafe.history.loss import Cause
-from kafkasafe.journal.batch import TOO_SLOW, Batch, BatchEvent, follows
-from kafkasafe.journal.destinations import Destinations
+from kafkasafe.journal.batch import TOO_SLOW, Batch, BatchEvent
+from kafkasafe.journal.destinations import Destination, Partition
 from kafkasafe.journal.endings import Durability
 from kafkasafe.journal.flow import Flow, FlowEvent
 from kafkasafe.journal.losses import Suspicions
 from kafkasafe.journal.notices import Hole, Undecidable
-from kafkasafe.journal.outbox import Outbox
 from kafkasafe.journal.packing import Packer
-from kafkasafe.journal.partition import Destination, Partition
-from kafkasafe.journal.replay import Replay
+from kafkasafe.journal.state import JournalState
 
 __all__ = ["Verdicts"]
 
@@ -25,24 +23,16 @@ class Verdicts:
     """Applies judgements and decisions to batches in doubt."""
 
     def __init__(
-        self,
-        destinations: Destinations,
-        out: Outbox,
-        packer: Packer,
-        suspicions: Suspicions,
-        durability: Durability,
-        replay: Replay,
-        *,
-        request_timeout_s: float,
+        self, state: JournalState, packer: Packer, suspicions: Suspicions, durability: Durability
     ) -> None:
-        self._all = destinations.all
-        self._partitions = destinations.partitions
-        self._out = out
+        self._all = state.destinations.all
+        self._partitions = state.destinations.partitions
+        self._out = state.out
         self._packer = packer
         self._suspicions = suspicions
         self._durability = durability
-        self._replay = replay
-        self._request_timeout_s = request_timeout_s
+        self._replay = state.replay
+        self._request_timeout_s = state.settings.request_timeout_s
 
     def judged(
         self,
@@ -67,7 +57,7 @@ class Verdicts:
             now: Seconds.
         """
         partition = self._partitions[destination]
-        if partition.flow is not Flow.ASKING:
+        if partition.progress.flow is not Flow.ASKING:
             return
         if partition.doubt.is_partial and shrunk_to < 0:
             # A later finding shows that the log has to be read from a lower offset: the answer is incomplete.
@@ -92,8 +82,7 @@ class Verdicts:
         if absent and _is_gap(partition, absent[0], judgement, stable=stable):
             if partition.doubt.is_early:
                 # The batch gets no new id while a broker may still append a request under the old one.
-                pause_s = max(0.0, partition.doubt.dead_at - now)
-                self._out.pause(partition, FlowEvent.LATE_REQUEST, judgement.evidence, at_least_s=pause_s)
+                self._out.wait_for_late(partition, now, judgement.evidence)
                 return
             self._note_gap(partition, absent[0], judgement)
         if (
@@ -104,8 +93,7 @@ class Verdicts:
         ):
             # The batch's parts will get new ids. So the journal searches for the batch again once no request with it
             # can be appended.
-            pause_s = partition.doubt.dead_at - now
-            self._out.pause(partition, FlowEvent.LATE_REQUEST, absent[0].fault.message, at_least_s=pause_s)
+            self._out.wait_for_late(partition, now, absent[0].fault.message)
             return
         for batch in absent:
             batch.may_arrive(possible=partition.doubt.is_early)
@@ -207,7 +195,7 @@ class Verdicts:
 def _is_passed(partition: Partition, newest: Batch) -> bool:
     """Whether a later batch is acknowledged, which proves as much as a probe would."""
     last = partition.log.last_acked_id
-    return newest.identity is not None and last is not None and follows(last, newest.identity)
+    return newest.identity is not None and last is not None and last.follows(newest.identity)
 
 
 def _is_gap(partition: Partition, first: Batch, judgement: Judgement, *, stable: bool) -> bool:

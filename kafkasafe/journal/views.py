@@ -9,19 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from kafkasafe import marks as m
-from kafkasafe import units as u
 from kafkasafe.journal import packing
 from kafkasafe.journal.batch import Batch, BatchState
-from kafkasafe.journal.destinations import Destinations
 from kafkasafe.journal.flow import Flow
-from kafkasafe.journal.healing import Revivals
 from kafkasafe.journal.notices import Delivered, Denial
 from kafkasafe.journal.order import Address
 from kafkasafe.journal.outbox import Packed
-from kafkasafe.journal.precedence import Precedence
-from kafkasafe.journal.replay import Replay
-from kafkasafe.journal.sequences import IdSource
-from kafkasafe.journal.spool_index import SpoolIndex
+from kafkasafe.journal.state import JournalState
 
 __all__ = ["Views"]
 
@@ -29,39 +23,32 @@ __all__ = ["Views"]
 class Views:
     """Queries about waiting batches, batches in doubt and delivered batches."""
 
-    def __init__(
-        self,
-        destinations: Destinations,
-        index: SpoolIndex,
-        units: u.Units,
-        precedence: Precedence,
-        revivals: Revivals,
-        ids: IdSource,
-        replay: Replay,
-    ) -> None:
-        self._destinations = destinations
-        self._all = destinations.all
-        self._partitions = destinations.partitions
-        self._index = index
-        self._units = units
-        self._precedence = precedence
-        self._revivals = revivals
-        self._ids = ids
-        self._replay = replay
+    def __init__(self, state: JournalState) -> None:
+        self._destinations = state.destinations
+        self._all = state.destinations.all
+        self._partitions = state.destinations.partitions
+        self._index = state.index
+        self._units = state.units
+        self._precedence = state.precedence
+        self._revivals = state.revivals
+        self._home = state.home
+        self._replay = state.replay
 
     @property
     def producer_id(self) -> int:
         """This incarnation's producer id, -1 until the cluster grants one."""
-        return self._ids.producer_id
+        return self._home.producer_id
 
     @property
     def release_position(self) -> int:
         """Everything before this spool position is finished, and not suspected to be lost."""
-        others = self._pinned() if self._revivals or len(self._units) else ()
+        others = self._pinned() if self._revivals.by_destination or self._units.lines.by_id else ()
         return self._index.release_position(others)
 
     def _pinned(self) -> Sequence[int]:
-        return *self._revivals.pins, *self._units.pinned
+        return *(healing.keep_from for healing in self._revivals.by_destination.values()), *(
+            unit.position for unit in self._units.lines.batchless.values()
+        )
 
     @property
     def doubted(self) -> list[int]:
@@ -93,7 +80,7 @@ class Views:
         """
         sizes = self._index.sizes()
         for number in self._index.packed_from:
-            sizes += self._all[number].queue.packed_sizes
+            sizes += self._all[number].queue.packed.sizes()
         return sorted(sizes)
 
     def batches(self, *, far: bool | None = None) -> Iterable[tuple[str, int, Batch]]:
@@ -111,11 +98,15 @@ class Views:
     def packed(self) -> Iterator[Packed]:
         """The packed batches of each partition that has some."""
         for partition in self._all.values():
-            first = partition.queue.first_packed
+            first = partition.queue.packed.first()
             if first is not None:
                 queue = partition.queue
                 yield Packed(
-                    partition.number, first.number, queue.packed, queue.packed_records, queue.packed_with_id
+                    partition.number,
+                    first.number,
+                    queue.packed.count,
+                    queue.packed.records,
+                    queue.packed.with_id,
                 )
 
     @property
@@ -126,7 +117,7 @@ class Views:
     @property
     def unfinished(self) -> int:
         """Batches that are not finished."""
-        return sum(len(p.queue) for p in self._all.values()) + self._units.bare
+        return sum(len(p.queue) for p in self._all.values()) + len(self._units.lines.batchless)
 
     def topic(self, name: str) -> m.Topic | None:
         """The id and partition count of a topic; None if unknown."""
@@ -171,7 +162,7 @@ class Views:
     def spooled_records(self) -> int:
         """How many unfinished records are on disk. From any thread."""
         partitions = list(self._all.values())
-        packed = sum(p.queue.packed_records for p in partitions)
+        packed = sum(p.queue.packed.records for p in partitions)
         return packed + sum(b.count for p in partitions for b in p.queue.copy() if b.durable)
 
     def identified_since_ms(self) -> list[int]:
@@ -187,8 +178,8 @@ class Views:
             denial = partition.refusal.denial
             if denial is not None:
                 queue = partition.queue.copy()
-                batches = len(queue) + partition.queue.packed
-                records = sum(batch.count for batch in queue) + partition.queue.packed_records
+                batches = len(queue) + partition.queue.packed.count
+                records = sum(batch.count for batch in queue) + partition.queue.packed.records
                 found.append((partition.number, denial, batches, records))
         return found
 
@@ -218,7 +209,7 @@ class Views:
     def portion_bytes(self, topic: str) -> int:
         """Size of the batches of a topic that are divided next, when its partitions are known."""
         known = self._destinations.unassigned.get(topic)
-        return 0 if known is None else sum(batch.size_bytes for batch in known.queue)
+        return 0 if known is None else sum(batch.size_bytes for batch in known.queue.near)
 
     def chooses(self, destination: int) -> bool:
         """Whether batches of this destination wait for their partitions to be chosen."""
@@ -238,7 +229,7 @@ class Views:
         return [
             (partition.number, partition.log.last_acked_offset)
             for partition in self._partitions.values()
-            if partition.flow is Flow.FLOWING
+            if partition.progress.flow is Flow.FLOWING
             and not partition.queue.has_in_flight
             and partition.log.last_acked_offset >= 0
             and partition.loss.suspicion is None
@@ -306,5 +297,5 @@ class Views:
         return frozenset(
             (partition.topic, partition.partition)
             for partition in self._all.values()
-            if partition.queue and partition.queue[0].written_at < before
+            if partition.queue and partition.queue.near[0].written_at < before
         )

@@ -1,6 +1,7 @@
 """Decides what of a partition may be in flight at once: how many batches, and which batch may follow unanswered ones.
 
-`machine` walks through the queue and asks; it decides none of that itself.
+That depends on the producer state that the leader is certain to keep. `machine` walks through the queue and asks; it
+decides none of that itself.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from kafkasafe.history.identity import BatchId
 from kafkasafe.journal.batch import Batch, BatchState
 
-__all__ = ["Admission", "InFlight", "SendWindow"]
+__all__ = ["Admission", "BrokerClock", "InFlight", "SendWindow"]
 
 
 class Admission(enum.Enum):
@@ -97,11 +98,11 @@ class SendWindow:
 
     def is_open(self, identity: BatchId, now: float) -> bool:
         """Whether this batch may be sent while others are in flight."""
-        return self.confirmed == (identity.producer_id, identity.producer_epoch) and now < self.until
+        return self.confirmed == identity.producer and now < self.until
 
     def open(self, identity: BatchId, until: float) -> None:
         """Note an acknowledgement: the leader has state of the batch's producer id and epoch until the time `until`."""
-        self.confirmed, self.until = (identity.producer_id, identity.producer_epoch), until
+        self.confirmed, self.until = identity.producer, until
 
     def close(self) -> None:
         """Close the window after a failure: the next batch goes alone."""
@@ -119,3 +120,45 @@ class SendWindow:
     def use_answer(self) -> None:
         """Reset `answered`: the journal has acted on it, or no batch waits any more."""
         self.answered = False
+
+
+class BrokerClock:
+    """Brokers expire producer state by their own clock. If our clock is behind, our batches look older to brokers than
+    to us.
+
+    Attributes:
+        state_age_s: How long after a batch's own timestamp a broker is certain to keep the producer state.
+    """
+
+    __slots__ = ("_at_least_ms", "_behind_ms", "state_age_s")
+
+    def __init__(self, state_age_s: float) -> None:
+        self.state_age_s = state_age_s
+        self._behind_ms = 0
+        self._at_least_ms = 0
+
+    def show(self, broker_ms: int, now_ms: int) -> bool:
+        """Note a broker's timestamp. Returns whether our clock is so far behind that brokers may drop our state at any
+        moment.
+        """
+        self._behind_ms = max(0, broker_ms - now_ms)
+        self._at_least_ms = 0
+        return self._behind_ms > self.state_age_s * 1000
+
+    def show_at_least(self, at_least_ms: int) -> None:
+        """Note a lower bound for the current time, from other clients' records."""
+        self._at_least_ms = at_least_ms
+
+    def now_ms(self, now_ms: int) -> int:
+        """The latest possible time of the brokers' clocks when ours shows `now_ms`."""
+        return max(now_ms + self._behind_ms, self._at_least_ms)
+
+    def age_s(self, batch: Batch, now_ms: int) -> float:
+        """The age of a batch as brokers see it: they count from the timestamp of the last batch, not
+        from its append.
+        """
+        return max(0.0, (self.now_ms(now_ms) - batch.max_timestamp) / 1000)
+
+    def is_old(self, batch: Batch, now_ms: int) -> bool:
+        """Whether a leader may drop the producer state at any moment if this is the producer's last batch."""
+        return self.now_ms(now_ms) - batch.max_timestamp > self.state_age_s * 1000

@@ -33,20 +33,17 @@ Modules. Each object owns its state, and uses only those listed after it:
     recovery.py     `UnitReplay`: restores units from the marks of earlier incarnations
     transitions.py  `Transitions`: how units enter and leave transactions and lines
     together.py     `Sharing`: which units share a transaction
-    order.py        `Lines`: the order of units on each partition, and the last committed offset in each log
+    order.py        `Lines`: the unfinished units, their order on each partition, and each log's last committed offset
     readings.py     `ReadingOrder`: which readings of consumers are broken off or superseded
     ids.py          `TransactionalIds`: which id a transaction gets, and how the producer acquires it
-    registry.py     `UnitRegistry`: the unfinished units
     outbox.py       `UnitOutbox`: requests and marks that were decided and not taken yet
-    requests.py     the requests under a transactional id
+    requests.py     the requests under a transactional id, and the outcome of a transaction according to its coordinator
     unit.py         `Unit`, the `Transaction` that commits it, and its transactional id
     content.py      what units and transactions have in common
     terms.py        phases, grants, readings
-    outcome.py      the outcome of a transaction according to its coordinator
 """
 
 from kafkasafe.units.machine import Units
-from kafkasafe.units.outcome import outcome_of
 from kafkasafe.units.requests import (
     Action,
     AddPartitions,
@@ -60,6 +57,7 @@ from kafkasafe.units.requests import (
     Request,
     RetryLater,
     UnitPause,
+    outcome_of,
 )
 from kafkasafe.units.terms import (
     GIVEN_UP,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -14,7 +14,6 @@ from kafkasafe.units.order import Lines
 from kafkasafe.units.outbox import UnitOutbox
 from kafkasafe.units.readings import ReadingOrder
 from kafkasafe.units.recovery import UnitReplay
-from kafkasafe.units.registry import UnitRegistry
 from kafkasafe.units.requests import (
     Action,
     AddPartitions,
@@ -43,6 +42,12 @@ BROKEN: Final = "it continues an atomic batch of the same consumer that was drop
 class Units:
     """The units of one lane, from the spool to their ends. See the package.
 
+    Attributes:
+        lines: The unfinished units, and their order.
+        ids: The transactional ids of the lane.
+        out: What was decided; the journal takes its marks, and their consequences.
+        replay: Takes the marks of earlier incarnations.
+
     Args:
         front: Returns whether only batches of units precede this batch in the queue of its partition.
         pool: The number of the lane's own transactional ids.
@@ -58,76 +63,33 @@ class Units:
         most: int = MOST,
         newest_reading: Callable[[], int] = lambda: 0,
     ) -> None:
-        self._out = UnitOutbox()
-        self._units = UnitRegistry()
-        self._lines = Lines()
+        self.out = UnitOutbox()
+        self.lines = Lines()
+        self.ids = TransactionalIds(self.out, pool)
         self._readings = ReadingOrder()
-        self._ids = TransactionalIds(self._out, pool)
-        self._transitions = Transitions(
-            self._units, self._lines, self._readings, self._ids, self._out, newest_reading
-        )
-        self._failures = FailurePolicy(self._ids, self._transitions, self._out)
+        self._transitions = Transitions(self.lines, self._readings, self.ids, self.out, newest_reading)
+        self._failures = FailurePolicy(self.ids, self._transitions, self.out)
         self._schedule = Schedule(
             front,
-            self._units,
-            self._lines,
+            self.lines,
             self._readings,
-            self._ids,
-            Sharing(self._lines, most),
+            self.ids,
+            Sharing(self.lines, most),
             self._transitions,
-            self._out,
+            self.out,
         )
-        self._replay = UnitReplay(self._units, self._lines, self._ids, self._transitions, self._out)
+        self.replay = UnitReplay(self.lines, self.ids, self._transitions, self.out)
 
     def name(self, prefix: str) -> None:
         """Set the prefix of the lane's own transactional ids."""
-        self._ids.name(prefix)
+        self.ids.name(prefix)
 
     # -- state -----------------------------------------------------------------------------------------------------
-
-    def __len__(self) -> int:
-        return len(self._units)
-
-    @property
-    def bare(self) -> int:
-        """The number of units without a batch."""
-        return self._units.bare
 
     @property
     def unfinished(self) -> list[Unit]:
         """All units, in the order in which they were accepted. Any thread may call it."""
-        return self._units.all
-
-    @property
-    def pinned(self) -> Iterable[int]:
-        """The spool positions of units without a batch, which must not be released."""
-        return self._units.pinned
-
-    @property
-    def earlier(self) -> Mapping[str, tuple[Unit, m.Ended]]:
-        """For each transactional id that a user gave, the last unit that earlier incarnations ended."""
-        return self._replay.earlier
-
-    def get(self, unit_id: bytes) -> Unit | None:
-        """An unfinished unit."""
-        return self._units.get(unit_id)
-
-    def is_own(self, transactional_id: str) -> bool:
-        """Whether this is one of the lane's own transactional ids."""
-        return self._ids.is_own(transactional_id)
-
-    def granted(self, transactional_id: str) -> Grant | None:
-        """The grant of this id; None while this producer does not hold the id."""
-        return self._ids.granted(transactional_id)
-
-    @property
-    def own_producer_ids(self) -> frozenset[int]:
-        """The producer ids of the lane's own transactional ids: no other producer writes under them."""
-        return self._ids.own_producer_ids
-
-    def is_open(self, destination: int) -> bool:
-        """Whether a transaction with the partition may be open, or its end is not durable."""
-        return self._ids.is_open(destination)
+        return self.lines.all
 
     def held_up(self, unit: Unit) -> bool:
         """Whether the unit waits for a unit that `decide` left out, or shares a transaction with such a unit.
@@ -153,15 +115,14 @@ class Units:
             offsets: The offsets of consumer groups.
             readings: The readings of consumers that these offsets belong to.
         """
-        unit = self._units.make(unit_id, transactional_id, offsets, readings)
+        unit = self.lines.make(unit_id, transactional_id, offsets, readings)
         if readings:
             unit.note_readings()
         return unit
 
     def closed(self, unit: Unit) -> None:
         """Record that all batches of the unit are in the queues of their partitions."""
-        self._lines.join(unit)
-        self._units.note_batches(unit)
+        self.lines.join(unit)
         if self._readings.is_broken(unit):
             self._transitions.drop(unit, SUPERSEDED, BROKEN)
         elif self._readings.is_superseded(unit):
@@ -170,38 +131,26 @@ class Units:
     def written(self, unit: Unit, position: int) -> None:
         """Record that the unit is durable."""
         unit.write(position)
-        self._out.change()
+        self.out.change()
 
     def divided(self, unit: Unit, batch: Member, parts: Sequence[Member]) -> None:
         """Record that one of the unit's batches was divided."""
         before = unit.destinations
         unit.divide(batch, parts)
-        self._lines.move(unit, before)
-        self._out.change()
-
-    def look(self) -> None:
-        """Record that a batch before a unit's batch was delivered or given up."""
-        self._out.change(changed=bool(self._units))
+        self.lines.move(unit, before)
+        self.out.change()
 
     def moved(self) -> None:
         """Record that another cluster is used from now on: the grants of the former one are void."""
-        self._ids.clear()
-        self._ids.forget_producer_ids()
-
-    def forget_producer_ids(self) -> None:
-        """Forget the producer ids of an earlier cluster, during recovery."""
-        self._ids.forget_producer_ids()
-
-    def forget(self, destination: int) -> None:
-        """Forget the last committed offset of a partition: later batches go to another log."""
-        self._lines.forget(destination)
+        self.ids.clear()
+        self.ids.forget_producer_ids()
 
     def take_over(self, transactional_id: str) -> None:
         """Acquire a user's id: its former producer is fenced, and the transaction that it left open is aborted."""
-        tid = self._ids[transactional_id]
+        tid = self.ids[transactional_id]
         if tid.is_free:
             tid.forget_former()
-            self._ids.fence(tid)
+            self.ids.fence(tid)
 
     def vacate(self, destination: int, reason: str) -> bool:
         """Requeue the units of a partition before its log is surveyed. If False, call again after each answer."""
@@ -219,13 +168,13 @@ class Units:
         if not _valid(action):
             return
         tid.give(grant)
-        self._ids.note(tid.name, grant.producer_id)
+        self.ids.note(tid.name, grant.producer_id)
         transaction = tid.transaction
         if transaction is not None and transaction.phase is Phase.ASKING:
-            self._out.ask(FindOutcome(tid, tid.turn, transaction))
+            self.out.ask(FindOutcome(tid, tid.turn, transaction))
         else:
             tid.leave()
-        self._out.change()
+        self.out.change()
 
     def aborted(self, action: InitProducerId, code: int) -> bool | None:
         """Note the answer to EndTxn before InitProducerId with `keep`. Returns whether to send InitProducerId; None:
@@ -243,7 +192,7 @@ class Units:
         tid = action.tid
         if action.timed_out and code not in FENCED_CODES and not tid.alone:
             tid.note_alone()
-            self._out.ask(RetryLater(action, 1, None, "another producer may be taking it over", slow=True))
+            self.out.ask(RetryLater(action, 1, None, "another producer may be taking it over", slow=True))
             return None
         tid.note_end(timed_out=action.timed_out)
         return True
@@ -262,7 +211,7 @@ class Units:
         if _valid(action):
             action.tid.note_open()
             action.transaction.move(Phase.APPENDING)
-            self._out.change()
+            self.out.change()
 
     def appended(self, action: Produce, base_offset: int, leader_epoch: int) -> None:
         """Record that a batch was appended."""
@@ -282,14 +231,14 @@ class Units:
         transaction = action.transaction
         action.tid.note_open()
         if transaction.note(action.index):
-            self._out.change()
+            self.out.change()
         self._schedule.stage_if_whole(transaction)
 
     def staged(self, transaction: Transaction) -> None:
         """Record that the STAGED marks of the transaction's units are durable."""
         if transaction.phase is Phase.STAGING:
             transaction.move(Phase.STAGED)
-            self._out.change()
+            self.out.change()
 
     def ended(self, action: EndTxn, grant: Grant | None) -> None:
         """Note the answer to EndTxn: the transaction is committed.
@@ -302,7 +251,7 @@ class Units:
             return
         tid = action.tid
         if grant is not None:
-            self._ids.note(tid.name, grant.producer_id)
+            self.ids.note(tid.name, grant.producer_id)
         tid.end(grant, sure=action not in tid.attempts)
         self._transitions.commit(action.transaction)
 
@@ -313,7 +262,7 @@ class Units:
         if not _valid(action):
             return
         if committed is None:
-            self._ids.fence(action.tid)
+            self.ids.fence(action.tid)
         else:
             self._transitions.outcome(action.transaction, committed=committed)
 
@@ -325,15 +274,15 @@ class Units:
             # The marker shows the outcome once the id has no open transaction.
             action.transaction.forget_refused_end()
             action.tid.expire()
-            self._ids.fence(action.tid)
+            self.ids.fence(action.tid)
         else:
             self._transitions.outcome(action.transaction, committed=committed)
 
     def over(self, unit: Unit) -> None:
         """Record that the unit's ENDED mark is durable."""
         unit.move(Phase.OVER)
-        self._units.pop(unit.unit_id)
-        self._out.change()
+        self.lines.pop(unit.unit_id)
+        self.out.change()
         transaction = unit.transaction
         if transaction is None or transaction.tid is None:
             return
@@ -344,7 +293,7 @@ class Units:
     def put_aside(self, unit: Unit, *, kept: bool, reason: str = "") -> None:
         """Note whether the unit's records are durable in `rejected/`. If not, the shell tries again after a pause."""
         if not kept:
-            self._out.ask(RetryLater(UnitPause(unit), unit.tries + 1, unit.code, reason, slow=True))
+            self.out.ask(RetryLater(UnitPause(unit), unit.tries + 1, unit.code, reason, slow=True))
             return
         self._transitions.end_dropped(unit)
 
@@ -369,85 +318,30 @@ class Units:
             if action.unit.phase is Phase.REFUSED and not action.unit.resting:
                 # The unit's records could not be saved. If the unit paused before it was refused, they are being saved
                 # already.
-                self._out.ask(Refuse(action.unit))
+                self.out.ask(Refuse(action.unit))
             action.unit.wake()
-            self._out.change()
+            self.out.change()
         elif _valid(action):
-            self._out.ask(action)
+            self.out.ask(action)
 
     # -- decisions -------------------------------------------------------------------------------------------------
-
-    @property
-    def at_rest(self) -> bool:
-        """Whether there is nothing to do or write until the next event."""
-        return self._out.is_empty
-
-    @property
-    def staging(self) -> Sequence[Transaction]:
-        """Transactions whose STAGED marks `take_marks` returned. Call `staged` for each transaction once its marks are
-        durable.
-        """
-        return self._out.staging
-
-    @property
-    def ending(self) -> Sequence[Unit]:
-        """Units whose ENDED marks `take_marks` returned."""
-        return self._out.ending
-
-    @property
-    def too_large(self) -> Sequence[tuple[Unit, Member]]:
-        """Units with a batch that is too large for the cluster: divide it, and the unit is prepared again."""
-        return self._out.too_large
-
-    def clear_too_large(self) -> None:
-        """Record that the batches of `too_large` are being divided."""
-        self._out.too_large.clear()
-
-    def clear_outcomes(self) -> None:
-        """Record that `staging` and `ending` were processed."""
-        self._out.staging.clear()
-        self._out.ending.clear()
-
-    def take_marks(self) -> list[m.Mark]:
-        """Take the marks to persist now."""
-        return self._out.take_marks()
 
     def advance(self) -> list[Action]:
         """Take the actions that are due; each is returned once."""
         self._schedule.advance()
-        return self._out.take_actions()
+        return self.out.take_actions()
 
     # -- recovery ----------------------------------------------------------------------------------------------------
-
-    def recover(self, mark: m.Unit, position: int, accepted_at: int) -> Unit:
-        """Take a UNIT mark; the unit's batches follow."""
-        return self._replay.recover(mark, position, accepted_at)
-
-    def recover_readings(self, mark: m.Read) -> None:
-        """Take a READ mark, which follows the mark of its unit."""
-        self._replay.recover_readings(mark)
-
-    def recover_begun(self, mark: m.Begun) -> None:
-        """Take a BEGUN mark: it makes an earlier STAGED mark void."""
-        self._replay.recover_begun(mark)
-
-    def recover_staged(self, mark: m.Staged) -> None:
-        """Take a STAGED mark."""
-        self._replay.recover_staged(mark)
-
-    def recover_ended(self, mark: m.Ended) -> Unit | None:
-        """Take an ENDED mark. Returns the unit, unless it was released."""
-        return self._replay.recover_ended(mark)
 
     def decide(self, commit: frozenset[bytes] | None, abort: frozenset[bytes]) -> None:
         """Begin no units. Commit the staged units in `commit` (None: all), and give up those in `abort`."""
         self._schedule.pause(commit)
         for unit_id in abort:
-            self._replay.give_up(unit_id)
+            self.replay.give_up(unit_id)
 
     def recovered(self) -> None:
         """Finish recovery. Transactions left open by earlier incarnations end before their ids are used again."""
-        self._replay.recovered(paused=self._schedule.paused)
+        self.replay.recovered(paused=self._schedule.paused)
 
 
 def _valid(action: Request) -> bool:

@@ -1,24 +1,32 @@
-"""The order in which units are appended and committed, on each of their lines."""
+"""The unfinished units, and the order in which they are appended and committed, on each of their lines."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
-from kafkasafe.units.terms import Line, Phase
+from kafkasafe import marks as m
+from kafkasafe.units.terms import GroupPartition, Line, Phase, Reading
 from kafkasafe.units.unit import Entry, Transaction, Unit
 
 __all__ = ["Lines"]
 
 
 class Lines:
-    """The unfinished units of each line in order, and the last committed offset in each log.
+    """The unfinished units by id and in order, on each line, and the last committed offset in each log.
 
     Units that share a transaction are next to each other in each line, and the transaction stands for them there. So
     the rules for the order of single units also hold for transactions.
+
+    Attributes:
+        by_id: The unfinished units by their ids, in the order in which they were accepted.
+        batchless: Those without batches. Each turn examines these, and must not have to examine all units.
     """
 
     def __init__(self) -> None:
+        self.by_id: dict[bytes, Unit] = {}
+        self.batchless: dict[bytes, Unit] = {}
+        self._numbers = 0
         self._lines: dict[Line, deque[Entry]] = {}
         """By destination or group partition, in order: entries that are neither committed nor refused."""
         self._bare: deque[Unit] = deque()
@@ -26,10 +34,48 @@ class Lines:
         self._floor: dict[int, int] = {}
         """By destination, the last committed offset (inclusive)."""
 
+    # -- units -----------------------------------------------------------------------------------------------------
+
+    def make(
+        self,
+        unit_id: bytes,
+        transactional_id: str,
+        offsets: tuple[m.GroupOffsets, ...],
+        readings: Mapping[GroupPartition, Reading],
+    ) -> Unit:
+        """Make a new unit, after all others. `join` follows once its batches are known."""
+        self._numbers += 1
+        unit = Unit(self._numbers, unit_id, transactional_id, offsets, dict(readings))
+        self.by_id[unit_id] = unit
+        return unit
+
+    def pop(self, unit_id: bytes) -> Unit | None:
+        """Remove a unit whose fate is durable."""
+        self.batchless.pop(unit_id, None)
+        return self.by_id.pop(unit_id, None)
+
+    @property
+    def all(self) -> list[Unit]:
+        """All units, in the order in which they were accepted. Any thread may call it."""
+        return list(self.by_id.values())
+
+    def renumber(self) -> list[Unit]:
+        """Number the units of a log in the order in which they were accepted. Returns them.
+
+        The log may have another order: a divided unit may come after units that were accepted later.
+        """
+        ordered = sorted(self.by_id.values(), key=lambda unit: unit.accepted_at)
+        self.by_id = {unit.unit_id: unit for unit in ordered}
+        for number, unit in enumerate(ordered, 1):
+            unit.renumber(number)
+        return ordered
+
     # -- places in lines -------------------------------------------------------------------------------------------
 
     def join(self, unit: Unit) -> None:
-        """Add an accepted unit after all others."""
+        """Add an accepted unit after all others. All of its batches are known."""
+        if not unit.batches:
+            self.batchless[unit.unit_id] = unit
         lines = unit.lines
         for line in lines:
             self._lines.setdefault(line, deque()).append(unit)

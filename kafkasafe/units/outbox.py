@@ -81,9 +81,9 @@ class UnitOutbox:
 
     # -- whether there is more to decide ---------------------------------------------------------------------------
 
-    def change(self, *, changed: bool = True) -> None:
+    def change(self) -> None:
         """Note an event: there may be more to decide."""
-        self._changed = changed
+        self._changed = True
 
     def take_change(self) -> bool:
         """Whether there was an event since the last call."""

@@ -6,7 +6,6 @@ from kafkasafe import marks as m
 from kafkasafe.units.ids import TransactionalIds
 from kafkasafe.units.order import Lines
 from kafkasafe.units.outbox import UnitOutbox
-from kafkasafe.units.registry import UnitRegistry
 from kafkasafe.units.terms import GIVEN_UP, OLDEST, Grant, Phase, Reading
 from kafkasafe.units.transitions import Transitions
 from kafkasafe.units.unit import TransactionalId, Unit
@@ -18,8 +17,7 @@ class UnitReplay:
     """Takes the marks of a log from its beginning: one call for each, and `recovered` at the end.
 
     Args:
-        units: The unfinished units.
-        lines: Their order.
+        lines: The unfinished units.
         ids: The transactional ids.
         transitions: Changes units.
         out: Takes the decisions.
@@ -27,13 +25,11 @@ class UnitReplay:
 
     def __init__(
         self,
-        units: UnitRegistry,
         lines: Lines,
         ids: TransactionalIds,
         transitions: Transitions,
         out: UnitOutbox,
     ) -> None:
-        self._units = units
         self._lines = lines
         self._ids = ids
         self._transitions = transitions
@@ -49,13 +45,13 @@ class UnitReplay:
 
     def recover(self, mark: m.Unit, position: int, accepted_at: int) -> Unit:
         """Take a UNIT mark; the unit's batches follow."""
-        unit = self._units.make(mark.unit_id, mark.transactional_id, mark.offsets, {})
+        unit = self._lines.make(mark.unit_id, mark.transactional_id, mark.offsets, {})
         unit.read(position, accepted_at)
         return unit
 
     def recover_readings(self, mark: m.Read) -> None:
         """Take a READ mark, which follows the mark of its unit."""
-        unit = self._units.get(mark.unit_id)
+        unit = self._lines.by_id.get(mark.unit_id)
         if unit is None:
             return
         readings = {}
@@ -68,7 +64,7 @@ class UnitReplay:
     def recover_begun(self, mark: m.Begun) -> None:
         """Take a BEGUN mark: it makes an earlier STAGED mark void."""
         self._ids.note(mark.transactional_id, mark.producer_id)
-        unit = self._units.get(mark.unit_id)
+        unit = self._lines.by_id.get(mark.unit_id)
         if unit is not None:
             self._void(self._staged_under.get(unit))
             unit.read_begun()
@@ -85,7 +81,7 @@ class UnitReplay:
         """Take a STAGED mark."""
         begun = mark.begun
         self._ids.note(begun.transactional_id, begun.producer_id)
-        unit = self._units.get(begun.unit_id)
+        unit = self._lines.by_id.get(begun.unit_id)
         if unit is None:
             # The unit was released meanwhile, but the mark still says where its batches are.
             for place in mark.places:
@@ -107,7 +103,7 @@ class UnitReplay:
 
     def recover_ended(self, mark: m.Ended) -> Unit | None:
         """Take an ENDED mark. Returns the unit, unless it was released."""
-        unit = self._units.pop(mark.unit_id)
+        unit = self._lines.pop(mark.unit_id)
         if unit is None:
             return None
         if unit.transactional_id:
@@ -124,7 +120,7 @@ class UnitReplay:
 
     def give_up(self, unit_id: bytes) -> None:
         """Give a unit up, as an operator decided."""
-        unit = self._units.get(unit_id)
+        unit = self._lines.by_id.get(unit_id)
         if unit is not None:
             unit.blame(GIVEN_UP, "given up by kafkasafe spool abort")
 
@@ -136,13 +132,12 @@ class UnitReplay:
         """
         for tid in self._ids:
             tid.begin_again(staged=bool(self._staged.get(tid)))
-        if not self._units:
+        if not self._lines.by_id:
             self._ids.clear()
             return
-        ordered = self._units.renumber()
+        ordered = self._lines.renumber()
         for unit in ordered:
             self._lines.join(unit)
-            self._units.note_batches(unit)
         for tid in self._ids:
             if tid.grant is not None:
                 self._restore(tid, tid.grant)

@@ -9,7 +9,6 @@ from kafkasafe.units.ids import TransactionalIds
 from kafkasafe.units.order import Lines
 from kafkasafe.units.outbox import UnitOutbox
 from kafkasafe.units.readings import ReadingOrder
-from kafkasafe.units.registry import UnitRegistry
 from kafkasafe.units.requests import AddPartitions, CommitOffsets, EndTxn, Produce
 from kafkasafe.units.terms import SUPERSEDED, Grant, Line, Member, Phase
 from kafkasafe.units.together import Sharing
@@ -24,8 +23,7 @@ class Schedule:
 
     Args:
         front: Returns whether only batches of units precede this batch in the queue of its partition.
-        units: The unfinished units.
-        lines: Their order.
+        lines: The unfinished units.
         readings: The state of their consumers' readings.
         ids: The transactional ids.
         sharing: Chooses the units that share a transaction.
@@ -36,7 +34,6 @@ class Schedule:
     def __init__(
         self,
         front: Callable[[Member], bool],
-        units: UnitRegistry,
         lines: Lines,
         readings: ReadingOrder,
         ids: TransactionalIds,
@@ -45,7 +42,6 @@ class Schedule:
         out: UnitOutbox,
     ) -> None:
         self._front = front
-        self._units = units
         self._lines = lines
         self._readings = readings
         self._ids = ids
@@ -78,7 +74,7 @@ class Schedule:
         if self.paused and len(peers) > 1 and not self._are_decided_here(peers):
             return True
         held: set[Line] = set()
-        for other in self._units.all if self.paused else ():
+        for other in self._lines.all if self.paused else ():
             if other is unit:
                 break
             left = other.phase is Phase.STAGED and not self._are_decided_here(other.peers)

@@ -11,7 +11,6 @@ from kafkasafe.units.ids import EPOCH_REFUSED, TransactionalIds
 from kafkasafe.units.order import Lines
 from kafkasafe.units.outbox import UnitOutbox
 from kafkasafe.units.readings import Break, ReadingOrder
-from kafkasafe.units.registry import UnitRegistry
 from kafkasafe.units.requests import DescribeTxn, FindOutcome, Refuse, RetryLater, UnitPause
 from kafkasafe.units.terms import SUPERSEDED, Grant, GroupPartition, IllegalStepError, Phase
 from kafkasafe.units.together import transaction_of
@@ -36,8 +35,7 @@ class Transitions:
     """Moves units and transactions between lines, transactions and ends.
 
     Args:
-        units: The unfinished units.
-        lines: Their order.
+        lines: The unfinished units.
         readings: The state of their consumers' readings.
         ids: The transactional ids.
         out: Takes the decisions.
@@ -46,14 +44,12 @@ class Transitions:
 
     def __init__(
         self,
-        units: UnitRegistry,
         lines: Lines,
         readings: ReadingOrder,
         ids: TransactionalIds,
         out: UnitOutbox,
         newest_reading: Callable[[], int],
     ) -> None:
-        self._units = units
         self._lines = lines
         self._readings = readings
         self._ids = ids
@@ -217,7 +213,7 @@ class Transitions:
         if not sure:
             reason += ", or it was open for longer than transaction_timeout_ms: the cluster cannot say which"
         tid.taken_over()
-        for unit in self._units.all:
+        for unit in self._lines.all:
             if unit.transactional_id == tid.name and unit.phase is Phase.WAITING:
                 self._lose(unit, reason)
                 self.refuse(unit)
@@ -354,7 +350,7 @@ class Transitions:
         for unit in dropped:
             self._readings.break_off(unit, broken)
         # In order of acceptance, so that a dropped unit comes before those that continue it.
-        for unit in self._units.all if dropped else ():
+        for unit in self._lines.all if dropped else ():
             if unit.phase is Phase.REFUSED:
                 continue
             for line in unit.group_lines:

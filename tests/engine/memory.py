@@ -35,7 +35,7 @@ _SAME: dict[str, Callable[[Any, Any], bool]] = {
 def is_written(lane: Any) -> bool:
     """Whether the log has all that the lane's journal decided."""
     journal = lane.journal
-    return not (lane.spool._repair or lane.write_backlog or not journal._parts.state.out.is_empty)
+    return not (lane.spool._repair or lane.write_backlog or not journal._state.out.is_empty)
 
 
 def differences(world: Any, lane: Any) -> list[str]:
@@ -63,22 +63,22 @@ def _memory(journal: j.Journal, first_position: int) -> dict[str, dict[str, Any]
     units = [unit for unit in journal.units.unfinished if unit.durable]
     found: dict[str, dict[str, Any]] = {
         "lane": {
-            "home": journal._parts.state.home.marks,
-            "topics": dict(journal._parts.state.destinations.topics),
+            "home": journal._state.home.cluster_id,
+            "topics": dict(journal._state.destinations.topics),
             "afters": {after.position: set(after.debts) for after in journal.views.afters},
             "resent": set(journal.views.resent),
             "units": {unit.unit_id: _batches(unit.batches) for unit in units},
             "staged": {unit.unit_id for unit in units if unit.phase in {u.Phase.STAGED, u.Phase.ENDING}},
         }
     }
-    for partition in journal._parts.state.destinations.partitions.values():
-        healing = journal._parts.state.revivals.get(partition.number)
+    for partition in journal._state.destinations.partitions.values():
+        healing = journal._state.revivals.by_destination.get(partition.number)
         acked = [batch for batch in partition.log.acked if batch.position >= first_position]
         last = partition.log.last_acked_id
         started = partition.log.baseline_offset >= 0
         found[f"{partition.topic}-{partition.partition}"] = {
             "number": partition.number,
-            "queue": None if partition.queue.packed else _batches(partition.queue.all()),
+            "queue": None if partition.queue.packed.count else _batches(partition.queue.all()),
             "acked": [(*_batch(batch), batch.base_offset, batch.place) for batch in acked],
             "baseline": partition.log.baseline_offset,
             "last": partition.log.last_acked_offset if partition.loss.suspicion is None else None,

@@ -214,8 +214,8 @@ def test_a_batch_that_is_sent_again_meanwhile_is_not_divided(room):
     values = [b"%06d" % number + random.Random(number).randbytes(30) for number in range(40)]
     large = life.send("orders", 0, values)
     lane = life.context.own
-    assert world.run(60, until=lambda: bool(lane.undivided))
-    (divide,) = lane.undivided
+    assert world.run(60, until=lambda: bool(lane.divisions.pending))
+    (divide,) = lane.divisions.pending
     world.cluster.delete_topic("orders")
     world.centre.create_topic("orders", 1, settings={"max.message.bytes": 500})
     assert world.run(60, until=lambda: divide.batch.state is j.BatchState.SENT)
@@ -236,7 +236,7 @@ def test_a_batch_that_is_rejected_meanwhile_is_not_divided(room, monkeypatch):
     assert world.run(60, until=lambda: parcel.durable)
     world.cluster.create_topic("orders", 1)
     lane = life.context.own
-    assert world.run(60, until=lambda: bool(lane.undivided))
+    assert world.run(60, until=lambda: bool(lane.divisions.pending))
     world.cluster.delete_topic("orders")
     set_aside = j.Journal.set_aside
 
@@ -248,4 +248,4 @@ def test_a_batch_that_is_rejected_meanwhile_is_not_divided(room, monkeypatch):
     monkeypatch.setattr(j.Journal, "set_aside", makes_room)
     assert world.run(600, until=lambda: parcel.done)
     assert isinstance(parcel.error, RejectedError)
-    assert not lane.undivided
+    assert not lane.divisions.pending

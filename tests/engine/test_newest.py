@@ -102,7 +102,7 @@ def _acked_under_the_epoch_before(*, between: bool) -> tuple[World, list[events.
     assert journal.views.leader_epoch(1) < found.leader_epoch
     assert [
         batch.position < life.context.own.spool.first_position
-        for batch in journal._parts.state.destinations.partitions[1].log.acked
+        for batch in journal._state.destinations.partitions[1].log.acked
     ] == [
         *[True] * 5,
         *[False] * 2,

@@ -9,7 +9,7 @@ import pytest
 from test_storms import Storm
 from virtual import Life, World, offset_of
 
-from kafkasafe.journal.queue import Ordered
+from kafkasafe.journal.spool_index import Ordered
 
 
 @pytest.fixture
@@ -170,15 +170,15 @@ def test_nothing_is_packed_behind_what_came_back_and_is_not_told_yet(eager, monk
     """The shell took what was packed last for the end of all that is packed: the producer ended with a KeyError."""
     world, life, parcels = backlog(partitions=1, batches=9)
     lane, ledger = life.context.own, life.engine.ledger
-    partition = lane.journal._parts.state.destinations.partitions[parcels[0].batch.destination]
+    partition = lane.journal._state.destinations.partitions[parcels[0].batch.destination]
     monkeypatch.setattr("kafkasafe.delivery.engine.packing._PARCELS", 1000)
     later = [life.send("orders", 0, [b"%04d" % number]) for number in (9, 10)]
     world.run(1.0)
-    assert partition.queue.packed
+    assert partition.queue.packed.count
     assert not any(parcel.batch is None for parcel in later)
     monkeypatch.setattr("kafkasafe.delivery.engine.packing._PARCELS", 0)
     monkeypatch.setattr("kafkasafe.journal.packing.UNPACKED", 10)
-    lane.journal._parts.queues.packer.unpack(partition, partition.queue.packed)
+    lane.journal._packer.unpack(partition, partition.queue.packed.count)
     life.engine._packing.pack(lane, [later[-1].batch])
     world.set_outage(False)
     assert world.run(60, ledger.idle)

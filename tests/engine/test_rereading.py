@@ -21,7 +21,7 @@ from kafkasafe.delivery.engine.lane_keeper import LaneKeeper
 from kafkasafe.delivery.engine.packing import LogReplay
 from kafkasafe.history.identity import BatchId
 from kafkasafe.journal.acked import ANYWHERE, AckedLog
-from kafkasafe.journal.partition import Partition
+from kafkasafe.journal.destinations import Partition
 from kafkasafe.spool.recovery import replay, scan
 
 
@@ -68,23 +68,23 @@ def known(partition):
 
 
 def remembered(journal):
-    for partition in journal._parts.state.destinations.partitions.values():
-        journal._parts.earlier.recovery._backlogs.reach(partition, ANYWHERE)
-        assert not partition.queue.packed
-    assert not journal._parts.state.index.packed_from
+    for partition in journal._state.destinations.partitions.values():
+        journal.recovery._backlogs.reach(partition, ANYWHERE)
+        assert not partition.queue.packed.count
+    assert not journal._state.index.packed_from
     return {
         "partitions": {
-            number: known(each) for number, each in journal._parts.state.destinations.partitions.items()
+            number: known(each) for number, each in journal._state.destinations.partitions.items()
         },
-        "spooled": [position for position, _ in journal._parts.state.index.items()],
-        "doubted": journal._parts.state.index.suspected,
+        "spooled": [position for position, _ in journal._state.index.items()],
+        "doubted": journal._state.index.suspected,
         "units": [(unit.unit_id, unit.phase, unit.position) for unit in journal.units.unfinished],
         "afters": journal.views.afters,
-        "resent": journal._parts.state.index._resent,
-        "blind": journal._parts.state.replay.blind_before,
-        "end": journal._parts.state.index.end,
+        "resent": journal._state.index._resent,
+        "blind": journal._state.replay.blind_before,
+        "end": journal._state.index.end,
         "release": journal.views.release_position,
-        "still": journal._parts.state.quiescence.is_announced,
+        "still": journal._state.quiescence.is_announced,
         "snapshot": journal.snapshot(),
     }
 
@@ -120,15 +120,15 @@ def compare(lock, packed):
         replay(log.entries, plain)
         packed["ever"] += same_in_a_stream(lock, log, streamed)
         for each in streamed.views.packed():
-            queue = streamed._parts.state.destinations.partitions[each.destination].queue
+            queue = streamed._state.destinations.partitions[each.destination].queue
             assert (each.batches, each.records, each.with_id) == (
-                queue.packed,
-                queue.packed_records,
-                queue.packed_with_id,
+                queue.packed.count,
+                queue.packed.records,
+                queue.packed.with_id,
             )
             packed["stayed"] += each.batches
             packed["with id"] += each.with_id
-        assert not streamed._parts.state.out.ready.unpacked
+        assert not streamed._state.out.ready.unpacked
         if begins:
             # What may have been sent is in doubt, so nothing of it may be packed.
             for journal in (plain, streamed):
@@ -303,7 +303,7 @@ def test_what_may_have_been_sent_is_in_doubt_though_lost_ones_come_before_it(mon
     assert log.packed() == {1: 20}
     log.check()
     assert log.plain.views.in_doubt == log.packs.views.in_doubt == 5
-    assert log.packs._parts.state.destinations.partitions[1].ids.stale
+    assert log.packs._state.destinations.partitions[1].ids.stale
 
 
 def test_a_lost_group_brings_back_everything(monkeypatch):

@@ -96,7 +96,7 @@ def test_a_damaged_batch_that_is_to_be_divided_ends_its_unit(monkeypatch):
     world.set_outage(False)
     life = world.start(retry_backoff_ms=100, on_corrupt="quarantine")
     lane = life.context.own
-    assert world.run(60, lambda: bool(lane.undivided))
+    assert world.run(60, lambda: bool(lane.divisions.pending))
     for file in world.disk._tree.files.values():
         at = file.content.find(values[5])
         if at >= 0:

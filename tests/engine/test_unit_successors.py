@@ -77,7 +77,7 @@ def scenario(version: str, at: int, *, lost: bool, before: int, parts: int) -> b
     life = world.start(retry_backoff_ms=100, transaction_timeout_ms=8000)
     units = life.context.own.journal.units
     units.take_over(NAME)
-    assert world.run(60, lambda: units.granted(NAME) is not None)
+    assert world.run(60, lambda: units.ids.granted(NAME) is not None)
     wanted = []
     for number in range(before):
         head = life.unit(("orders", 0, [b"before %d" % number]), transactional_id=NAME)[0]

@@ -16,14 +16,13 @@ from kafkasafe.delivery.engine.transactor import Transactor
 from kafkasafe.delivery.readings import Readings
 from kafkasafe.journal import snapshots
 from kafkasafe.journal.members import UnitBatches
-from kafkasafe.journal.precedence import Turns
+from kafkasafe.journal.precedence import Precedence
 from kafkasafe.journal.recovery import Recovery
 from kafkasafe.units import content, machine, together
 from kafkasafe.units.failures import FailurePolicy
 from kafkasafe.units.order import Lines
 from kafkasafe.units.readings import ReadingOrder
 from kafkasafe.units.recovery import UnitReplay
-from kafkasafe.units.registry import UnitRegistry
 from kafkasafe.units.schedule import Schedule
 from kafkasafe.units.together import Sharing
 from kafkasafe.units.transitions import Transitions
@@ -166,11 +165,11 @@ MUTANTS = {
         "test_the_next_life_sends_the_same_commit",
     ),
     "begun before its partitions are chosen": Mutant(
-        source(Turns, "is_in_front", "return False  # its topic's", "return True  # its topic's"),
+        source(Precedence, "is_in_front", "return False  # its topic's", "return True  # its topic's"),
         "test_what_comes_to_disk_when_its_topic_is_known_is_divided_before_it_is_begun",
     ),
     "a turn is where the mark is": Mutant(
-        source(UnitRegistry, "renumber", "key=lambda unit: unit.accepted_at", "key=lambda unit: unit.number"),
+        source(Lines, "renumber", "key=lambda unit: unit.accepted_at", "key=lambda unit: unit.number"),
         "test_what_was_divided_keeps_its_turn_when_its_first_segment_is_gone",
     ),
     "refused with another of its transaction": Mutant(
@@ -396,9 +395,7 @@ MUTANTS = {
         source(GroupStorm, "_stable", "if any(", "if False and any("), groups=True
     ),
     "units of an earlier life go in the order of the log": Mutant(
-        source(
-            UnitRegistry, "renumber", "key=lambda unit: unit.accepted_at", "key=lambda unit: unit.position"
-        ),
+        source(Lines, "renumber", "key=lambda unit: unit.accepted_at", "key=lambda unit: unit.position"),
         "test_what_was_divided_keeps_its_turn_in_the_next_life",
     ),
     "batches of an earlier life's unit are in the order of the log": Mutant(

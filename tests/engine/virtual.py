@@ -23,8 +23,7 @@ from kafkasafe.config import validate
 from kafkasafe.delivery.engine import messages as msg
 from kafkasafe.delivery.engine.context import EngineContext
 from kafkasafe.delivery.engine.engine import Engine
-from kafkasafe.delivery.engine.parcels import Parcel
-from kafkasafe.delivery.engine.unit_handles import UnitHandle
+from kafkasafe.delivery.engine.parcels import Parcel, UnitHandle
 from kafkasafe.delivery.readings import Numbers
 from kafkasafe.record import batch as codec
 from kafkasafe.spool.lanes import SpoolDirectory

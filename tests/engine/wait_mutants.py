@@ -119,7 +119,7 @@ MUTANTS: dict[str, Mutant] = {
         source(
             joining,
             "_goes_on",
-            "id_fields(b) == (a.producer_id, a.producer_epoch, add_sequence(a.last_sequence, 1))",
+            "b.fields == (a.producer_id, a.producer_epoch, add_sequence(a.last_sequence, 1))",
             "b.base_sequence == add_sequence(a.last_sequence, 1)",
         ),
         "test_any_other_batch_ends_what_is_offered",
@@ -130,7 +130,8 @@ MUTANTS: dict[str, Mutant] = {
         "test_sequences_go_on_behind_the_last_one_there_is",
     ),
     "gathers while lost ones are put back": Mutant(
-        source(Gatherer, "_may_gather", "and partition.number not in self._revivals\n", "\n"), _OFFERED
+        source(Gatherer, "_may_gather", "and partition.number not in self._revivals.by_destination\n", "\n"),
+        _OFFERED,
     ),
     "gathers what waits for earlier lives": Mutant(
         source(Gatherer, "_may_gather", "and not self._precedence.is_held(partition, batch)\n", "\n"),
@@ -168,16 +169,16 @@ MUTANTS: dict[str, Mutant] = {
     ),
     # What the one is.
     "the sequences of the first alone": _made(
-        "id_fields(first.identity), count)", "id_fields(first.identity), first.count)"
+        "first.identity.fields, count)", "first.identity.fields, first.count)"
     ),
     "the sequences of the last": _made(
-        "id_fields(first.identity), count)", "id_fields(batches[-1].identity), count)"
+        "first.identity.fields, count)", "batches[-1].identity.fields, count)"
     ),
     "one is left out": _made(
         "sum(batch.count for batch in batches)", "sum(batch.count for batch in batches[1:])"
     ),
     "behind all that waits": _made(
-        "partition.queue.insert(partition.queue.index(first), made)", "partition.queue.append(made)"
+        "partition.queue.insert(partition.queue.near.index(first), made)", "partition.queue.append(made)"
     ),
     "written with what is new": _made("persist.keep_whole()"),
     "the first alone is replaced on disk": _made(_REPLACED, f"batch is first and {_REPLACED}"),
@@ -264,7 +265,7 @@ MUTANTS: dict[str, Mutant] = {
         "reach_any", "self.reach(partition, position)", of=RereadBacklogs
     ),
     "a mark brings back what is packed of all partitions": _reread(
-        "reach_any", " and partition.queue.has_packed(position)", "", of=RereadBacklogs
+        "reach_any", " and partition.queue.packed.has(position)", "", of=RereadBacklogs
     ),
     "what may have been sent stays packed": _reread(
         "recovered_log",
@@ -273,7 +274,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "what is packed keeps its ids": _reread(
         "_recover_identities",
-        "partition.queue.forget_identities()",
+        "partition.queue.packed.forget_identities()",
         test="test_ids_that_are_taken_back_are_taken_back_from_what_is_packed",
     ),
     "new ids are packed after batches that have none": _reread(

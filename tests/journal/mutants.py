@@ -5,26 +5,24 @@ from __future__ import annotations
 from mutation import Change, both, nothing, source
 
 from kafkasafe.history import loss
-from kafkasafe.journal import losses, snapshots
+from kafkasafe.journal import Journal, losses, snapshots
 from kafkasafe.journal.acked import AckedLog, LossCase
 from kafkasafe.journal.answers import Answers
-from kafkasafe.journal.clock import BrokerClock
 from kafkasafe.journal.dividing import Divider
 from kafkasafe.journal.endings import Durability
-from kafkasafe.journal.ids import Identities
+from kafkasafe.journal.home import IdSequence
 from kafkasafe.journal.losses import Losses, Suspicions
-from kafkasafe.journal.machine import Machine, Rounds
-from kafkasafe.journal.parts import IncarnationParts, JournalParts, QueueParts
+from kafkasafe.journal.machine import Machine
 from kafkasafe.journal.recovery import Recovery
 from kafkasafe.journal.refusal import RefusalTimer
 from kafkasafe.journal.refusals import Refusals
 from kafkasafe.journal.rejecting import Rejecter
-from kafkasafe.journal.sealing import Sealer
-from kafkasafe.journal.sequences import IdSequence
+from kafkasafe.journal.sealing import Identities, Sealer
 from kafkasafe.journal.spool_index import SpoolIndex
+from kafkasafe.journal.state import JournalState
 from kafkasafe.journal.topics import Topics
 from kafkasafe.journal.verdicts import Verdicts
-from kafkasafe.journal.window import SendWindow
+from kafkasafe.journal.window import BrokerClock, SendWindow
 from kafkasafe.units.recovery import UnitReplay
 
 __all__ = ["MUTANTS"]
@@ -38,7 +36,7 @@ def drops(kind: str) -> Change:
 def of_ready(words: str) -> Change:
     """Something is done to all that `ready` gives."""
     marks = "from kafkasafe import marks as m"
-    return source(Rounds, "take", "    return ready", f"    {marks}\n    {words}\n    return ready")
+    return source(Journal, "ready", "    return ready", f"    {marks}\n    {words}\n    return ready")
 
 
 _FIND = "partition = self._partitions[destination]"
@@ -60,7 +58,7 @@ MUTANTS: dict[str, Change] = {
     "TrustsFormerLife": source(
         Recovery, "recovered", "self._drop_parents()",
         "self._drop_parents()\n"
-        "    for batch in [batch for each in self._all.values() for batch in each.queue]:\n"
+        "    for batch in [batch for each in self._all.values() for batch in each.queue.near]:\n"
         "        batch.identity, batch.state = None, BatchState.SEALED",
     ),
     # A request whose answer was lost is taken for dead at once.
@@ -75,14 +73,14 @@ MUTANTS: dict[str, Change] = {
     # A batch that was looked for while a request with it was on its way gets a new id without another look.
     "AsksOnlyOnce": source(
         Machine, "_settled", "    for rule in",
-        "    for batch in partition.queue:\n        batch.unanswered = False\n    for rule in",
+        "    for batch in partition.queue.near:\n        batch.unanswered = False\n    for rule in",
     ),
     # What the leader has is taken for committed, replicated or not.
     "NeverProbes": source(Verdicts, "judged", _FIND, f"stable = True; {_FIND}"),
     # A new incarnation goes on with the old one's producer id.
     "ReusesProducerId": source(
-        Recovery, "recover_marks", "self._home.granted(producer_id)",
-        "self._home.granted(producer_id); self._topics._ids.grant(producer_id, mark.producer_epoch)",
+        Recovery, "recover_marks", "self._home.producer_ids.add(producer_id)",
+        "self._home.grant(producer_id, mark.producer_epoch)",
     ),
     # New ids begin at sequence 0 of the same epoch.
     "KeepsEpoch": source(IdSequence, "renew", "self.epoch += 1", "pass"),
@@ -96,11 +94,8 @@ MUTANTS: dict[str, Change] = {
     # An old batch may be sent while a request may still be on its way, and others beside it.
     "IgnoresAgeOfTheSent": source(Machine, "_flow", "self._clock.is_old(batch, now_ms)", "False"),
     # Ten in flight.
-    "WideWindow": both(
-        *(
-            source(parts, "__init__", "window=settings.window", "window=10")
-            for parts in (QueueParts, IncarnationParts, JournalParts)
-        )
+    "WideWindow": source(
+        JournalState, "__init__", "self.settings = settings", "from dataclasses import replace; self.settings = replace(settings, window=10)"
     ),
     # A future resolves with the answer, not with the mark.
     "ResolvesEarly": source(
@@ -137,7 +132,7 @@ MUTANTS: dict[str, Change] = {
     # A batch is rejected that has no place in the spool which its copy could name.
     "RejectsFromMemory": source(Rejecter, "reject_head", "if head.durable:", "if True:"),
     # A topic that is unknown for a moment is taken for deleted.
-    "RejectsMissingTopic": source(Refusals, "__init__", "self._refused_timeout_s = blocked_timeout_s", "self._refused_timeout_s = 0.0"),
+    "RejectsMissingTopic": source(Refusals, "__init__", "self._refused_timeout_s = state.settings.blocked_timeout_s", "self._refused_timeout_s = 0.0"),
     # The time without the topic goes on though the cluster gave another answer.
     "SumsMissingTime": both(nothing(Refusals, "clear_refusal"), nothing(RefusalTimer, "no_answer")),
     # After a rejection the next batch goes on behind the gap.
@@ -197,7 +192,7 @@ MUTANTS: dict[str, Change] = {
     "TrustsOffsets": source(losses, "_is_remembered", "(loss.released_there and", "(True and"),
     # Transactions of earlier incarnations, of another cluster, and aborted ones.
     "ForgetsItsTransactions": source(UnitReplay, "recover_begun", "self._ids.note(mark.transactional_id, mark.producer_id)", "pass"),
-    "RemembersOtherTransactions": source(Recovery, "recover_marks", "self._units.forget_producer_ids()", "pass"),
+    "RemembersOtherTransactions": source(Recovery, "recover_marks", "self._units.ids.forget_producer_ids()", "pass"),
     "TrustsTheAborted": source(
         loss._Transactions, "see", "self._aborted += self._open.pop(producer_id, ())", "self._open.pop(producer_id, ())"
     ),

@@ -9,7 +9,8 @@ from collections import deque
 import pytest
 
 from kafkasafe.journal import queue as backlogs
-from kafkasafe.journal.queue import Backlog, BacklogRow, Ordered
+from kafkasafe.journal.queue import BacklogRow, PartitionQueue
+from kafkasafe.journal.spool_index import Ordered
 from kafkasafe.spool.placing import Places, Stored
 
 
@@ -29,42 +30,45 @@ def row(number, identity=None):
 @pytest.mark.parametrize("seed", range(20))
 def test_a_backlog_is_the_queue_that_it_would_be_unpacked(seed):
     rng = random.Random(seed)
-    backlog, model, numbers = Backlog(), deque(), iter(range(10_000))
+    backlog, model, numbers = PartitionQueue(), deque(), iter(range(10_000))
     for _ in range(2000):
         what = rng.random()
         if what < 0.5:
             number = next(numbers)
             backlog.append(number)
             model.append(number)
-        elif what < 0.7 and backlog.unpacked:
-            assert backlog.popleft() == model.popleft()
+        elif what < 0.7 and len(backlog.near):
+            assert (backlog.first, backlog.remove(backlog.first)) == (model.popleft(), None)
         elif what < 0.75:
             ready = list(backlog.candidates(4))[: rng.randrange(1, 20)]
             if ready:
                 backlog.pack([row(number, (7, 0, number)) for number in ready], min(4, len(backlog)))
-        elif backlog.packed and backlog.unpacked < 8:
-            got = backlog.unpack()
+        elif backlog.packed.count and len(backlog.near) < 8:
+            got = backlog.packed.shift()
             assert got == row(got.number, (7, 0, got.number))
             backlog.put_back(got.number)
         assert len(backlog) == len(model)
         assert bool(backlog) == bool(model)
-        assert list(backlog) == list(model)[: backlog.unpacked]
-        if backlog.packed:
-            packed = list(model)[backlog.unpacked :][: backlog.packed]
-            assert backlog.first_packed.number == packed[0]
-            assert backlog.packed_records == sum(number + 1 for number in packed)
-            assert backlog.packed_with_id == len(packed)
+        assert list(backlog.near) == list(model)[: len(backlog.near)]
+        if backlog.packed.count:
+            packed = list(model)[len(backlog.near) :][: backlog.packed.count]
+            assert backlog.packed.first().number == packed[0]
+            assert backlog.packed.records == sum(number + 1 for number in packed)
+            assert backlog.packed.with_id == len(packed)
             hidden = set(packed)
             assert list(backlog.all()) == [n for n in model if n not in hidden]
             wanted = rng.choice(model)
-            assert backlog.has_packed(10 * wanted) == (wanted in hidden)
-            assert not backlog.has_packed(10 * wanted + 1)
+            assert backlog.packed.has(10 * wanted) == (wanted in hidden)
+            assert not backlog.packed.has(10 * wanted + 1)
         else:
-            assert list(backlog) == list(model)
+            assert list(backlog.near) == list(model)
 
 
 def test_a_packed_batch_takes_a_few_dozen_bytes():
-    backlog, numbers = Backlog(), range(0, 400 * 12_800, 400)  # every 400th batch is for this partition
+    backlog, numbers = (
+        PartitionQueue(),
+        range(0, 400 * 12_800, 400),
+    )  # every 400th batch is for this partition
     tracemalloc.start()
     try:
         for number in numbers:
@@ -78,15 +82,15 @@ def test_a_packed_batch_takes_a_few_dozen_bytes():
 
 
 def test_what_is_packed_can_lose_its_ids():
-    backlog = Backlog()
+    backlog = PartitionQueue()
     for number in range(10):
         backlog.append(number)
     backlog.pack([row(number, (7, number // 5, number)) for number in range(2, 10)], 2)
-    assert backlog.packed_identified
-    assert backlog.unpack().identity == (7, 0, 2)
-    backlog.forget_identities()
-    assert not backlog.packed_identified
-    assert [backlog.unpack().identity for _ in range(7)] == [None] * 7
+    assert backlog.packed.identified
+    assert backlog.packed.shift().identity == (7, 0, 2)
+    backlog.packed.forget_identities()
+    assert not backlog.packed.identified
+    assert [backlog.packed.shift().identity for _ in range(7)] == [None] * 7
 
 
 @pytest.mark.parametrize("seed", range(5))

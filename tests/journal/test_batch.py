@@ -26,10 +26,7 @@ def condemned() -> j.Batch:
 def refused() -> j.Batch:
     batch = prepared()
     batch.send()
-    batch.on(j.BatchEvent.REFUSED)
-    batch.blame(CODE, "INVALID_RECORD")
-    batch.blame_records(((1, "no key"),))
-    batch.check_absence(wanted=True)
+    batch.refuse(CODE, "INVALID_RECORD", ((1, "no key"),), unconfirmed=True)
     return batch
 
 

@@ -81,9 +81,9 @@ class Checked(recorder.Tape):
 
 
 def unfinished(journal: j.Journal) -> Iterator[j.Batch]:
-    state = journal._parts.state
+    state = journal._state
     for destination in state.destinations.all.values():
-        yield from destination.queue
+        yield from destination.queue.near
     yield from map(itemgetter(1), state.index.items())
 
 

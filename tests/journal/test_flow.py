@@ -127,7 +127,7 @@ def test_damage_in_a_unit_ends_the_whole_unit_whatever_its_partition_does(
     ]
     journal.close_unit(unit)
     journal.persisted(journal.ready(0.0, 0).persist, [0, 1], 2)
-    progress = journal._parts.state.destinations.all[batches[0].destination].progress
+    progress = journal._state.destinations.all[batches[0].destination].progress
     progress.flow = flow
     journal.damaged(batches[0], "damaged")
     assert progress.flow is flow

@@ -769,9 +769,9 @@ def lost_before(first: int, loss: Loss, *, forgotten: int) -> j.AckedLoss:
     """One batch is remembered, and gone; how many of those before `forgotten` are, the end of the epoch tells."""
     shell = Shell()
     shell.flowing(5)
-    shell.journal._parts.state.destinations.partitions[1].log.acked[0].place = first
-    shell.journal._parts.state.destinations.partitions[1].log.forgotten_offset = forgotten
-    shell.journal._parts.state.destinations.partitions[1].log.last_acked_offset = first + 4
+    shell.journal._state.destinations.partitions[1].log.acked[0].place = first
+    shell.journal._state.destinations.partitions[1].log.forgotten_offset = forgotten
+    shell.journal._state.destinations.partitions[1].log.last_acked_offset = first + 4
     shell.journal.suspect(1, Cause.LOG_END, "cut")
     shell.turn()
     shell.journal.surveyed(1, loss, 3, epoch_end_offset=3)
@@ -1332,7 +1332,7 @@ def test_a_new_life_begins_the_time_anew() -> None:
     batches = shell.flowing(1, 1)
     refused_for(shell, batches[1], 29, 3500.0)
     heir = shell.reborn()
-    heir.journal._parts.cluster.refusals._refused_timeout_s = 3600.0
+    heir.journal._refusals._refused_timeout_s = 3600.0
     heir.turn()
     (asked,) = [batch for _, _, batch in heir.journal.views.batches()]
     assert heir.judge(IdentityVerdict.DECIDED, 0) == [asked]
@@ -2020,8 +2020,7 @@ def test_another_cluster_knows_nothing_of_the_old_offsets() -> None:
 def remembered(shell: Shell) -> list[tuple[int, int]]:
     """(position, offset) of what is known to be in the log of the one partition."""
     return [
-        (batch.position, batch.place)
-        for batch in shell.journal._parts.state.destinations.partitions[1].log.acked
+        (batch.position, batch.place) for batch in shell.journal._state.destinations.partitions[1].log.acked
     ]
 
 
@@ -2450,9 +2449,7 @@ def test_what_has_the_place_of_another_proves_nothing_of_that_one() -> None:
     assert losses_told(offsets_alone(), whole, same_topic=False) == [(2, 9)]
     assert losses_told(offsets_alone(cause=Cause.ACK), whole) == [(2, 9)]
     later = offsets_alone()
-    later.journal._parts.cluster.suspicions.check_offset_order(
-        later.journal._parts.state.destinations.partitions[1], 5
-    )
+    later.journal._suspicions.check_offset_order(later.journal._state.destinations.partitions[1], 5)
     assert losses_told(later, whole) == [(2, 9)]
 
 

@@ -34,9 +34,9 @@ def waiting(count: int = 40, *, size_bytes: int = 100) -> tuple[Shell, list[j.Ba
 
 def offered(shell: Shell) -> list[j.Batch]:
     journal = shell.journal
-    journal._parts.state.out.ready.gathers.clear()
-    journal._parts.queues.gatherer.gather(journal._parts.state.destinations.partitions[1], shell.now_ms)
-    return list(journal._parts.state.out.ready.gathers.get(1, ()))
+    journal._state.out.ready.gathers.clear()
+    journal._gatherer.gather(journal._state.destinations.partitions[1], shell.now_ms)
+    return list(journal._state.out.ready.gathers.get(1, ()))
 
 
 def test_what_waits_behind_those_under_way_is_offered() -> None:
@@ -86,12 +86,12 @@ def test_sequences_go_on_behind_the_last_one_there_is() -> None:
 def test_nothing_is_offered_that_waits_for_others_or_for_what_was_lost() -> None:
     shell, batches = waiting()
     journal = shell.journal
-    journal._parts.state.precedence.hold_back({("t", 0): batches[20].written_at})
+    journal._state.precedence.hold_back({("t", 0): batches[20].written_at})
     assert offered(shell) == batches[:20]
-    journal._parts.state.precedence.hold_back({})
-    journal._parts.state.revivals.add(1, batches[:1])
+    journal._state.precedence.hold_back({})
+    journal._state.revivals.add(1, batches[:1])
     assert offered(shell) == []
-    journal._parts.state.revivals.forget(1)
+    journal._state.revivals.forget(1)
     assert offered(shell) == batches
     journal.keep_apart(1)
     assert offered(shell) == []
@@ -205,7 +205,7 @@ def test_what_is_refused_as_it_is_keeps_the_next_ones_apart(code, apart) -> None
         shell.ack(batch, batch.identity.base_sequence)
     shell.turn()
     shell.refuse(made, code)
-    assert shell.journal._parts.state.destinations.partitions[1].gathers is not apart
+    assert shell.journal._state.destinations.partitions[1].gathers is not apart
 
 
 def test_nothing_is_gathered_before_an_answer_says_that_what_waits_waits_for_its_turn() -> None:

@@ -28,7 +28,7 @@ def test_an_empty_queue_has_nothing() -> None:
 @pytest.mark.parametrize("first", [S.SEALED, S.PREPARED, S.SENT, S.REFUSED, S.IN_DOUBT, S.UNDECIDABLE])
 def test_the_head_is_the_first_batch_that_is_not_acknowledged(first: S) -> None:
     queue = queue_of(S.ACKED, S.ACKED, first, S.SENT)
-    assert queue.head is queue[2]
+    assert queue.head is queue.near[2]
 
 
 def test_acknowledged_batches_only_have_no_head() -> None:
@@ -46,13 +46,13 @@ def test_a_batch_is_in_flight_until_it_has_an_answer() -> None:
 def test_all_batches_in_doubt_are_asked_about_at_once() -> None:
     queue = queue_of(S.ACKED, S.IN_DOUBT, S.PREPARED, S.IN_DOUBT)
     assert queue.has_doubt
-    assert queue.doubt == [queue[1], queue[3]]
+    assert queue.doubt == [queue.near[1], queue.near[3]]
 
 
 def test_only_those_of_one_epoch_are_asked_about() -> None:
     """The broker has a separate state for each producer id, and the newest epoch of it."""
     queue = queue_of(S.IN_DOUBT, S.IN_DOUBT, S.IN_DOUBT, epochs=(0, 0, 1))
-    assert queue.doubt == [queue[0], queue[1]]
+    assert queue.doubt == [queue.near[0], queue.near[1]]
 
 
 # -- gaps
@@ -71,10 +71,10 @@ BEFORE = [
 @pytest.mark.parametrize(("before", "failed", "explains"), BEFORE)
 def test_a_gap_may_be_due_to_an_earlier_batch(before: S, failed: bool, explains: bool) -> None:
     queue = queue_of(S.ACKED, before, S.SENT, S.PREPARED)
-    assert queue.follows_failure(queue[2]) is failed
-    assert queue.explains_gap(queue[2]) is explains
+    assert queue.follows_failure(queue.near[2]) is failed
+    assert queue.explains_gap(queue.near[2]) is explains
 
 
 @pytest.mark.parametrize("state", [S.SEALED, S.PREPARED])
 def test_the_last_batch_has_an_id_or_not(state: S) -> None:
-    assert queue_of(S.SENT, state).last_has_id is (state is S.PREPARED)
+    assert queue_of(S.SENT, state).ids_reach_end is (state is S.PREPARED)

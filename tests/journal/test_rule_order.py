@@ -8,10 +8,10 @@ from tapes import keep
 from kafkasafe import journal as j
 from kafkasafe.history.identity import BatchId
 from kafkasafe.journal import machine
+from kafkasafe.journal.destinations import Partition
 from kafkasafe.journal.machine import Machine
-from kafkasafe.journal.partition import Partition
 
-RULES = [rule.holds for rule in j.Journal()._parts.rounds._machine._quiet_rules()]
+RULES = [rule.holds for rule in j.Journal()._machine._quiet_rules()]
 DIFFERENT = {
     machine.is_suspected: 179,
     machine.has_late_requests: 257,
@@ -65,14 +65,14 @@ def quiet_partition(*batches: j.Batch) -> tuple[j.Journal, Partition]:
     journal = j.Journal()
     journal.granted(7, 0)
     number = journal.destination("orders", 0)
-    partition = journal._parts.state.destinations.partitions[number]
+    partition = journal._state.destinations.partitions[number]
     for event in (j.FlowEvent.RECOVERED, j.FlowEvent.SUSPECTED):
         partition.progress.on(event)
-    assert partition.flow is j.Flow.DECIDING
+    assert partition.progress.flow is j.Flow.DECIDING
     for batch in batches:
         partition.queue.append(batch)
     partition.doubt.refuse_sequence()
-    journal._parts.state.out.touched[number] = None
+    journal._state.out.touched[number] = None
     return journal, partition
 
 

@@ -22,7 +22,7 @@ from kafkasafe.delivery.engine.context import EngineContext
 from kafkasafe.delivery.engine.disk import DiskWriter
 from kafkasafe.delivery.engine.endings import Endings
 from kafkasafe.delivery.engine.intake import Intake
-from kafkasafe.delivery.engine.lane import Lane
+from kafkasafe.delivery.engine.lane import Lane, WriteBacklog
 from kafkasafe.delivery.engine.lane_keeper import LaneKeeper
 from kafkasafe.delivery.engine.losses import LossWatch
 from kafkasafe.delivery.engine.messages import ChoreDue, RetryDue
@@ -30,7 +30,6 @@ from kafkasafe.delivery.engine.order import LaneOrder
 from kafkasafe.delivery.engine.room import RoomKeeper
 from kafkasafe.delivery.engine.send_queue import SendQueue
 from kafkasafe.delivery.engine.sender import Sender
-from kafkasafe.delivery.engine.write_backlog import WriteBacklog
 from kafkasafe.history.identity import ProducerView
 from kafkasafe.journal.forward import CopyForward
 from kafkasafe.journal.precedence import Precedence

@@ -24,7 +24,7 @@ __all__ = ["Tape", "differences", "recorded", "recording", "replay"]
 
 _VIEWS = frozenset({"packable"})
 """They change nothing: a tape has what `Journal.views` says after each `ready`, and not who asked."""
-_UNIT_VIEWS = frozenset({"bare", "earlier", "get", "granted", "held_up", "is_own", "is_open"})
+_UNIT_VIEWS = frozenset({"held_up"})
 _NAMED = (
     u.InitProducerId, u.AddPartitions, u.Produce, u.CommitOffsets, u.EndTxn, u.DescribeTxn, u.FindOutcome, u.Refuse,
     u.UnitPause, u.RetryLater,
@@ -85,7 +85,7 @@ class Tape:
         said = (
             views.release_position, views.held_position, views.unfinished, views.in_doubt, views.in_flight,
             views.doubts(), views.last_acked_offsets(), views.idle(), journal.at_rest, len(views.denials()),
-            views.spooled_records, journal.missing.said, list(journal.units.pinned),
+            views.spooled_records, tuple(journal.missing.said), [unit.position for unit in journal.units.lines.batchless.values()],
         )  # fmt: skip
         self.lines.append(f"  views: {self.show(said)}")
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kafkasafe import journal as j
 from kafkasafe import marks as m
 from kafkasafe import units as u
-from kafkasafe.journal.queue import Backlog
+from kafkasafe.journal.queue import PartitionQueue
 
 LANE = b"0123456789abcdef"
 ID = st.binary(min_size=16, max_size=16)
@@ -105,12 +105,13 @@ class Script:
         written = []
         for _ in range(9):
             self.actions += self.units.advance()
-            written += self.units.take_marks()
-            for unit in self.units.staging:
+            written += self.units.out.take_marks()
+            for unit in self.units.out.staging:
                 self.units.staged(unit)
-            for unit in self.units.ending:
+            for unit in self.units.out.ending:
                 self.units.over(unit)
-            self.units.clear_outcomes()
+            self.units.out.staging.clear()
+            self.units.out.ending.clear()
         return written
 
     def take(self, kind):
@@ -305,10 +306,10 @@ def test_the_next_life_sends_the_same_commit():
     begun = m.Begun(LANE, "lane-1", 7, 3, 1)
     units = u.Units(lambda _: True, pool=2)
     units.name("lane")
-    unit = units.recover(m.Unit(LANE, 0, 1), 5, 5)
+    unit = units.replay.recover(m.Unit(LANE, 0, 1), 5, 5)
     unit.batches.append(Batch(1, 1, 3, 6))
-    units.recover_begun(begun)
-    units.recover_staged(m.Staged(begun, (m.Placed(1, 6, 3, 0, 40),)))
+    units.replay.recover_begun(begun)
+    units.replay.recover_staged(m.Staged(begun, (m.Placed(1, 6, 3, 0, 40),)))
     units.recovered()
     actions = units.advance()
     [end] = [action for action in actions if isinstance(action, u.EndTxn)]
@@ -321,10 +322,10 @@ def test_a_unit_that_no_mark_calls_staged_is_prepared_again_behind_a_fence():
     begun = m.Begun(LANE, "lane-1", 7, 3, 1)
     units = u.Units(lambda _: True, pool=2)
     units.name("lane")
-    unit = units.recover(m.Unit(LANE, 0, 1), 5, 5)
+    unit = units.replay.recover(m.Unit(LANE, 0, 1), 5, 5)
     unit.batches.append(Batch(1, 1, 3, 6))
-    units.recover_staged(m.Staged(begun, (m.Placed(1, 6, 3, 0, 40),)))
-    units.recover_begun(m.Begun(LANE, "lane-0", 8, 0, 1))
+    units.replay.recover_staged(m.Staged(begun, (m.Placed(1, 6, 3, 0, 40),)))
+    units.replay.recover_begun(m.Begun(LANE, "lane-0", 8, 0, 1))
     units.recovered()
     actions = units.advance()
     assert {type(action) for action in actions} == {u.InitProducerId}
@@ -402,11 +403,11 @@ def test_a_new_unit_goes_through_none_of_those_that_wait(monkeypatch):
 
     def counting(queue):
         nonlocal seen
-        for batch in (*queue._head, *queue._fresh):
+        for batch in (*queue.near, *queue._fresh):
             seen += 1
             yield batch
 
-    monkeypatch.setattr(Backlog, "all", counting)
+    monkeypatch.setattr(PartitionQueue, "all", counting)
     journal = j.Journal(j.Settings(durable_first=False))
     number = journal.destination("orders", 0)
     for count in range(500):
@@ -490,7 +491,7 @@ def test_what_came_into_the_log_before_an_earlier_unit_is_prepared_again():
     script.prepare()
     assert second.places[late.batch.handle] < first.places[early.batch.handle]
     rest_of(script)
-    assert not len(script.units)
+    assert not len(script.units.unfinished)
     assert second.places[late.batch.handle] > first.places[early.batch.handle]
 
 
@@ -503,7 +504,7 @@ def test_what_waits_behind_a_unit_that_is_prepared_again_leaves_it_a_transaction
     # The third one would have taken the id of the first one, and the second one keeps the other: nobody could go on.
     script.units.failed(append, 47, "INVALID_PRODUCER_EPOCH")
     rest_of(script)
-    assert not len(script.units)
+    assert not len(script.units.unfinished)
 
 
 def test_a_partition_that_is_away_holds_no_transactional_id_that_others_need():
@@ -524,14 +525,14 @@ def test_a_life_that_finds_all_ids_behind_a_unit_that_has_none_asks_what_became_
     script = Script(2)
     ids = [bytes([number]) * 16 for number in (1, 2, 3)]
     for at, unit_id in enumerate(ids):
-        unit = script.units.recover(m.Unit(unit_id, 0, 1), at, at)
+        unit = script.units.replay.recover(m.Unit(unit_id, 0, 1), at, at)
         unit.batches.append(Batch(at + 1, 1, 3, at * 10))
     for name, at in (("lane-0", 1), ("lane-1", 2)):
         begun = m.Begun(ids[at], name, 7, 3, 2)
-        script.units.recover_staged(m.Staged(begun, (m.Placed(1, at * 10, 3, 0, at * 3),)))
+        script.units.replay.recover_staged(m.Staged(begun, (m.Placed(1, at * 10, 3, 0, at * 3),)))
     script.units.recovered()
     rest_of(script)
-    assert not len(script.units)
+    assert not len(script.units.unfinished)
 
 
 @pytest.mark.parametrize("released", [True, False])
@@ -540,14 +541,16 @@ def test_what_is_staged_in_front_of_what_was_committed_before_it_is_asked_about(
     """Of a batch whose segment is gone, its STAGED mark, which was repeated, says where it ends."""
     script = Script(2)
     if not released:
-        before = script.units.recover(m.Unit(LANE, 0, 1), 5, 5)
+        before = script.units.replay.recover(m.Unit(LANE, 0, 1), 5, 5)
         before.batches.append(Batch(1, 1, 3, 6))
-    script.units.recover_staged(m.Staged(m.Begun(LANE, "lane-0", 7, 3, 2), (m.Placed(1, 6, 3, 0, 40),)))
-    assert (script.units.recover_ended(m.Ended(LANE, m.UnitOutcome.COMMITTED, "")) is None) is released
-    unit = script.units.recover(m.Unit(bytes([2]) * 16, 0, 1), 20, 20)
+    script.units.replay.recover_staged(
+        m.Staged(m.Begun(LANE, "lane-0", 7, 3, 2), (m.Placed(1, 6, 3, 0, 40),))
+    )
+    assert (script.units.replay.recover_ended(m.Ended(LANE, m.UnitOutcome.COMMITTED, "")) is None) is released
+    unit = script.units.replay.recover(m.Unit(bytes([2]) * 16, 0, 1), 20, 20)
     unit.batches.append(Batch(2, 1, 3, 21))
     begun = m.Begun(unit.unit_id, "lane-1", 7, 3, 2)
-    script.units.recover_staged(m.Staged(begun, (m.Placed(1, 21, 3, 0, place),)))
+    script.units.replay.recover_staged(m.Staged(begun, (m.Placed(1, 21, 3, 0, place),)))
     script.units.recovered()
     script.turn()
     assert [unit for end in script.take(u.EndTxn) for unit in end.transaction.units] == [unit] * commits
@@ -557,8 +560,8 @@ def test_what_is_staged_in_front_of_what_was_committed_before_it_is_asked_about(
 def test_what_was_divided_keeps_its_turn_in_the_next_life():
     """Its parts stand in the log after what was accepted later."""
     script = Script(2)
-    later = script.units.recover(m.Unit(bytes([2]) * 16, 0, 1), 20, 20)
-    divided = script.units.recover(m.Unit(bytes([1]) * 16, 0, 1), 30, 10)
+    later = script.units.replay.recover(m.Unit(bytes([2]) * 16, 0, 1), 20, 20)
+    divided = script.units.replay.recover(m.Unit(bytes([1]) * 16, 0, 1), 30, 10)
     for handle, unit in enumerate((later, divided)):
         unit.batches.append(Batch(handle, 1, 3, unit.position + 1))
     script.units.recovered()
@@ -570,10 +573,10 @@ def test_what_was_divided_keeps_its_turn_in_the_next_life():
 def test_a_staged_unit_has_its_batches_in_the_order_in_which_they_were_staged():
     """The first one says where the marker of the transaction is looked for."""
     script = Script(2)
-    unit = script.units.recover(m.Unit(LANE, 0, 2), 5, 5)
+    unit = script.units.replay.recover(m.Unit(LANE, 0, 2), 5, 5)
     unit.batches += [Batch(1, 1, 3, 6), Batch(2, 2, 3, 9)]
     places = (m.Placed(2, 9, 3, 0, 40), m.Placed(1, 6, 3, 0, 70))
-    script.units.recover_staged(m.Staged(m.Begun(LANE, "lane-0", 7, 3, 2), places))
+    script.units.replay.recover_staged(m.Staged(m.Begun(LANE, "lane-0", 7, 3, 2), places))
     assert [batch.position for batch in unit.batches] == [9, 6]
 
 
@@ -655,11 +658,11 @@ def test_a_description_is_believed_only_where_its_epoch_says_of_which_transactio
 def test_what_is_decided_elsewhere_does_not_wait_behind_what_is_left():
     script = Script(2)
     for at in range(3):
-        unit = script.units.recover(m.Unit(bytes([at + 1]) * 16, 0, 1), at, at)
+        unit = script.units.replay.recover(m.Unit(bytes([at + 1]) * 16, 0, 1), at, at)
         unit.batches.append(Batch(at + 1, (1, 1, 2)[at], 3, at * 10))
     for name, at in (("lane-0", 1), ("lane-1", 2)):
         begun = m.Begun(bytes([at + 1]) * 16, name, 7, 3, 2)
-        script.units.recover_staged(m.Staged(begun, (m.Placed(at, at * 10, 3, 0, at * 3),)))
+        script.units.replay.recover_staged(m.Staged(begun, (m.Placed(at, at * 10, 3, 0, at * 3),)))
     script.units.decide(None, frozenset())
     script.units.recovered()
     first, behind, alone = script.units.unfinished
@@ -670,8 +673,8 @@ def test_what_is_decided_elsewhere_does_not_wait_behind_what_is_left():
 
 def test_a_unit_without_anything_is_committed_without_a_transaction():
     script = Script(2)
-    empty = script.units.recover(m.Unit(bytes([1]) * 16, 0, 0), 10, 10)
-    other = script.units.recover(m.Unit(bytes([2]) * 16, 0, 0), 20, 20)
+    empty = script.units.replay.recover(m.Unit(bytes([1]) * 16, 0, 0), 10, 10)
+    other = script.units.replay.recover(m.Unit(bytes([2]) * 16, 0, 0), 20, 20)
     other.batches.append(Batch(1, 1, 3, 30))
     script.units.recovered()
     [ended] = [mark for mark in script.turn() if isinstance(mark, m.Ended)]
@@ -684,13 +687,13 @@ def test_a_unit_that_was_staged_a_second_time_is_staged_though_its_first_id_is_a
     script = Script(2)
     moved, other = (bytes([number]) * 16 for number in (1, 2))
     for at, unit_id in enumerate((moved, other)):
-        unit = script.units.recover(m.Unit(unit_id, 0, 1), at, at)
+        unit = script.units.replay.recover(m.Unit(unit_id, 0, 1), at, at)
         unit.batches.append(Batch(at + 1, at, 3, at * 10))
     for unit_id, name, epoch in ((moved, "lane-0", 3), (moved, "lane-1", 5), (other, "lane-0", 4)):
         begun = m.Begun(unit_id, name, 7, epoch, 2)
         place = m.Placed(unit_id[0] - 1, (unit_id[0] - 1) * 10, 3, 0, epoch * 3)
-        script.units.recover_begun(begun)
-        script.units.recover_staged(m.Staged(begun, (place,)))
+        script.units.replay.recover_begun(begun)
+        script.units.replay.recover_staged(m.Staged(begun, (place,)))
     script.units.recovered()
     script.turn()
     # Both may have been committed: the same EndTxn again, and nothing is prepared again.

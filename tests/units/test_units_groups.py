@@ -117,7 +117,7 @@ def test_a_unit_that_has_nothing_but_offsets_has_its_turn():
         script.prepare()
         ended.append(commit_first(script))
     assert ended == [first, bare, last]
-    assert len(script.units._lines) == 0
+    assert len(script.units.lines) == 0
 
 
 def test_nothing_is_begun_after_a_unit_of_the_group_that_waits():
@@ -130,7 +130,7 @@ def test_nothing_is_begun_after_a_unit_of_the_group_that_waits():
     script.turn()
     assert (first.phase, second.phase) == (u.Phase.WAITING, u.Phase.WAITING)
     rest_of(script)
-    assert not len(script.units)
+    assert not len(script.units.unfinished)
 
 
 def test_an_offset_that_was_not_answered_is_aborted_where_it_could_come_late():
@@ -180,7 +180,7 @@ def test_units_of_one_consumer_share_a_transaction_with_the_newest_offsets(proto
     script.units.ended(end, u.Grant(7, 99, protocol))
     marks = script.turn()
     assert outcomes(marks) == [(number, m.UnitOutcome.COMMITTED) for number in (1, 2, 3, 4)]
-    assert len(script.units._lines) == 0
+    assert len(script.units.lines) == 0
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_a_group_that_refuses_a_consumer_leaves_the_others_of_the_transaction_th
     assert outcomes(marks) == [(1, m.UnitOutcome.DROPPED)]
     assert (other.phase, plain.phase) == (u.Phase.WAITING, u.Phase.WAITING)
     rest_of(script)
-    assert not len(script.units)
+    assert not len(script.units.unfinished)
 
 
 # -- what goes on from a unit that was dropped -------------------------------------------------------------------------
@@ -264,7 +264,7 @@ def test_what_goes_on_from_a_dropped_unit_is_dropped_with_it_whatever_its_genera
     assert outcomes(marks) == [(number, m.UnitOutcome.DROPPED) for number in (1, 2, 3)]
     assert last.code == ILLEGAL_GENERATION
     assert "continues" in last.reason
-    assert not len(script.units)
+    assert not len(script.units.unfinished)
     assert script.take(u.Refuse) == []
 
 
@@ -326,7 +326,7 @@ def test_other_partitions_and_other_groups_stay():
     refuse(script)
     assert {elsewhere.phase, group.phase}.isdisjoint({u.Phase.REFUSED, u.Phase.OVER})
     rest_of(script)
-    assert not len(script.units)
+    assert not len(script.units.unfinished)
 
 
 def test_what_goes_on_from_one_that_goes_on_from_a_dropped_one_is_dropped_on_all_its_partitions():
@@ -361,7 +361,7 @@ def test_what_is_rejected_and_kept_takes_nothing_along():
 def recovered(script: Script, *units: tuple[int, m.GroupOffsets]) -> list[u.Unit]:
     found = []
     for number, offsets in units:
-        unit = script.units.recover(m.Unit(bytes([number]) * 16, 0, 1, "", (offsets,)), number, number)
+        unit = script.units.replay.recover(m.Unit(bytes([number]) * 16, 0, 1, "", (offsets,)), number, number)
         unit.batches.append(Batch(number, number, 3, number * 10))
         found.append(unit)
     script.units.recovered()
@@ -395,7 +395,7 @@ def test_a_reading_that_began_before_an_earlier_incarnation_moved_the_group_is_v
         for end in ends[-1:]:
             script.units.ended(end, u.Grant(7, 99, 2))
     assert [unit for end in ends for unit in end.transaction.units] == ([mine, late] if goes else [])
-    assert not len(script.units) or goes
+    assert not len(script.units.unfinished) or goes
 
 
 @pytest.mark.parametrize("under_way", [False, True])
@@ -450,10 +450,10 @@ def test_offsets_that_an_earlier_version_wrote_out_of_order_are_asked_about():
     script = Script(2)
     for number, name in ((1, "lane-0"), (2, "lane-1")):
         mark = m.Unit(bytes([number]) * 16, 0, 1, "", (to(number * 10),))
-        unit = script.units.recover(mark, number, number)
+        unit = script.units.replay.recover(mark, number, number)
         unit.batches.append(Batch(number, number, 3, number * 10))
         begun = m.Begun(mark.unit_id, name, 7, 3, 2)
-        script.units.recover_staged(m.Staged(begun, (m.Placed(number, number * 10, 3, 0, 40),)))
+        script.units.replay.recover_staged(m.Staged(begun, (m.Placed(number, number * 10, 3, 0, 40),)))
     script.units.recovered()
     script.turn()
     assert [end.transaction.unit_id[0] for end in script.take(u.EndTxn)] == [1]

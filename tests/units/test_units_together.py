@@ -19,7 +19,7 @@ from test_units import Batch, Script
 
 def in_line(script: Script, destination: int) -> list[u.Unit]:
     """What stands in the line of a partition, with those that share a transaction one by one."""
-    line = script.units._lines.at(destination)
+    line = script.units.lines.at(destination)
     return [
         each
         for entry in line
@@ -99,8 +99,8 @@ def test_what_waits_on_a_partition_shares_a_transaction_and_each_keeps_its_steps
         (m.Ended, number, m.UnitOutcome.COMMITTED) for number in (1, 2, 3)
     ]
     assert {unit.phase for unit in units} == {u.Phase.OVER}
-    assert len(script.units) == 0
-    assert len(script.units._lines) == 0
+    assert len(script.units.unfinished) == 0
+    assert len(script.units.lines) == 0
 
 
 def test_the_transactional_id_is_free_when_the_ends_of_all_are_durable():
@@ -160,8 +160,8 @@ def test_they_are_not_more_than_a_transaction_should_hold():
 def test_nothing_that_stands_between_is_passed():
     # The third stands behind the second on partition 2, which waits behind the one that is under way there.
     script = Script(2, most=16)
-    script.units.fenced(u.InitProducerId(script.units._ids["lane-0"], 0), u.Grant(7, 1, 2))
-    script.units.fenced(u.InitProducerId(script.units._ids["lane-1"], 0), u.Grant(7, 2, 2))
+    script.units.fenced(u.InitProducerId(script.units.ids["lane-0"], 0), u.Grant(7, 1, 2))
+    script.units.fenced(u.InitProducerId(script.units.ids["lane-1"], 0), u.Grant(7, 2, 2))
     under_way = script.seal(1, 2)
     script.turn()
     assert under_way.phase is u.Phase.APPENDING
@@ -171,7 +171,7 @@ def test_nothing_that_stands_between_is_passed():
     last = script.seal(5, 1)
     beside = script.seal(6, 3)
     script.turn()
-    began = [tid.transaction for tid in script.units._ids]
+    began = [tid.transaction for tid in script.units.ids]
     assert [unit.number for each in began for unit in each.units] == [1, 2]
     assert {unit.phase for unit in (between, behind, last, beside)} == {u.Phase.WAITING}
 
@@ -183,13 +183,13 @@ def test_they_stand_in_line_as_one_and_part_where_they_were(places, under_way):
     for unit in units[:under_way]:
         unit.phase = u.Phase.STAGED
     lines = set().union(*places)
-    before = {at: list(script.units._lines.at(at)) for at in lines}
-    for first in script.units._lines.next_units():
+    before = {at: list(script.units.lines.at(at)) for at in lines}
+    for first in script.units.lines.next_units():
         found = script.units._schedule._sharing.gather(first, script.units._schedule.is_ready)
         ahead = {unit for at in first.destinations for unit in before[at][: before[at].index(first)]}
         assert found == sorted(found, key=lambda unit: unit.number)
         whole = transaction_of(found, u.TransactionalId("lane-0"), u.Grant(7, 1, 2))
-        script.units._lines.unite(whole)
+        script.units.lines.unite(whole)
         assert {at: in_line(script, at) for at in before} == before, "the order is another one"
         for line in before.values():
             mine = [unit for unit in line if unit in found]
@@ -198,8 +198,8 @@ def test_they_stand_in_line_as_one_and_part_where_they_were(places, under_way):
                 front = line[: line.index(mine[0])]
                 assert all(unit.phase is u.Phase.STAGED for unit in front)
                 assert set(front) <= ahead
-        script.units._lines.part(whole)
-        assert {at: list(script.units._lines.at(at)) for at in lines} == before
+        script.units.lines.part(whole)
+        assert {at: list(script.units.lines.at(at)) for at in lines} == before
 
 
 REFUSALS = [(10, "too large"), (87, "invalid"), (29, "no right"), (3, "unknown topic"), (48, "over")]
@@ -223,7 +223,7 @@ def refuse_one(code, reason, *, lasting):
     script.units.failed(second, code, reason, lasting=lasting)
     script.turn()
     assert script.take(u.Refuse) == []
-    assert script.units.too_large == []
+    assert script.units.out.too_large == []
     assert {unit.phase for unit in units} == {u.Phase.WAITING}
     assert {unit.code for unit in units} == {0}
     assert in_line(script, 1) == units
@@ -375,17 +375,17 @@ def read(*marks: m.Begun | m.Staged | m.Ended) -> tuple[Script, list[u.Unit]]:
     script = Script(2, most=16)
     units = []
     for number in (1, 2, 3):
-        unit = script.units.recover(m.Unit(bytes([number]) * 16, 0, 1), number, number)
+        unit = script.units.replay.recover(m.Unit(bytes([number]) * 16, 0, 1), number, number)
         unit.batches.append(Batch(number, 1, 3, number * 10))
         units.append(unit)
     for mark in marks:
         match mark:
             case m.Begun():
-                script.units.recover_begun(mark)
+                script.units.replay.recover_begun(mark)
             case m.Staged():
-                script.units.recover_staged(mark)
+                script.units.replay.recover_staged(mark)
             case m.Ended():
-                script.units.recover_ended(mark)
+                script.units.replay.recover_ended(mark)
     return script, units
 
 

@@ -125,7 +125,7 @@ class OpenSpool:
         None if none of these lanes has the unit.
         """
         for lane in self._pump.lanes:
-            unit = lane.journal.units.get(unit_id)
+            unit = lane.journal.units.lines.by_id.get(unit_id)
             if unit is not None:
                 return unit.phase, unit.phase is u.Phase.STAGED and lane.journal.units.held_up(unit)
         return None

@@ -8,7 +8,7 @@ from kafkasafe.cluster.absence import Absence
 from kafkasafe.cluster.api import Failure, TopicInfo
 from kafkasafe.cluster.procedures import Ask, Procedure
 from kafkasafe.delivery.engine.context import EngineContext
-from kafkasafe.delivery.engine.running import RunningInquiry
+from kafkasafe.delivery.engine.leader import RunningInquiry
 
 __all__ = ["Absences"]
 
@@ -46,7 +46,7 @@ class Absences:
                 if partition in info.partitions:
                     lane.journal.present(destination)
                     continue
-                if missing.reason(destination):
+                if destination in missing.proven:
                     continue
                 open_.add(address)
                 case = self._cases.get(address)

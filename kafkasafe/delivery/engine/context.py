@@ -1,7 +1,9 @@
-"""The state that all parts of the engine share: its ports, its lanes, its timers, and its counters."""
+"""The state that all parts of the engine share: its ports, its lanes, its timers, its counters, and how it ends."""
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -10,24 +12,147 @@ from kafkasafe.cluster.api import Clock, Cluster
 from kafkasafe.cluster.backoff import Backoff
 from kafkasafe.config import ProducerConfig
 from kafkasafe.delivery.clock import SleepingClock
-from kafkasafe.delivery.engine.close_state import CloseState
-from kafkasafe.delivery.engine.delivery_progress import DeliveryProgress
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.messages import Message
-from kafkasafe.delivery.engine.own_cluster import OwnCluster
-from kafkasafe.delivery.engine.timers import Timers
+from kafkasafe.errors import WrongClusterError
 from kafkasafe.journal import Clock as Moment
+from kafkasafe.limits.patience import Patience
 from kafkasafe.logs import EventLog
 from kafkasafe.spool.files import Files
 from kafkasafe.spool.lanes import SpoolDirectory
 from kafkasafe.stats import Stats
 
-__all__ = ["EngineContext", "text"]
+__all__ = ["CloseState", "DeletedTopics", "DeliveryProgress", "EngineContext", "OwnCluster", "Timers", "text"]
 
 log = EventLog("producer")
 
 _REFUSED_PAUSE_S: Final = 30.0
 """Longest pause between two tries while an operator has to fix a refusal: grant a permission, create a topic."""
+
+
+class DeletedTopics:
+    """Deleted topics that no records wait for, and since when they are deleted. `TopicKeeper` changes it."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, float] = {}
+
+    def __contains__(self, topic: str) -> bool:
+        return topic in self._since
+
+    def note(self, topic: str, now: float) -> float:
+        """Record that brokers call a topic unknown. Return since when they do."""
+        return self._since.setdefault(topic, now)
+
+    def forget(self, topic: str) -> None:
+        """Forget a topic: it exists, records wait for it, or the journal has forgotten it."""
+        self._since.pop(topic, None)
+
+
+class Timers:
+    """Messages to process after a delay. Those for the same time come in the order in which they were added."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._waiting: list[tuple[float, int, Message]] = []
+        self._numbers = itertools.count()
+
+    @property
+    def next_at(self) -> float:
+        """When the next message is due, monotonic seconds; infinite if there is none."""
+        return self._waiting[0][0] if self._waiting else float("inf")
+
+    def add(self, delay_s: float, message: Message) -> None:
+        """Process this message after a delay, in seconds."""
+        heapq.heappush(self._waiting, (self._clock.monotonic() + delay_s, next(self._numbers), message))
+
+    def take(self, now: float) -> Message | None:
+        """Remove the next message that is due at this time; None if there is none."""
+        if not self._waiting or self._waiting[0][0] > now:
+            return None
+        return heapq.heappop(self._waiting)[2]
+
+
+class OwnCluster:
+    """The cluster that the accepted records are for. `Binding` changes it; any thread may read it.
+
+    Attributes:
+        cluster_id: Its id; None as long as neither the spool directory nor the brokers have named it.
+        stranger: Set if another cluster answers, and the accepted records are not for it: the producer ends.
+    """
+
+    def __init__(self) -> None:
+        self.cluster_id: str | None = None
+        self.stranger: WrongClusterError | None = None
+
+    def bind(self, cluster_id: str) -> None:
+        """Record that the brokers and the spool directory belong to this cluster."""
+        self.cluster_id = cluster_id
+
+    def meet_stranger(self, error: WrongClusterError) -> None:
+        """End the producer: the brokers belong to a different cluster than the spool directory."""
+        self.stranger = error
+
+
+class DeliveryProgress:
+    """When deliveries made progress last, which decides how long callers wait. Any thread may ask `patience_ends`."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._last = clock.monotonic()
+        """Time of the last progress: a new answer about a batch, a grant, or a topic's metadata. Monotonic seconds."""
+        self._pause_until = 0.0
+        """When the longest pause with a known end is over, monotonic seconds."""
+
+    def note(self) -> None:
+        """Note progress with a batch."""
+        self._last = self._clock.monotonic()
+
+    def pause(self, until: float) -> None:
+        """Note a pause that ends at this time, monotonic seconds."""
+        self._pause_until = max(self._pause_until, until)
+
+    def patience_ends(self, patience: Patience, began: float, *, paused: bool = False) -> float:
+        """The time at which a caller that has waited for deliveries since `began` gives up, monotonic seconds.
+
+        Args:
+            patience: The caller's patience.
+            began: When the caller began to wait.
+            paused: A pause with an unknown end is under way. It counts if `patience` allows for pauses at all.
+        """
+        until = float("inf") if paused else self._pause_until
+        return patience.ends_at(began, self._last, until)
+
+
+class CloseState:
+    """How far a producer is on its way to its end. Any thread may read it.
+
+    Attributes:
+        closing: `close` was called: the engine begins nothing that takes long.
+        stop: The pump ends after its current work.
+        abandon: The current work takes too long: the engine begins nothing more.
+        close_by: Until when the engine waits for a failing disk, monotonic seconds.
+    """
+
+    def __init__(self) -> None:
+        self.closing = False
+        self.stop = False
+        self.abandon = False
+        self.close_by = float("inf")
+
+    def close(self, close_by: float | None) -> None:
+        """Record that `close` was called. None: the time for a failing disk stays as it is."""
+        if close_by is not None:
+            self.close_by = close_by
+        self.closing = True
+        self.stop = True
+
+    def end(self) -> None:
+        """End the pump after its current work: everything is delivered, or its patience is over."""
+        self.stop = True
+
+    def give_up(self) -> None:
+        """Begin nothing more."""
+        self.abandon = True
 
 
 class EngineContext:

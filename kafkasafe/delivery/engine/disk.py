@@ -362,7 +362,7 @@ class DiskWriter:
             return
         if freed:
             lane.divisions.end_pause()
-            if lane.undivided:
+            if lane.divisions.pending:
                 self._context.timer(0.0, ChoreDue(Chore.LOOK_AGAIN))
             self.count_to_divide(lane)
             lane.release.freed(freed)

@@ -7,13 +7,10 @@ import logging
 from kafkasafe import journal as j
 from kafkasafe.cluster.api import EARLIEST, LATEST, EpochEnd, Failure, OffsetListed
 from kafkasafe.cluster.procedures import Procedure
-from kafkasafe.delivery.engine.answers import NoAnswerError, good, unsupported
-from kafkasafe.delivery.engine.context import EngineContext
-from kafkasafe.delivery.engine.deleted_topics import DeletedTopics
+from kafkasafe.delivery.engine.context import DeletedTopics, EngineContext
 from kafkasafe.delivery.engine.lane import Lane
-from kafkasafe.delivery.engine.leader import Leader
+from kafkasafe.delivery.engine.leader import Leader, NoAnswerError, RunningInquiry, good, unsupported
 from kafkasafe.delivery.engine.messages import EpochCheckDue
-from kafkasafe.delivery.engine.running import RunningInquiry
 from kafkasafe.events import LossCheckInconclusive
 from kafkasafe.history.loss import Cause
 
@@ -83,7 +80,7 @@ class EndCheck:
         journal.
         """
         check, leader = self._check, self._leader
-        gone = self._lane.journal.missing.reason(check.destination)
+        gone = self._lane.journal.missing.proven.get(check.destination, "")
         if gone:
             self._suspect(0, f"{gone}, {self._last}")
             return False

@@ -10,16 +10,15 @@ import collections
 import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 from kafkasafe import journal as j
 from kafkasafe.delivery.engine.absences import Absences
 from kafkasafe.delivery.engine.binding import Binding
-from kafkasafe.delivery.engine.context import EngineContext
-from kafkasafe.delivery.engine.deleted_topics import DeletedTopics
+from kafkasafe.delivery.engine.context import DeletedTopics, EngineContext
 from kafkasafe.delivery.engine.disk import SPILL_EVERY_S, DiskWriter
 from kafkasafe.delivery.engine.endings import Endings
 from kafkasafe.delivery.engine.gathering import Gathering
-from kafkasafe.delivery.engine.inquiries import Inquiries
 from kafkasafe.delivery.engine.intake import Intake
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.lane_keeper import LaneKeeper
@@ -60,9 +59,9 @@ from kafkasafe.delivery.engine.messages import (
 from kafkasafe.delivery.engine.order import LaneOrder
 from kafkasafe.delivery.engine.packing import Packing
 from kafkasafe.delivery.engine.parcels import Choose
-from kafkasafe.delivery.engine.place_looks import PlaceLooks
 from kafkasafe.delivery.engine.places import PlaceKeeper
 from kafkasafe.delivery.engine.predecessor import Predecessor
+from kafkasafe.delivery.engine.questions import Inquiries
 from kafkasafe.delivery.engine.rejects import Rejects
 from kafkasafe.delivery.engine.room import RoomKeeper
 from kafkasafe.delivery.engine.sender import Sender
@@ -75,7 +74,41 @@ from kafkasafe.errors import DeliveryTimeoutError, SpoolError
 from kafkasafe.limits.patience import Patience
 from kafkasafe.spool.lanes import LaneLock
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "PlaceLooks"]
+
+
+_LOOK_AGAIN_S: Final = 0.1
+"""How often the engine checks a spool that is not in its place, while a caller waits until it is."""
+
+
+class PlaceLooks:
+    """Callers that ask whether the producer's own lane is in its place: one look answers all that asked before it.
+
+    Attributes:
+        looked: Number of the latest question after which the lane was found in its place. From any thread.
+    """
+
+    def __init__(self, context: EngineContext, ledger: Ledger, disk: DiskWriter) -> None:
+        self._context = context
+        self._ledger = ledger
+        self._disk = disk
+        self._asked = 0
+        self.looked = 0
+
+    def ask(self, number: int) -> None:
+        """Record that a caller asks. Numbers grow."""
+        self._asked = max(self._asked, number)
+
+    def answer(self) -> None:
+        """Look once for all callers that asked."""
+        if self._asked <= self.looked:
+            return
+        if self._disk.look_at_place(self._context.own):
+            self.looked = self._asked
+            if self._ledger.waiters:
+                self._ledger.waiters.notify_all()
+        else:
+            self._context.timer(_LOOK_AGAIN_S, ChoreDue(Chore.LOOK_AGAIN))
 
 
 class Engine:
@@ -350,7 +383,7 @@ class Engine:
             and not lane.held
             and self._context.clock.monotonic() >= lane.divisions.unreadable_until
         ):
-            if lane.journal.at_rest and not lane.undivided:
+            if lane.journal.at_rest and not lane.divisions.pending:
                 self._losses.publish_doubted(lane)
                 break
             ready = lane.journal.ready(self._context.now(), self._context.clock.wall_ms())

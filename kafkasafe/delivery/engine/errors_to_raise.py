@@ -3,66 +3,89 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Collection, Mapping
+from collections.abc import Sequence
 
 from kafkasafe import journal as j
-from kafkasafe.delivery.engine.guard import Guard
 from kafkasafe.delivery.engine.lane import Lane
-from kafkasafe.delivery.engine.one_loss import one_loss
+from kafkasafe.delivery.engine.waits import Guard
 from kafkasafe.errors import DataLossError, SpoolCorruptError, UndecidableError
 
 __all__ = ["ErrorsToRaise"]
 
 
+def _one_loss(
+    losses: Sequence[DataLossError | SpoolCorruptError],
+) -> DataLossError | SpoolCorruptError | None:
+    """Return one error for all losses; None if nothing was lost."""
+    if len(losses) < 2:
+        return losses[0] if losses else None
+    oldest = next((loss for loss in losses if isinstance(loss, DataLossError)), None)
+    others = tuple(loss for loss in losses if loss is not oldest)
+    if oldest is None:
+        damage = tuple(text for loss in losses if isinstance(loss, SpoolCorruptError) for text in loss.damage)
+        return SpoolCorruptError(" ".join(map(str, losses)), damage=damage)
+    more = "; ".join(map(str, others[:3]))
+    return DataLossError(
+        f"{oldest} And {len(others)} more: {more}{'; …' if len(others) > 3 else ''}",
+        topic=oldest.topic,
+        partition=oldest.partition,
+        first_offset=oldest.first_offset,
+        last_offset=oldest.last_offset,
+        records=oldest.records,
+        others=others,
+    )
+
+
 class ErrorsToRaise:
-    """See the module. The engine adds and withdraws errors; callers raise them. Any thread may read it."""
+    """See the module. The engine adds and withdraws errors; callers raise them. Any thread may read it.
+
+    Attributes:
+        undecided: The batches that wait for a decision, by lane and handle, with their errors.
+        losses: The losses that have not been raised yet.
+        damage: Errors of partitions that wait because a batch is damaged on disk (`on_corrupt="raise"`).
+    """
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
-        self._undecided: dict[tuple[Lane, int], tuple[j.Batch, UndecidableError]] = {}
+        self.undecided: dict[tuple[Lane, int], tuple[j.Batch, UndecidableError]] = {}
         self._shown: list[tuple[Lane, int]] = []
         """The undecided batches that the last raised error is about."""
-        self._damage: dict[tuple[str, int], SpoolCorruptError] = {}
-        self._losses: collections.deque[DataLossError | SpoolCorruptError] = collections.deque()
+        self.damage: dict[tuple[str, int], SpoolCorruptError] = {}
+        self.losses: collections.deque[DataLossError | SpoolCorruptError] = collections.deque()
 
     # -- undecidable batches -------------------------------------------------------------------------------------------
 
     @property
-    def undecided(self) -> Mapping[tuple[Lane, int], tuple[j.Batch, UndecidableError]]:
-        """The batches that wait for a decision, by lane and handle, with their errors."""
-        return self._undecided
-
-    @property
     def undecidable(self) -> bool:
         """Whether a batch waits for a decision."""
-        return bool(self._undecided)
+        return bool(self.undecided)
 
     def ask_about(self, lane: Lane, batch: j.Batch, error: UndecidableError) -> None:
         """Raise this error until the application decides about the batch."""
         with self._guard.lock:
-            self._undecided[lane, batch.handle] = batch, error
+            self.undecided[lane, batch.handle] = batch, error
             self._guard.waiters.notify_all()
 
     def hand_over(self, lane: Lane) -> None:
         """Raise no error about this lane's batches any more: another producer owns it."""
         with self._guard.lock:
-            for key in [key for key in self._undecided if key[0] is lane]:
-                del self._undecided[key]
+            for key in [key for key in self.undecided if key[0] is lane]:
+                del self.undecided[key]
 
     def take_shown(self) -> list[tuple[Lane, j.Batch]]:
         """Take the undecidable batches that the caller's decision is about. No error is raised for them any more."""
         with self._guard.lock:
-            keys = self._shown or list(self._undecided)
+            keys = self._shown or list(self.undecided)
             self._shown = []
-            return [(key[0], self._undecided.pop(key)[0]) for key in keys if key in self._undecided]
+            return [(key[0], self.undecided.pop(key)[0]) for key in keys if key in self.undecided]
 
     def raise_undecidable(self) -> None:
         """Raise the error about all batches that wait for a decision, if there are any."""
-        if not self._undecided:
+        if not self.undecided:
             return
         with self._guard.lock:
-            self._shown = list(self._undecided)
-            errors = [error for _, error in self._undecided.values()]
+            self._shown = list(self.undecided)
+            errors = [error for _, error in self.undecided.values()]
         if len(errors) > 1:
             more = "; ".join(error.evidence for error in errors[1:4])
             note = f" The same of {len(errors) - 1} more batches: {more}{'; …' if len(errors) > 4 else ''}"
@@ -72,57 +95,47 @@ class ErrorsToRaise:
 
     # -- lost records --------------------------------------------------------------------------------------------------
 
-    @property
-    def losses(self) -> Collection[DataLossError | SpoolCorruptError]:
-        """The losses that have not been raised yet."""
-        return self._losses
-
     def lose(self, error: DataLossError | SpoolCorruptError) -> None:
         """Have the next `send`, `flush` or `close` raise this error, once."""
         with self._guard.lock:
-            self._losses.append(error)
+            self.losses.append(error)
             self._guard.waiters.notify_all()
 
     def next_loss(self) -> DataLossError | SpoolCorruptError | None:
         """Take the oldest loss that has not been raised yet."""
-        if not self._losses:
+        if not self.losses:
             return None
         with self._guard.lock:
-            return self._losses.popleft() if self._losses else None  # another caller may have taken it
+            return self.losses.popleft() if self.losses else None  # another caller may have taken it
 
     def losses_left(self) -> DataLossError | SpoolCorruptError | None:
         """Take all losses that have not been raised yet, as one error."""
         with self._guard.lock:
-            losses, self._losses = list(self._losses), collections.deque()
-        return one_loss(losses)
+            losses, self.losses = list(self.losses), collections.deque()
+        return _one_loss(losses)
 
     # -- damaged batches -----------------------------------------------------------------------------------------------
 
     @property
-    def damage(self) -> Mapping[tuple[str, int], SpoolCorruptError]:
-        """Errors of partitions that wait because a batch is damaged on disk (`on_corrupt="raise"`)."""
-        return self._damage
-
-    @property
     def damaged(self) -> bool:
         """Whether a partition is held up by a batch that is damaged on disk."""
-        return bool(self._damage)
+        return bool(self.damage)
 
     def block(self, address: tuple[str, int], error: SpoolCorruptError) -> None:
         """Record that a partition waits, because a batch is damaged on disk."""
         with self._guard.lock:
-            self._damage[address] = error
+            self.damage[address] = error
             self._guard.waiters.notify_all()
 
     def unblock(self, address: tuple[str, int]) -> None:
         """Record that the batch can be read again."""
-        self._damage.pop(address, None)
+        self.damage.pop(address, None)
 
     def raise_damage(self, topic: str | None = None) -> None:
         """Raise an error if a batch damaged on disk holds up a partition, of this topic or of any."""
-        if not self._damage:
+        if not self.damage:
             return
-        for (name, partition), error in list(self._damage.items()):
+        for (name, partition), error in list(self.damage.items()):
             if topic in {None, name}:
                 raise SpoolCorruptError(
                     f"{name}{f'-{partition}' if partition >= 0 else ''} waits: {error.args[0]}. Other partitions"

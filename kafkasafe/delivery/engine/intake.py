@@ -17,9 +17,16 @@ from kafkasafe.delivery.engine.disk import DiskWriter
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.ledger import Ledger
 from kafkasafe.delivery.engine.messages import Chore, ChoreDue
-from kafkasafe.delivery.engine.parcels import UNCHOSEN, Choose, Indexes, Parcel, given_partitions, pieces
+from kafkasafe.delivery.engine.parcels import (
+    UNCHOSEN,
+    Choose,
+    Indexes,
+    Parcel,
+    UnitHandle,
+    given_partitions,
+    pieces,
+)
 from kafkasafe.delivery.engine.rejects import Rejects
-from kafkasafe.delivery.engine.unit_handles import UnitHandle
 from kafkasafe.errors import SpoolCorruptError, SpoolError
 from kafkasafe.record import batch as codec
 
@@ -195,7 +202,7 @@ class Intake:
            next portion.
         4. If the disk has no space for the next portion, only divisions wait.
         """
-        if not divides and not lane.undivided:
+        if not divides and not lane.divisions.pending:
             return False
         # A batch that an earlier call left undivided may be in `divides` as well. Or it needs no division any more,
         # because the journal has sent it again, or given it up.

@@ -1,27 +1,371 @@
-"""The engine's state of one lane."""
+"""The engine's state of one lane, and the small objects that own parts of it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import collections
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from kafkasafe import journal as j
 from kafkasafe import marks as m
-from kafkasafe.delivery.engine.copying import Copying
-from kafkasafe.delivery.engine.divisions import Divisions
-from kafkasafe.delivery.engine.handover import Handover
-from kafkasafe.delivery.engine.loss_checks import LossChecks
 from kafkasafe.delivery.engine.parcels import Parcel
-from kafkasafe.delivery.engine.producer_id import ProducerIdRequest
 from kafkasafe.delivery.engine.refused_name import NameRefusals
-from kafkasafe.delivery.engine.rejections import Rejections
-from kafkasafe.delivery.engine.release_check import ReleaseCheck
-from kafkasafe.delivery.engine.write_backlog import WriteBacklog
 from kafkasafe.spool.lanes import LaneLock
 from kafkasafe.spool.rejected import RejectedStore
 from kafkasafe.spool.spool import Spool
 
-__all__ = ["Lane"]
+__all__ = [
+    "Copying",
+    "Divisions",
+    "Handover",
+    "Lane",
+    "LossChecks",
+    "ProducerIdRequest",
+    "Rejections",
+    "ReleaseCheck",
+    "WriteBacklog",
+]
+
+
+class WriteBacklog:
+    """Groups that are not on disk yet, because the disk takes no writes: in the order in which they are written.
+
+    Attributes:
+        attempt: Number of consecutive failures to write.
+    """
+
+    __slots__ = ("_groups", "_retry_at", "attempt")
+
+    def __init__(self) -> None:
+        self._groups: collections.deque[j.Persist] = collections.deque()
+        self.attempt = 0
+        self._retry_at = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self._groups)
+
+    @property
+    def has_decision(self) -> bool:
+        """Whether a decision of the journal is not on disk yet."""
+        return any(_decides(group) for group in self._groups)
+
+    def extend(self, groups: Iterable[j.Persist]) -> None:
+        """Add groups after all others."""
+        self._groups.extend(groups)
+
+    def take(self) -> tuple[int, j.Persist]:
+        """Take the group to write next: decisions first. Returns its place as well."""
+        index = next((i for i, group in enumerate(self._groups) if _decides(group)), 0)
+        group = self._groups[index]
+        del self._groups[index]
+        return index, group
+
+    def restore(self, index: int, groups: Sequence[j.Persist]) -> None:
+        """Put a group that could not be written in its place again, divided into these groups."""
+        for group in reversed(groups):
+            self._groups.insert(index, group)
+
+    def fail(self) -> int:
+        """Note a failed write. Returns the number of consecutive failures."""
+        self.attempt += 1
+        return self.attempt
+
+    def succeed(self) -> None:
+        """Note a successful write."""
+        self.attempt = 0
+
+    def has_retry(self, now: float) -> bool:
+        """Whether a pause is under way, after which the engine tries again."""
+        return self._retry_at > now
+
+    def pause(self, until: float) -> None:
+        """Note a pause that ends at this time, monotonic seconds."""
+        self._retry_at = until
+
+    def end_pause(self) -> None:
+        """Record that the pause is over."""
+        self._retry_at = 0.0
+
+
+def _decides(group: j.Persist) -> bool:
+    return bool(group.marks or group.after)
+
+
+class Divisions:
+    """Divisions of batches that wait, because the spool cannot be read or has no space for the parts.
+
+    Attributes:
+        pending: Divisions whose batch could not be read, or that have no space yet.
+        attempt: Number of consecutive failures to read.
+        unreadable_until: When the engine reads again, monotonic seconds.
+        room_attempt: How many times in a row there was no space.
+        unwritten_bytes: Bytes of parts that are not on disk yet.
+        waiting_bytes: Bytes on disk that wait for their partitions. Recounted when segments are deleted.
+    """
+
+    __slots__ = (
+        "_room_at",
+        "attempt",
+        "pending",
+        "room_attempt",
+        "unreadable_until",
+        "unwritten_bytes",
+        "waiting_bytes",
+    )
+
+    def __init__(self) -> None:
+        self.pending: Sequence[j.Divide] = ()
+        self.unwritten_bytes = 0
+        self.waiting_bytes = 0
+        self._room_at = 0.0
+        self.attempt = 0
+        self.unreadable_until = 0.0
+        self.room_attempt = 0
+
+    def take(self) -> Sequence[j.Divide]:
+        """Take the pending divisions. The caller puts back (`leave`) those that could not be done."""
+        pending, self.pending = self.pending, ()
+        return pending
+
+    def leave(self, pending: Sequence[j.Divide]) -> None:
+        """Keep divisions that could not be done."""
+        self.pending = pending
+
+    def fail(self) -> int:
+        """Record that the spool could not be read. Returns the number of consecutive failures."""
+        self.attempt += 1
+        return self.attempt
+
+    def wait(self, until: float) -> None:
+        """Read again at this time."""
+        self.unreadable_until = until
+
+    def succeed(self) -> None:
+        """Record that the spool could be read."""
+        self.attempt = 0
+
+    def miss_room(self) -> int:
+        """Record that the disk has no space for the parts. Returns how many times in a row."""
+        self.room_attempt += 1
+        return self.room_attempt
+
+    def find_room(self) -> None:
+        """Record that a batch was divided."""
+        self.room_attempt = 0
+
+    def is_blocked(self, now: float) -> bool:
+        """Whether to divide nothing now: parts are not on disk yet, or a pause for space is under way."""
+        return bool(self.unwritten_bytes) or self._room_at > now
+
+    def pause(self, until: float) -> None:
+        """Wait for space until this time, monotonic seconds."""
+        self._room_at = until
+
+    def end_pause(self) -> None:
+        """Look for space again: segments were deleted."""
+        self._room_at = 0.0
+
+    def add_unwritten(self, size: int) -> None:
+        """Note parts of this size that are to be written."""
+        self.unwritten_bytes += size
+
+    def written(self) -> None:
+        """Record that the parts are on disk."""
+        self.unwritten_bytes = 0
+
+    def count_waiting(self, size: int) -> None:
+        """Note how many bytes wait for their partitions."""
+        self.waiting_bytes = size
+
+
+class ReleaseCheck:
+    """The last check for segments that can be deleted, and when the next one is due."""
+
+    __slots__ = ("_excess", "_position")
+
+    def __init__(self) -> None:
+        self._position = -1
+        self._excess = 0
+        """Bytes by which the lane exceeded half of `spool_max_bytes`, after the deletion; negative if it did not."""
+
+    def is_due(self, position: int, excess: int, more: int) -> bool:
+        """Whether another position may be released, or the excess grew by more than `more` bytes."""
+        return position != self._position or excess > max(self._excess + more, 0)
+
+    def note(self, position: int, excess: int) -> None:
+        """Note a check."""
+        self._position, self._excess = position, excess
+
+    def freed(self, size: int) -> None:
+        """Record that segments of this size were deleted."""
+        self._excess -= size
+
+
+class Rejections:
+    """Rejected batches that are not finished, with the files of their records; and destinations whose next batch is
+    damaged.
+    """
+
+    __slots__ = ("_paths", "_stopped")
+
+    def __init__(self) -> None:
+        self._paths: dict[int, Path | None] = {}
+        """By handle of the batch."""
+        self._stopped: dict[int, float] = {}
+        """Destinations whose next batch is damaged on disk, and when the engine reads it again, monotonic seconds."""
+
+    def __contains__(self, handle: int) -> bool:
+        return handle in self._paths
+
+    def keep(self, handles: Iterable[int], path: Path | None) -> None:
+        """Record that the records of these batches are kept in this file; None: in none (`spool="never"`)."""
+        self._paths.update(dict.fromkeys(handles, path))
+
+    def path(self, handle: int) -> Path | None:
+        """The file with the records of a rejected batch."""
+        return self._paths[handle]
+
+    def finish(self, handle: int) -> Path | None:
+        """Forget a rejected batch: it is finished. Returns the file with its records."""
+        return self._paths.pop(handle)
+
+    def stop(self, destination: int, until: float) -> None:
+        """Let a destination wait: its next batch is damaged, and the engine reads it again at this time."""
+        self._stopped[destination] = until
+
+    def stopped(self, now: float) -> set[int]:
+        """The destinations that wait."""
+        return {destination for destination, until in self._stopped.items() if until > now}
+
+
+class ProducerIdRequest:
+    """Whether a request for a producer id is open, and how often it failed.
+
+    Attributes:
+        is_open: A request was sent, and no id was granted since.
+        failures: Number of consecutive failures.
+    """
+
+    __slots__ = ("failures", "is_open")
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self.failures = 0
+
+    def ask(self) -> None:
+        """Record that a request is sent."""
+        self.is_open = True
+
+    def granted(self) -> None:
+        """Record that a producer id was granted."""
+        self.is_open = False
+        self.failures = 0
+
+    def failed(self) -> None:
+        """Record that the request was refused, or not answered. It is repeated after a pause."""
+        self.failures += 1
+
+
+class LossChecks:
+    """The results of the checks for losses, so that no check asks twice."""
+
+    __slots__ = ("_epochs", "_unproven")
+
+    def __init__(self) -> None:
+        self._epochs: dict[int, int] = {}
+        """By destination, the leader epoch at the last check whether the log still holds all acknowledged records."""
+        self._unproven: dict[int, int] = {}
+        """By destination, the last acknowledged offset that was reported as unproven."""
+
+    def see_leader(self, destination: int, epoch: int) -> bool:
+        """Note a partition's leader epoch. Returns whether to check the log, because the epoch is newer than before."""
+        before = self._epochs.get(destination)
+        self._epochs[destination] = epoch
+        return before is None or epoch > before
+
+    def forget_leader(self, destination: int) -> None:
+        """Forget the epoch after a failed check, so that the next metadata cause another check."""
+        self._epochs.pop(destination, None)
+
+    def report_unproven(self, destination: int, last_acked_offset: int) -> bool:
+        """Record that nothing proves that this offset is in the log. Returns whether to report it: once per offset."""
+        if self._unproven.get(destination) == last_acked_offset:
+            return False
+        self._unproven[destination] = last_acked_offset
+        return True
+
+    def clear(self) -> None:
+        """Forget all results, because another cluster answers."""
+        self._epochs.clear()
+        self._unproven.clear()
+
+
+class Handover:
+    """Hands an adopted lane over that another producer wants back, after two idle checks in a row: answers from before
+    the first one are on disk by then.
+    """
+
+    __slots__ = ("_was_idle",)
+
+    def __init__(self) -> None:
+        self._was_idle = False
+
+    def look(self, *, idle: bool) -> bool:
+        """Whether to hand the lane over now.
+
+        Args:
+            idle: Another producer wants the lane, none of its batches is in flight, and everything is written.
+        """
+        was_idle, self._was_idle = self._was_idle, idle
+        return idle and was_idle
+
+
+class Copying:
+    """How far the log is being copied forward, and when `RoomKeeper` checks again whether to copy.
+
+    Attributes:
+        before: Unfinished batches before this position are being copied forward; -1: none are.
+    """
+
+    __slots__ = ("_look_at", "_looked_bytes", "before")
+
+    def __init__(self) -> None:
+        self.before = -1
+        self._looked_bytes = 0
+        """Size of the log when the engine last checked whether to copy batches."""
+        self._look_at = 0.0
+        """When the engine checks again even if the log did not grow, monotonic seconds."""
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether batches are being copied."""
+        return self.before >= 0
+
+    def is_due(self, now: float, used_bytes: int, growth_bytes: int) -> bool:
+        """Whether to check again: some time has passed, or the log grew by this many bytes."""
+        return now >= self._look_at or used_bytes >= self._looked_bytes + growth_bytes
+
+    def look(self, used_bytes: int, next_at: float) -> None:
+        """Note a check now. The next check follows at this time at the latest."""
+        self._looked_bytes, self._look_at = used_bytes, next_at
+
+    def forget_size(self) -> None:
+        """Record that there is enough space: everything written from now on counts as growth."""
+        self._looked_bytes = 0
+
+    def begin(self, before: int) -> None:
+        """Copy the unfinished batches before this position; -1: none."""
+        self.before = before
+
+    def stop(self) -> None:
+        """Stop copying: nothing more needs a copy, or the disk is full."""
+        self.before = -1
+
+    def fail(self, next_at: float) -> None:
+        """Stop copying after a failed write. The engine checks again at this time."""
+        self.before = -1
+        self._look_at = next_at
 
 
 @dataclass(slots=True, eq=False)
@@ -53,11 +397,6 @@ class Lane:
     def held(self) -> bool:
         """Whether a decision is not on disk yet. The journal then makes no other. Pending batches hold up nothing."""
         return self.write_backlog.has_decision
-
-    @property
-    def undivided(self) -> Sequence[j.Divide]:
-        """Divisions whose batch could not be read, or that have no space yet."""
-        return self.divisions.pending
 
     def report_held_back(self, *, held_back: bool) -> None:
         """Note the last report: whether batches of this lane wait for batches of other lanes."""

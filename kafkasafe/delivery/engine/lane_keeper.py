@@ -23,8 +23,7 @@ from kafkasafe.delivery.engine.ledger import Ledger
 from kafkasafe.delivery.engine.messages import Chore, ChoreDue, LaneRead
 from kafkasafe.delivery.engine.order import LaneOrder
 from kafkasafe.delivery.engine.packing import LogReplay, packs
-from kafkasafe.delivery.engine.parcels import Parcel
-from kafkasafe.delivery.engine.unit_handles import UnitHandle
+from kafkasafe.delivery.engine.parcels import Parcel, UnitHandle
 from kafkasafe.errors import SpoolCorruptError, SpoolError, SpoolFormatError
 from kafkasafe.spool.lanes import LaneLock
 from kafkasafe.spool.log_content import Entry

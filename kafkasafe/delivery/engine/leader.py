@@ -1,18 +1,99 @@
-"""What an inquiry asks the leader of a partition: one method for each request."""
+"""Runs inquiries, and what they ask the leader of a partition: one method for each request. Finds the good answers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeGuard, TypeVar
 
-from kafkasafe.cluster.api import Reply
-from kafkasafe.cluster.procedures import Ask
-from kafkasafe.delivery.engine.context import EngineContext
+import kafka.errors as kafka_errors
+
+from kafkasafe.cluster.api import Answer, Failure, Reply
+from kafkasafe.cluster.procedures import Ask, Pause, Procedure, Together
+from kafkasafe.delivery.engine.context import EngineContext, text
 from kafkasafe.delivery.engine.lane import Lane
+from kafkasafe.delivery.engine.messages import Answered, InquiryDue
 
-__all__ = ["Leader"]
+__all__ = ["Leader", "NoAnswerError", "RunningInquiry", "good", "trouble", "unsupported"]
 
 _PAGE_BYTES: Final = 1024 * 1024
+
+
+A = TypeVar("A", bound=Answer)
+
+
+class RunningInquiry:
+    """An inquiry of the engine: a generator that asks the cluster and pauses. The inbox and the timers drive it.
+
+    Args:
+        context: See there.
+        name: What transcripts show.
+        procedure: Yields an `Ask` or a `Pause`, and is sent the answer. It has at most one request under way.
+    """
+
+    def __init__(self, context: EngineContext, name: str, procedure: Procedure[None]) -> None:
+        self._context = context
+        self._name = name
+        self._procedure = procedure
+
+    def __repr__(self) -> str:
+        return self._name
+
+    def go_on(self) -> None:
+        """See `Inquiry`."""
+        self.resume(None)
+
+    def resume(self, answer: Any) -> None:
+        """See `Inquiry`."""
+        try:
+            step = self._procedure.send(answer)
+        except StopIteration:
+            return
+        match step:
+            case Ask(send, name):
+                send(lambda answer: self._context.post(Answered(self, name, answer)))
+            case Pause(seconds):
+                self._context.timer(seconds, InquiryDue(self))
+            case Together():
+                raise TypeError(f"{self} may have only one request in flight")
+
+
+class NoAnswerError(Exception):
+    """A request of an inquiry got no answer, or an error.
+
+    Attributes:
+        reason: Why.
+        code: Kafka's, or 0.
+    """
+
+    def __init__(self, reason: str, code: int = 0) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.code = code
+
+
+def good(result: A | Failure) -> A:
+    """The answer.
+
+    Raises:
+        NoAnswerError: The request failed, or the answer is an error.
+    """
+    code, reason = trouble(result)
+    if reason or isinstance(result, Failure):
+        raise NoAnswerError(reason, code)
+    return result
+
+
+def trouble(result: Answer | Failure) -> tuple[int, str]:
+    """(Kafka's code or 0, reason) of a failed request or an error answer; (0, "") of a good answer."""
+    if isinstance(result, Failure):
+        return result.code or 0, text(result.error)
+    code = result.error_code
+    return (code, kafka_errors.for_code(code).__name__) if code else (0, "")
+
+
+def unsupported(result: object) -> TypeGuard[Failure]:
+    """Whether the brokers are too old for the question."""
+    return isinstance(result, Failure) and result.unsupported
 
 
 class Leader:

@@ -10,23 +10,69 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from pathlib import Path
 
-from kafkasafe.delivery.engine.ahead import Ahead
-from kafkasafe.delivery.engine.awaited_lanes import AwaitedLanes
 from kafkasafe.delivery.engine.context import EngineContext
-from kafkasafe.delivery.engine.elsewhere import Elsewhere
-from kafkasafe.delivery.engine.end_errors import lost_from_memory, not_durable
 from kafkasafe.delivery.engine.errors_to_raise import ErrorsToRaise
-from kafkasafe.delivery.engine.guard import Guard
+from kafkasafe.delivery.engine.left_at_end import Elsewhere, lost_from_memory, not_durable
 from kafkasafe.delivery.engine.messages import Submitted
-from kafkasafe.delivery.engine.open_parcels import OpenParcels
+from kafkasafe.delivery.engine.open_parcels import Ahead, OpenParcels
 from kafkasafe.delivery.engine.parcels import Parcel
-from kafkasafe.delivery.engine.spool_room import SpoolRoom
-from kafkasafe.delivery.engine.undurable_parcels import UndurableParcels
-from kafkasafe.delivery.engine.waits import WaitingCallers
+from kafkasafe.delivery.engine.spool_room import SpoolRoom, UndurableParcels
+from kafkasafe.delivery.engine.waits import Guard, WaitingCallers
 from kafkasafe.errors import KafkaSafeError, WrongClusterError
 
-__all__ = ["Ledger"]
+__all__ = ["AwaitedLanes", "Ledger"]
+
+
+class AwaitedLanes:
+    """The lanes of other producers that `flush` and `close` wait for. The engine changes it; any thread may read it."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._left_behind: set[int] = set()
+        self._adopted: set[Path] = set()
+        self._seeks_siblings = False
+
+    @property
+    def left_behind(self) -> AbstractSet[int]:
+        """Lanes without an owner that held unfinished records when this producer began, and still do."""
+        return self._left_behind
+
+    def expect(self, numbers: Iterable[int]) -> None:
+        """Note lanes of earlier producers that hold unfinished records and have no owner."""
+        with self._guard.lock:
+            self._left_behind.update(numbers)
+
+    def settle(self, number: int) -> None:
+        """Record that a lane is drained, or has another owner."""
+        if number in self._left_behind:
+            with self._guard.lock:
+                self._left_behind.discard(number)
+                self._guard.waiters.notify_all()
+
+    def seek_siblings(self, *, on: bool) -> None:
+        """Note whether directories beside this producer's may hold records for it to adopt."""
+        with self._guard.lock:
+            self._seeks_siblings = on
+            self._guard.waiters.notify_all()
+
+    def adopt(self, lane: Path) -> None:
+        """Record that this producer reads and then delivers the lane of a producer that ended."""
+        with self._guard.lock:
+            self._adopted.add(lane)
+
+    def forget(self, lane: Path) -> None:
+        """Record that an adopted lane is delivered, cannot be read, or has another owner."""
+        with self._guard.lock:
+            self._adopted.discard(lane)
+            self._guard.waiters.notify_all()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no lane holds unfinished records, and no other directory can hold records to adopt."""
+        return not self._left_behind and not self._seeks_siblings and not self._adopted
 
 
 class Ledger:

@@ -1,14 +1,91 @@
-"""What a producer leaves when it ends."""
+"""What a producer leaves when it ends, and the errors of records that it could not deliver or keep."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kafkasafe.delivery.engine.elsewhere import Elsewhere
+from kafkasafe.delivery.engine.parcels import Parcel, leaves
+from kafkasafe.errors import DeliveryTimeoutError, SpoolCorruptError, SpoolError, SpoolWriteError
+from kafkasafe.logs import EventLog
+from kafkasafe.spool.refusals import counted
 
-__all__ = ["LeftAtEnd"]
+__all__ = ["Elsewhere", "LeftAtEnd", "lost_from_memory", "not_durable"]
+
+
+def not_durable(undurable: Iterable[Parcel], disk_trouble: str, elsewhere: Elsewhere | None) -> SpoolError:
+    """The error of records that are accepted but not durable, or that were durable in a lane that was deleted.
+
+    Args:
+        undurable: The parcels that are not durable.
+        disk_trouble: Why they are not; empty while the disk works.
+        elsewhere: Where the producer's own lane is, if it is not in its place.
+    """
+    records = sum(parcel.count for parcel in undurable)
+    why = f" ({disk_trouble})" if disk_trouble else ""
+    accepted = f"{counted(records, 'record')} {'was' if records == 1 else 'were'} accepted and not durable"
+    safe = "Everything that durable() or get() confirmed is safe"
+    if elsewhere is None or (elsewhere.at is None and not elsewhere.records):
+        return SpoolWriteError(
+            f"{accepted} when the producer ended{why}. {'It is' if records == 1 else 'They are'} lost, unless the"
+            f" cluster has {'it' if records == 1 else 'them'}. {safe}"
+        )
+    if elsewhere.at is not None:
+        return SpoolWriteError(
+            f"{accepted} when the producer ended{why}. The written records are in {elsewhere}, where the next"
+            f" producer does not look: move the directory to {elsewhere.path}, or deliver its records with"
+            f" kafkasafe spool drain. {safe}"
+        )
+    return SpoolCorruptError(
+        f"{elsewhere.path} was deleted while its producer worked, and could not be created again{why}:"
+        f" {counted(elsewhere.records, 'record')} that waited there"
+        f" {'is' if elsewhere.records == 1 else 'are'} lost with this producer, unless the cluster has"
+        f" {'it' if elsewhere.records == 1 else 'them'}" + (f"; and {accepted}" if records else ""),
+        damage=(f"{elsewhere.path}: deleted",),
+    )
+
+
+def lost_from_memory(
+    undurable: Iterable[Parcel], error: BaseException, *, final: bool, log: EventLog
+) -> DeliveryTimeoutError:
+    """`spool="never"`: log and return the error of records without an acknowledgement.
+
+    Args:
+        undurable: The parcels that are not durable.
+        error: The error that ended the producer.
+        final: Whether an error ended it.
+        log: The engine's log.
+    """
+    parts = [leaf for parcel in undurable for leaf in leaves(parcel) if not leaf.durable]
+    records = sum(leaf.count for leaf in parts)
+    why = f"it ended by an error ({error!r})" if final else "it was closed"
+    message = (
+        f"{counted(records, 'record')} had not been acknowledged when {why}. With spool='never' nothing else has"
+        " them: they are lost, unless the cluster has them and its answer is missing. If a program sends them"
+        " again, the cluster may have those twice"
+    )
+    if records:
+        log.error("%s", message, records=records, event="records_lost")
+    return DeliveryTimeoutError(message)
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """A lane that was not in its place when its producer ended.
+
+    Attributes:
+        path: Where it belongs.
+        at: Where it is; None: it was deleted.
+        records: Number of records that waited in it.
+    """
+
+    path: Path
+    at: Path | None
+    records: int
+
+    def __str__(self) -> str:
+        return f"{self.path}, which was deleted" if self.at is None else str(self.at)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from kafkasafe import events
 from kafkasafe import journal as j
 from kafkasafe.cluster import api as t
-from kafkasafe.delivery.engine.context import EngineContext
-from kafkasafe.delivery.engine.deleted_topics import DeletedTopics
+from kafkasafe.delivery.engine.context import DeletedTopics, EngineContext
 from kafkasafe.delivery.engine.end_check import EndCheck
 from kafkasafe.delivery.engine.intake import Intake
 from kafkasafe.delivery.engine.lane import Lane

@@ -128,7 +128,7 @@ def refused_names(lanes: Iterable[Lane], topic: str | None = None) -> Iterator[R
 
 
 def _of_pool(lane: Lane, action: u.Request) -> bool:
-    return lane.journal.units.is_own(action.tid.name)
+    return lane.journal.units.ids.is_own(action.tid.name)
 
 
 def _is_of_offsets(action: u.Request) -> bool:

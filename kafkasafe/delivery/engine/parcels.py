@@ -1,18 +1,20 @@
-"""Encoded batches that callers hand over and wait for, and the parts that they are divided into."""
+"""Encoded batches that callers hand over and wait for, the parts that they are divided into, and units of parcels."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Reversible, Sequence
-from dataclasses import dataclass
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Reversible, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from kafkasafe import journal as j
-from kafkasafe.delivery.engine.unit_handles import UnitHandle
+from kafkasafe import marks as m
+from kafkasafe import units as u
 from kafkasafe.record import batch as codec
 
 __all__ = [
@@ -20,6 +22,7 @@ __all__ = [
     "Choose",
     "Indexes",
     "Parcel",
+    "UnitHandle",
     "first",
     "given_partitions",
     "last",
@@ -35,6 +38,32 @@ _GIVEN: Final = "kafkasafe.partition"
 _INT32_DIGITS: Final = 10
 
 Indexes = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True, eq=False)
+class UnitHandle:
+    """A unit as callers see it: parcels that are delivered together, or not at all. They are handed over in one call.
+
+    Attributes:
+        unit_id: 16 bytes, never given twice.
+        transactional_id: Given by the user; empty: one of the lane's own.
+        offsets: Offsets of consumer groups that are part of the unit.
+        readings: For each partition of a group: the consumer's reading (`Reading`) to which the offset belongs.
+        joins: The topic of a batch of `delivery="transactional"`; other batches of the topic may join the same unit
+            until the engine writes it to disk.
+        fate: How the unit ended, once that is durable. Set before its first parcel is done.
+    """
+
+    unit_id: bytes = field(default_factory=lambda: uuid.uuid4().bytes)
+    transactional_id: str = ""
+    offsets: tuple[m.GroupOffsets, ...] = ()
+    readings: Mapping[u.GroupPartition, u.Reading] = field(default_factory=dict)
+    joins: str = ""
+    fate: j.Fate | None = None
+
+    def end(self, fate: j.Fate) -> None:
+        """Set how the unit ended."""
+        self.fate = fate
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)

@@ -24,9 +24,9 @@ from typing import Final
 
 from kafkasafe import events
 from kafkasafe.delivery.engine.context import EngineContext, text
-from kafkasafe.delivery.engine.elsewhere import Elsewhere
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.ledger import Ledger
+from kafkasafe.delivery.engine.left_at_end import Elsewhere
 from kafkasafe.errors import SpoolCorruptError, SpoolError, SpoolWriteError
 from kafkasafe.spool.lanes import DirectoryStanding
 from kafkasafe.spool.refusals import counted

@@ -11,10 +11,10 @@ from kafkasafe import journal as j
 from kafkasafe import marks as m
 from kafkasafe.cluster import api as t
 from kafkasafe.cluster.procedures import Pause, Procedure
-from kafkasafe.delivery.engine.answers import NoAnswerError, good, trouble, unsupported
 from kafkasafe.delivery.engine.context import EngineContext
 from kafkasafe.delivery.engine.lane import Lane
-from kafkasafe.delivery.engine.leader import Leader
+from kafkasafe.delivery.engine.leader import Leader, NoAnswerError, RunningInquiry, good, trouble, unsupported
+from kafkasafe.delivery.engine.sender import Sender
 from kafkasafe.delivery.engine.sequence_errors import SequenceErrors
 from kafkasafe.history.identity import (
     BatchId,
@@ -33,7 +33,7 @@ from kafkasafe.history.loss import Survey
 from kafkasafe.record.batch import BatchHeader
 from kafkasafe.spool.refusals import read_needed
 
-__all__ = ["Baseline", "Confirmation", "LossInquiry", "OutcomeInquiry"]
+__all__ = ["Baseline", "Confirmation", "Inquiries", "LossInquiry", "OutcomeInquiry"]
 
 _SCAN_PATIENCE: Final = 40  # maximum number of polls of a log whose replicas lag
 _SCAN_POLL_S: Final = 0.25
@@ -336,7 +336,7 @@ class LossInquiry:
         if isinstance(refreshed, t.Failure):
             raise NoAnswerError(trouble(refreshed)[1])
         topic_id, leader_epoch, epoch_end = self._id_now(), -1, -1
-        if journal.missing.reason(ask.destination):
+        if ask.destination in journal.missing.proven:
             # The partition was deleted with its topic: nothing is left of its log.
             survey = Survey(ask.acked, 0, 0, 0)
         else:
@@ -382,3 +382,42 @@ class LossInquiry:
     def _id_now(self) -> bytes:
         info = self._context.cluster.topic(self._leader.address[0])
         return m.NO_TOPIC_ID if info is None else info.topic_id
+
+
+class Inquiries:
+    """Runs the journal's inquiries to the cluster, each once its partition has calmed down."""
+
+    def __init__(self, context: EngineContext, sender: Sender, sequence_errors: SequenceErrors) -> None:
+        self._context = context
+        self._sender = sender
+        self._sequence_errors = sequence_errors
+
+    def survey(self, lane: Lane, ask: j.SurveyAsk) -> None:
+        """Find acknowledged batches that the log of a destination lacks."""
+        address = lane.journal.views.address(ask.destination)
+        self._sender.tries(*address)
+        leader = Leader(self._context, lane, *address, self._sender.in_trouble)
+        self._sender.when_calm(*address, self._running(LossInquiry(self._context, lane, ask, leader), leader))
+
+    def ask(self, lane: Lane, ask: j.Ask) -> None:
+        """Run the inquiry about one destination that the journal asks for."""
+        context, sender = self._context, self._sender
+        address = lane.journal.views.address(ask.destination)
+        sender.tries(*address)
+        leader = Leader(context, lane, *address, sender.in_trouble)
+        if not ask.doubt:
+            self._running(Baseline(context, lane, ask, leader), leader).go_on()
+        elif ask.confirm:
+            # A refused batch already counts as trouble.
+            leader = Leader(context, lane, *address)
+            confirmation = Confirmation(context, self._sequence_errors, lane, ask, leader)
+            self._running(confirmation, leader).go_on()
+        else:
+            context.stats.in_doubt_asked.add(len(ask.doubt))
+            inquiry = OutcomeInquiry(context, self._sequence_errors, lane, ask, leader)
+            sender.when_calm(*address, self._running(inquiry, leader))
+
+    def _running(
+        self, inquiry: Baseline | Confirmation | OutcomeInquiry | LossInquiry, leader: Leader
+    ) -> RunningInquiry:
+        return RunningInquiry(self._context, leader.name(inquiry), inquiry.run())

@@ -12,13 +12,14 @@ import kafka.errors as kafka_errors
 from kafkasafe import events
 from kafkasafe import journal as j
 from kafkasafe.cluster import api as t
+from kafkasafe.cluster.api import MAX_TIMESTAMP, Failure, OffsetListed
+from kafkasafe.cluster.procedures import Procedure
 from kafkasafe.codes.verdicts import TOPIC_CODES, classify_code
 from kafkasafe.delivery.clocks import Clocks
-from kafkasafe.delivery.engine.clock_question import ClockQuestion
 from kafkasafe.delivery.engine.context import EngineContext, text
 from kafkasafe.delivery.engine.disk import DiskWriter
 from kafkasafe.delivery.engine.lane import Lane
-from kafkasafe.delivery.engine.leader import Leader
+from kafkasafe.delivery.engine.leader import Leader, RunningInquiry, trouble
 from kafkasafe.delivery.engine.ledger import Ledger
 from kafkasafe.delivery.engine.losses import LossWatch
 from kafkasafe.delivery.engine.messages import (
@@ -33,13 +34,12 @@ from kafkasafe.delivery.engine.messages import (
     Sent,
 )
 from kafkasafe.delivery.engine.rejects import Rejects
-from kafkasafe.delivery.engine.running import RunningInquiry
 from kafkasafe.delivery.engine.send_queue import SendQueue
 from kafkasafe.delivery.engine.sequence_errors import SequenceErrors
 from kafkasafe.delivery.outage import Outage
 from kafkasafe.errors import SpoolCorruptError, SpoolError
 
-__all__ = ["Sender"]
+__all__ = ["ClockQuestion", "Sender"]
 
 _CALM: Final = 8
 """A partition in trouble continues when at most this many of its requests of the last `_CALM_S` failed or were queries.
@@ -51,6 +51,41 @@ _TURN_S: Final = 0.01
 """Average time between two inquiries of the producer. Each takes four or five requests."""
 _AT_ONCE_S: Final = 0.5
 """Inquiries whose turns add up to this time may begin at once."""
+
+
+class ClockQuestion:
+    """Asks for the largest timestamp in a partition. If other producers write too, it shows the current time.
+
+    The timestamp is only a hint: without an answer, the engine asks again later.
+    """
+
+    def __init__(self, context: EngineContext, leader: Leader, clocks: Clocks) -> None:
+        self._context = context
+        self._leader = leader
+        self._clocks = clocks
+
+    def run(self) -> Procedure[None]:
+        """The inquiry."""
+        result: OffsetListed | Failure = yield self._leader.list_offset(MAX_TIMESTAMP, "newest")
+        address = self._leader.address
+        if isinstance(result, Failure) or trouble(result)[1]:
+            self._clocks.unanswered(address)
+            return
+        now_ms = self._context.clock.wall_ms()
+        far_ahead = self._clocks.listed(address, result.timestamp, self._context.now(), now_ms)
+        for lane in self._context.lanes:
+            lane.journal.clock_at_least(self._clocks.at_least_ms)
+        if far_ahead:
+            self._context.log.warning(
+                "Records of %s-%d have timestamps %.1f h ahead of this machine's clock. If they are right, brokers may"
+                " forget this producer between two batches, so each batch waits for the answer to the previous one."
+                " Correct the clock that is wrong: this machine's, or that of the records' producer",
+                *address,
+                (result.timestamp - now_ms) / 3_600_000,
+                topic=address[0],
+                partition=address[1],
+                event="clock_behind",
+            )
 
 
 class Sender:

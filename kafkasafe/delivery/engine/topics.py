@@ -10,8 +10,7 @@ import kafka.errors as kafka_errors
 from kafkasafe.cluster import api as t
 from kafkasafe.codes.verdicts import TOPIC_CODES
 from kafkasafe.delivery.engine.binding import Binding
-from kafkasafe.delivery.engine.context import EngineContext
-from kafkasafe.delivery.engine.deleted_topics import DeletedTopics
+from kafkasafe.delivery.engine.context import DeletedTopics, EngineContext
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.ledger import Ledger
 from kafkasafe.delivery.engine.losses import LossWatch

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
 from kafkasafe.process.wake_flag import WakeFlag
 
-__all__ = ["WaitingCallers"]
+__all__ = ["Guard", "WaitingCallers"]
 
 _LOOK_EVERY_S: Final = 5.0
 """A waiting caller checks its condition this often by itself, in case no thread notifies."""
+
+
+class Guard:
+    """The lock of the ledger's parts, and the callers that wait for a change: `Ledger` says who takes it, and when."""
+
+    def __init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        """Create a new lock: in a forked child, the thread that held the old one does not exist."""
+        self.lock = threading.RLock()
+        self.waiters = WaitingCallers()
 
 
 class _ConditionalWakeFlag(WakeFlag):

@@ -1,0 +1,73 @@
+"""The settings of a journal, and the state that no partition owns."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kafkasafe import units as u
+from kafkasafe.journal.destinations import WINDOW, Destinations
+from kafkasafe.journal.healing import Revivals
+from kafkasafe.journal.home import Home
+from kafkasafe.journal.outbox import Outbox
+from kafkasafe.journal.precedence import Precedence
+from kafkasafe.journal.quiescence import Quiescence
+from kafkasafe.journal.refusal import Missing
+from kafkasafe.journal.replay import Replay
+from kafkasafe.journal.spool_index import SpoolIndex
+from kafkasafe.journal.window import BrokerClock
+
+__all__ = ["JournalState", "Settings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The settings of one lane's journal.
+
+    Attributes:
+        durable_first: Send only batches that are on disk (`spool="always"`). False: `spill()` selects those to write.
+        window: Batches sent without a durable commit mark, per partition.
+        state_age_s: How long after a batch's own timestamp a broker is certain to keep the producer state.
+        request_timeout_s: After this time, no broker can append a request without an answer any more.
+        blocked_timeout_s: How long a destination may be missing, forbidden or invalid, timestamps be too far ahead, or
+            the broker fail on one batch, before the journal rejects the affected batches; None: for ever. The time
+            counts within this incarnation, and any other answer resets it.
+        missing_grace_s: How long a topic may be unknown to the cluster before a notice says so: it may be new.
+        heal: Send acknowledged batches that the cluster lost again, as far as the spool still has them.
+        heal_recreated: Send lost batches again even to a topic that was deleted and created again.
+        aside_batches: At most this many rejected batches are made durable in `rejected/` at a time.
+        gather_bytes: Small waiting batches are merged up to this size; 0: never.
+        newest_reading: See `units.Units`.
+    """
+
+    durable_first: bool = True
+    window: int = WINDOW
+    state_age_s: float = 6 * 3600.0
+    request_timeout_s: float = 30.0
+    blocked_timeout_s: float | None = 7 * 86400.0
+    missing_grace_s: float = 60.0
+    heal: bool = True
+    heal_recreated: bool = False
+    aside_batches: int = 256
+    gather_bytes: int = 0
+    newest_reading: Callable[[], int] = lambda: 0
+
+
+class JournalState:
+    """Objects that own the state of a journal, except that of its destinations. All objects that decide share them."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.handles = itertools.count(1)
+        self.destinations = Destinations()
+        self.out = Outbox()
+        self.index = SpoolIndex()
+        self.home = Home()
+        self.replay = Replay()
+        self.revivals = Revivals()
+        self.clock = BrokerClock(settings.state_age_s)
+        self.precedence = Precedence(self.destinations)
+        self.quiescence = Quiescence()
+        self.missing = Missing()
+        self.units = u.Units(self.precedence.is_in_front, newest_reading=settings.newest_reading)
