@@ -194,7 +194,8 @@ class Consumers:
     def __call__(self, *topics, **options):
         options.setdefault("bootstrap_servers", self.cluster.bootstrap_servers)
         options.setdefault("on_event", self.events.append)
-        options.setdefault("fetch_max_wait_ms", 50)  # a request for what is not there yet does not delay the next one
+        # A request for what is not there yet does not delay the next one.
+        options.setdefault("fetch_max_wait_ms", 50)
         consumer = SafeConsumer(*topics, **options)
         self._opened.append(consumer)
         return consumer
