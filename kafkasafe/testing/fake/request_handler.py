@@ -16,7 +16,7 @@ from kafkasafe.testing.fake import (
     cluster_requests,
     data_requests,
     group_requests,
-    transactions,
+    transaction_requests,
 )
 from kafkasafe.testing.fake.asking import Ask, Fields, Handler, Later, NotModelledError
 from kafkasafe.testing.fake.centre import Centre
@@ -31,7 +31,10 @@ _MAX_ERRORS: Final = 100
 _OLD_PRODUCE: Final = 3
 
 _HANDLERS: Final[Mapping[str, Handler]] = (
-    data_requests.HANDLERS | cluster_requests.HANDLERS | group_requests.HANDLERS | transactions.HANDLERS
+    data_requests.HANDLERS
+    | cluster_requests.HANDLERS
+    | group_requests.HANDLERS
+    | transaction_requests.HANDLERS
 )
 
 

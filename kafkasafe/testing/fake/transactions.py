@@ -7,16 +7,15 @@ Until then, requests for the next transaction get the answer 51.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from kafkasafe.record.batch import BatchHeader, CorruptBatchError, read_header
 from kafkasafe.testing.fake.checks import RefusedError
 from kafkasafe.testing.fake.groups import Group, Offset, coordinator, numbered
 
 if TYPE_CHECKING:
-    from kafkasafe.testing.fake.asking import Ask, Fields
     from kafkasafe.testing.fake.centre import Centre
     from kafkasafe.testing.fake.groups import Groups
     from kafkasafe.testing.fake.log import ReplicaLog
@@ -24,24 +23,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Transactions", "TxnState"]
 
-NOT_COORDINATOR: Final = 16
-ILLEGAL_GENERATION: Final = 22
 INVALID_PRODUCER_EPOCH: Final = 47
 _NOT_ADDED: Final = "Partition was not added to the transaction"
 INVALID_TXN_STATE: Final = 48
 INVALID_PRODUCER_ID_MAPPING: Final = 49
 INVALID_TRANSACTION_TIMEOUT: Final = 50
 CONCURRENT_TRANSACTIONS: Final = 51
-PRODUCER_FENCED: Final = 90
-TRANSACTIONAL_ID_NOT_FOUND: Final = 105
+OPERATION_NOT_ATTEMPTED: Final = 55
 
 OFFSETS_TOPIC: Final = "__consumer_offsets"
 
 _LAST_EPOCH: Final = 2**15 - 2
-_FENCED_BY_NAME: Final = {"EndTxn": 2, "AddPartitionsToTxn": 2, "AddOffsetsToTxn": 2, "InitProducerId": 4}
 _MARKERS_AGAIN_MS: Final = 20
 _MARKERS_TAKE_MS: Final = 2
-_SECOND_PROTOCOL: Final = {"EndTxn": 5, "Produce": 12, "TxnOffsetCommit": 5}
 
 
 class TxnState(enum.Enum):
@@ -129,47 +123,51 @@ class Transactions:
 
     # -- Requests ----------------------------------------------------------------------------------------------------
 
-    def init(self, ask: Ask) -> Fields:
-        """InitProducerId with a transactional id: grants a new epoch, and ends the open transaction."""
-        message = ask.message
-        name: str = message.transactional_id
-        try:
-            self._check(ask, name)
-            most = int(self._centre.settings["transaction.max.timeout.ms"])
-            if not 0 < message.transaction_timeout_ms <= most:
-                raise RefusedError(INVALID_TRANSACTION_TIMEOUT)
-            known = self._known.get(name)
-            if known is None:
-                known = self._known[name] = _Transaction(
-                    self._centre.new_producer_id(), -1, message.transaction_timeout_ms
-                )
-            self._settled(known)
-            named = (message.producer_id, message.producer_epoch) if ask.version >= 3 else (-1, -1)
-            if known.state is TxnState.ONGOING and (named[1] < 0 or named[0] == known.producer_id):
-                # The epoch in the request does not matter; it is checked only if no transaction is open.
-                ended = known.producer_id, known.epoch
-                known.epoch += 1
-                self._end(known, commit=False, now_ms=ask.now_ms)
-                known.previous = known.kept = ended if known.second else None
-                self._settled(known)
-            if named[1] >= 0:
-                if known.kept == named:
-                    known.timeout_ms, known.state = message.transaction_timeout_ms, TxnState.EMPTY
-                    return {"error_code": 0, "producer_id": known.producer_id, "producer_epoch": known.epoch}
-                self._check_identity(ask, "InitProducerId", known, *named)
-            if known.epoch >= _LAST_EPOCH:
-                known.producer_id, known.epoch = self._centre.new_producer_id(), -1
-            known.epoch += 1
-            known.timeout_ms = message.transaction_timeout_ms
-            known.state = TxnState.EMPTY
-            known.previous = None
-            known.kept = named if named[1] >= 0 else None
-        except RefusedError as refused:
-            return {"error_code": refused.code, "producer_id": -1, "producer_epoch": -1}
-        return {"error_code": 0, "producer_id": known.producer_id, "producer_epoch": known.epoch}
+    def init(
+        self, name: str, timeout_ms: int, named: tuple[int, int], *, old_epoch: int, now_ms: int
+    ) -> tuple[int, int]:
+        """InitProducerId with a transactional id: grants a new epoch, and ends the open transaction.
 
-    def check_batch(self, name: str, topic: str, number: int, data: bytes, version: int) -> None:
-        """Checks whether a transaction's batch may be appended. With protocol 2, this adds the partition.
+        Args:
+            name: The transactional id.
+            timeout_ms: The transactions' timeout.
+            named: (producer id, epoch) in the request; -1 for a producer that begins.
+            old_epoch: Error code for another epoch than the current one.
+            now_ms: The current time.
+
+        Raises:
+            RefusedError: 47, 49, 50, 51 or 90.
+        """
+        most = int(self._centre.settings["transaction.max.timeout.ms"])
+        if not 0 < timeout_ms <= most:
+            raise RefusedError(INVALID_TRANSACTION_TIMEOUT)
+        known = self._known.get(name)
+        if known is None:
+            known = self._known[name] = _Transaction(self._centre.new_producer_id(), -1, timeout_ms)
+        self._settled(known)
+        if known.state is TxnState.ONGOING and (named[1] < 0 or named[0] == known.producer_id):
+            # The epoch in the request does not matter; it is checked only if no transaction is open.
+            ended = known.producer_id, known.epoch
+            known.epoch += 1
+            self._end(known, commit=False, now_ms=now_ms)
+            known.previous = known.kept = ended if known.second else None
+            self._settled(known)
+        if named[1] >= 0:
+            if known.kept == named:
+                known.timeout_ms, known.state = timeout_ms, TxnState.EMPTY
+                return known.producer_id, known.epoch
+            self._check_identity(known, named, old_epoch)
+        if known.epoch >= _LAST_EPOCH:
+            known.producer_id, known.epoch = self._centre.new_producer_id(), -1
+        known.epoch += 1
+        known.timeout_ms = timeout_ms
+        known.state = TxnState.EMPTY
+        known.previous = None
+        known.kept = named if named[1] >= 0 else None
+        return known.producer_id, known.epoch
+
+    def check_batch(self, name: str, topic: str, number: int, data: bytes, *, second: bool) -> None:
+        """Checks whether a transaction's batch may be appended. With protocol 2 (`second`), this adds the partition.
 
         Raises:
             RefusedError: 47, 48 or 51.
@@ -185,7 +183,7 @@ class Transactions:
             raise RefusedError(INVALID_TXN_STATE, _NOT_ADDED, early=True)
         if header.producer_epoch < known.epoch and self._centre.profile.verifies_transactions:
             raise RefusedError(INVALID_PRODUCER_EPOCH, early=True)
-        if version >= _SECOND_PROTOCOL["Produce"] and header.producer_epoch == known.epoch:
+        if second and header.producer_epoch == known.epoch:
             self._settled(known)
             self._open(known, self._centre.now_ms, second=True)
             known.partitions.add((topic, number))
@@ -213,43 +211,29 @@ class Transactions:
             known.previous = None
             known.second = second
 
-    def add_partitions(self, ask: Ask) -> Fields:
-        """AddPartitionsToTxn as clients send it (up to version 3)."""
-        message = ask.message
-        code = 0
-        wanted = [
-            (topic.name, number) for topic in message.v3_and_below_topics for number in topic.partitions
-        ]
-        try:
-            known = self._mine(
-                ask,
-                "AddPartitionsToTxn",
-                message.v3_and_below_transactional_id,
-                message.v3_and_below_producer_id,
-                message.v3_and_below_producer_epoch,
-            )
-            self._settled(known)
-        except RefusedError as refused:
-            code = refused.code
-        codes = {place: code or self._code_of(place) for place in wanted}
-        if not any(codes.values()):
-            self._open(known, ask.now_ms)
-            known.partitions |= set(wanted)
-        elif not code:
+    def add_partitions(
+        self,
+        name: str,
+        identity: tuple[int, int],
+        wanted: Sequence[tuple[str, int]],
+        *,
+        old_epoch: int,
+        now_ms: int,
+    ) -> dict[tuple[str, int], int]:
+        """AddPartitionsToTxn. Returns the error code of each partition.
+
+        Raises:
+            RefusedError: 47, 49, 51 or 90.
+        """
+        known = self._mine(name, identity, old_epoch)
+        self._settled(known)
+        codes = {place: self._code_of(place) for place in wanted}
+        if any(codes.values()):
             # If one partition cannot be added, none is.
-            codes = {place: found or 55 for place, found in codes.items()}
-        return {
-            "results_by_topic_v3_and_below": [
-                {
-                    "name": topic.name,
-                    "results_by_partition": [
-                        {"partition_index": number, "partition_error_code": codes[topic.name, number]}
-                        for number in topic.partitions
-                    ],
-                }
-                for topic in message.v3_and_below_topics
-            ]
-        }
+            return {place: found or OPERATION_NOT_ATTEMPTED for place, found in codes.items()}
+        self._open(known, now_ms)
+        known.partitions |= set(wanted)
+        return codes
 
     def _code_of(self, place: tuple[str, int]) -> int:
         try:
@@ -259,150 +243,125 @@ class Transactions:
             return refused.code
         return 0
 
-    def add_offsets(self, ask: Ask) -> Fields:
-        """AddOffsetsToTxn."""
-        message = ask.message
-        try:
-            known = self._mine(
-                ask, "AddOffsetsToTxn", message.transactional_id, message.producer_id, message.producer_epoch
-            )
-            self._settled(known)
-        except RefusedError as refused:
-            return {"error_code": refused.code}
-        self._open(known, ask.now_ms)
-        self._add_group(known, message.group_id)
-        return {"error_code": 0}
+    def add_offsets(
+        self, name: str, identity: tuple[int, int], group: str, *, old_epoch: int, now_ms: int
+    ) -> None:
+        """AddOffsetsToTxn.
+
+        Raises:
+            RefusedError: 47, 49, 51 or 90.
+        """
+        known = self._mine(name, identity, old_epoch)
+        self._settled(known)
+        self._open(known, now_ms)
+        self._add_group(known, group)
 
     def _add_group(self, known: _Transaction, name: str) -> None:
         known.groups.add(name)
         number = numbered(self._centre, name, "offsets.topic.num.partitions")
         known.partitions.add((OFFSETS_TOPIC, number))
 
-    def offset_put(self, ask: Ask) -> Callable[[Group, Any, Offset], None]:
-        """Keeps an offset of TxnOffsetCommit until its transaction ends."""
-        message = ask.message
+    def put_offset(
+        self,
+        name: str,
+        identity: tuple[int, int],
+        group: Group,
+        where: tuple[str, int],
+        offset: Offset,
+        *,
+        second: bool,
+        now_ms: int,
+    ) -> None:
+        """TxnOffsetCommit: keeps an offset until its transaction ends. With protocol 2 (`second`), this adds the group.
 
-        def put(group: Group, where: tuple[str, int], offset: Offset) -> None:
-            if self._centre.profile.verifies_transactions:
-                self._check_offset(ask, group)
-            self._check_log_of_offsets(ask, group)
-            group.pending.setdefault(message.producer_id, {})[where] = group.append(offset)
+        Raises:
+            RefusedError: 47, 48, 49 or 51.
+        """
+        if self._centre.profile.verifies_transactions:
+            self._check_offset(name, identity, group.name, second=second, now_ms=now_ms)
+        self._check_log_of_offsets(identity, group.name)
+        group.pending.setdefault(identity[0], {})[where] = group.append(offset)
 
-        return put
-
-    def _check_log_of_offsets(self, ask: Ask, group: Group) -> None:
+    def _check_log_of_offsets(self, identity: tuple[int, int], group: str) -> None:
         """The only check that old brokers make: the log that stores the offsets has seen no newer epoch."""
-        message = ask.message
-        number = numbered(self._centre, group.name, "offsets.topic.num.partitions")
-        newest = self._epochs_of_offsets.get((number, message.producer_id), -1)
-        if message.producer_epoch < newest:
+        producer_id, epoch = identity
+        number = numbered(self._centre, group, "offsets.topic.num.partitions")
+        if epoch < self._epochs_of_offsets.get((number, producer_id), -1):
             raise RefusedError(INVALID_PRODUCER_EPOCH)
-        self._epochs_of_offsets[number, message.producer_id] = message.producer_epoch
+        self._epochs_of_offsets[number, producer_id] = epoch
 
-    def _check_offset(self, ask: Ask, group: Group) -> None:
-        message = ask.message
-        known = self._known.get(message.transactional_id)
-        if known is None or known.producer_id != message.producer_id:
-            raise RefusedError(INVALID_PRODUCER_ID_MAPPING)
-        if message.producer_epoch != known.epoch:
-            raise RefusedError(INVALID_PRODUCER_EPOCH)
-        if ask.version >= _SECOND_PROTOCOL["TxnOffsetCommit"]:
+    def _check_offset(
+        self, name: str, identity: tuple[int, int], group: str, *, second: bool, now_ms: int
+    ) -> None:
+        known = self._mine(name, identity, INVALID_PRODUCER_EPOCH)
+        if second:
             self._settled(known)
-            self._open(known, ask.now_ms, second=True)
-            self._add_group(known, group.name)
-        elif known.state is not TxnState.ONGOING or group.name not in known.groups:
+            self._open(known, now_ms, second=True)
+            self._add_group(known, group)
+        elif known.state is not TxnState.ONGOING or group not in known.groups:
             raise RefusedError(INVALID_TXN_STATE)
 
-    def end(self, ask: Ask) -> Fields:
-        """Handles EndTxn. Version 5 grants a new epoch (KIP-890), and recognises a repetition by the old epoch."""
-        message = ask.message
-        second = ask.version >= _SECOND_PROTOCOL["EndTxn"]
-        result = TxnState.COMMITTED if message.committed else TxnState.ABORTED
-        none = {"producer_id": -1, "producer_epoch": -1}
-        try:
-            name = message.transactional_id
-            self._check(ask, name)
-            known = self._known.get(name)
-            identity = message.producer_id, message.producer_epoch
-            if known is not None and (known.producer_id, known.epoch) == identity:
-                self._settled(known)
-            if known is not None and second and known.previous == identity:
-                self._settled(known)
-                if known.state is not result:
-                    raise RefusedError(INVALID_TXN_STATE)
-                return {"error_code": 0, "producer_id": known.producer_id, "producer_epoch": known.epoch}
-            known = self._mine(ask, "EndTxn", name, *identity)
-            if known.state is TxnState.ONGOING:
-                if second:
-                    known.epoch += 1
-                self._end(known, commit=bool(message.committed), now_ms=ask.now_ms)
-                known.previous = known.kept = identity if second else None
-            elif known.state is not result and not (second and not message.committed):
-                raise RefusedError(INVALID_TXN_STATE)
-            elif second and known.state is not result:
-                # Aborting is allowed even without an open transaction, because a client may not know whether there is
-                # one.
-                known.epoch += 1
-                self._end(known, commit=False, now_ms=ask.now_ms)
-                known.previous = known.kept = identity
-        except RefusedError as refused:
-            return none | {"error_code": refused.code}
-        if not second:
-            return {"error_code": 0}
-        return {"error_code": 0, "producer_id": known.producer_id, "producer_epoch": known.epoch}
+    def end(
+        self,
+        name: str,
+        identity: tuple[int, int],
+        *,
+        commit: bool,
+        second: bool,
+        old_epoch: int,
+        now_ms: int,
+    ) -> tuple[int, int]:
+        """EndTxn. Protocol 2 (`second`) grants a new epoch (KIP-890), and recognises a repetition by the old epoch.
 
-    def describe(self, ask: Ask) -> Fields:
-        """DescribeTransactions."""
-        rows: list[Fields] = []
-        for name in ask.message.transactional_ids:
-            row: Fields = {"transactional_id": name, "producer_id": -1, "producer_epoch": -1, "topics": []}
-            rows.append(row)
-            known = self._known.get(name)
-            if self.coordinator(name) != ask.node:
-                row["error_code"] = NOT_COORDINATOR
-            elif known is None:
-                row["error_code"] = TRANSACTIONAL_ID_NOT_FOUND
-            else:
-                names = sorted({topic for topic, _ in known.partitions})
-                row |= {
-                    "error_code": 0,
-                    "transaction_state": known.state.value,
-                    "transaction_timeout_ms": known.timeout_ms,
-                    "transaction_start_time_ms": known.began_ms,
-                    "producer_id": known.producer_id,
-                    "producer_epoch": known.epoch,
-                    "topics": [
-                        {
-                            "topic": name,
-                            "partitions": [n for other, n in sorted(known.partitions) if other == name],
-                        }
-                        for name in names
-                    ],
-                }
-        return {"transaction_states": rows}
+        Returns:
+            The producer id and the epoch of the next transaction.
+
+        Raises:
+            RefusedError: 47, 48, 49, 51 or 90.
+        """
+        result = TxnState.COMMITTED if commit else TxnState.ABORTED
+        known = self._known.get(name)
+        if known is not None and (known.producer_id, known.epoch) == identity:
+            self._settled(known)
+        if known is not None and second and known.previous == identity:
+            self._settled(known)
+            if known.state is not result:
+                raise RefusedError(INVALID_TXN_STATE)
+            return known.producer_id, known.epoch
+        known = self._mine(name, identity, old_epoch)
+        if known.state is TxnState.ONGOING:
+            if second:
+                known.epoch += 1
+            self._end(known, commit=commit, now_ms=now_ms)
+            known.previous = known.kept = identity if second else None
+        elif known.state is not result and not (second and not commit):
+            raise RefusedError(INVALID_TXN_STATE)
+        elif second and known.state is not result:
+            # Aborting is allowed even without an open transaction, because a client may not know whether there is one.
+            known.epoch += 1
+            self._end(known, commit=False, now_ms=now_ms)
+            known.previous = known.kept = identity
+        return known.producer_id, known.epoch
+
+    def known(self, name: str) -> _Transaction | None:
+        """The state of a transactional id; None if it is unknown."""
+        return self._known.get(name)
 
     # -- Helpers -----------------------------------------------------------------------------------------------------
 
-    def _check(self, ask: Ask, name: str) -> None:
-        self._centre.check_allowed("write", "transactional_id", name)
-        if self.coordinator(name) != ask.node:
-            raise RefusedError(NOT_COORDINATOR)
-
-    def _mine(self, ask: Ask, api: str, name: str, producer_id: int, epoch: int) -> _Transaction:
-        self._check(ask, name)
+    def _mine(self, name: str, identity: tuple[int, int], old_epoch: int) -> _Transaction:
         known = self._known.get(name)
         if known is None:
             raise RefusedError(INVALID_PRODUCER_ID_MAPPING)
-        self._check_identity(ask, api, known, producer_id, epoch)
+        self._check_identity(known, identity, old_epoch)
         return known
 
     @staticmethod
-    def _check_identity(ask: Ask, api: str, known: _Transaction, producer_id: int, epoch: int) -> None:
-        if producer_id != known.producer_id:
+    def _check_identity(known: _Transaction, identity: tuple[int, int], old_epoch: int) -> None:
+        if identity[0] != known.producer_id:
             raise RefusedError(INVALID_PRODUCER_ID_MAPPING)
-        if epoch != known.epoch:
-            newer = ask.version >= _FENCED_BY_NAME[api]
-            raise RefusedError(PRODUCER_FENCED if newer else INVALID_PRODUCER_EPOCH)
+        if identity[1] != known.epoch:
+            raise RefusedError(old_epoch)
 
     def _end(self, known: _Transaction, *, commit: bool, now_ms: int) -> None:
         known.state = TxnState.COMMITTING if commit else TxnState.ABORTING
@@ -445,29 +404,3 @@ class Transactions:
         self._groups.end_transaction(known.producer_id, commit=commit)
         known.markers, known.groups = {}, set()
         known.state = TxnState.COMMITTED if commit else TxnState.ABORTED
-
-
-def _offset_commit(ask: Ask) -> Fields:
-    from kafkasafe.testing.fake.group_requests import offsets_of
-
-    message = ask.message
-
-    def check() -> Group:
-        if ask.version >= 3 and message.generation_id >= 0:
-            if ask.centre.profile.verifies_transactions and ask.groups.known(message.group_id) is None:
-                raise RefusedError(ILLEGAL_GENERATION)
-            return ask.groups.check_commit(
-                message.group_id, message.member_id, message.generation_id, ask.now_ms
-            )
-        return ask.groups.get(message.group_id)
-
-    return offsets_of(ask, message.topics, check, ask.transactions.offset_put(ask))
-
-
-HANDLERS: Final = {
-    "AddPartitionsToTxn": lambda ask: ask.transactions.add_partitions(ask),
-    "AddOffsetsToTxn": lambda ask: ask.transactions.add_offsets(ask),
-    "EndTxn": lambda ask: ask.transactions.end(ask),
-    "TxnOffsetCommit": _offset_commit,
-    "DescribeTransactions": lambda ask: ask.transactions.describe(ask),
-}
