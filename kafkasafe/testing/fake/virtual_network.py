@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 import kafka.errors as kafka_errors
 
@@ -17,15 +17,46 @@ from kafkasafe.cluster.api import Broker
 from kafkasafe.cluster.network import Life, ManyOffsets, OffsetRow, ProduceBatches, Sendable, Service, Written
 from kafkasafe.cluster.terms import NodeId, closed_error
 from kafkasafe.testing.fake.asking import Fields
-from kafkasafe.testing.fake.virtual_time import Timer
+from kafkasafe.testing.fake.pipes import Pipe
+from kafkasafe.testing.fake.virtual_time import Timer, VirtualTime
 
-if TYPE_CHECKING:
-    from kafkasafe.testing.fake.virtual import Pipe, VirtualCluster
-
-__all__ = ["VirtualNetwork"]
+__all__ = ["VirtualBrokers", "VirtualNetwork"]
 
 _FIRST_WITH_HINTS: Final = 10
 """Version of Produce (KIP-951)."""
+
+
+class VirtualBrokers(Protocol):
+    """The brokers of a cluster in virtual time, as their clients see them."""
+
+    time: VirtualTime
+
+    @property
+    def bootstrap_servers(self) -> list[str]:
+        """`host:port` of every broker."""
+
+    def speaks(self, name: str) -> tuple[int, int]:
+        """(oldest, newest) version of an API that the brokers support; (0, -1) if they do not support it."""
+
+    def dial(self, node: int, on_made: Callable[[Pipe], None], on_end: Callable[[str], None]) -> None:
+        """Opens a connection. Calls `on_made` with the connection when it is usable, or `on_end` with the reason if it
+        fails.
+        """
+
+    def hang_up(self, pipe: Pipe) -> None:
+        """Ends a connection for its client. Does not call `on_end`."""
+
+    def ask(
+        self, pipe: Pipe, name: str, version: int, message: Any, on_answer: Callable[[Fields], None]
+    ) -> float:
+        """Writes a request to a connection. Calls `on_answer` if its answer arrives.
+
+        Returns:
+            Seconds until the connection has taken all bytes of the request.
+        """
+
+    def throttled_ms(self, pipe: Pipe) -> int:
+        """For how long the client should pause after the latest answer, in ms."""
 
 
 class VirtualNetwork:
@@ -39,7 +70,7 @@ class VirtualNetwork:
         options: Options of KafkaProducer that concern connections.
     """
 
-    def __init__(self, cluster: VirtualCluster, options: Mapping[str, Any]) -> None:
+    def __init__(self, cluster: VirtualBrokers, options: Mapping[str, Any]) -> None:
         self._cluster = cluster
         self._time = cluster.time
         self.client_id: str = options.get("client_id") or "kafkasafe"
@@ -178,7 +209,7 @@ class VirtualConnection:
     """
 
     def __init__(
-        self, cluster: VirtualCluster, node: int, made_until_s: float, enter: Callable[..., None]
+        self, cluster: VirtualBrokers, node: int, made_until_s: float, enter: Callable[..., None]
     ) -> None:
         self._enter = enter
         self._cluster = cluster
