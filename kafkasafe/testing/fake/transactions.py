@@ -7,7 +7,7 @@ Until then, requests for the next transaction get the answer 51.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -51,6 +51,8 @@ class TxnState(enum.Enum):
 
 @dataclass(slots=True)
 class _Transaction:
+    """The state of a transactional id, with its open or ending transaction."""
+
     producer_id: int
     epoch: int
     timeout_ms: int
@@ -75,9 +77,105 @@ class _Transaction:
     """
 
     @property
+    def identity(self) -> tuple[int, int]:
+        """(producer id, epoch)."""
+        return self.producer_id, self.epoch
+
+    @property
     def ending(self) -> bool:
         """Whether an end is decided but not carried out yet."""
         return self.state is TxnState.COMMITTING or self.state is TxnState.ABORTING
+
+    @property
+    def due_ms(self) -> int | None:
+        """When the open transaction times out, or the markers of a decided end are written."""
+        if self.state is TxnState.ONGOING:
+            return self.began_ms + self.timeout_ms
+        return self.complete_ms if self.ending else None
+
+    def check_settled(self) -> None:
+        """Raises `RefusedError` with code 51 if an end is decided but not carried out yet."""
+        if self.ending:
+            raise RefusedError(CONCURRENT_TRANSACTIONS)
+
+    def check_identity(self, identity: tuple[int, int], old_epoch: int) -> None:
+        """Raises `RefusedError` with code 49 for another producer id, and with `old_epoch` for another epoch."""
+        if identity[0] != self.producer_id:
+            raise RefusedError(INVALID_PRODUCER_ID_MAPPING)
+        if identity[1] != self.epoch:
+            raise RefusedError(old_epoch)
+
+    def init(
+        self, timeout_ms: int, named: tuple[int, int], old_epoch: int, new_producer_id: Callable[[], int]
+    ) -> None:
+        """Grants the next epoch to a producer that begins. A repeated request gets the same one again."""
+        if self.kept != named:
+            begins = named[1] < 0
+            if not begins:
+                self.check_identity(named, old_epoch)
+            if self.epoch >= _LAST_EPOCH:
+                self.producer_id, self.epoch = new_producer_id(), -1
+            self.epoch += 1
+            self.previous = None
+            self.kept = None if begins else named
+        self.timeout_ms, self.state = timeout_ms, TxnState.EMPTY
+
+    def open(self, now_ms: int, *, second: bool = False) -> None:
+        """Begins a transaction, unless one is open."""
+        if self.state is not TxnState.ONGOING:
+            self.state, self.began_ms = TxnState.ONGOING, now_ms
+            self.previous, self.second = None, second
+
+    def add(self, *places: tuple[str, int]) -> None:
+        """Adds partitions to the open transaction."""
+        self.partitions.update(places)
+
+    def add_group(self, name: str, number: int) -> None:
+        """Adds a consumer group, whose offsets are in this partition of the log of offsets."""
+        self.groups.add(name)
+        self.add((OFFSETS_TOPIC, number))
+
+    def decide(self, *, commit: bool, bump: bool, repeatable: bool, complete_ms: int) -> None:
+        """Decides the end.
+
+        Args:
+            commit: Whether the transaction is committed.
+            bump: Whether the epoch grows: requests with the old one are fenced.
+            repeatable: Whether a request with the old epoch is recognised as a repetition.
+            complete_ms: When the markers are written.
+        """
+        ended = self.identity
+        self.epoch += bump
+        self.state = TxnState.COMMITTING if commit else TxnState.ABORTING
+        self.complete_ms = complete_ms
+        self.previous = self.kept = ended if repeatable else None
+
+    def write_marker(self, place: tuple[str, int], partition: Partition, now_ms: int) -> None:
+        """Writes the marker to a partition's log.
+
+        It is written again if another leader was elected meanwhile, which may not have it, or if the topic was created
+        again.
+        """
+        written = self.markers.get(place)
+        if written is None or written[0] is not partition or written[1] != partition.leader_epoch:
+            marker = partition.log.append_marker(
+                self.producer_id,
+                self.epoch,
+                commit=self.state is TxnState.COMMITTING,
+                leader_epoch=partition.leader_epoch,
+                coordinator_epoch=0,
+                now_ms=now_ms,
+            )
+            self.markers[place] = partition, partition.leader_epoch, marker.end_offset
+
+    def complete(self, left: set[tuple[str, int]], again_ms: int) -> None:
+        """Ends the transaction, or tries it again later because the markers of some partitions do not count yet."""
+        self.partitions = left
+        if left:
+            self.complete_ms = again_ms
+            return
+        self.markers, self.groups = {}, set()
+        self.state = TxnState.COMMITTED if self.state is TxnState.COMMITTING else TxnState.ABORTED
 
 
 class Transactions:
@@ -102,10 +200,7 @@ class Transactions:
         """Writes markers that are due. Aborts transactions that have timed out, and fences their producers."""
         for known in self._known.values():
             if known.state is TxnState.ONGOING and now_ms - known.began_ms >= known.timeout_ms:
-                ended = known.producer_id, known.epoch
-                known.epoch += 1
-                self._end(known, commit=False, now_ms=now_ms)
-                known.previous = known.kept = ended if known.second else None
+                self._fence(known, now_ms)
             if known.ending and now_ms >= known.complete_ms:
                 self._complete(known, now_ms)
 
@@ -116,10 +211,7 @@ class Transactions:
 
     def next_due_ms(self) -> int | None:
         """When `advance` next has something to do."""
-        known = self._known.values()
-        due = [one.began_ms + one.timeout_ms for one in known if one.state is TxnState.ONGOING]
-        due += [one.complete_ms for one in known if one.ending]
-        return min(due, default=None)
+        return min((due for one in self._known.values() if (due := one.due_ms) is not None), default=None)
 
     # -- Requests ----------------------------------------------------------------------------------------------------
 
@@ -144,27 +236,13 @@ class Transactions:
         known = self._known.get(name)
         if known is None:
             known = self._known[name] = _Transaction(self._centre.new_producer_id(), -1, timeout_ms)
-        self._settled(known)
+        known.check_settled()
         if known.state is TxnState.ONGOING and (named[1] < 0 or named[0] == known.producer_id):
             # The epoch in the request does not matter; it is checked only if no transaction is open.
-            ended = known.producer_id, known.epoch
-            known.epoch += 1
-            self._end(known, commit=False, now_ms=now_ms)
-            known.previous = known.kept = ended if known.second else None
-            self._settled(known)
-        if named[1] >= 0:
-            if known.kept == named:
-                known.timeout_ms, known.state = timeout_ms, TxnState.EMPTY
-                return known.producer_id, known.epoch
-            self._check_identity(known, named, old_epoch)
-        if known.epoch >= _LAST_EPOCH:
-            known.producer_id, known.epoch = self._centre.new_producer_id(), -1
-        known.epoch += 1
-        known.timeout_ms = timeout_ms
-        known.state = TxnState.EMPTY
-        known.previous = None
-        known.kept = named if named[1] >= 0 else None
-        return known.producer_id, known.epoch
+            self._fence(known, now_ms)
+            known.check_settled()
+        known.init(timeout_ms, named, old_epoch, self._centre.new_producer_id)
+        return known.identity
 
     def check_batch(self, name: str, topic: str, number: int, data: bytes, *, second: bool) -> None:
         """Checks whether a transaction's batch may be appended. With protocol 2 (`second`), this adds the partition.
@@ -184,9 +262,9 @@ class Transactions:
         if header.producer_epoch < known.epoch and self._centre.profile.verifies_transactions:
             raise RefusedError(INVALID_PRODUCER_EPOCH, early=True)
         if second and header.producer_epoch == known.epoch:
-            self._settled(known)
-            self._open(known, self._centre.now_ms, second=True)
-            known.partitions.add((topic, number))
+            known.check_settled()
+            known.open(self._centre.now_ms, second=True)
+            known.add((topic, number))
         verified = known.state is TxnState.ONGOING and (topic, number) in known.partitions
         if self._centre.profile.verifies_transactions and not verified:
             raise RefusedError(INVALID_TXN_STATE, _NOT_ADDED, early=True)
@@ -194,22 +272,8 @@ class Transactions:
     def may_end(self, header: BatchHeader) -> bool:
         """Whether the transaction of a batch in a log is still open."""
         return any(
-            (known.producer_id, known.epoch) == (header.producer_id, header.producer_epoch)
-            for known in self._known.values()
+            known.identity == (header.producer_id, header.producer_epoch) for known in self._known.values()
         )
-
-    @staticmethod
-    def _settled(known: _Transaction) -> None:
-        if known.ending:
-            raise RefusedError(CONCURRENT_TRANSACTIONS)
-
-    @staticmethod
-    def _open(known: _Transaction, now_ms: int, *, second: bool = False) -> None:
-        if known.state is not TxnState.ONGOING:
-            known.state = TxnState.ONGOING
-            known.began_ms = now_ms
-            known.previous = None
-            known.second = second
 
     def add_partitions(
         self,
@@ -226,13 +290,13 @@ class Transactions:
             RefusedError: 47, 49, 51 or 90.
         """
         known = self._mine(name, identity, old_epoch)
-        self._settled(known)
+        known.check_settled()
         codes = {place: self._code_of(place) for place in wanted}
         if any(codes.values()):
             # If one partition cannot be added, none is.
             return {place: found or OPERATION_NOT_ATTEMPTED for place, found in codes.items()}
-        self._open(known, now_ms)
-        known.partitions |= set(wanted)
+        known.open(now_ms)
+        known.add(*wanted)
         return codes
 
     def _code_of(self, place: tuple[str, int]) -> int:
@@ -252,14 +316,13 @@ class Transactions:
             RefusedError: 47, 49, 51 or 90.
         """
         known = self._mine(name, identity, old_epoch)
-        self._settled(known)
-        self._open(known, now_ms)
-        self._add_group(known, group)
+        known.check_settled()
+        known.open(now_ms)
+        known.add_group(group, self._number_of(group))
 
-    def _add_group(self, known: _Transaction, name: str) -> None:
-        known.groups.add(name)
-        number = numbered(self._centre, name, "offsets.topic.num.partitions")
-        known.partitions.add((OFFSETS_TOPIC, number))
+    def _number_of(self, group: str) -> int:
+        """The partition of the log of offsets that has a group's."""
+        return numbered(self._centre, group, "offsets.topic.num.partitions")
 
     def put_offset(
         self,
@@ -285,7 +348,7 @@ class Transactions:
     def _check_log_of_offsets(self, identity: tuple[int, int], group: str) -> None:
         """The only check that old brokers make: the log that stores the offsets has seen no newer epoch."""
         producer_id, epoch = identity
-        number = numbered(self._centre, group, "offsets.topic.num.partitions")
+        number = self._number_of(group)
         if epoch < self._epochs_of_offsets.get((number, producer_id), -1):
             raise RefusedError(INVALID_PRODUCER_EPOCH)
         self._epochs_of_offsets[number, producer_id] = epoch
@@ -295,9 +358,9 @@ class Transactions:
     ) -> None:
         known = self._mine(name, identity, INVALID_PRODUCER_EPOCH)
         if second:
-            self._settled(known)
-            self._open(known, now_ms, second=True)
-            self._add_group(known, group)
+            known.check_settled()
+            known.open(now_ms, second=True)
+            known.add_group(group, self._number_of(group))
         elif known.state is not TxnState.ONGOING or group not in known.groups:
             raise RefusedError(INVALID_TXN_STATE)
 
@@ -321,27 +384,22 @@ class Transactions:
         """
         result = TxnState.COMMITTED if commit else TxnState.ABORTED
         known = self._known.get(name)
-        if known is not None and (known.producer_id, known.epoch) == identity:
-            self._settled(known)
+        if known is not None and known.identity == identity:
+            known.check_settled()
         if known is not None and second and known.previous == identity:
-            self._settled(known)
+            known.check_settled()
             if known.state is not result:
                 raise RefusedError(INVALID_TXN_STATE)
-            return known.producer_id, known.epoch
+            return known.identity
         known = self._mine(name, identity, old_epoch)
-        if known.state is TxnState.ONGOING:
-            if second:
-                known.epoch += 1
-            self._end(known, commit=commit, now_ms=now_ms)
-            known.previous = known.kept = identity if second else None
-        elif known.state is not result and not (second and not commit):
+        # With protocol 2, aborting is allowed even without an open transaction, because a client may not know whether
+        # there is one.
+        needless = second and not commit and known.state is not result
+        if known.state is TxnState.ONGOING or needless:
+            self._end(known, commit=commit, bump=second, repeatable=second, now_ms=now_ms)
+        elif known.state is not result:
             raise RefusedError(INVALID_TXN_STATE)
-        elif second and known.state is not result:
-            # Aborting is allowed even without an open transaction, because a client may not know whether there is one.
-            known.epoch += 1
-            self._end(known, commit=False, now_ms=now_ms)
-            known.previous = known.kept = identity
-        return known.producer_id, known.epoch
+        return known.identity
 
     def known(self, name: str) -> _Transaction | None:
         """The state of a transactional id; None if it is unknown."""
@@ -353,24 +411,21 @@ class Transactions:
         known = self._known.get(name)
         if known is None:
             raise RefusedError(INVALID_PRODUCER_ID_MAPPING)
-        self._check_identity(known, identity, old_epoch)
+        known.check_identity(identity, old_epoch)
         return known
 
-    @staticmethod
-    def _check_identity(known: _Transaction, identity: tuple[int, int], old_epoch: int) -> None:
-        if identity[0] != known.producer_id:
-            raise RefusedError(INVALID_PRODUCER_ID_MAPPING)
-        if identity[1] != known.epoch:
-            raise RefusedError(old_epoch)
+    def _fence(self, known: _Transaction, now_ms: int) -> None:
+        """Aborts the open transaction, and fences its producer."""
+        self._end(known, commit=False, bump=True, repeatable=known.second, now_ms=now_ms)
 
-    def _end(self, known: _Transaction, *, commit: bool, now_ms: int) -> None:
-        known.state = TxnState.COMMITTING if commit else TxnState.ABORTING
-        known.complete_ms = now_ms + self.markers_take_ms
+    def _end(self, known: _Transaction, *, commit: bool, bump: bool, repeatable: bool, now_ms: int) -> None:
+        known.decide(
+            commit=commit, bump=bump, repeatable=repeatable, complete_ms=now_ms + self.markers_take_ms
+        )
         if not self.markers_take_ms:
             self._complete(known, now_ms)
 
     def _complete(self, known: _Transaction, now_ms: int) -> None:
-        commit = known.state is TxnState.COMMITTING
         left: set[tuple[str, int]] = set()
         logs: dict[tuple[str, int], ReplicaLog] = {}
         for place in sorted(known.partitions):
@@ -382,25 +437,9 @@ class Transactions:
                 left.add(place)  # try again until the partition has a leader
                 continue
             logs[place] = partition.log
-            written = known.markers.get(place)
-            if written is None or written[0] is not partition or written[1] != partition.leader_epoch:
-                # Write the marker again if another leader was elected meanwhile, which may not have it, or if the topic
-                # was created again.
-                marker = partition.log.append_marker(
-                    known.producer_id,
-                    known.epoch,
-                    commit=commit,
-                    leader_epoch=partition.leader_epoch,
-                    coordinator_epoch=0,
-                    now_ms=now_ms,
-                )
-                known.markers[place] = partition, partition.leader_epoch, marker.end_offset
+            known.write_marker(place, partition, now_ms)
         self._centre.replicate()
         left |= {place for place, log in logs.items() if log.high_watermark < known.markers[place][2]}
-        known.partitions = left
-        if left:
-            known.complete_ms = now_ms + max(self.markers_take_ms, _MARKERS_AGAIN_MS)
-            return
-        self._groups.end_transaction(known.producer_id, commit=commit)
-        known.markers, known.groups = {}, set()
-        known.state = TxnState.COMMITTED if commit else TxnState.ABORTED
+        known.complete(left, now_ms + max(self.markers_take_ms, _MARKERS_AGAIN_MS))
+        if not left:
+            self._groups.end_transaction(known.producer_id, commit=known.state is TxnState.COMMITTED)
