@@ -18,7 +18,6 @@ __all__ = ["HANDLERS"]
 UNKNOWN_TOPIC_OR_PARTITION: Final = 3
 LEADER_NOT_AVAILABLE: Final = 5
 COORDINATOR_NOT_AVAILABLE: Final = 15
-UNSUPPORTED_VERSION: Final = 35
 INVALID_REQUEST: Final = 42
 
 _NO_ID: Final = uuid.UUID(int=0)
@@ -27,7 +26,6 @@ _BROKER_RESOURCE: Final = 4
 _DEFAULT: Final = 5
 _SET: Final = 0
 _DELETE: Final = 1
-_FIRST_WITH_IDS: Final = 10
 
 
 def api_versions(ask: Ask) -> Fields:

@@ -18,6 +18,7 @@ __all__ = ["Aborted", "ReplicaLog"]
 
 _ABORT: Final = 0
 _COMMIT: Final = 1
+_MARKER: Final = bytes(6)  # version 0, coordinator epoch 0
 _UNKNOWN: Final = (-1, -1)
 
 
@@ -104,13 +105,11 @@ class ReplicaLog:
         *,
         commit: bool,
         leader_epoch: int,
-        coordinator_epoch: int,
         now_ms: int,
     ) -> StoredBatch:
         """Appends the marker that ends a producer's transaction."""
         key = (0).to_bytes(2, "big") + (_COMMIT if commit else _ABORT).to_bytes(2, "big")
-        value = (0).to_bytes(2, "big") + coordinator_epoch.to_bytes(4, "big", signed=True)
-        made = encode_control([(key, value)], timestamp=now_ms)
+        made = encode_control([(key, _MARKER)], timestamp=now_ms)
         stamp_identity(made, producer_id, producer_epoch, -1, transactional=True)
         batch = store(bytes(made), self._end_offset, leader_epoch)
         self._take(batch)

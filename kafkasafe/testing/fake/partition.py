@@ -48,14 +48,12 @@ class Appended:
         log_append_time_ms: -1 unless the broker set the timestamps.
         log_start_offset: First offset of the log.
         end_offset: When the high watermark reaches this offset, all in-sync replicas have the batch.
-        duplicate: Whether the log had the batch already.
     """
 
     base_offset: int
     log_append_time_ms: int
     log_start_offset: int
     end_offset: int
-    duplicate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +279,7 @@ class Partition:
             return None
         seen = log.producers.duplicate_of(header)
         if seen is not None:
-            return Appended(seen.base_offset, seen.timestamp, log.start_offset, seen.last_offset + 1, True)
+            return Appended(seen.base_offset, seen.timestamp, log.start_offset, seen.last_offset + 1)
         log.producers.check(header)
         log.producers.check_transaction(header)
         return None

@@ -163,7 +163,6 @@ class _Transaction:
                 self.epoch,
                 commit=self.state is TxnState.COMMITTING,
                 leader_epoch=partition.leader_epoch,
-                coordinator_epoch=0,
                 now_ms=now_ms,
             )
             self.markers[place] = partition, partition.leader_epoch, marker.end_offset

@@ -111,11 +111,6 @@ class Wire:
         self.settle()
         return count
 
-    @property
-    def connections(self) -> int:
-        """Number of open connections."""
-        return len(self._connections)
-
     def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError, OSError):
             self._wake_out.send(b"\0")
