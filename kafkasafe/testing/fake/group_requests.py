@@ -202,16 +202,13 @@ def _commit(ask: Ask) -> Fields:
     if message.group_instance_id is not None:
         raise NotModelledError("Static members (group.instance.id) of consumer groups")
 
-    def put(group: Group, where: tuple[str, int], offset: Offset) -> None:
-        group.offsets[where] = group.append(offset)
-
     return offsets_of(
         ask,
         message.topics,
         lambda: ask.groups.check_commit(
             message.group_id, message.member_id, message.generation_id_or_member_epoch, ask.now_ms
         ),
-        put,
+        Group.commit,
     )
 
 
@@ -266,8 +263,7 @@ def _offset_row(ask: Ask, group: Group | None, topic: str | None, number: int) -
         return nothing | {"error_code": UNKNOWN_TOPIC_ID}
     if group is None:
         return nothing
-    undecided = any((topic, number) in offsets for offsets in group.pending.values())
-    if undecided and ask.version >= 7 and ask.message.require_stable:
+    if group.undecided((topic, number)) and ask.version >= 7 and ask.message.require_stable:
         return nothing | {"error_code": UNSTABLE_OFFSET_COMMIT}
     found = group.offsets.get((topic, number))
     if found is None:

@@ -342,7 +342,7 @@ class Transactions:
         if self._centre.profile.verifies_transactions:
             self._check_offset(name, identity, group.name, second=second, now_ms=now_ms)
         self._check_log_of_offsets(identity, group.name)
-        group.pending.setdefault(identity[0], {})[where] = group.append(offset)
+        group.commit_later(identity[0], where, offset)
 
     def _check_log_of_offsets(self, identity: tuple[int, int], group: str) -> None:
         """The only check that old brokers make: the log that stores the offsets has seen no newer epoch."""
