@@ -124,8 +124,12 @@ class ReplicaLog:
             self.producers.restarted()
         for batch in leader.batches[self._index(leader.batches, self._end_offset) :]:
             self._take(batch)
-        self.high_watermark = max(self.high_watermark, min(leader.high_watermark, self._end_offset))
+        self.advance_high_watermark(leader.high_watermark)
         self.advance_start(leader.start_offset)
+
+    def advance_high_watermark(self, offset: int) -> None:
+        """Notes that all in-sync replicas have the records before an offset."""
+        self.high_watermark = max(self.high_watermark, min(offset, self._end_offset))
 
     def _take(self, batch: StoredBatch) -> None:
         header = batch.header
@@ -189,10 +193,6 @@ class ReplicaLog:
         self.epochs = [entry for entry in self.epochs if entry[1] > offset]
         if older:
             self.epochs.insert(0, (older[-1], offset))
-
-    def restart(self) -> None:
-        """Restores the state as a broker does when it starts and reads its files."""
-        self.producers.restarted()
 
     def _reset(self, offset: int) -> None:
         self.batches = []

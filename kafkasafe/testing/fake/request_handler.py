@@ -64,6 +64,12 @@ class _Throttle:
     throttle_ms: int
     times: int | None
 
+    def use(self) -> bool:
+        """Counts an answer. Returns whether the rule goes on."""
+        if self.times is not None:
+            self.times -= 1
+        return self.times != 0
+
 
 class RequestHandler:
     """The whole state of a fake cluster, and the entry for requests.
@@ -205,10 +211,8 @@ class RequestHandler:
             rule = self._throttles.get(key)
             if rule is None or name == "ApiVersions":
                 continue
-            if rule.times is not None:
-                rule.times -= 1
-                if not rule.times:
-                    del self._throttles[key]
+            if not rule.use():
+                del self._throttles[key]
             return rule.throttle_ms
         return 0
 
