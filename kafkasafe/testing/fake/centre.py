@@ -179,7 +179,7 @@ class Centre:
                 self.controlled()
         if self.now_ms - self._expired_at >= int(self.settings["producer.id.expiration.check.interval.ms"]):
             self._expired_at = self.now_ms
-            self._expire([log for partition in self.partitions() for log in partition.logs.values()])
+            self.expire_producers()
         if self.now_ms - self._retained_at >= int(self.settings["log.retention.check.interval.ms"]):
             self._retained_at = self.now_ms
             self.retain()
@@ -195,6 +195,10 @@ class Centre:
     def _watched(self) -> bool:
         """Whether a controller is running, which notices dead brokers."""
         return not self.profile.brokers_control or any(broker.serves for broker in self.brokers.values())
+
+    def expire_producers(self) -> None:
+        """Forgets producers that have not written for `producer.id.expiration.ms`."""
+        self._expire(log for partition in self.partitions() for log in partition.logs.values())
 
     def _expire(self, logs: Iterable[ReplicaLog]) -> None:
         after = int(self.settings["producer.id.expiration.ms"])
