@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from kafkasafe.testing.fake.asking import Fields, Later
 from kafkasafe.testing.fake.centre import Centre
 
 __all__ = ["InTransit", "Pipe", "Way"]
+
+HeldRequest: TypeAlias = tuple[Later, str, Callable[[Fields], None]]
+"""When its answer is available, its API, and the function that gets the answer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -28,8 +31,20 @@ class Pipe:
     open: bool = True
     ended_s: float = float("inf")
     requests: deque[tuple[str, int, Any, Callable[[Fields], None]]] = field(default_factory=deque)
-    held: tuple[Later, str, Callable[[Fields], None]] | None = None
+    held: HeldRequest | None = None
     muted_until_ms: int = 0
+
+    def end(self, now_s: float) -> None:
+        """Ends the connection."""
+        self.open, self.ended_s = False, now_s
+
+    def hold(self, request: HeldRequest | None) -> None:
+        """Holds a request whose answer is not available yet; None: there is none any more."""
+        self.held = request
+
+    def mute(self, until_ms: int) -> None:
+        """Reads no further request before this time."""
+        self.muted_until_ms = until_ms
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -106,6 +106,10 @@ class RequestHandler:
         self.groups = Groups(self.centre)
         self.transactions = Transactions(self.centre, self.groups)
 
+    def listen(self, node: int, host: str, port: int) -> None:
+        """Notes where clients reach a broker."""
+        self.addresses[node] = host, port
+
     def advance(self, now_ms: int) -> None:
         """Does everything that is due."""
         self.centre.advance(now_ms)

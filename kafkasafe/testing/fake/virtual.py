@@ -65,7 +65,8 @@ class VirtualCluster(Control):
         self.latency_s = latency_s
         super().__init__(brokers, version, config, cluster_id)
         self._skies = {node: Weather() for node in self.brokers}
-        self._handler.addresses = {node: (f"fake-{node}", 9092) for node in self.brokers}
+        for node in self.brokers:
+            self._handler.listen(node, f"fake-{node}", 9092)
         self._pipes: list[Pipe] = []
         self._timer: Timer | None = None
         self._timer_ms = -1
@@ -128,8 +129,7 @@ class VirtualCluster(Control):
 
     def _end(self, pipe: Pipe, why: str) -> None:
         if pipe.open:
-            pipe.open, pipe.ended_s = False, self.time.monotonic()
-            self._pipes.remove(pipe)
+            self.hang_up(pipe)
             pipe.on_end(why)
 
     # -- what clients call -------------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ class VirtualCluster(Control):
     def hang_up(self, pipe: Pipe) -> None:
         """See `VirtualBrokers`."""
         if pipe.open:
-            pipe.open, pipe.ended_s = False, self.time.monotonic()
+            pipe.end(self.time.monotonic())
             self._pipes.remove(pipe)
 
     def ask(
@@ -217,7 +217,7 @@ class VirtualCluster(Control):
             answer = later.look(self.now_ms())
             if answer is None:
                 return False
-            pipe.held = None
+            pipe.hold(None)
             self._deliver(pipe, name, answer, on_answer)
         if not pipe.requests or self.now_ms() < pipe.muted_until_ms:
             return False
@@ -225,7 +225,7 @@ class VirtualCluster(Control):
         self._handler.counts[name] += 1
         found = request_handlers.handler(name)(self._ask(pipe.node, version, message))
         if isinstance(found, Later):
-            pipe.held = found, name, on_answer
+            pipe.hold((found, name, on_answer))
         elif found is not None:
             self._deliver(pipe, name, found, on_answer)
         return True
@@ -246,7 +246,7 @@ class VirtualCluster(Control):
 
     def _deliver(self, pipe: Pipe, name: str, answer: Fields, on_answer: Callable[[Fields], None]) -> None:
         weather = self.weather[pipe.node]
-        pipe.muted_until_ms = self.now_ms() + self._handler.throttled(name)
+        pipe.mute(self.now_ms() + self._handler.throttled(name))
         if weather.drop_responses:
             return
 

@@ -24,6 +24,7 @@ __all__ = ["VirtualBrokers", "VirtualNetwork"]
 
 _FIRST_WITH_HINTS: Final = 10
 """Version of Produce (KIP-951)."""
+_HINTS: Final = frozenset({"node_endpoints", "current_leader"})
 
 
 class VirtualBrokers(Protocol):
@@ -334,12 +335,16 @@ def _broker(endpoint: Any) -> Broker:
     return Broker(endpoint.node_id, endpoint.host, endpoint.port, endpoint.rack)
 
 
-def _plain(value: Any, kind: type[SimpleNamespace] = SimpleNamespace) -> Any:
-    """Converts dicts to objects with attributes, at any depth."""
+def _plain(
+    value: Any, kind: type[SimpleNamespace] = SimpleNamespace, without: Collection[str] = frozenset()
+) -> Any:
+    """Converts dicts to objects with attributes, at any depth, `without` some fields."""
     if isinstance(value, dict):
-        return kind(**{name: _plain(one, kind) for name, one in value.items()})
+        return kind(
+            **{name: _plain(one, kind, without) for name, one in value.items() if name not in without}
+        )
     if isinstance(value, list | tuple):
-        return [_plain(one, kind) for one in value]
+        return [_plain(one, kind, without) for one in value]
     return value
 
 
@@ -379,14 +384,8 @@ def _answer(request: Sendable, fields: Fields) -> Any:
     """Converts an answer to the form that the client reads."""
     if isinstance(request, ManyOffsets):
         return _Answer(rows=[(topic["name"], _rows(topic["partitions"])) for topic in fields["topics"]])
-    answer = _plain(fields, _Answer)
-    answer.API_VERSION = request.version
-    if request.name == "Produce" and request.version < _FIRST_WITH_HINTS:
-        answer.node_endpoints = None
-        for topic in answer.responses:
-            for part in topic.partition_responses:
-                part.current_leader = None
-    return answer
+    old = request.name == "Produce" and request.version < _FIRST_WITH_HINTS
+    return _plain(fields | {"API_VERSION": request.version}, _Answer, _HINTS if old else frozenset())
 
 
 def _rows(partitions: Sequence[Fields]) -> Sequence[OffsetRow]:

@@ -44,6 +44,64 @@ class _Connection:
     muted_until_ms: int = 0
     interest: int = 0
 
+    def read(self) -> bool:
+        """Reads what has arrived. Returns whether the connection is still usable."""
+        try:
+            data = self.sock.recv(_READ_BYTES)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        buffer = self.incoming
+        buffer += data
+        while len(buffer) >= _SIZE:
+            size = int.from_bytes(buffer[:_SIZE], "big", signed=True)
+            if not 0 < size <= _MAX_FRAME:
+                return False
+            if len(buffer) < _SIZE + size:
+                break
+            self.requests.append(bytes(buffer[_SIZE : _SIZE + size]))
+            del buffer[: _SIZE + size]
+        return bool(data)
+
+    def hold(self, pending: PendingRequest | None) -> None:
+        """Holds a request whose answer is not available yet; None: there is none any more."""
+        self.held = pending
+
+    def put(self, reply: Reply, weather: Weather, now: int) -> None:
+        """Adds an answer to what is to be written, as far as the network lets it through."""
+        self.muted_until_ms = now + reply.throttle_ms
+        if reply.frame is not None and not weather.drop_responses:
+            self.outgoing.append((now + weather.response_delay_ms, memoryview(reply.frame)))
+
+    def write(self, now: int) -> bool:
+        """Writes as much as the socket accepts. Returns whether the connection is still usable."""
+        while self.outgoing and self.outgoing[0][0] <= now:
+            due, data = self.outgoing[0]
+            try:
+                sent = self.sock.send(data)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            if sent < len(data):
+                self.outgoing[0] = due, data[sent:]
+                return True
+            self.outgoing.popleft()
+        return True
+
+    def watch(self, selector: selectors.BaseSelector, wanted: int) -> None:
+        """Lets a selector watch the socket for these events; 0: not any more."""
+        if wanted == self.interest:
+            return
+        if not wanted:
+            selector.unregister(self.sock)
+        elif not self.interest:
+            selector.register(self.sock, wanted, self)
+        else:
+            selector.modify(self.sock, wanted, self)
+        self.interest = wanted
+
 
 class Wire:
     """Listeners and connections of a fake cluster.
@@ -79,7 +137,7 @@ class Wire:
         self._failure: BaseException | None = None
         for node in nodes:
             holder = self._holders[node] = _bound(0)
-            handler.addresses[node] = holder.getsockname()
+            handler.listen(node, *holder.getsockname())
         self._agree()
         self._thread = threading.Thread(target=self._run, name="kafkasafe-fake", daemon=True)
         self._thread.start()
@@ -199,42 +257,20 @@ class Wire:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection = _Connection(node, sock)
             self._connections.append(connection)
-            self._selector.register(sock, selectors.EVENT_READ, connection)
-            connection.interest = selectors.EVENT_READ
+            connection.watch(self._selector, selectors.EVENT_READ)
 
     def _end(self, connection: _Connection) -> None:
         if connection in self._connections:
             self._connections.remove(connection)
-            if connection.interest:
-                self._selector.unregister(connection.sock)
+            connection.watch(self._selector, 0)
             connection.sock.close()
 
     def _hangs(self, connection: _Connection) -> bool:
         return self._handler.centre.brokers[connection.node].paused or self.weather[connection.node].stall
 
     def _read(self, connection: _Connection) -> None:
-        if connection not in self._connections or self._hangs(connection):
-            return
-        try:
-            data = connection.sock.recv(_READ_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
+        if connection in self._connections and not self._hangs(connection) and not connection.read():
             self._end(connection)
-            return
-        buffer = connection.incoming
-        buffer += data
-        while len(buffer) >= _SIZE:
-            size = int.from_bytes(buffer[:_SIZE], "big", signed=True)
-            if not 0 < size <= _MAX_FRAME:
-                self._end(connection)
-                return
-            if len(buffer) < _SIZE + size:
-                return
-            connection.requests.append(bytes(buffer[_SIZE : _SIZE + size]))
-            del buffer[: _SIZE + size]
 
     def _work(self, connection: _Connection, now: int) -> bool:
         """Does everything possible for one connection. Returns whether there was a new request."""
@@ -248,7 +284,7 @@ class Wire:
                 log.exception("The connection ends", exc_info=error.__cause__ or error)
                 self._end(connection)
                 return True
-            if not self._write(connection, now):
+            if not connection.write(now):
                 self._end(connection)
                 return handled
         wanted = 0
@@ -256,14 +292,7 @@ class Wire:
             wanted = selectors.EVENT_READ
             if connection.outgoing and connection.outgoing[0][0] <= now:
                 wanted |= selectors.EVENT_WRITE
-        if wanted != connection.interest:
-            if not wanted:
-                self._selector.unregister(connection.sock)
-            elif not connection.interest:
-                self._selector.register(connection.sock, wanted, connection)
-            else:
-                self._selector.modify(connection.sock, wanted, connection)
-            connection.interest = wanted
+        connection.watch(self._selector, wanted)
         return handled
 
     def _answer(self, connection: _Connection, weather: Weather, now: int) -> bool:
@@ -272,8 +301,8 @@ class Wire:
             reply = self._handler.look(connection.held, now)
             if reply is None:
                 return False
-            connection.held = None
-            self._put(connection, reply, weather, now)
+            connection.hold(None)
+            connection.put(reply, weather, now)
         while connection.requests and now >= connection.muted_until_ms:
             frame = connection.requests.popleft()
             handled = True
@@ -281,33 +310,10 @@ class Wire:
                 continue
             answer = self._handler.handle(connection.node, frame, now)
             if isinstance(answer, PendingRequest):
-                connection.held = answer
+                connection.hold(answer)
                 break
-            self._put(connection, answer, weather, now)
+            connection.put(answer, weather, now)
         return handled
-
-    @staticmethod
-    def _put(connection: _Connection, reply: Reply, weather: Weather, now: int) -> None:
-        connection.muted_until_ms = now + reply.throttle_ms
-        if reply.frame is not None and not weather.drop_responses:
-            connection.outgoing.append((now + weather.response_delay_ms, memoryview(reply.frame)))
-
-    @staticmethod
-    def _write(connection: _Connection, now: int) -> bool:
-        """Writes as much as the socket accepts. Returns whether the connection is still usable."""
-        while connection.outgoing and connection.outgoing[0][0] <= now:
-            due, data = connection.outgoing[0]
-            try:
-                sent = connection.sock.send(data)
-            except BlockingIOError:
-                return True
-            except OSError:
-                return False
-            if sent < len(data):
-                connection.outgoing[0] = due, data[sent:]
-                return True
-            connection.outgoing.popleft()
-        return True
 
 
 def _bound(port: int) -> socket.socket:
