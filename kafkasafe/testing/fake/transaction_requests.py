@@ -9,12 +9,19 @@ from kafkasafe.testing.fake.asking import Ask, Fields, Handler
 from kafkasafe.testing.fake.checks import RefusedError
 from kafkasafe.testing.fake.group_requests import offsets_of
 from kafkasafe.testing.fake.groups import Group, Offset
-from kafkasafe.testing.fake.transactions import INVALID_PRODUCER_EPOCH
+from kafkasafe.testing.fake.transactions import (
+    INVALID_PRODUCER_EPOCH,
+    INVALID_PRODUCER_ID_MAPPING,
+    INVALID_TXN_STATE,
+    TransactionMetadata,
+    TxnState,
+)
 
 __all__ = ["HANDLERS"]
 
 NOT_COORDINATOR: Final = 16
 ILLEGAL_GENERATION: Final = 22
+OPERATION_NOT_ATTEMPTED: Final = 55
 PRODUCER_FENCED: Final = 90
 TRANSACTIONAL_ID_NOT_FOUND: Final = 105
 
@@ -52,6 +59,14 @@ def _identity(ask: Ask) -> tuple[int, int]:
     return ask.message.producer_id, ask.message.producer_epoch
 
 
+def _current(known: TransactionMetadata | None, identity: tuple[int, int], code: int) -> TransactionMetadata:
+    """The state of a transactional id, if the request has its producer id and epoch."""
+    if known is None:
+        raise RefusedError(INVALID_PRODUCER_ID_MAPPING)
+    known.check_identity(identity, code)
+    return known
+
+
 def _granted(identity: tuple[int, int]) -> Fields:
     return {"producer_id": identity[0], "producer_epoch": identity[1]}
 
@@ -79,15 +94,18 @@ def _add_partitions(ask: Ask) -> Fields:
     message = ask.message
     name = message.v3_and_below_transactional_id
     wanted = [(topic.name, number) for topic in message.v3_and_below_topics for number in topic.partitions]
+    identity = message.v3_and_below_producer_id, message.v3_and_below_producer_epoch
     try:
         _check(ask, name)
-        codes = ask.transactions.add_partitions(
-            name,
-            (message.v3_and_below_producer_id, message.v3_and_below_producer_epoch),
-            wanted,
-            old_epoch=_old_epoch(ask),
-            now_ms=ask.now_ms,
-        )
+        known = _current(ask.transactions.known(name), identity, _old_epoch(ask))
+        known.check_settled()
+        codes = {place: _code_of(ask, place) for place in wanted}
+        if any(codes.values()):
+            # If one partition cannot be added, none is.
+            codes = {place: code or OPERATION_NOT_ATTEMPTED for place, code in codes.items()}
+        else:
+            known.open(ask.now_ms)
+            known.add(*wanted)
     except RefusedError as refused:
         codes = dict.fromkeys(wanted, refused.code)
     return {
@@ -104,16 +122,22 @@ def _add_partitions(ask: Ask) -> Fields:
     }
 
 
+def _code_of(ask: Ask, place: tuple[str, int]) -> int:
+    try:
+        ask.centre.check_allowed("write", "topic", place[0])
+        ask.centre.partition(*place)
+    except RefusedError as refused:
+        return refused.code
+    return 0
+
+
 def _add_offsets(ask: Ask) -> Fields:
-    message = ask.message
-    _check(ask, message.transactional_id)
-    ask.transactions.add_offsets(
-        message.transactional_id,
-        _identity(ask),
-        message.group_id,
-        old_epoch=_old_epoch(ask),
-        now_ms=ask.now_ms,
-    )
+    name, group = ask.message.transactional_id, ask.message.group_id
+    _check(ask, name)
+    known = _current(ask.transactions.known(name), _identity(ask), _old_epoch(ask))
+    known.check_settled()
+    known.open(ask.now_ms)
+    known.add_group(group, ask.transactions.number_of(group))
     return {}
 
 
@@ -130,32 +154,46 @@ def _offset_commit(ask: Ask) -> Fields:
         return ask.groups.get(message.group_id)
 
     def put(group: Group, where: tuple[str, int], offset: Offset) -> None:
-        ask.transactions.put_offset(
-            message.transactional_id,
-            _identity(ask),
-            group,
-            where,
-            offset,
-            second=ask.version >= _SECOND_PROTOCOL,
-            now_ms=ask.now_ms,
-        )
+        if ask.centre.profile.verifies_transactions:
+            _check_offset(ask, group.name)
+        ask.transactions.check_log_of_offsets(group.name, *_identity(ask))
+        group.commit_later(message.producer_id, where, offset)
 
     return offsets_of(ask, message.topics, check, put)
 
 
+def _check_offset(ask: Ask, group: str) -> None:
+    """Checks whether the transaction may have a group's offsets. With protocol 2, this adds the group."""
+    known = ask.transactions.known(ask.message.transactional_id)
+    known = _current(known, _identity(ask), INVALID_PRODUCER_EPOCH)
+    if ask.version >= _SECOND_PROTOCOL:
+        known.check_settled()
+        known.open(ask.now_ms, second=True)
+        known.add_group(group, ask.transactions.number_of(group))
+    elif known.state is not TxnState.ONGOING or group not in known.groups:
+        raise RefusedError(INVALID_TXN_STATE)
+
+
 def _end(ask: Ask) -> Fields:
-    message = ask.message
-    _check(ask, message.transactional_id)
+    """Protocol 2 grants a new epoch (KIP-890), and recognises a repetition by the old epoch."""
+    name, commit, identity = ask.message.transactional_id, bool(ask.message.committed), _identity(ask)
     second = ask.version >= _SECOND_PROTOCOL
-    identity = ask.transactions.end(
-        message.transactional_id,
-        _identity(ask),
-        commit=bool(message.committed),
-        second=second,
-        old_epoch=_old_epoch(ask),
-        now_ms=ask.now_ms,
-    )
-    return _granted(identity) if second else {}
+    _check(ask, name)
+    known = ask.transactions.known(name)
+    repeated = known is not None and second and known.previous == identity
+    if known is not None and (repeated or known.identity == identity):
+        known.check_settled()
+    if known is None or not repeated:
+        known = _current(known, identity, _old_epoch(ask))
+    ended = known.state is (TxnState.COMMITTED if commit else TxnState.ABORTED)
+    # With protocol 2, aborting is allowed even without an open transaction, because a client may not know whether there
+    # is one.
+    needless = second and not commit and not ended
+    if not repeated and (known.state is TxnState.ONGOING or needless):
+        ask.transactions.end(known, commit=commit, bump=second, repeatable=second, now_ms=ask.now_ms)
+    elif not ended:
+        raise RefusedError(INVALID_TXN_STATE)
+    return _granted(known.identity) if second else {}
 
 
 def _describe(ask: Ask) -> Fields:

@@ -7,13 +7,13 @@ Until then, requests for the next transaction get the answer 51.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from kafkasafe.record.batch import BatchHeader, CorruptBatchError, read_header
 from kafkasafe.testing.fake.checks import RefusedError
-from kafkasafe.testing.fake.groups import Group, Offset, coordinator, numbered
+from kafkasafe.testing.fake.groups import coordinator, numbered
 
 if TYPE_CHECKING:
     from kafkasafe.testing.fake.centre import Centre
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kafkasafe.testing.fake.log import ReplicaLog
     from kafkasafe.testing.fake.partition import Partition
 
-__all__ = ["Transactions", "TxnState"]
+__all__ = ["TransactionMetadata", "Transactions", "TxnState"]
 
 INVALID_PRODUCER_EPOCH: Final = 47
 _NOT_ADDED: Final = "Partition was not added to the transaction"
@@ -29,7 +29,6 @@ INVALID_TXN_STATE: Final = 48
 INVALID_PRODUCER_ID_MAPPING: Final = 49
 INVALID_TRANSACTION_TIMEOUT: Final = 50
 CONCURRENT_TRANSACTIONS: Final = 51
-OPERATION_NOT_ATTEMPTED: Final = 55
 
 OFFSETS_TOPIC: Final = "__consumer_offsets"
 
@@ -50,7 +49,7 @@ class TxnState(enum.Enum):
 
 
 @dataclass(slots=True)
-class _Transaction:
+class TransactionMetadata:
     """The state of a transactional id, with its open or ending transaction."""
 
     producer_id: int
@@ -187,7 +186,7 @@ class Transactions:
     def __init__(self, centre: Centre, groups: Groups) -> None:
         self._centre = centre
         self._groups = groups
-        self._known: dict[str, _Transaction] = {}
+        self._known: dict[str, TransactionMetadata] = {}
         self._epochs_of_offsets: dict[tuple[int, int], int] = {}
         self.markers_take_ms = _MARKERS_TAKE_MS
 
@@ -219,22 +218,15 @@ class Transactions:
     ) -> tuple[int, int]:
         """InitProducerId with a transactional id: grants a new epoch, and ends the open transaction.
 
-        Args:
-            name: The transactional id.
-            timeout_ms: The transactions' timeout.
-            named: (producer id, epoch) in the request; -1 for a producer that begins.
-            old_epoch: Error code for another epoch than the current one.
-            now_ms: The current time.
-
-        Raises:
-            RefusedError: 47, 49, 50, 51 or 90.
+        `named` is (producer id, epoch) in the request, -1 for a producer that begins. `old_epoch` is the error code for
+        another epoch than the current one.
         """
         most = int(self._centre.settings["transaction.max.timeout.ms"])
         if not 0 < timeout_ms <= most:
             raise RefusedError(INVALID_TRANSACTION_TIMEOUT)
         known = self._known.get(name)
         if known is None:
-            known = self._known[name] = _Transaction(self._centre.new_producer_id(), -1, timeout_ms)
+            known = self._known[name] = TransactionMetadata(self._centre.new_producer_id(), -1, timeout_ms)
         known.check_settled()
         if known.state is TxnState.ONGOING and (named[1] < 0 or named[0] == known.producer_id):
             # The epoch in the request does not matter; it is checked only if no transaction is open.
@@ -274,157 +266,42 @@ class Transactions:
             known.identity == (header.producer_id, header.producer_epoch) for known in self._known.values()
         )
 
-    def add_partitions(
-        self,
-        name: str,
-        identity: tuple[int, int],
-        wanted: Sequence[tuple[str, int]],
-        *,
-        old_epoch: int,
-        now_ms: int,
-    ) -> dict[tuple[str, int], int]:
-        """AddPartitionsToTxn. Returns the error code of each partition.
-
-        Raises:
-            RefusedError: 47, 49, 51 or 90.
-        """
-        known = self._mine(name, identity, old_epoch)
-        known.check_settled()
-        codes = {place: self._code_of(place) for place in wanted}
-        if any(codes.values()):
-            # If one partition cannot be added, none is.
-            return {place: found or OPERATION_NOT_ATTEMPTED for place, found in codes.items()}
-        known.open(now_ms)
-        known.add(*wanted)
-        return codes
-
-    def _code_of(self, place: tuple[str, int]) -> int:
-        try:
-            self._centre.check_allowed("write", "topic", place[0])
-            self._centre.partition(*place)
-        except RefusedError as refused:
-            return refused.code
-        return 0
-
-    def add_offsets(
-        self, name: str, identity: tuple[int, int], group: str, *, old_epoch: int, now_ms: int
-    ) -> None:
-        """AddOffsetsToTxn.
-
-        Raises:
-            RefusedError: 47, 49, 51 or 90.
-        """
-        known = self._mine(name, identity, old_epoch)
-        known.check_settled()
-        known.open(now_ms)
-        known.add_group(group, self._number_of(group))
-
-    def _number_of(self, group: str) -> int:
+    def number_of(self, group: str) -> int:
         """The partition of the log of offsets that has a group's."""
         return numbered(self._centre, group, "offsets.topic.num.partitions")
 
-    def put_offset(
-        self,
-        name: str,
-        identity: tuple[int, int],
-        group: Group,
-        where: tuple[str, int],
-        offset: Offset,
-        *,
-        second: bool,
-        now_ms: int,
-    ) -> None:
-        """TxnOffsetCommit: keeps an offset until its transaction ends. With protocol 2 (`second`), this adds the group.
+    def check_log_of_offsets(self, group: str, producer_id: int, epoch: int) -> None:
+        """The only check of offsets that old brokers make: the log that stores them has seen no newer epoch.
 
         Raises:
-            RefusedError: 47, 48, 49 or 51.
+            RefusedError: 47.
         """
-        if self._centre.profile.verifies_transactions:
-            self._check_offset(name, identity, group.name, second=second, now_ms=now_ms)
-        self._check_log_of_offsets(identity, group.name)
-        group.commit_later(identity[0], where, offset)
-
-    def _check_log_of_offsets(self, identity: tuple[int, int], group: str) -> None:
-        """The only check that old brokers make: the log that stores the offsets has seen no newer epoch."""
-        producer_id, epoch = identity
-        number = self._number_of(group)
-        if epoch < self._epochs_of_offsets.get((number, producer_id), -1):
+        key = self.number_of(group), producer_id
+        if epoch < self._epochs_of_offsets.get(key, -1):
             raise RefusedError(INVALID_PRODUCER_EPOCH)
-        self._epochs_of_offsets[number, producer_id] = epoch
+        self._epochs_of_offsets[key] = epoch
 
-    def _check_offset(
-        self, name: str, identity: tuple[int, int], group: str, *, second: bool, now_ms: int
-    ) -> None:
-        known = self._mine(name, identity, INVALID_PRODUCER_EPOCH)
-        if second:
-            known.check_settled()
-            known.open(now_ms, second=True)
-            known.add_group(group, self._number_of(group))
-        elif known.state is not TxnState.ONGOING or group not in known.groups:
-            raise RefusedError(INVALID_TXN_STATE)
-
-    def end(
-        self,
-        name: str,
-        identity: tuple[int, int],
-        *,
-        commit: bool,
-        second: bool,
-        old_epoch: int,
-        now_ms: int,
-    ) -> tuple[int, int]:
-        """EndTxn. Protocol 2 (`second`) grants a new epoch (KIP-890), and recognises a repetition by the old epoch.
-
-        Returns:
-            The producer id and the epoch of the next transaction.
-
-        Raises:
-            RefusedError: 47, 48, 49, 51 or 90.
-        """
-        result = TxnState.COMMITTED if commit else TxnState.ABORTED
-        known = self._known.get(name)
-        if known is not None and known.identity == identity:
-            known.check_settled()
-        if known is not None and second and known.previous == identity:
-            known.check_settled()
-            if known.state is not result:
-                raise RefusedError(INVALID_TXN_STATE)
-            return known.identity
-        known = self._mine(name, identity, old_epoch)
-        # With protocol 2, aborting is allowed even without an open transaction, because a client may not know whether
-        # there is one.
-        needless = second and not commit and known.state is not result
-        if known.state is TxnState.ONGOING or needless:
-            self._end(known, commit=commit, bump=second, repeatable=second, now_ms=now_ms)
-        elif known.state is not result:
-            raise RefusedError(INVALID_TXN_STATE)
-        return known.identity
-
-    def known(self, name: str) -> _Transaction | None:
+    def known(self, name: str) -> TransactionMetadata | None:
         """The state of a transactional id; None if it is unknown."""
         return self._known.get(name)
 
     # -- Helpers -----------------------------------------------------------------------------------------------------
 
-    def _mine(self, name: str, identity: tuple[int, int], old_epoch: int) -> _Transaction:
-        known = self._known.get(name)
-        if known is None:
-            raise RefusedError(INVALID_PRODUCER_ID_MAPPING)
-        known.check_identity(identity, old_epoch)
-        return known
-
-    def _fence(self, known: _Transaction, now_ms: int) -> None:
+    def _fence(self, known: TransactionMetadata, now_ms: int) -> None:
         """Aborts the open transaction, and fences its producer."""
-        self._end(known, commit=False, bump=True, repeatable=known.second, now_ms=now_ms)
+        self.end(known, commit=False, bump=True, repeatable=known.second, now_ms=now_ms)
 
-    def _end(self, known: _Transaction, *, commit: bool, bump: bool, repeatable: bool, now_ms: int) -> None:
+    def end(
+        self, known: TransactionMetadata, *, commit: bool, bump: bool, repeatable: bool, now_ms: int
+    ) -> None:
+        """Decides the end of a transaction. See `TransactionMetadata.decide`."""
         known.decide(
             commit=commit, bump=bump, repeatable=repeatable, complete_ms=now_ms + self.markers_take_ms
         )
         if not self.markers_take_ms:
             self._complete(known, now_ms)
 
-    def _complete(self, known: _Transaction, now_ms: int) -> None:
+    def _complete(self, known: TransactionMetadata, now_ms: int) -> None:
         left: set[tuple[str, int]] = set()
         logs: dict[tuple[str, int], ReplicaLog] = {}
         for place in sorted(known.partitions):
