@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from kafkasafe.kafkapython import frames
 from kafkasafe.testing.fake import (
@@ -171,7 +171,7 @@ class RequestHandler:
         if request.message is None or request.api is None:
             raise NotModelledError(f"{known.name} v{request.version} that kafka-python cannot decode")
         self.counts[known.name] += 1
-        ask = self._ask(node, request, now_ms)
+        ask = self.ask(node, request.version, request.message, now_ms, request.client_id)
         answer = _HANDLERS[known.name](ask)
         if isinstance(answer, Later):
             return PendingRequest(request, answer)
@@ -182,22 +182,14 @@ class RequestHandler:
         answer = held.later.look(now_ms)
         return None if answer is None else self._reply(held.request, answer)
 
-    def _ask(self, node: int, request: frames.RequestFrame, now_ms: int) -> Ask:
-        return Ask(
-            self.centre,
-            self.groups,
-            self.transactions,
-            node,
-            request.version,
-            request.message,
-            now_ms,
-            request.client_id,
-            self.addresses,
-        )
+    def ask(self, node: int, version: int, message: Any, now_ms: int, client_id: str) -> Ask:
+        """The argument of a request's handler."""
+        parts = self.centre, self.groups, self.transactions
+        return Ask(*parts, node, version, message, now_ms, client_id, self.addresses)
 
     def _too_new(self, request: frames.RequestFrame, known: frames.Api, node: int, now_ms: int) -> Reply:
         old = replace(request, version=0, api=known)
-        answer = cluster_requests.api_versions(self._ask(node, old, now_ms))
+        answer = cluster_requests.api_versions(self.ask(node, 0, old.message, now_ms, old.client_id))
         return self._reply(old, answer | {"error_code": UNSUPPORTED_VERSION})
 
     def _reply(self, request: frames.RequestFrame, answer: Fields) -> Reply:

@@ -231,18 +231,7 @@ class VirtualCluster(Control):
         return True
 
     def _ask(self, node: int, version: int, message: Any) -> Ask:
-        handler = self._handler
-        return Ask(
-            handler.centre,
-            handler.groups,
-            handler.transactions,
-            node,
-            version,
-            message,
-            self.now_ms(),
-            "virtual",
-            handler.addresses,
-        )
+        return self._handler.ask(node, version, message, self.now_ms(), "virtual")
 
     def _deliver(self, pipe: Pipe, name: str, answer: Fields, on_answer: Callable[[Fields], None]) -> None:
         weather = self.weather[pipe.node]
