@@ -95,6 +95,15 @@ class RelayedPipe:
         self.ended = False
         self.shut = False
 
+    def read(self, limit: int) -> bytes | None:
+        """Receives bytes from the source; None if there are none now, empty at its end."""
+        try:
+            data = self.source.recv(limit)
+        except BlockingIOError:
+            return None
+        self.ended = not data
+        return data
+
     def give_up_sink(self) -> None:
         """Sends the sink nothing more."""
         self.shut = True
@@ -331,14 +340,9 @@ class Relay(abc.ABC, Generic[_L]):
 
     def _read(self, connection: _L, pipe: RelayedPipe) -> None:
         limit = self._read_limit(connection, pipe)
-        if not limit:
-            return
-        try:
-            data = pipe.source.recv(limit)
-        except BlockingIOError:
-            return
-        pipe.ended = not data
-        self._receive(connection, pipe, data)
+        data = pipe.read(limit) if limit else None
+        if data is not None:
+            self._receive(connection, pipe, data)
 
     def _register(self, sock: socket.socket, mask: int, connection: _L) -> None:
         old = self._masks.get(sock, 0)

@@ -37,7 +37,11 @@ _SLOW_CHUNK_BYTES: Final = 4 * 1024
 class _Connection(RelayedConnection):
     def __init__(self, client: socket.socket, target: socket.socket) -> None:
         super().__init__(client, target)
-        self.damaged = False  # bytes were dropped, so later bytes would make no sense
+        self.damaged = False
+
+    def damage(self) -> None:
+        """Notes that bytes were dropped, so that later bytes would make no sense."""
+        self.damaged = True
 
 
 class TcpProxy(Relay[_Connection]):
@@ -246,7 +250,7 @@ class TcpProxy(Relay[_Connection]):
             self._response_bytes += len(data)
             dropped, delay_s = self._drop_responses, self._response_delay_s
         if dropped:
-            connection.damaged = True
+            connection.damage()
             self._dropped_bytes += len(data)
             return
         if is_request and self._cut_after is not None:
