@@ -32,7 +32,14 @@ from typing import TYPE_CHECKING, Any, Final
 from kafkasafe.errors import UsageError
 from kafkasafe.kafkapython import frames
 from kafkasafe.testing.proxy_rules import Call, Exchange, Pending, Rule, Rules
-from kafkasafe.testing.relay import MAX_BUFFERED_BYTES, Relay, RelayedConnection, RelayedPipe, connect
+from kafkasafe.testing.relay import (
+    MAX_BUFFERED_BYTES,
+    Relay,
+    RelayedConnection,
+    RelayedPipe,
+    connect,
+    frames_in,
+)
 
 if TYPE_CHECKING:
     from kafkasafe.testing.broker import KafkaCluster
@@ -316,21 +323,13 @@ class FaultProxy(Relay[_Connection]):
         """Divides bytes into frames, and handles those that are complete."""
         buffer = connection.from_client if of_client else connection.from_target
         buffer += data
-        at = 0
-        while len(buffer) - at >= frames.SIZE_BYTES and connection in self._connections:
-            size = struct.unpack_from(">i", buffer, at)[0]
-            if not 0 <= size <= _MAX_FRAME_BYTES:
-                raise ValueError(f"a frame of {size} bytes")
-            end = at + frames.SIZE_BYTES + size
-            if len(buffer) < end:
-                break
-            frame = bytes(buffer[at + frames.SIZE_BYTES : end])
-            at = end
+        for frame in frames_in(buffer, _MAX_FRAME_BYTES, 0):
             if of_client:
                 self._on_request(connection, frame)
             else:
                 self._on_response(connection, frame)
-        del buffer[:at]
+            if connection not in self._connections:
+                break
 
     # -- The proxy's thread: frames ------------------------------------------------------------------------------
 

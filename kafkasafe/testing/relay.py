@@ -15,10 +15,12 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from typing import Final, Generic, Self, TypeVar
 
-__all__ = ["MAX_BUFFERED_BYTES", "Outbox", "Relay", "RelayedConnection", "RelayedPipe"]
+from kafkasafe.kafkapython.frames import SIZE_BYTES
+
+__all__ = ["MAX_BUFFERED_BYTES", "Outbox", "Relay", "RelayedConnection", "RelayedPipe", "bound", "frames_in"]
 
 _T = TypeVar("_T")
 
@@ -215,7 +217,7 @@ class Relay(abc.ABC, Generic[_L]):
 
     def _listen(self, port: int, number: int) -> int:
         """Listens on a port; 0: any free one. Returns the port."""
-        listener = self._bind(port)
+        listener = bound(self._host, port)
         try:
             listener.listen(128)
             listener.setblocking(False)
@@ -224,20 +226,8 @@ class Relay(abc.ABC, Generic[_L]):
             raise
         self._listeners[listener] = number
         self._selector.register(listener, selectors.EVENT_READ)
-        bound: int = listener.getsockname()[1]
-        return bound
-
-    def _bind(self, port: int, *, shared: bool = True) -> socket.socket:
-        """Returns a socket bound to the port; 0: any free one. Several sockets can have a port if all are `shared`."""
-        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, shared)
-            sock.bind((self._host, port))
-        except BaseException:
-            sock.close()
-            raise
-        return sock
+        chosen: int = listener.getsockname()[1]
+        return chosen
 
     def _stop_listening(self) -> None:
         for listener in self._listeners:
@@ -394,6 +384,40 @@ def connect(host: str, port: int) -> socket.socket | None:
         return socket.create_connection((host, port), CONNECT_TIMEOUT_S)
     except OSError:
         return None
+
+
+def bound(host: str, port: int, *, shared: bool = True) -> socket.socket:
+    """Returns a socket bound to the port; 0: any free one. Several sockets can have a port if all are `shared`."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, shared)
+        sock.bind((host, port))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def frames_in(buffer: bytearray, most_bytes: int, least_bytes: int = 1) -> Iterator[bytes]:
+    """Takes the complete frames of Kafka's protocol out of the bytes that have arrived.
+
+    Raises:
+        ValueError: A frame cannot have this size.
+    """
+    at = 0
+    try:
+        while len(buffer) - at >= SIZE_BYTES:
+            end = at + SIZE_BYTES
+            size = int.from_bytes(buffer[at:end], "big", signed=True)
+            if not least_bytes <= size <= most_bytes:
+                raise ValueError(f"a frame of {size} bytes")
+            if len(buffer) < end + size:
+                return
+            at = end + size
+            yield bytes(buffer[end:at])
+    finally:
+        del buffer[:at]
 
 
 def reset(sock: socket.socket) -> None:

@@ -27,6 +27,7 @@ from kafkasafe.testing.relay import (
     Relay,
     RelayedConnection,
     RelayedPipe,
+    bound,
     connect,
 )
 
@@ -82,9 +83,9 @@ class TcpProxy(Relay[_Connection]):
         self._keeper: socket.socket | None = None
         try:
             if port:
-                self._bind(port, shared=False).close()  # fails if another proxy uses it
+                bound(host, port, shared=False).close()  # fails if another proxy uses it
             self.port: int = self._listen(port, 0)
-            self._keeper = self._bind(self.port)
+            self._keeper = bound(host, self.port)
         except OSError:
             self.close()
             raise

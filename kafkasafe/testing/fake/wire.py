@@ -21,6 +21,7 @@ from typing import Final
 from kafkasafe.testing.fake.asking import NotModelledError
 from kafkasafe.testing.fake.request_handler import PendingRequest, Reply, RequestHandler
 from kafkasafe.testing.fake.weather import Weather
+from kafkasafe.testing.relay import Outbox, bound, frames_in
 
 __all__ = ["Wire"]
 
@@ -29,7 +30,6 @@ log = logging.getLogger(__name__)
 _HOST: Final = "127.0.0.1"
 _READ_BYTES: Final = 256 * 1024
 _MAX_FRAME: Final = 1 << 28
-_SIZE: Final = 4
 _BACKLOG: Final = 64
 
 
@@ -37,10 +37,10 @@ _BACKLOG: Final = 64
 class _Connection:
     node: int
     sock: socket.socket
+    outgoing: Outbox
     incoming: bytearray = field(default_factory=bytearray)
     requests: deque[bytes] = field(default_factory=deque)
     held: PendingRequest | None = None
-    outgoing: deque[tuple[int, memoryview]] = field(default_factory=deque)
     muted_until_ms: int = 0
     interest: int = 0
 
@@ -52,16 +52,11 @@ class _Connection:
             return True
         except OSError:
             return False
-        buffer = self.incoming
-        buffer += data
-        while len(buffer) >= _SIZE:
-            size = int.from_bytes(buffer[:_SIZE], "big", signed=True)
-            if not 0 < size <= _MAX_FRAME:
-                return False
-            if len(buffer) < _SIZE + size:
-                break
-            self.requests.append(bytes(buffer[_SIZE : _SIZE + size]))
-            del buffer[: _SIZE + size]
+        self.incoming += data
+        try:
+            self.requests.extend(frames_in(self.incoming, _MAX_FRAME))
+        except ValueError:
+            return False
         return bool(data)
 
     def hold(self, pending: PendingRequest | None) -> None:
@@ -72,23 +67,7 @@ class _Connection:
         """Adds an answer to what is to be written, as far as the network lets it through."""
         self.muted_until_ms = now + reply.throttle_ms
         if reply.frame is not None and not weather.drop_responses:
-            self.outgoing.append((now + weather.response_delay_ms, memoryview(reply.frame)))
-
-    def write(self, now: int) -> bool:
-        """Writes as much as the socket accepts. Returns whether the connection is still usable."""
-        while self.outgoing and self.outgoing[0][0] <= now:
-            due, data = self.outgoing[0]
-            try:
-                sent = self.sock.send(data)
-            except BlockingIOError:
-                return True
-            except OSError:
-                return False
-            if sent < len(data):
-                self.outgoing[0] = due, data[sent:]
-                return True
-            self.outgoing.popleft()
-        return True
+            self.outgoing.put(reply.frame, now + weather.response_delay_ms)
 
     def watch(self, selector: selectors.BaseSelector, wanted: int) -> None:
         """Lets a selector watch the socket for these events; 0: not any more."""
@@ -136,7 +115,7 @@ class Wire:
         self._stop = False
         self._failure: BaseException | None = None
         for node in nodes:
-            holder = self._holders[node] = _bound(0)
+            holder = self._holders[node] = bound(_HOST, 0)
             handler.listen(node, *holder.getsockname())
         self._agree()
         self._thread = threading.Thread(target=self._run, name="kafkasafe-fake", daemon=True)
@@ -213,15 +192,15 @@ class Wire:
             elif mask & selectors.EVENT_READ:
                 self._read(key.data)
 
-    def _next_due_ms(self) -> int | None:
-        due = [self._handler.next_due_ms()]
+    def _next_due_ms(self) -> float | None:
+        due: list[float | None] = [self._handler.next_due_ms()]
         for connection in self._connections:
             if self._hangs(connection):  # the connection is checked again when its broker resumes
                 continue
             if connection.held is not None:
                 due.append(connection.held.later.due_ms)
             if connection.outgoing and not connection.interest & selectors.EVENT_WRITE:
-                due.append(connection.outgoing[0][0])
+                due.append(connection.outgoing.due)
             if connection.muted_until_ms > self._now_ms():
                 due.append(connection.muted_until_ms)
         return min((at for at in due if at is not None), default=None)
@@ -234,7 +213,8 @@ class Wire:
             weather = self.weather[node]
             listens = broker.up and not weather.refuse
             if listens and node not in self._listeners:
-                listener = _bound(self._handler.addresses[node][1])
+                listener = bound(_HOST, self._handler.addresses[node][1])
+                listener.setblocking(False)
                 listener.listen(_BACKLOG)
                 self._listeners[node] = listener
                 self._selector.register(listener, selectors.EVENT_READ, node)
@@ -255,7 +235,7 @@ class Wire:
             sock, _ = listener.accept()
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection = _Connection(node, sock)
+            connection = _Connection(node, sock, Outbox(sock))
             self._connections.append(connection)
             connection.watch(self._selector, selectors.EVENT_READ)
 
@@ -280,17 +260,18 @@ class Wire:
         if not hangs:
             try:
                 handled = self._answer(connection, weather, now)
+                connection.outgoing.send(now)
             except NotModelledError as error:
                 log.exception("The connection ends", exc_info=error.__cause__ or error)
                 self._end(connection)
                 return True
-            if not connection.write(now):
+            except OSError:
                 self._end(connection)
                 return handled
         wanted = 0
         if not hangs and now >= connection.muted_until_ms:
             wanted = selectors.EVENT_READ
-            if connection.outgoing and connection.outgoing[0][0] <= now:
+            if connection.outgoing and connection.outgoing.due <= now:
                 wanted |= selectors.EVENT_WRITE
         connection.watch(self._selector, wanted)
         return handled
@@ -314,16 +295,3 @@ class Wire:
                 break
             connection.put(answer, weather, now)
         return handled
-
-
-def _bound(port: int) -> socket.socket:
-    sock = socket.socket()
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.setblocking(False)
-        sock.bind((_HOST, port))
-    except OSError:
-        sock.close()
-        raise
-    return sock
