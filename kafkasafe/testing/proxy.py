@@ -32,14 +32,8 @@ from typing import TYPE_CHECKING, Any, Final
 from kafkasafe.errors import UsageError
 from kafkasafe.kafkapython import frames
 from kafkasafe.testing.proxy_rules import Call, Exchange, Pending, Rule, Rules
-from kafkasafe.testing.relay import (
-    MAX_BUFFERED_BYTES,
-    Relay,
-    RelayedConnection,
-    RelayedPipe,
-    connect,
-    frames_in,
-)
+from kafkasafe.testing.relay import MAX_BUFFERED_BYTES, Relay, RelayedConnection, RelayedPipe, connect
+from kafkasafe.testing.sockets import frames_in
 
 if TYPE_CHECKING:
     from kafkasafe.testing.broker import KafkaCluster

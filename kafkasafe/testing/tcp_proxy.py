@@ -27,9 +27,9 @@ from kafkasafe.testing.relay import (
     Relay,
     RelayedConnection,
     RelayedPipe,
-    bound,
     connect,
 )
+from kafkasafe.testing.sockets import bound
 
 _CHUNK_BYTES: Final = 64 * 1024
 _SLOW_CHUNK_BYTES: Final = 4 * 1024
