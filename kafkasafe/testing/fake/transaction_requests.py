@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from kafkasafe.testing.fake.asking import Ask, Fields, Handler
+from kafkasafe.testing.fake.asking import Ask, Fields, Handler, refusal
 from kafkasafe.testing.fake.checks import RefusedError
 from kafkasafe.testing.fake.group_requests import offsets_of
 from kafkasafe.testing.fake.groups import Group, Offset
@@ -99,7 +99,11 @@ def _add_partitions(ask: Ask) -> Fields:
         _check(ask, name)
         known = _current(ask.transactions.known(name), identity, _old_epoch(ask))
         known.check_settled()
-        codes = {place: _code_of(ask, place) for place in wanted}
+        codes = {
+            place: refusal(ask.centre.check_allowed, "write", "topic", place[0])
+            or refusal(ask.centre.partition, *place)
+            for place in wanted
+        }
         if any(codes.values()):
             # If one partition cannot be added, none is.
             codes = {place: code or OPERATION_NOT_ATTEMPTED for place, code in codes.items()}
@@ -120,15 +124,6 @@ def _add_partitions(ask: Ask) -> Fields:
             for topic in message.v3_and_below_topics
         ]
     }
-
-
-def _code_of(ask: Ask, place: tuple[str, int]) -> int:
-    try:
-        ask.centre.check_allowed("write", "topic", place[0])
-        ask.centre.partition(*place)
-    except RefusedError as refused:
-        return refused.code
-    return 0
 
 
 def _add_offsets(ask: Ask) -> Fields:
