@@ -17,7 +17,7 @@ from typing import Final
 from kafkasafe.errors import UsageError
 from kafkasafe.testing.fake.checks import RefusedError
 from kafkasafe.testing.fake.log import ReplicaLog
-from kafkasafe.testing.fake.partition import Appended, Partition
+from kafkasafe.testing.fake.partition import OFFSET_OUT_OF_RANGE, Appended, Partition
 from kafkasafe.testing.fake.settings import (
     RACK_AWARE,
     Profile,
@@ -28,7 +28,6 @@ from kafkasafe.testing.fake.settings import (
 
 __all__ = ["Broker", "Centre", "Topic"]
 
-OFFSET_OUT_OF_RANGE: Final = 1
 UNKNOWN_TOPIC_OR_PARTITION: Final = 3
 INVALID_TOPIC: Final = 17
 TOPIC_AUTHORIZATION_FAILED: Final = 29

@@ -8,15 +8,13 @@ from typing import Any, Final
 
 from kafkasafe.kafkapython import frames
 from kafkasafe.testing.fake.asking import Ask, Fields, Handler, NotModelledError, refusal
-from kafkasafe.testing.fake.centre import INTERNAL, Topic
+from kafkasafe.testing.fake.centre import INTERNAL, UNKNOWN_TOPIC_OR_PARTITION, Topic
 from kafkasafe.testing.fake.checks import RefusedError
-from kafkasafe.testing.fake.partition import Partition
+from kafkasafe.testing.fake.partition import LEADER_NOT_AVAILABLE, Partition
 from kafkasafe.testing.fake.settings import TOPIC_SETTINGS
 
 __all__ = ["HANDLERS"]
 
-UNKNOWN_TOPIC_OR_PARTITION: Final = 3
-LEADER_NOT_AVAILABLE: Final = 5
 COORDINATOR_NOT_AVAILABLE: Final = 15
 INVALID_REQUEST: Final = 42
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from kafkasafe.testing.fake.asking import Ask, Fields, Handler, Later, NotModelledError
+from kafkasafe.testing.fake.centre import UNKNOWN_TOPIC_ID
 from kafkasafe.testing.fake.checks import RefusedError
 from kafkasafe.testing.fake.partition import (
     FENCED_LEADER_EPOCH,
@@ -14,13 +15,13 @@ from kafkasafe.testing.fake.partition import (
     Fetched,
     Partition,
 )
+from kafkasafe.testing.fake.producers import INVALID_TXN_STATE
 
 __all__ = ["HANDLERS"]
 
 REQUEST_TIMED_OUT: Final = 7
 NOT_ENOUGH_REPLICAS_AFTER_APPEND: Final = 20
 FETCH_SESSION_ID_NOT_FOUND: Final = 70
-INVALID_TXN_STATE: Final = 48
 
 _OF_THE_LOG: Final = frozenset({19, 32, 45, 47, 48, 87})
 """If a broker answers Produce with one of these codes, the answer has the log start offset, unless the broker refused
@@ -78,7 +79,7 @@ class _Produce:
         ask, number = self.ask, part.index
         try:
             if name is None:
-                raise RefusedError(100)
+                raise RefusedError(UNKNOWN_TOPIC_ID)
             data = bytes(part.records or b"")
             if transactional_id is not None:
                 ask.centre.check_allowed("write", "transactional_id", transactional_id)
@@ -209,7 +210,7 @@ class _Fetch:
         committed = ask.message.isolation_level == 1
         try:
             if name is None:
-                raise RefusedError(100)
+                raise RefusedError(UNKNOWN_TOPIC_ID)
             ask.centre.check_allowed("read", "topic", name)
             partition, any_replica = ask.centre.partition(name, part.partition), ask.version >= _FETCH_ANY
             preferred = (

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from kafkasafe.testing.fake.asking import Ask, Fields, Handler, Later, NotModelledError, refusal
+from kafkasafe.testing.fake.centre import UNKNOWN_TOPIC_ID
 from kafkasafe.testing.fake.checks import RefusedError
 from kafkasafe.testing.fake.groups import (
+    GROUP_ID_NOT_FOUND,
     MEMBER_ID_REQUIRED,
     Group,
     GroupState,
@@ -19,9 +21,7 @@ __all__ = ["HANDLERS"]
 
 OFFSET_METADATA_TOO_LARGE: Final = 12
 NOT_COORDINATOR: Final = 16
-GROUP_ID_NOT_FOUND: Final = 69
 UNSTABLE_OFFSET_COMMIT: Final = 88
-UNKNOWN_TOPIC_ID: Final = 100
 
 _LONGEST_METADATA: Final = 4096  # offset.metadata.max.bytes
 _NEEDS_ID: Final = 4  # JoinGroup

@@ -7,20 +7,13 @@ from typing import Final
 
 from kafkasafe.testing.fake.asking import Ask, Fields, Handler, refusal
 from kafkasafe.testing.fake.checks import RefusedError
-from kafkasafe.testing.fake.group_requests import offsets_of
-from kafkasafe.testing.fake.groups import Group, Offset
-from kafkasafe.testing.fake.transactions import (
-    INVALID_PRODUCER_EPOCH,
-    INVALID_PRODUCER_ID_MAPPING,
-    INVALID_TXN_STATE,
-    TransactionMetadata,
-    TxnState,
-)
+from kafkasafe.testing.fake.group_requests import NOT_COORDINATOR, offsets_of
+from kafkasafe.testing.fake.groups import ILLEGAL_GENERATION, Group, Offset
+from kafkasafe.testing.fake.producers import INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE
+from kafkasafe.testing.fake.transactions import INVALID_PRODUCER_ID_MAPPING, TransactionMetadata, TxnState
 
 __all__ = ["HANDLERS"]
 
-NOT_COORDINATOR: Final = 16
-ILLEGAL_GENERATION: Final = 22
 OPERATION_NOT_ATTEMPTED: Final = 55
 PRODUCER_FENCED: Final = 90
 TRANSACTIONAL_ID_NOT_FOUND: Final = 105

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from kafkasafe.record.batch import BatchHeader, CorruptBatchError, read_header
 from kafkasafe.testing.fake.checks import RefusedError
 from kafkasafe.testing.fake.groups import coordinator, numbered
+from kafkasafe.testing.fake.producers import INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE
 
 if TYPE_CHECKING:
     from kafkasafe.testing.fake.centre import Centre
@@ -23,9 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TransactionMetadata", "Transactions", "TxnState"]
 
-INVALID_PRODUCER_EPOCH: Final = 47
 _NOT_ADDED: Final = "Partition was not added to the transaction"
-INVALID_TXN_STATE: Final = 48
 INVALID_PRODUCER_ID_MAPPING: Final = 49
 INVALID_TRANSACTION_TIMEOUT: Final = 50
 CONCURRENT_TRANSACTIONS: Final = 51
