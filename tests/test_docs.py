@@ -3,6 +3,7 @@
 import ast
 import functools
 import re
+import typing
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ import yaml
 from kafkasafe import cli, events, stats
 from kafkasafe.config.table import CONSUMER_DEFAULTS, PRODUCER_DEFAULTS
 from kafkasafe.history.epochs import Strategy
+from tests.pages import PACKAGE
+from tests.pages import events as event_pages
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -52,9 +55,24 @@ def test_every_option_of_the_consumer_is_explained():
     assert [name for name in CONSUMER_DEFAULTS if f"`{name}`" not in text("consumer.md")] == []
 
 
-def test_every_event_is_in_the_table():
-    kinds = [name for name in events.__all__ if name not in {"Event", "ConsumerEvent"}]
-    assert [name for name in kinds if f"`{name}`" not in text("events.md")] == []
+def test_every_event_is_exported_and_has_a_row_of_the_table():
+    kinds = event_pages.classes().keys()
+    assert set(events.__all__) == {*kinds, "Event", "ConsumerEvent"}
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| [^|]*\w[^|]* \|$", text("events.md"), re.MULTILINE)
+    assert kinds - {name for row in rows for name in re.findall(r"\w+", row)} == set()
+
+
+def test_code_makes_every_event_and_a_union_has_it():
+    kinds = event_pages.classes()
+    unions = {*typing.get_args(events.Event), *typing.get_args(events.ConsumerEvent)}
+    assert set(kinds.values()) - unions == {events.SourceDataLost}  # of the Spark source
+    made = {
+        ast.unparse(node.func).rpartition(".")[2]
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+    }
+    assert kinds.keys() - made == set(), "no code makes these events"
 
 
 def test_every_metric_is_in_the_table():

@@ -122,6 +122,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "test_clock.py": ALL,
     "test_docs.py": ALL,
     "test_kafkapython.py": ALL,
+    "config/test_options_read.py": ALL,
     "config/test_options_table.py": ALL,
     "config/test_option_names.py": ALL,
     "config/test_options_typed.py": ALL,

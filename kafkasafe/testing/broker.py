@@ -112,9 +112,6 @@ class KafkaCluster:
         start_timeout_s: Seconds that `open` may take, not counting the resolution of jars.
 
     Raises:
-        ConfigError: An invalid number of brokers, version or port.
-
-    Raises:
         ConfigError: The number of brokers, the version or a port is invalid.
     """
 

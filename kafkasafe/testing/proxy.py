@@ -27,13 +27,13 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from kafkasafe.errors import UsageError
 from kafkasafe.kafkapython import frames
 from kafkasafe.testing.proxy_rules import Call, Exchange, Pending, Rule, Rules
 from kafkasafe.testing.relay import MAX_BUFFERED_BYTES, Relay, RelayedConnection, RelayedPipe, connect
+from kafkasafe.testing.sockets import frames_in
 
 if TYPE_CHECKING:
     from kafkasafe.testing.broker import KafkaCluster
@@ -64,9 +64,46 @@ class _Connection(RelayedConnection):
         self.from_client = bytearray()
         self.from_target = bytearray()
         self.pending: collections.deque[Pending] = collections.deque()
-        self.ready_bytes = 0
         self.muted = False
         self.ending = False  # close the client's connection after the queued bytes
+
+    @property
+    def ready_bytes(self) -> int:
+        """Size of the responses that wait for their time, or for earlier ones."""
+        return sum(pending.size_bytes for pending in self.pending)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the client gets nothing more."""
+        if self.responses.outbox:
+            return False
+        delivered = not any(pending.parts is not None for pending in self.pending)
+        return self.ending or (self.responses.ended and (delivered or self.muted))
+
+    def mute(self) -> None:
+        """Delivers nothing more. What the client sent before still goes to the broker, as without a proxy."""
+        self.muted = True
+        self.responses.outbox.take()
+
+    def deliver(self, now: float) -> None:
+        """Delivers the finished responses in the order of the requests, on which clients rely."""
+        outbox = self.responses.outbox
+        while self.pending and not self.ending:
+            head = self.pending[0]
+            if head.parts is None or (head.due > now and not self.muted):
+                return
+            self.pending.popleft()
+            if self.muted:
+                continue
+            for part in head.parts:
+                outbox.put(part)
+            self.muted = head.effects.drop and head.effects.mute
+            self.ending = head.effects.hang_up
+            try:
+                outbox.send()
+            except OSError:
+                self.ending = True
+                outbox.take()
 
 
 class FaultProxy(Relay[_Connection]):
@@ -244,19 +281,12 @@ class FaultProxy(Relay[_Connection]):
     def _prepare(self, connection: _Connection, now: float) -> float | None:
         due = None
         if connection.pending:
-            self._deliver(connection, now)
+            connection.deliver(now)
             if connection.pending and connection.pending[0].parts is not None:
                 due = connection.pending[0].due
-        if self._is_over(connection):
+        if connection.is_over:
             self._close(connection, reset_only=(connection.target,))
         return due
-
-    @staticmethod
-    def _is_over(connection: _Connection) -> bool:
-        if connection.responses.outbox:
-            return False
-        delivered = not any(pending.parts is not None for pending in connection.pending)
-        return connection.ending or (connection.responses.ended and (delivered or connection.muted))
 
     def _read_limit(self, connection: _Connection, pipe: RelayedPipe) -> int:
         if pipe is connection.responses:
@@ -273,9 +303,7 @@ class FaultProxy(Relay[_Connection]):
         of_client = pipe is connection.requests
         if not data:
             if of_client:
-                # What the client sent before still goes to the broker, as without a proxy.
-                connection.muted = True
-                connection.responses.outbox.take()
+                connection.mute()
             else:
                 connection.requests.give_up_sink()
             return
@@ -289,21 +317,13 @@ class FaultProxy(Relay[_Connection]):
         """Divides bytes into frames, and handles those that are complete."""
         buffer = connection.from_client if of_client else connection.from_target
         buffer += data
-        at = 0
-        while len(buffer) - at >= frames.SIZE_BYTES and connection in self._connections:
-            size = struct.unpack_from(">i", buffer, at)[0]
-            if not 0 <= size <= _MAX_FRAME_BYTES:
-                raise ValueError(f"a frame of {size} bytes")
-            end = at + frames.SIZE_BYTES + size
-            if len(buffer) < end:
-                break
-            frame = bytes(buffer[at + frames.SIZE_BYTES : end])
-            at = end
+        for frame in frames_in(buffer, _MAX_FRAME_BYTES, 0):
             if of_client:
                 self._on_request(connection, frame)
             else:
                 self._on_response(connection, frame)
-        del buffer[:at]
+            if connection not in self._connections:
+                break
 
     # -- The proxy's thread: frames ------------------------------------------------------------------------------
 
@@ -331,10 +351,8 @@ class FaultProxy(Relay[_Connection]):
                 frame = self._rules.hold_back(pending, frame, self._names)
             except Exception as error:  # a predicate raised, or a value does not fit a field
                 self._complain(error)
-        if not pending.forwarded:
-            call = pending.call = replace(call, forwarded=False)
         with self._lock:
-            self._calls.append(call)
+            self._calls.append(pending.call)
             self.seen[name, request.version] += 1
         if pending.forwarded:
             connection.requests.outbox.put(struct.pack(">i", len(frame)) + frame)
@@ -342,10 +360,8 @@ class FaultProxy(Relay[_Connection]):
             if name == "Produce" and api is not None and request.message.acks == 0:
                 return
         connection.pending.append(pending)
-        if pending.silent:
-            pending.parts = []
-        elif not pending.forwarded:
-            self._finish(connection, pending, frames.empty_response(request), None)
+        if not pending.forwarded and pending.parts is None:
+            self._finish(pending, frames.empty_response(request), None)
 
     def _on_response(self, connection: _Connection, frame: bytes) -> None:
         if len(frame) < frames.SIZE_BYTES:
@@ -372,15 +388,9 @@ class FaultProxy(Relay[_Connection]):
                 self.unfaithful[name, request.version, "response"] += 1
             else:
                 self._compare(response, frame, name, request.version, "response")
-        self._finish(connection, pending, response, frame)
+        self._finish(pending, response, frame)
 
-    def _finish(
-        self,
-        connection: _Connection,
-        pending: Pending,
-        response: frames.Response | None,
-        frame: bytes | None,
-    ) -> None:
+    def _finish(self, pending: Pending, response: frames.Response | None, frame: bytes | None) -> None:
         """Applies rules to the response, which has arrived."""
         payload = frame
         try:
@@ -400,9 +410,8 @@ class FaultProxy(Relay[_Connection]):
             payload = payload[: effects.truncate_to]
             if not effects.hang_up:
                 size = len(payload)
-        pending.parts = [] if effects.drop else [struct.pack(">i", size) + payload] * effects.copies
-        pending.due = time.monotonic() + effects.delay_s
-        connection.ready_bytes += sum(map(len, pending.parts))
+        parts = [] if effects.drop else [struct.pack(">i", size) + payload] * effects.copies
+        pending.answer(parts, time.monotonic() + effects.delay_s)
 
     def _apply(self, pending: Pending, response: frames.Response) -> bool:
         """Learns brokers and topics from a decoded answer, and applies rules to it. Returns whether it was changed."""
@@ -422,31 +431,9 @@ class FaultProxy(Relay[_Connection]):
             if node not in self.ports:
                 self.ports[node] = self._listen(0, node)
             self._targets[node] = where
-            broker.host, broker.port = self._host, self.ports[node]
+            frames.assign(broker, {"host": self._host, "port": self.ports[node]})
             changed = True
         return changed
-
-    def _deliver(self, connection: _Connection, now: float) -> None:
-        """Delivers the finished responses in the order of the requests, on which clients rely."""
-        while connection.pending and not connection.ending:
-            head = connection.pending[0]
-            if head.parts is None or (head.due > now and not connection.muted):
-                return
-            connection.pending.popleft()
-            connection.ready_bytes -= sum(map(len, head.parts))
-            if connection.muted:
-                continue
-            outbox = connection.responses.outbox
-            for part in head.parts:
-                outbox.put(part)
-            connection.muted = head.effects.drop and head.effects.mute
-            connection.ending = head.effects.hang_up
-            if outbox:
-                try:
-                    outbox.send()
-                except OSError:
-                    connection.ending = True
-                    outbox.take()
 
     def _compare(
         self, decoded: frames.RequestFrame | frames.Response, frame: bytes, name: str, version: int, what: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from kafkasafe.errors import UsageError
@@ -59,7 +59,7 @@ class Exchange:
 Edit = Callable[[Exchange], None]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Effects:
     """The effects on one response as a whole."""
 
@@ -69,6 +69,16 @@ class Effects:
     drop: bool = False
     mute: bool = False
     hang_up: bool = False
+
+    def __add__(self, more: Effects) -> Effects:
+        return Effects(
+            self.delay_s + more.delay_s,
+            max(self.copies, more.copies),
+            self.truncate_to if more.truncate_to is None else more.truncate_to,
+            self.drop or more.drop,
+            self.mute or more.mute,
+            self.hang_up or more.hang_up,
+        )
 
 
 class Intervention:
@@ -129,6 +139,10 @@ class Intervention:
     def hold_back(self, instead: str) -> None:
         """Forwards no request. See `unforwarded`."""
         self.unforwarded = instead
+
+    def affect(self, **effects: Any) -> None:
+        """Sets effects on a response as a whole."""
+        self.effects = replace(self.effects, **effects)
 
     def edit(self, change: Edit) -> None:
         """Calls `change` with each exchange."""
@@ -343,20 +357,19 @@ class Rule:
             mute: True: nothing more arrives on this connection, as after a network failure. False: later answers
                 arrive, which no real broker would do.
         """
-        self._does.effects.drop = True
-        self._does.effects.mute = mute
+        self._does.affect(drop=True, mute=mute)
         if not forward:
             self._does.hold_back("drop")
         return self._limit(times)
 
     def delay(self, seconds: float, *, times: int | None = None) -> Self:
         """Delays the answer, and all later ones on the connection, by that much."""
-        self._does.effects.delay_s = seconds
+        self._does.affect(delay_s=seconds)
         return self._limit(times)
 
     def duplicate(self, copies: int = 2, *, times: int | None = None) -> Self:
         """Delivers the answer this many times."""
-        self._does.effects.copies = copies
+        self._does.affect(copies=copies)
         return self._limit(times)
 
     def truncate(self, size_bytes: int, *, times: int | None = None, hang_up: bool = False) -> Self:
@@ -368,14 +381,12 @@ class Rule:
             hang_up: True: the size field has the full size, and the connection closes in the middle. False: the frame
                 is complete, but its content is too short.
         """
-        self._does.effects.truncate_to = size_bytes
-        self._does.effects.hang_up = hang_up
+        self._does.affect(truncate_to=size_bytes, hang_up=hang_up)
         return self._limit(times)
 
     def hang_up(self, *, times: int | None = None, forward: bool = True) -> Self:
         """Closes the connection instead of answering; with `forward=False` before the broker gets the request."""
-        self._does.effects.drop = True
-        self._does.effects.hang_up = True
+        self._does.affect(drop=True, hang_up=True)
         if not forward:
             self._does.hold_back("hang up")
         return self._limit(times)
@@ -412,12 +423,32 @@ class Pending:
     synthetic: list[tuple[Intervention, str, int]] = field(default_factory=list)
     """(rule, topic, partition) of the parts that the broker did not get; partition -1 for the topic as a whole."""
     forwarded: bool = True
-    silent: bool = False
-    """No response will come, because the request was dropped before a broker got it."""
     parts: list[bytes] | None = None
-    """The response to deliver to the client."""
+    """The response to deliver to the client; empty: none will come."""
     due: float = 0.0
-    effects: Effects = field(default_factory=Effects)
+    effects: Effects = Effects()
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the response to deliver."""
+        return sum(map(len, self.parts or ()))
+
+    def affect(self, effects: Effects) -> None:
+        """Adds effects on the response."""
+        self.effects += effects
+
+    def swallow(self) -> None:
+        """The broker does not get the request, and the client no response."""
+        self.forward(False)
+        self.parts = []
+
+    def forward(self, on: bool) -> None:
+        """Says whether the broker gets the request, or a part of it."""
+        self.forwarded, self.call = on, replace(self.call, forwarded=on)
+
+    def answer(self, parts: list[bytes], due: float) -> None:
+        """Delivers these bytes to the client, not before a time."""
+        self.parts, self.due = parts, due
 
 
 class Rules:
@@ -468,9 +499,8 @@ class Rules:
                 continue
             pending.applied.append(rule)
             if rule.unforwarded != "answer":
-                _add_effects(pending, rule)
-                pending.forwarded = False
-                pending.silent = True
+                pending.affect(rule.effects)
+                pending.swallow()
                 return frame
             before = len(pending.synthetic)
             for spot in frames.spots(request.message, names):
@@ -490,7 +520,7 @@ class Rules:
             return frame
         # Without brokers, a Metadata answer would be useless. So the broker gets the request in any case.
         rest = frames.spots(request.message, names) or pending.call.api == "Metadata"
-        pending.forwarded = bool(changed and rest)
+        pending.forward(bool(changed and rest))
         return request.encode()[frames.SIZE_BYTES :] if changed else frame
 
     def apply_blind(self, pending: Pending) -> None:
@@ -500,7 +530,7 @@ class Rules:
             if known and not rule.unforwarded and rule.fits(pending.call.api, pending.call.partitions):
                 exchange = Exchange(pending.call, pending.request.message)
                 if rule.acts(exchange):
-                    _add_effects(pending, rule)
+                    pending.affect(rule.effects)
 
     def apply(self, pending: Pending, response: frames.Response, names: Mapping[uuid.UUID, str]) -> bool:
         """Applies rules to a decoded answer. Returns whether they changed it."""
@@ -508,7 +538,7 @@ class Rules:
         message = response.message
         exchange = Exchange(pending.call, pending.request.message, message)
         for rule in pending.applied:
-            _add_effects(pending, rule)
+            pending.affect(rule.effects)
             if any(rule is other for other, _, _ in pending.synthetic):
                 rule.set_fields("top", message)
             else:
@@ -530,19 +560,8 @@ class Rules:
                 continue
             if not rule.fits(pending.call.api, named) or not rule.acts(exchange):
                 continue
-            _add_effects(pending, rule)
+            pending.affect(rule.effects)
             if rule.changes_answers:
                 rule.change(exchange, response, names)
                 changed = True
         return changed
-
-
-def _add_effects(pending: Pending, rule: Intervention) -> None:
-    mine, more = pending.effects, rule.effects
-    mine.delay_s += more.delay_s
-    mine.copies = max(mine.copies, more.copies)
-    if more.truncate_to is not None:
-        mine.truncate_to = more.truncate_to
-    mine.drop |= more.drop
-    mine.mute |= more.mute
-    mine.hang_up |= more.hang_up

@@ -29,6 +29,7 @@ from kafkasafe.testing.relay import (
     RelayedPipe,
     connect,
 )
+from kafkasafe.testing.sockets import bound
 
 _CHUNK_BYTES: Final = 64 * 1024
 _SLOW_CHUNK_BYTES: Final = 4 * 1024
@@ -37,7 +38,11 @@ _SLOW_CHUNK_BYTES: Final = 4 * 1024
 class _Connection(RelayedConnection):
     def __init__(self, client: socket.socket, target: socket.socket) -> None:
         super().__init__(client, target)
-        self.damaged = False  # bytes were dropped, so later bytes would make no sense
+        self.damaged = False
+
+    def damage(self) -> None:
+        """Notes that bytes were dropped, so that later bytes would make no sense."""
+        self.damaged = True
 
 
 class TcpProxy(Relay[_Connection]):
@@ -54,6 +59,10 @@ class TcpProxy(Relay[_Connection]):
     Attributes:
         port: The port that the proxy listens on, valid as soon as the proxy is constructed.
         target_port: Port of the target. A change applies to new connections.
+        accepted: Number of connections accepted so far.
+        request_bytes: Bytes received from clients.
+        response_bytes: Bytes received from the target.
+        dropped_bytes: Bytes dropped, in both directions.
 
     Raises:
         OSError: The port is in use.
@@ -74,9 +83,9 @@ class TcpProxy(Relay[_Connection]):
         self._keeper: socket.socket | None = None
         try:
             if port:
-                self._bind(port, shared=False).close()  # fails if another proxy uses it
+                bound(host, port, shared=False).close()  # fails if another proxy uses it
             self.port: int = self._listen(port, 0)
-            self._keeper = self._bind(self.port)
+            self._keeper = bound(host, self.port)
         except OSError:
             self.close()
             raise
@@ -91,10 +100,10 @@ class TcpProxy(Relay[_Connection]):
         self._buffer_bytes = MAX_BUFFERED_BYTES
         self._free_at = 0.0  # when the slow uplink will have transferred all bytes so far
         self._cut_after: int | None = None
-        self._accepted = 0
-        self._request_bytes = 0
-        self._response_bytes = 0
-        self._dropped_bytes = 0
+        self.accepted = 0
+        self.request_bytes = 0
+        self.response_bytes = 0
+        self.dropped_bytes = 0
 
     def __repr__(self) -> str:
         faults = [
@@ -186,32 +195,10 @@ class TcpProxy(Relay[_Connection]):
         self._do(run)
         self.refuse(on=False)
 
-    # -- Observations --------------------------------------------------------------------------------------------
-
-    @property
-    def accepted(self) -> int:
-        """Number of connections accepted so far."""
-        return self._accepted
-
-    @property
-    def request_bytes(self) -> int:
-        """Bytes received from clients."""
-        return self._request_bytes
-
-    @property
-    def response_bytes(self) -> int:
-        """Bytes received from the target."""
-        return self._response_bytes
-
-    @property
-    def dropped_bytes(self) -> int:
-        """Bytes dropped, in both directions."""
-        return self._dropped_bytes
-
     # -- The proxy's thread --------------------------------------------------------------------------------------
 
     def _open(self, client: socket.socket, number: int) -> _Connection | None:  # noqa: ARG002
-        self._accepted += 1
+        self.accepted += 1
         target = connect(self._target_host, self.target_port)
         return None if target is None else _Connection(client, target)
 
@@ -240,14 +227,14 @@ class TcpProxy(Relay[_Connection]):
             return
         is_request = pipe is connection.requests
         if is_request:
-            self._request_bytes += len(data)
+            self.request_bytes += len(data)
             dropped, delay_s = self._drop_requests, self._request_delay_s
         else:
-            self._response_bytes += len(data)
+            self.response_bytes += len(data)
             dropped, delay_s = self._drop_responses, self._response_delay_s
         if dropped:
-            connection.damaged = True
-            self._dropped_bytes += len(data)
+            connection.damage()
+            self.dropped_bytes += len(data)
             return
         if is_request and self._cut_after is not None:
             if len(data) >= self._cut_after:

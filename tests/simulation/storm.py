@@ -803,7 +803,7 @@ class Storm:
 
     def do_expire(self, _a: int, _b: int, _c: int) -> None:
         """Brokers look for producers that wrote nothing for a day, by the timestamps of their batches."""
-        self.home._expire([partition.logs.values() for partition in self.home.partitions()])
+        self.home.expire_producers()
 
     def do_spill(self, a: int, _b: int, _c: int) -> None:
         """Somebody waits until all is on disk."""

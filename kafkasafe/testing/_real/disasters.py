@@ -94,7 +94,7 @@ class Disasters:
         self._admin.alter(ConfigResourceType.TOPIC, topic, {_UNCLEAN: "true", MIN_ISR: "1"}, deadline)
         try:
             self._nodes.kill_together([self._nodes.find(node) for node in followers])
-            kept = self._log_end(followers[0], topic, partition)
+            kept = self._topics.log_end(topic, partition, followers[0])
 
             def alone(states: Mapping[int, PartitionState]) -> bool:
                 return partition in states and states[partition].in_sync == (before.leader,)
@@ -103,7 +103,7 @@ class Disasters:
             if during is not None:
                 during()
             self._nodes.kill(before.leader)
-            end = self._log_end(before.leader, topic, partition)
+            end = self._topics.log_end(topic, partition, before.leader)
             self._nodes.start(followers[0], max(1.0, deadline - time.monotonic()))
 
             def taken(states: Mapping[int, PartitionState]) -> bool:
@@ -128,7 +128,7 @@ class Disasters:
         replicas = self._topics.wait_in_sync(topic, partition, timeout_s).replicas
         self._nodes.kill_together([self._nodes.find(node) for node in replicas])
         first = min(int(self._topics.log_segments(topic, partition, node)[0].stem) for node in replicas)
-        end = max(self._log_end(node, topic, partition) for node in replicas)
+        end = max(self._topics.log_end(topic, partition, node) for node in replicas)
         for node in replicas:
             shutil.rmtree(self._nodes.data_dir(node) / f"{topic}-{partition}")
         self._nodes.start_together([self._nodes.find(node) for node in replicas], deadline, wait=True)
@@ -187,6 +187,3 @@ class Disasters:
                 if time.monotonic() > deadline:
                     raise self._workspace.error(f"broker {node} still knows producers", [])
                 time.sleep(POLL_S)
-
-    def _log_end(self, node: int, topic: str, partition: int) -> int:
-        return self._topics.log_end(topic, partition, node)

@@ -40,6 +40,11 @@ class _Layer:
     certain: bool = False
     doubtful: bool = False
 
+    def sync(self, *, ok: bool) -> None:
+        """Makes the change certain, or doubtful if the sync failed. The first sync decides."""
+        if not self.doubtful and not self.certain:
+            self.certain, self.doubtful = ok, not ok
+
 
 @dataclass(slots=True)
 class DurableData:
@@ -70,8 +75,7 @@ class DurableData:
     def sync(self, at: int, node: int, *, ok: bool) -> None:
         """Makes the changes so far durable, or doubtful if the sync failed."""
         for layer in self.layers:
-            if not layer.doubtful and not layer.certain:
-                layer.certain, layer.doubtful = ok, not ok
+            layer.sync(ok=ok)
         if not ok:
             return
         # An earlier failed sync may have lost pages with data, but not the size. So the size is certain now.

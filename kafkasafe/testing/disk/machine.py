@@ -63,11 +63,7 @@ class Medium:
     def used_bytes(self) -> int:
         """Room taken by files that have a name or a handle, including reserved space."""
         named = {node for names in self.tree.directories.values() for node in names.values()}
-        return sum(
-            max(len(file.content), file.reserved)
-            for node, file in self.tree.files.items()
-            if file.handles or node in named
-        )
+        return sum(file.room_bytes for node, file in self.tree.files.items() if file.handles or node in named)
 
     @property
     def room_bytes(self) -> int:
@@ -85,7 +81,7 @@ class Medium:
         """Writes as much of the data as fits. Returns the number of bytes."""
         file = self.tree.files[node]
         if self.capacity_bytes is not None:
-            room = max(len(file.content), file.reserved) + self.room_bytes - offset
+            room = file.room_bytes + self.room_bytes - offset
             if room <= 0 < len(data):
                 raise failure(errno.ENOSPC)
             data = data[:room]
@@ -400,7 +396,7 @@ class DiskFiles:
         node = self._writable(handle)
         self._call("truncate")
         file = self._file(handle)
-        file.reserved = 0
+        file.release()
         if size != len(file.content):
             resize(file.content, size)
             self._medium.operations.append(Truncate(node, size))
@@ -412,10 +408,9 @@ class DiskFiles:
         if fault is not None and fault.kill:
             raise self._failure(fault)
         file = self._file(handle)
-        taken = max(len(file.content), file.reserved)
-        if fault is not None or size - taken > self._medium.room_bytes:
+        if fault is not None or size - file.room_bytes > self._medium.room_bytes:
             return False
-        file.reserved = max(file.reserved, size)
+        file.reserve(size)
         return True
 
     def size(self, handle: int) -> int:
@@ -477,11 +472,7 @@ class DiskFiles:
     def lock(self, handle: int) -> bool:
         """See `Files`. Like flock(2), the lock belongs to one handle; the same process can hold it only once."""
         self._call("lock")
-        file = self._file(handle)
-        owner = (self, handle)
-        if file.locked_by is None:
-            file.locked_by = owner
-        return file.locked_by == owner
+        return self._file(handle).lock((self, handle))
 
     def free_bytes(self, path: Path, *, at: int | None = None) -> int:
         """See `Files`."""
@@ -508,7 +499,7 @@ class DiskFiles:
     def _open(self, node: int, *, write: bool) -> int:
         self._next += 1
         self._handles[self._next] = (node, write)
-        self._tree.files[node].handles += 1
+        self._tree.files[node].open()
         return self._next
 
     def _close(self, handle: int) -> None:
@@ -516,9 +507,7 @@ class DiskFiles:
             raise failure(errno.EBADF)
         file = self._tree.files.get(self._handles.pop(handle)[0])
         if file is not None:
-            if file.locked_by == (self, handle):
-                file.locked_by = None
-            file.handles -= 1
+            file.close((self, handle))
 
     def _file(self, handle: int) -> File:
         if handle not in self._handles:

@@ -34,6 +34,35 @@ class File:
     handles: int = 0
     locked_by: object | None = None
 
+    @property
+    def room_bytes(self) -> int:
+        """Room that the file takes."""
+        return max(len(self.content), self.reserved)
+
+    def open(self) -> None:
+        """Counts a handle."""
+        self.handles += 1
+
+    def close(self, owner: object) -> None:
+        """Ends a handle, and its lock."""
+        self.handles -= 1
+        if self.locked_by == owner:
+            self.locked_by = None
+
+    def lock(self, owner: object) -> bool:
+        """Locks the file for a handle. Returns whether the handle has the lock."""
+        if self.locked_by is None:
+            self.locked_by = owner
+        return self.locked_by == owner
+
+    def reserve(self, size: int) -> None:
+        """Reserves room up to this size."""
+        self.reserved = max(self.reserved, size)
+
+    def release(self) -> None:
+        """Gives up the reserved room."""
+        self.reserved = 0
+
 
 class FileTree:
     """Directories with the names in them, files with their content, and volumes that are mounted. Nodes are numbers.

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from kafkasafe.testing.fake.checks import NotModelledError
+from kafkasafe.testing.fake.checks import NotModelledError, RefusedError
 
 if TYPE_CHECKING:
     from kafkasafe.testing.fake.centre import Centre
     from kafkasafe.testing.fake.groups import Groups
     from kafkasafe.testing.fake.transactions import Transactions
 
-__all__ = ["Ask", "Fields", "Handler", "Later", "NotModelledError"]
+__all__ = ["Ask", "Fields", "Handler", "Later", "NotModelledError", "refusal"]
 
 Fields: TypeAlias = dict[str, Any]
 """An answer's fields by name; lists of dicts for arrays of structs."""
@@ -70,3 +70,12 @@ class Ask:
 
 Handler: TypeAlias = Callable[[Ask], "Fields | Later | None"]
 """A request handler. It returns None if the request has no answer (acks=0)."""
+
+
+def refusal(check: Callable[..., object], *arguments: object) -> int:
+    """The error code with which a check refuses something; 0 if it does not."""
+    try:
+        check(*arguments)
+    except RefusedError as refused:
+        return refused.code
+    return 0

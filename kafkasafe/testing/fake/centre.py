@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from kafkasafe.errors import UsageError
 from kafkasafe.testing.fake.checks import RefusedError
 from kafkasafe.testing.fake.log import ReplicaLog
-from kafkasafe.testing.fake.partition import Appended, Partition
+from kafkasafe.testing.fake.partition import OFFSET_OUT_OF_RANGE, Appended, Partition
 from kafkasafe.testing.fake.settings import (
     RACK_AWARE,
     Profile,
@@ -28,7 +28,6 @@ from kafkasafe.testing.fake.settings import (
 
 __all__ = ["Broker", "Centre", "Topic"]
 
-OFFSET_OUT_OF_RANGE: Final = 1
 UNKNOWN_TOPIC_OR_PARTITION: Final = 3
 INVALID_TOPIC: Final = 17
 TOPIC_AUTHORIZATION_FAILED: Final = 29
@@ -79,6 +78,31 @@ class Broker:
         """Whether the broker answers requests."""
         return self.up and not self.paused
 
+    def end(self) -> None:
+        """Its process ends."""
+        self.up = self.paused = False
+
+    def pause(self) -> None:
+        """Its process is suspended."""
+        self.paused = True
+
+    def resume(self) -> None:
+        """Its suspended process continues, and the controller hears of it again."""
+        self.paused = self.fenced = False
+        self.fence_at = None
+
+    def register(self) -> None:
+        """Its process has started, and registers with the controller."""
+        self.up, self.fenced, self.fence_at = True, False, None
+
+    def lose_session(self, fence_at: int) -> None:
+        """The controller does not hear of it any more, and fences it at this time."""
+        self.fence_at = fence_at
+
+    def fence(self) -> None:
+        """The controller considers it dead."""
+        self.fenced, self.fence_at = True, None
+
 
 @dataclass(slots=True)
 class Topic:
@@ -88,6 +112,16 @@ class Topic:
     topic_id: uuid.UUID
     partitions: dict[int, Partition]
     settings: dict[str, str] = field(default_factory=dict)
+
+    def alter(self, changes: Mapping[str, object | None], profile: Profile) -> None:
+        """Changes settings; None restores a default.
+
+        Raises:
+            RefusedError: 40.
+        """
+        kept = {key: value for key, value in self.settings.items() if key not in changes}
+        wanted = {key: value for key, value in changes.items() if value is not None}
+        self.settings = kept | topic_settings(profile, wanted)
 
 
 class Centre:
@@ -140,12 +174,11 @@ class Centre:
         self.now_ms = max(self.now_ms, now_ms)
         for broker in self.brokers.values():
             if broker.fence_at is not None and broker.fence_at <= self.now_ms and self._watched():
-                broker.fence_at = None
-                broker.fenced = True
+                broker.fence()
                 self.controlled()
         if self.now_ms - self._expired_at >= int(self.settings["producer.id.expiration.check.interval.ms"]):
             self._expired_at = self.now_ms
-            self._expire([partition.logs.values() for partition in self.partitions()])
+            self.expire_producers()
         if self.now_ms - self._retained_at >= int(self.settings["log.retention.check.interval.ms"]):
             self._retained_at = self.now_ms
             self.retain()
@@ -162,11 +195,14 @@ class Centre:
         """Whether a controller is running, which notices dead brokers."""
         return not self.profile.brokers_control or any(broker.serves for broker in self.brokers.values())
 
-    def _expire(self, logs: Sequence[object]) -> None:
+    def expire_producers(self) -> None:
+        """Forgets producers that have not written for `producer.id.expiration.ms`."""
+        self._expire(log for partition in self.partitions() for log in partition.logs.values())
+
+    def _expire(self, logs: Iterable[ReplicaLog]) -> None:
         after = int(self.settings["producer.id.expiration.ms"])
-        for group in logs:
-            for log in group:  # type: ignore[attr-defined]
-                log.producers.expire(self.now_ms, after)
+        for log in logs:
+            log.producers.expire(self.now_ms, after)
 
     def forget_producers(self, topics: Sequence[str] | None) -> None:
         """Forgets all idempotent producers, as after a day without a write. Open transactions stay."""
@@ -218,55 +254,56 @@ class Centre:
         """Ends the broker's process. The controller notices this after the session timeout."""
         broker = self.brokers[node]
         if broker.up:
-            broker.up, broker.paused = False, False
-            self._fence_later(broker)
+            broker.end()
+            self._lose_session(broker)
 
     def stop(self, node: int) -> None:
         """Shuts a broker down in an orderly way: it moves its leaders first."""
         broker = self.brokers[node]
         self.replicate()
-        broker.up, broker.paused = False, False
+        broker.end()
         if self._watched():
-            broker.fenced, broker.fence_at = True, None
+            broker.fence()
         else:
-            broker.fence_at = self.now_ms
+            broker.lose_session(self.now_ms)
         self.controlled()
 
     def pause(self, node: int) -> None:
         """Suspends the broker's process. The controller notices this after the session timeout."""
         broker = self.brokers[node]
         if broker.up and not broker.paused:
-            broker.paused = True
-            self._fence_later(broker)
+            broker.pause()
+            self._lose_session(broker)
 
-    def _fence_later(self, broker: Broker) -> None:
-        broker.fence_at = self.now_ms + int(self.settings["broker.session.timeout.ms"])
+    def _lose_session(self, broker: Broker) -> None:
+        broker.lose_session(self.now_ms + int(self.settings["broker.session.timeout.ms"]))
         self.advance(self.now_ms)
 
     def resume(self, node: int) -> None:
         """Resumes a suspended process."""
         broker = self.brokers[node]
         if broker.paused:
-            broker.paused = broker.fenced = False
-            broker.fence_at = None
+            broker.resume()
             self.controlled()
+
+    def fence(self, node: int) -> None:
+        """Lets the controller notice at once that a broker's process has ended."""
+        self.brokers[node].fence()
+        self.controlled()
 
     def start(self, node: int) -> None:
         """Starts a broker whose process has ended. It still has its data."""
         broker = self.brokers[node]
         if broker.up:
             return
-        # If the controller has not noticed the end yet, it notices it when the broker registers again.
-        broker.fence_at = None
         if self._watched():
-            broker.fenced = True
-            self.controlled()
-        for partition in self.partitions():
-            if node in partition.logs:
-                log = partition.logs[node]
-                log.restart()
-                log.producers.expire(self.now_ms, int(self.settings["producer.id.expiration.ms"]))
-        broker.up, broker.fenced = True, False
+            # If the controller has not noticed the end yet, it notices it when the broker registers again.
+            self.fence(node)
+        logs = [partition.logs[node] for partition in self.partitions() if node in partition.logs]
+        for log in logs:
+            log.producers.restarted()
+        self._expire(logs)
+        broker.register()
         self.controlled()
 
     def controlled(self) -> None:
@@ -451,20 +488,14 @@ class Centre:
         Raises:
             RefusedError: 3 or 40.
         """
-        topic = self.topic(name)
-        kept = {key: value for key, value in topic.settings.items() if key not in changes}
-        wanted = {key: value for key, value in changes.items() if value is not None}
-        topic.settings = kept | topic_settings(self.profile, wanted)
+        self.topic(name).alter(changes, self.profile)
         self.controlled()
 
     def wipe(self, name: str, number: int) -> None:
         """Deletes a partition's records, and everything derived from them, on all replicas. The partition begins at
         offset 0 again.
         """
-        partition = self.partition(name, number)
-        partition.logs = {node: ReplicaLog() for node in partition.replicas}
-        if partition.leader >= 0:
-            partition.log.assign_epoch(partition.leader_epoch, 0)
+        self.partition(name, number).wipe()
 
     def delete_records(self, node: int, name: str, number: int, before: int) -> int:
         """DeleteRecords. Returns the new first offset.

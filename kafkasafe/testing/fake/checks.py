@@ -6,7 +6,7 @@ answer has Kafka's error code of the first fault.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from kafkasafe.errors import KafkaSafeError
@@ -27,7 +27,6 @@ __all__ = ["NotModelledError", "RefusedError", "StoredBatch", "admit", "store"]
 CORRUPT_MESSAGE: Final = 2
 MESSAGE_TOO_LARGE: Final = 10
 INVALID_TIMESTAMP: Final = 32
-UNSUPPORTED_FOR_MESSAGE_FORMAT: Final = 43
 INVALID_RECORD: Final = 87
 
 _MAGIC_AT: Final = 16
@@ -215,4 +214,4 @@ def store(
         stamp_identity(batch, header.producer_id, header.producer_epoch, header.base_sequence)
     stamp_address(batch, base_offset, leader_epoch)
     stored = bytes(batch)
-    return StoredBatch(stored, replace(read_header(stored)))
+    return StoredBatch(stored, read_header(stored))

@@ -7,18 +7,15 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from kafkasafe.kafkapython import frames
-from kafkasafe.testing.fake.asking import Ask, Fields, Handler, NotModelledError
-from kafkasafe.testing.fake.centre import INTERNAL, Topic
+from kafkasafe.testing.fake.asking import Ask, Fields, Handler, NotModelledError, refusal
+from kafkasafe.testing.fake.centre import INTERNAL, UNKNOWN_TOPIC_OR_PARTITION, Topic
 from kafkasafe.testing.fake.checks import RefusedError
-from kafkasafe.testing.fake.partition import Partition
+from kafkasafe.testing.fake.partition import LEADER_NOT_AVAILABLE, Partition
 from kafkasafe.testing.fake.settings import TOPIC_SETTINGS
 
 __all__ = ["HANDLERS"]
 
-UNKNOWN_TOPIC_OR_PARTITION: Final = 3
-LEADER_NOT_AVAILABLE: Final = 5
 COORDINATOR_NOT_AVAILABLE: Final = 15
-UNSUPPORTED_VERSION: Final = 35
 INVALID_REQUEST: Final = 42
 
 _NO_ID: Final = uuid.UUID(int=0)
@@ -27,7 +24,6 @@ _BROKER_RESOURCE: Final = 4
 _DEFAULT: Final = 5
 _SET: Final = 0
 _DELETE: Final = 1
-_FIRST_WITH_IDS: Final = 10
 
 
 def api_versions(ask: Ask) -> Fields:
@@ -59,7 +55,11 @@ def _metadata(ask: Ask) -> Fields:
     wanted = message.topics
     rows: list[Fields] = []
     if wanted is None or (ask.version == 0 and not wanted):
-        rows.extend(_topic_row(ask, topic) for topic in centre.topics.values() if _seen(ask, topic.name))
+        rows.extend(
+            _topic_row(ask, topic)
+            for topic in centre.topics.values()
+            if not refusal(centre.check_allowed, "describe", "topic", topic.name)
+        )
     else:
         create = ask.version < 4 or message.allow_auto_topic_creation
         rows.extend(_wanted_row(ask, one, create=create) for one in wanted)
@@ -71,14 +71,6 @@ def _metadata(ask: Ask) -> Fields:
         "topics": rows,
         "error_code": 0,
     }
-
-
-def _seen(ask: Ask, name: str) -> bool:
-    try:
-        ask.centre.check_allowed("describe", "topic", name)
-    except RefusedError:
-        return False
-    return True
 
 
 def _wanted_row(ask: Ask, one: Any, *, create: bool) -> Fields:
@@ -147,14 +139,12 @@ def _find_coordinator(ask: Ask) -> Fields:
 
     def row(key: str) -> Fields:
         kind = "transactional_id" if transaction else "group"
-        try:
-            ask.centre.check_allowed("describe", kind, key)
-        except RefusedError as refused:
-            return {"error_code": refused.code, "node_id": -1, "host": "", "port": -1}
+        if code := refusal(ask.centre.check_allowed, "describe", kind, key):
+            return {"error_code": code, "node_id": -1, "host": "", "port": -1}
         node = (ask.transactions if transaction else ask.groups).coordinator(key)
         if node < 0:
-            code = {"error_code": COORDINATOR_NOT_AVAILABLE, "error_message": "No broker is available"}
-            return code | {"node_id": -1, "host": "", "port": -1}
+            error = {"error_code": COORDINATOR_NOT_AVAILABLE, "error_message": "No broker is available"}
+            return error | {"node_id": -1, "host": "", "port": -1}
         host, port = ask.addresses[node]
         return {"error_code": 0, "node_id": node, "host": host, "port": port}
 

@@ -139,7 +139,7 @@ class Control(Network):
                 handler.centre.resume(node)
                 handler.centre.start(node)
             for partition in handler.centre.partitions():
-                partition.lagging.clear()
+                partition.release()
             handler.centre.controlled()
 
     def wait_ready(self) -> None:
@@ -278,9 +278,7 @@ class Control(Network):
             target = to if to is not None else next(iter(others), -1)
             if target not in found.in_sync or not handler.centre.able(target):
                 raise UsageError(f"{found!r} has no such in-sync replica to move to")
-            if target != found.leader:
-                found.lead(target)
-            found.replicas.sort(key=lambda node: node != target)
+            found.move(target)
             handler.centre.replicate()
         return target
 
@@ -294,7 +292,7 @@ class Control(Network):
         if node not in found.logs:
             raise UsageError(f"Broker {node} has no replica of {found!r}")
         with self._acting() as handler:
-            (found.lagging.add if on else found.lagging.discard)(node)
+            found.hold_back(node, on=on)
             handler.centre.replicate()
 
     # --- disasters --------------------------------------------------------------------------------------------------
@@ -336,8 +334,7 @@ class Control(Network):
                 handler.centre.kill(former)
                 end = found.logs[former].end_offset
                 handler.centre.start(followers[0])
-                handler.centre.brokers[former].fenced = True
-                handler.centre.controlled()
+                handler.centre.fence(former)
         finally:
             with self._acting() as handler:
                 for node in self.brokers:

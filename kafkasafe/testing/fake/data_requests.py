@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from kafkasafe.testing.fake.asking import Ask, Fields, Handler, Later, NotModelledError
+from kafkasafe.testing.fake.centre import UNKNOWN_TOPIC_ID
 from kafkasafe.testing.fake.checks import RefusedError
 from kafkasafe.testing.fake.partition import (
     FENCED_LEADER_EPOCH,
@@ -14,21 +15,20 @@ from kafkasafe.testing.fake.partition import (
     Fetched,
     Partition,
 )
+from kafkasafe.testing.fake.producers import INVALID_TXN_STATE
 
 __all__ = ["HANDLERS"]
 
 REQUEST_TIMED_OUT: Final = 7
 NOT_ENOUGH_REPLICAS_AFTER_APPEND: Final = 20
 FETCH_SESSION_ID_NOT_FOUND: Final = 70
-CLUSTER_AUTHORIZATION_FAILED: Final = 31
-INVALID_TXN_STATE: Final = 48
-TRANSACTIONAL_ID_AUTHORIZATION_FAILED: Final = 53
 
 _OF_THE_LOG: Final = frozenset({19, 32, 45, 47, 48, 87})
 """If a broker answers Produce with one of these codes, the answer has the log start offset, unless the broker refused
 the batch before it looked at the log.
 """
 
+_PRODUCE_SECOND_PROTOCOL: Final = 12  # of transactions
 _PRODUCE_BY_ID: Final = 13
 _FETCH_ANY: Final = 11  # from this version on, followers serve consumers (KIP-392)
 _FETCH_BY_ID: Final = 13
@@ -79,11 +79,12 @@ class _Produce:
         ask, number = self.ask, part.index
         try:
             if name is None:
-                raise RefusedError(100)
+                raise RefusedError(UNKNOWN_TOPIC_ID)
             data = bytes(part.records or b"")
             if transactional_id is not None:
                 ask.centre.check_allowed("write", "transactional_id", transactional_id)
-                ask.transactions.check_batch(transactional_id, name, number, data, ask.version)
+                second = ask.version >= _PRODUCE_SECOND_PROTOCOL
+                ask.transactions.check_batch(transactional_id, name, number, data, second=second)
             appended = ask.centre.append(ask.node, name, number, data, self.acks)
         except RefusedError as refused:
             return self._refused(name, number, refused)
@@ -209,7 +210,7 @@ class _Fetch:
         committed = ask.message.isolation_level == 1
         try:
             if name is None:
-                raise RefusedError(100)
+                raise RefusedError(UNKNOWN_TOPIC_ID)
             ask.centre.check_allowed("read", "topic", name)
             partition, any_replica = ask.centre.partition(name, part.partition), ask.version >= _FETCH_ANY
             preferred = (
@@ -365,16 +366,6 @@ def _delete_records(ask: Ask) -> Fields:
     return {"topics": _each(ask.message.topics, "partitions", row)}
 
 
-def _init_producer_id(ask: Ask) -> Fields | Later:
-    if ask.message.transactional_id is not None:
-        return ask.transactions.init(ask)
-    try:
-        ask.centre.check_allowed("write", "cluster", "kafka-cluster")
-    except RefusedError:
-        return {"error_code": CLUSTER_AUTHORIZATION_FAILED, "producer_id": -1, "producer_epoch": -1}
-    return {"error_code": 0, "producer_id": ask.centre.new_producer_id(), "producer_epoch": 0}
-
-
 HANDLERS: Final[dict[str, Handler]] = {
     "Produce": lambda ask: _Produce(ask).run(),
     "Fetch": lambda ask: _Fetch(ask).run(),
@@ -382,5 +373,4 @@ HANDLERS: Final[dict[str, Handler]] = {
     "OffsetForLeaderEpoch": _offset_for_leader_epoch,
     "DescribeProducers": _describe_producers,
     "DeleteRecords": _delete_records,
-    "InitProducerId": _init_producer_id,
 }

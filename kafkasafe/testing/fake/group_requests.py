@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from kafkasafe.testing.fake.asking import Ask, Fields, Handler, Later, NotModelledError
+from kafkasafe.testing.fake.asking import Ask, Fields, Handler, Later, NotModelledError, refusal
+from kafkasafe.testing.fake.centre import UNKNOWN_TOPIC_ID
 from kafkasafe.testing.fake.checks import RefusedError
 from kafkasafe.testing.fake.groups import (
+    GROUP_ID_NOT_FOUND,
     MEMBER_ID_REQUIRED,
     Group,
     GroupState,
@@ -19,9 +21,7 @@ __all__ = ["HANDLERS"]
 
 OFFSET_METADATA_TOO_LARGE: Final = 12
 NOT_COORDINATOR: Final = 16
-GROUP_ID_NOT_FOUND: Final = 69
 UNSTABLE_OFFSET_COMMIT: Final = 88
-UNKNOWN_TOPIC_ID: Final = 100
 
 _LONGEST_METADATA: Final = 4096  # offset.metadata.max.bytes
 _NEEDS_ID: Final = 4  # JoinGroup
@@ -30,7 +30,7 @@ _BY_ID: Final = 10  # OffsetCommit, OffsetFetch
 _NOT_FOUND: Final = 6  # DescribeGroups: from this version on, a missing group is an error
 
 
-def _checked(name_of: Callable[[Any], str], empty: Fields, work: Handler) -> Handler:
+def _checked(empty: Fields, work: Handler) -> Handler:
     """Makes a handler for requests that only the group's coordinator answers. Error codes are at the top level of the
     answer.
     """
@@ -38,7 +38,7 @@ def _checked(name_of: Callable[[Any], str], empty: Fields, work: Handler) -> Han
     def handler(ask: Ask) -> Fields | Later | None:
         if getattr(ask.message, "group_instance_id", None) is not None:
             raise NotModelledError("Static members (group.instance.id) of consumer groups")
-        if ask.groups.coordinator(name_of(ask.message)) != ask.node:
+        if ask.groups.coordinator(ask.message.group_id) != ask.node:
             return empty | {"error_code": NOT_COORDINATOR}
         try:
             return work(ask)
@@ -135,14 +135,14 @@ def _leave(ask: Ask) -> Fields:
     if ask.version < 3:
         ask.groups.leave(message.group_id, message.member_id, ask.now_ms)
         return {"error_code": 0}
-    rows = []
-    for one in message.members:
-        code = 0
-        try:
-            ask.groups.leave(message.group_id, one.member_id, ask.now_ms)
-        except RefusedError as refused:
-            code = refused.code
-        rows.append({"member_id": one.member_id, "group_instance_id": None, "error_code": code})
+    rows = [
+        {
+            "member_id": one.member_id,
+            "group_instance_id": None,
+            "error_code": refusal(ask.groups.leave, message.group_id, one.member_id, ask.now_ms),
+        }
+        for one in message.members
+    ]
     return {"error_code": 0, "members": rows}
 
 
@@ -202,16 +202,13 @@ def _commit(ask: Ask) -> Fields:
     if message.group_instance_id is not None:
         raise NotModelledError("Static members (group.instance.id) of consumer groups")
 
-    def put(group: Group, where: tuple[str, int], offset: Offset) -> None:
-        group.offsets[where] = group.append(offset)
-
     return offsets_of(
         ask,
         message.topics,
         lambda: ask.groups.check_commit(
             message.group_id, message.member_id, message.generation_id_or_member_epoch, ask.now_ms
         ),
-        put,
+        Group.commit,
     )
 
 
@@ -225,14 +222,8 @@ def _offset_fetch(ask: Ask) -> Fields:
 
 
 def _fetched(ask: Ask, name: str, topics: list[Any] | None) -> Fields:
-    code = 0
-    if ask.groups.coordinator(name) != ask.node:
-        code = NOT_COORDINATOR
-    else:
-        try:
-            ask.centre.check_allowed("describe", "group", name)
-        except RefusedError as refused:
-            code = refused.code
+    here = ask.groups.coordinator(name) == ask.node
+    code = refusal(ask.centre.check_allowed, "describe", "group", name) if here else NOT_COORDINATOR
     if code:
         return {"group_id": name, "topics": [], "error_code": code}
     group = ask.groups.known(name)
@@ -266,8 +257,7 @@ def _offset_row(ask: Ask, group: Group | None, topic: str | None, number: int) -
         return nothing | {"error_code": UNKNOWN_TOPIC_ID}
     if group is None:
         return nothing
-    undecided = any((topic, number) in offsets for offsets in group.pending.values())
-    if undecided and ask.version >= 7 and ask.message.require_stable:
+    if group.undecided((topic, number)) and ask.version >= 7 and ask.message.require_stable:
         return nothing | {"error_code": UNSTABLE_OFFSET_COMMIT}
     found = group.offsets.get((topic, number))
     if found is None:
@@ -329,27 +319,17 @@ def _list(ask: Ask) -> Fields:
 
 def _delete(ask: Ask) -> Fields:
     def code(name: str) -> int:
-        if ask.groups.coordinator(name) != ask.node:
-            return NOT_COORDINATOR
-        try:
-            ask.groups.delete(name)
-        except RefusedError as refused:
-            return refused.code
-        return 0
+        here = ask.groups.coordinator(name) == ask.node
+        return refusal(ask.groups.delete, name) if here else NOT_COORDINATOR
 
     return {"results": [{"group_id": name, "error_code": code(name)} for name in ask.message.groups_names]}
 
 
-def _group_id(message: Any) -> str:
-    name: str = message.group_id
-    return name
-
-
 HANDLERS: Final[dict[str, Handler]] = {
-    "JoinGroup": _checked(_group_id, _NO_JOIN, _join),
-    "SyncGroup": _checked(_group_id, _NO_SYNC, _sync),
-    "Heartbeat": _checked(_group_id, {}, _heartbeat),
-    "LeaveGroup": _checked(_group_id, {"members": []}, _leave),
+    "JoinGroup": _checked(_NO_JOIN, _join),
+    "SyncGroup": _checked(_NO_SYNC, _sync),
+    "Heartbeat": _checked({}, _heartbeat),
+    "LeaveGroup": _checked({"members": []}, _leave),
     "OffsetCommit": _commit,
     "OffsetFetch": _offset_fetch,
     "DescribeGroups": _describe,

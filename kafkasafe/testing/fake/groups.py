@@ -75,6 +75,47 @@ class Member:
     waiting: bool = False
     """Whether the member waits for an answer. While it waits, its session stays alive."""
 
+    @property
+    def expires_ms(self) -> int | None:
+        """When its session times out; None while it waits for an answer."""
+        return None if self.waiting else self.heard_ms + self.session_timeout_ms
+
+    def heard(self, now_ms: int) -> None:
+        """Extends the session: the member has sent a request."""
+        self.heard_ms = now_ms
+
+    def answered(self, now_ms: int) -> None:
+        """Ends the wait with an answer, which begins the session again."""
+        self.waiting, self.heard_ms = False, now_ms
+
+    def stop_waiting(self) -> None:
+        """Ends the wait with an error."""
+        self.waiting = False
+
+    def wait(self) -> None:
+        """Begins to wait for the assignment."""
+        self.waiting = True
+
+    def joins(self) -> None:
+        """Joins the generation that is being prepared, and waits for it."""
+        self.joined = self.waiting = True
+
+    def must_join(self) -> None:
+        """Another generation is being prepared, which the member has to join."""
+        self.joined, self.assignment = False, b""
+
+    def assign(self, assignment: bytes, now_ms: int) -> None:
+        """Gets its assignment from the leader."""
+        self.assignment = assignment
+        self.answered(now_ms)
+
+    def change(
+        self, protocols: list[tuple[str, bytes]], session_timeout_ms: int, rebalance_timeout_ms: int
+    ) -> None:
+        """Takes what the member says of itself when it joins again."""
+        self.protocols = protocols
+        self.session_timeout_ms, self.rebalance_timeout_ms = session_timeout_ms, rebalance_timeout_ms
+
 
 @dataclass(slots=True)
 class Group:
@@ -100,10 +141,164 @@ class Group:
     """Offsets of open transactions, by producer id."""
     places: int = 0
 
-    def append(self, offset: Offset) -> Offset:
-        """Adds an offset to the log, and returns it with its place."""
+    @property
+    def due_ms(self) -> list[int]:
+        """When a session, a wait or a rebalance ends."""
+        due = [at for member in self.members.values() if (at := member.expires_ms) is not None]
+        if self.state in {GroupState.PREPARING, GroupState.COMPLETING}:
+            due.append(self.rebalance_by_ms)
+        return [*due, self.others_until_ms] if self.others_until_ms else due
+
+    def advance(self, now_ms: int, delay_ms: int) -> None:
+        """Removes members whose session has timed out, and continues a rebalance that waited for them."""
+        for member in list(self.members.values()):
+            if member.expires_ms is not None and now_ms >= member.expires_ms:
+                self.remove(member.member_id, now_ms)
+        if self.others_until_ms and now_ms >= self.others_until_ms:
+            if self.others_came:
+                self._wait_for_others(now_ms, delay_ms)
+            if not self.others_until_ms or now_ms >= self.others_until_ms:
+                self._complete_join(now_ms)
+        if self.state is GroupState.PREPARING and now_ms >= self.rebalance_by_ms:
+            self.members = {name: member for name, member in self.members.items() if member.joined}
+            self._complete_join(now_ms)
+        elif self.state is GroupState.COMPLETING and now_ms >= self.rebalance_by_ms:
+            for member in list(self.members.values()):
+                if not member.waiting:
+                    self.remove(member.member_id, now_ms)
+
+    # -- Members -----------------------------------------------------------------------------------------------------
+
+    def member(self, member_id: str, generation: int | None) -> Member:
+        """Returns a member of the current generation.
+
+        Raises:
+            RefusedError: 22 or 25.
+        """
+        member = self.members.get(member_id)
+        if member is None:
+            raise RefusedError(UNKNOWN_MEMBER_ID)
+        if generation is not None and generation != self.generation:
+            raise RefusedError(ILLEGAL_GENERATION)
+        return member
+
+    def common(self, wanted: set[str], member_id: str) -> set[str]:
+        """Those of the protocols that all members have except this one."""
+        for member in self.members.values():
+            if member.member_id != member_id:
+                wanted = wanted & {name for name, _ in member.protocols}
+        return wanted
+
+    def add(self, member: Member, protocol_type: str) -> None:
+        """Adds a member, which has yet to join a generation."""
+        self.members[member.member_id] = member
+        self.others_came = True
+        self.protocol_type = protocol_type
+
+    def rebalances_for(self, member: Member, protocols: list[tuple[str, bytes]]) -> bool:
+        """Whether a member that joins again starts a rebalance, or takes part in one that is being prepared.
+
+        In a stable group, only the leader does, or a member with changed metadata.
+        """
+        if member.protocols != protocols:
+            return True
+        leads = member.member_id == self.leader
+        return self.state is not GroupState.COMPLETING and (self.state is not GroupState.STABLE or leads)
+
+    def join(self, member: Member, now_ms: int, delay_ms: int) -> None:
+        """Lets a member join the next generation. The first members of a group wait for others."""
+        if self.state is GroupState.EMPTY:
+            self.others_left_ms = max((m.rebalance_timeout_ms for m in self.members.values()), default=0)
+            self._wait_for_others(now_ms, delay_ms)
+        self._prepare(now_ms)
+        member.joins()
+        self._complete_join(now_ms)
+
+    def assign(self, assignments: Mapping[str, bytes], now_ms: int) -> None:
+        """Takes the leader's assignments: the generation is complete."""
+        for member in self.members.values():
+            member.assign(assignments.get(member.member_id, b""), now_ms)
+        self.state = GroupState.STABLE
+
+    def remove(self, member_id: str, now_ms: int) -> None:
+        """Removes a member, and starts a rebalance if the others have a generation."""
+        del self.members[member_id]
+        if self.leader == member_id:
+            self.leader = ""
+        if self.state in {GroupState.STABLE, GroupState.COMPLETING}:
+            self._prepare(now_ms)
+        self._complete_join(now_ms)
+
+    def _prepare(self, now_ms: int) -> None:
+        if self.state is GroupState.PREPARING:
+            return
+        self.state = GroupState.PREPARING
+        for member in self.members.values():
+            member.must_join()
+        self._give_time(now_ms)
+
+    def _give_time(self, now_ms: int) -> None:
+        longest = max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
+        self.rebalance_by_ms = now_ms + longest
+
+    def _wait_for_others(self, now_ms: int, delay_ms: int) -> None:
+        delay_ms = min(delay_ms, self.others_left_ms)
+        self.others_left_ms -= delay_ms
+        self.others_until_ms = now_ms + delay_ms if delay_ms else 0
+        self.others_came = False
+
+    def _complete_join(self, now_ms: int) -> None:
+        if self.others_until_ms:
+            if now_ms < self.others_until_ms:
+                return
+            self.others_until_ms = 0
+        if self.state is not GroupState.PREPARING or not all(m.joined for m in self.members.values()):
+            return
+        self.generation += 1
+        if not self.members:
+            self.state, self.leader, self.protocol = GroupState.EMPTY, "", ""
+            return
+        if self.leader not in self.members:
+            self.leader = next(iter(self.members))
+        first = next(iter(self.members.values()))
+        common = self.common({name for name, _ in first.protocols}, first.member_id)
+        self.protocol = next(name for name, _ in first.protocols if name in common)
+        self.state = GroupState.COMPLETING
+        self._give_time(now_ms)
+        for member in self.members.values():
+            member.answered(now_ms)
+
+    # -- Offsets -----------------------------------------------------------------------------------------------------
+
+    def commit(self, where: tuple[str, int], offset: Offset) -> None:
+        """Commits an offset: adds it to the log of offsets."""
+        self.offsets[where] = self._append(offset)
+
+    def commit_later(self, producer_id: int, where: tuple[str, int], offset: Offset) -> None:
+        """Adds an offset to the log of offsets, which counts if the producer's transaction is committed."""
+        self.pending.setdefault(producer_id, {})[where] = self._append(offset)
+
+    def _append(self, offset: Offset) -> Offset:
         self.places += 1
         return replace(offset, place=self.places)
+
+    def undecided(self, where: tuple[str, int]) -> bool:
+        """Whether an open transaction has an offset of this partition."""
+        return any(where in offsets for offsets in self.pending.values())
+
+    def end_transaction(self, producer_id: int, *, commit: bool) -> None:
+        """Commits or discards the offsets of a transaction."""
+        offsets = self.pending.pop(producer_id, {})
+        for where, offset in offsets.items() if commit else ():
+            before = self.offsets.get(where)
+            if before is None or before.place < offset.place:
+                self.offsets[where] = offset
+
+    def topic_deleted(self, topic: str) -> None:
+        """Removes the offsets of a deleted topic."""
+        for offsets in (self.offsets, *self.pending.values()):
+            for where in [where for where in offsets if where[0] == topic]:
+                del offsets[where]
 
 
 class Groups:
@@ -142,38 +337,15 @@ class Groups:
     def advance(self, now_ms: int) -> None:
         """Removes members whose session has timed out, and continues rebalances that waited for them."""
         for group in self._groups.values():
-            for member in list(group.members.values()):
-                if not member.waiting and now_ms - member.heard_ms >= member.session_timeout_ms:
-                    self._remove(group, member.member_id, now_ms)
-            if group.others_until_ms and now_ms >= group.others_until_ms:
-                if group.others_came:
-                    self._wait_for_others(group, now_ms)
-                if not group.others_until_ms or now_ms >= group.others_until_ms:
-                    self._complete_join(group, now_ms)
-            if group.state is GroupState.PREPARING and now_ms >= group.rebalance_by_ms:
-                for member in list(group.members.values()):
-                    if not member.joined:
-                        del group.members[member.member_id]
-                self._complete_join(group, now_ms)
-            elif group.state is GroupState.COMPLETING and now_ms >= group.rebalance_by_ms:
-                for member in list(group.members.values()):
-                    if not member.waiting:
-                        self._remove(group, member.member_id, now_ms)
+            group.advance(now_ms, self._delay_ms)
+
+    @property
+    def _delay_ms(self) -> int:
+        return int(self._centre.settings["group.initial.rebalance.delay.ms"])
 
     def next_due_ms(self) -> int | None:
         """When `advance` next has something to do."""
-        if not self._groups:
-            return None
-        due = [
-            member.heard_ms + member.session_timeout_ms
-            for group in self._groups.values()
-            for member in group.members.values()
-            if not member.waiting
-        ]
-        joining = {GroupState.PREPARING, GroupState.COMPLETING}
-        due += [group.rebalance_by_ms for group in self._groups.values() if group.state in joining]
-        due += [group.others_until_ms for group in self._groups.values() if group.others_until_ms]
-        return min(due, default=None)
+        return min((at for group in self._groups.values() for at in group.due_ms), default=None)
 
     # -- Members -----------------------------------------------------------------------------------------------------
 
@@ -205,8 +377,7 @@ class Groups:
         if not least <= session_timeout_ms <= most:
             raise RefusedError(INVALID_SESSION_TIMEOUT)
         if group.members and (
-            protocol_type != group.protocol_type
-            or not self._common(group, {p for p, _ in protocols}, member_id)
+            protocol_type != group.protocol_type or not group.common({p for p, _ in protocols}, member_id)
         ):
             raise RefusedError(INCONSISTENT_GROUP_PROTOCOL)
         if not member_id:
@@ -222,91 +393,14 @@ class Groups:
         member = group.members.get(member_id)
         if member is None:
             member = Member(member_id, client_id, session_timeout_ms, rebalance_timeout_ms, protocols, now_ms)
-            group.members[member_id] = member
-            group.others_came = True
-            group.protocol_type = protocol_type
-            unchanged = False
+            group.add(member, protocol_type)
+            rebalances = True
         else:
-            # In a stable group, only the leader, or a member with changed metadata, starts a rebalance.
-            unchanged = (
-                group.state is GroupState.STABLE
-                and member.protocols == protocols
-                and member_id != group.leader
-            ) or (group.state is GroupState.COMPLETING and member.protocols == protocols)
-            member.protocols = protocols
-            member.session_timeout_ms = session_timeout_ms
-            member.rebalance_timeout_ms = rebalance_timeout_ms
-        member.heard_ms = now_ms
-        if unchanged:
-            return member
-        self._prepare(group, now_ms)
-        member.joined = member.waiting = True
-        self._complete_join(group, now_ms)
-        return member
-
-    @staticmethod
-    def _common(group: Group, wanted: set[str], member_id: str) -> set[str]:
-        for member in group.members.values():
-            if member.member_id != member_id:
-                wanted = wanted & {name for name, _ in member.protocols}
-        return wanted
-
-    def _prepare(self, group: Group, now_ms: int) -> None:
-        if group.state is GroupState.PREPARING:
-            return
-        if group.state is GroupState.EMPTY:
-            group.others_left_ms = max((m.rebalance_timeout_ms for m in group.members.values()), default=0)
-            self._wait_for_others(group, now_ms)
-        group.state = GroupState.PREPARING
-        for member in group.members.values():
-            member.joined = False
-            member.assignment = b""
-        self._give_time(group, now_ms)
-
-    @staticmethod
-    def _give_time(group: Group, now_ms: int) -> None:
-        longest = max((member.rebalance_timeout_ms for member in group.members.values()), default=0)
-        group.rebalance_by_ms = now_ms + longest
-
-    def _wait_for_others(self, group: Group, now_ms: int) -> None:
-        delay_ms = min(int(self._centre.settings["group.initial.rebalance.delay.ms"]), group.others_left_ms)
-        group.others_left_ms -= delay_ms
-        group.others_until_ms = now_ms + delay_ms if delay_ms else 0
-        group.others_came = False
-
-    def _complete_join(self, group: Group, now_ms: int) -> None:
-        if group.others_until_ms:
-            if now_ms < group.others_until_ms:
-                return
-            group.others_until_ms = 0
-        if group.state is not GroupState.PREPARING or not all(m.joined for m in group.members.values()):
-            return
-        group.generation += 1
-        if not group.members:
-            group.state, group.leader, group.protocol = GroupState.EMPTY, "", ""
-            return
-        if group.leader not in group.members:
-            group.leader = next(iter(group.members))
-        first = next(iter(group.members.values()))
-        common = self._common(group, {name for name, _ in first.protocols}, first.member_id)
-        group.protocol = next(name for name, _ in first.protocols if name in common)
-        group.state = GroupState.COMPLETING
-        self._give_time(group, now_ms)
-        for member in group.members.values():
-            member.waiting = False
-            member.heard_ms = now_ms
-
-    def check_member(self, group: Group, member_id: str, generation: int | None) -> Member:
-        """Returns a member of the current generation.
-
-        Raises:
-            RefusedError: 22 or 25.
-        """
-        member = group.members.get(member_id)
-        if member is None:
-            raise RefusedError(UNKNOWN_MEMBER_ID)
-        if generation is not None and generation != group.generation:
-            raise RefusedError(ILLEGAL_GENERATION)
+            rebalances = group.rebalances_for(member, protocols)
+            member.change(protocols, session_timeout_ms, rebalance_timeout_ms)
+        member.heard(now_ms)
+        if rebalances:
+            group.join(member, now_ms, self._delay_ms)
         return member
 
     def sync(
@@ -322,25 +416,21 @@ class Groups:
             RefusedError: 22, 24, 25, 27 or 30.
         """
         group = self.get(name)
-        member = self.check_member(group, member_id, generation)
+        member = group.member(member_id, generation)
         if group.state is GroupState.PREPARING:
             raise RefusedError(REBALANCE_IN_PROGRESS)
-        member.heard_ms = now_ms
+        member.heard(now_ms)
         if group.state is GroupState.COMPLETING:
-            member.waiting = True
+            member.wait()
             if member_id == group.leader:
-                for other in group.members.values():
-                    other.assignment = assignments.get(other.member_id, b"")
-                    other.waiting = False
-                    other.heard_ms = now_ms
-                group.state = GroupState.STABLE
+                group.assign(assignments, now_ms)
 
         def look() -> bytes | None:
-            self.check_member(group, member_id, generation)
+            group.member(member_id, generation)
             if group.state is GroupState.STABLE:
                 return member.assignment
             if group.state is GroupState.PREPARING:
-                member.waiting = False
+                member.stop_waiting()
                 raise RefusedError(REBALANCE_IN_PROGRESS)
             return None
 
@@ -353,8 +443,7 @@ class Groups:
             RefusedError: 22, 24, 25, 27 or 30.
         """
         group = self.get(name)
-        member = self.check_member(group, member_id, generation)
-        member.heard_ms = now_ms
+        group.member(member_id, generation).heard(now_ms)
         if group.state is GroupState.PREPARING:
             raise RefusedError(REBALANCE_IN_PROGRESS)
 
@@ -368,16 +457,8 @@ class Groups:
         if member_id in group.promised:
             group.promised.discard(member_id)
             return
-        self.check_member(group, member_id, None)
-        self._remove(group, member_id, now_ms)
-
-    def _remove(self, group: Group, member_id: str, now_ms: int) -> None:
-        del group.members[member_id]
-        if group.leader == member_id:
-            group.leader = ""
-        if group.state in {GroupState.STABLE, GroupState.COMPLETING}:
-            self._prepare(group, now_ms)
-        self._complete_join(group, now_ms)
+        group.member(member_id, None)
+        group.remove(member_id, now_ms)
 
     # -- Offsets -----------------------------------------------------------------------------------------------------
 
@@ -392,27 +473,21 @@ class Groups:
             if group.members:
                 raise RefusedError(UNKNOWN_MEMBER_ID)
             return group
-        member = self.check_member(group, member_id, generation)
+        member = group.member(member_id, generation)
         if group.state is GroupState.COMPLETING:
             raise RefusedError(REBALANCE_IN_PROGRESS)
-        member.heard_ms = now_ms
+        member.heard(now_ms)
         return group
 
     def end_transaction(self, producer_id: int, *, commit: bool) -> None:
         """Commits or discards the offsets of a transaction."""
         for group in self._groups.values():
-            offsets = group.pending.pop(producer_id, {})
-            for place, offset in offsets.items() if commit else ():
-                before = group.offsets.get(place)
-                if before is None or before.place < offset.place:
-                    group.offsets[place] = offset
+            group.end_transaction(producer_id, commit=commit)
 
     def topic_deleted(self, topic: str) -> None:
-        """Removes the committed offsets of a deleted topic."""
+        """Removes the offsets of a deleted topic."""
         for group in self._groups.values():
-            for offsets in (group.offsets, *group.pending.values()):
-                for place in [place for place in offsets if place[0] == topic]:
-                    del offsets[place]
+            group.topic_deleted(topic)
 
     def delete(self, name: str) -> None:
         """Removes a group with its offsets.

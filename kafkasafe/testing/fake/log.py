@@ -18,6 +18,7 @@ __all__ = ["Aborted", "ReplicaLog"]
 
 _ABORT: Final = 0
 _COMMIT: Final = 1
+_MARKER: Final = bytes(6)  # version 0, coordinator epoch 0
 _UNKNOWN: Final = (-1, -1)
 
 
@@ -104,13 +105,11 @@ class ReplicaLog:
         *,
         commit: bool,
         leader_epoch: int,
-        coordinator_epoch: int,
         now_ms: int,
     ) -> StoredBatch:
         """Appends the marker that ends a producer's transaction."""
         key = (0).to_bytes(2, "big") + (_COMMIT if commit else _ABORT).to_bytes(2, "big")
-        value = (0).to_bytes(2, "big") + coordinator_epoch.to_bytes(4, "big", signed=True)
-        made = encode_control([(key, value)], timestamp=now_ms)
+        made = encode_control([(key, _MARKER)], timestamp=now_ms)
         stamp_identity(made, producer_id, producer_epoch, -1, transactional=True)
         batch = store(bytes(made), self._end_offset, leader_epoch)
         self._take(batch)
@@ -125,8 +124,12 @@ class ReplicaLog:
             self.producers.restarted()
         for batch in leader.batches[self._index(leader.batches, self._end_offset) :]:
             self._take(batch)
-        self.high_watermark = max(self.high_watermark, min(leader.high_watermark, self._end_offset))
+        self.advance_high_watermark(leader.high_watermark)
         self.advance_start(leader.start_offset)
+
+    def advance_high_watermark(self, offset: int) -> None:
+        """Notes that all in-sync replicas have the records before an offset."""
+        self.high_watermark = max(self.high_watermark, min(offset, self._end_offset))
 
     def _take(self, batch: StoredBatch) -> None:
         header = batch.header
@@ -190,10 +193,6 @@ class ReplicaLog:
         self.epochs = [entry for entry in self.epochs if entry[1] > offset]
         if older:
             self.epochs.insert(0, (older[-1], offset))
-
-    def restart(self) -> None:
-        """Restores the state as a broker does when it starts and reads its files."""
-        self.producers.restarted()
 
     def _reset(self, offset: int) -> None:
         self.batches = []

@@ -48,14 +48,12 @@ class Appended:
         log_append_time_ms: -1 unless the broker set the timestamps.
         log_start_offset: First offset of the log.
         end_offset: When the high watermark reaches this offset, all in-sync replicas have the batch.
-        duplicate: Whether the log had the batch already.
     """
 
     base_offset: int
     log_append_time_ms: int
     log_start_offset: int
     end_offset: int
-    duplicate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +123,12 @@ class Partition:
         self.lagging.discard(node)
         self.log.assign_epoch(self.leader_epoch, self.log.end_offset)
 
+    def move(self, node: int) -> None:
+        """Makes an in-sync replica the leader, and the preferred one."""
+        if node != self.leader:
+            self.lead(node)
+        self.replicas.sort(key=lambda other: other != node)
+
     def elect(self, able: Callable[[int], bool], *, unclean: bool) -> bool:
         """Elects a leader if the current one is not able to lead. Returns whether anything changed.
 
@@ -162,6 +166,20 @@ class Partition:
         if self.leader >= 0:
             self._shrink(able)
 
+    def hold_back(self, node: int, *, on: bool) -> None:
+        """Stops a follower's replication, but keeps it in sync; or lets it go on."""
+        (self.lagging.add if on else self.lagging.discard)(node)
+
+    def release(self) -> None:
+        """Lets all followers replicate."""
+        self.lagging.clear()
+
+    def wipe(self) -> None:
+        """Deletes all replicas' logs. The partition begins at offset 0 again."""
+        self.logs = {node: ReplicaLog() for node in self.replicas}
+        if self.leader >= 0:
+            self.log.assign_epoch(self.leader_epoch, 0)
+
     def replicate(self, fetching: Callable[[int], bool], *, least_in_sync: int = 1) -> None:
         """Lets followers copy the leader's batches, and advances the high watermark.
 
@@ -181,8 +199,7 @@ class Partition:
                         self.in_sync.add(node)
             if len(self.in_sync) < least_in_sync:
                 continue
-            reached = min(self.logs[node].end_offset for node in self.in_sync)
-            leader.high_watermark = max(leader.high_watermark, min(reached, leader.end_offset))
+            leader.advance_high_watermark(min(self.logs[node].end_offset for node in self.in_sync))
 
     @staticmethod
     def _reconcile(follower: ReplicaLog, leader: ReplicaLog) -> None:
@@ -281,7 +298,7 @@ class Partition:
             return None
         seen = log.producers.duplicate_of(header)
         if seen is not None:
-            return Appended(seen.base_offset, seen.timestamp, log.start_offset, seen.last_offset + 1, True)
+            return Appended(seen.base_offset, seen.timestamp, log.start_offset, seen.last_offset + 1)
         log.producers.check(header)
         log.producers.check_transaction(header)
         return None

@@ -62,6 +62,37 @@ class Producer:
         """Sequence of the last record; -1 if there is none."""
         return self.window[-1].last_sequence if self.window else -1
 
+    def appended(self, header: BatchHeader) -> None:
+        """Notes a data batch that was appended at the offsets in its header."""
+        if self.epoch != header.producer_epoch:
+            self.epoch, self.window = header.producer_epoch, []
+        self.window = [
+            *self.window[-(WINDOW - 1) :],
+            SeenBatch(
+                header.base_sequence,
+                header.last_sequence,
+                header.base_offset,
+                header.last_offset,
+                header.max_timestamp,
+            ),
+        ]
+        self.last_timestamp = header.max_timestamp
+        if header.is_transactional and self.txn_first_offset is None:
+            self.txn_first_offset = header.base_offset
+
+    def marked(self, header: BatchHeader, coordinator_epoch: int) -> int | None:
+        """Notes a transaction's marker. Returns the transaction's first offset; None if it has no records here."""
+        if header.producer_epoch > self.epoch:
+            self.epoch, self.window = header.producer_epoch, []
+        self.coordinator_epoch = coordinator_epoch
+        self.last_timestamp = header.max_timestamp
+        first, self.txn_first_offset = self.txn_first_offset, None
+        return first
+
+    def restarted(self) -> None:
+        """Restores the state from the broker's snapshot, which has one batch."""
+        self.window = self.window[-1:]
+
 
 class Producers:
     """The producers of one log."""
@@ -136,41 +167,18 @@ class Producers:
 
     def appended(self, header: BatchHeader) -> None:
         """Notes a data batch that was appended at the offsets in its header."""
-        if header.producer_id < 0:
-            return
-        known = self._known.setdefault(header.producer_id, Producer(header.producer_epoch))
-        if known.epoch != header.producer_epoch:
-            known.epoch = header.producer_epoch
-            known.window = []
-        known.window = [
-            *known.window[-(WINDOW - 1) :],
-            SeenBatch(
-                header.base_sequence,
-                header.last_sequence,
-                header.base_offset,
-                header.last_offset,
-                header.max_timestamp,
-            ),
-        ]
-        known.last_timestamp = header.max_timestamp
-        if header.is_transactional and known.txn_first_offset is None:
-            known.txn_first_offset = header.base_offset
+        if header.producer_id >= 0:
+            self._known.setdefault(header.producer_id, Producer(header.producer_epoch)).appended(header)
 
     def marked(self, header: BatchHeader, coordinator_epoch: int) -> int | None:
         """Notes a transaction's marker. Returns the transaction's first offset; None if it has no records here."""
         known = self._known.setdefault(header.producer_id, Producer(header.producer_epoch))
-        if header.producer_epoch > known.epoch:
-            known.epoch = header.producer_epoch
-            known.window = []
-        known.coordinator_epoch = coordinator_epoch
-        known.last_timestamp = header.max_timestamp
-        first, known.txn_first_offset = known.txn_first_offset, None
-        return first
+        return known.marked(header, coordinator_epoch)
 
     def restarted(self) -> None:
         """Restores the state from the broker's snapshot, which has one batch of each producer."""
         for known in self._known.values():
-            known.window = known.window[-1:]
+            known.restarted()
 
     def recall(self, before: Producers, end_offset: int) -> None:
         """After a truncation, adds producers from an older snapshot if the log has lost their records."""

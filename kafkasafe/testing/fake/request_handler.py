@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from kafkasafe.kafkapython import frames
 from kafkasafe.testing.fake import (
     cluster_requests,
     data_requests,
     group_requests,
-    transactions,
+    transaction_requests,
 )
 from kafkasafe.testing.fake.asking import Ask, Fields, Handler, Later, NotModelledError
 from kafkasafe.testing.fake.centre import Centre
@@ -31,7 +31,10 @@ _MAX_ERRORS: Final = 100
 _OLD_PRODUCE: Final = 3
 
 _HANDLERS: Final[Mapping[str, Handler]] = (
-    data_requests.HANDLERS | cluster_requests.HANDLERS | group_requests.HANDLERS | transactions.HANDLERS
+    data_requests.HANDLERS
+    | cluster_requests.HANDLERS
+    | group_requests.HANDLERS
+    | transaction_requests.HANDLERS
 )
 
 
@@ -60,6 +63,12 @@ class PendingRequest:
 class _Throttle:
     throttle_ms: int
     times: int | None
+
+    def use(self) -> bool:
+        """Counts an answer. Returns whether the rule goes on."""
+        if self.times is not None:
+            self.times -= 1
+        return self.times != 0
 
 
 class RequestHandler:
@@ -96,6 +105,10 @@ class RequestHandler:
         self.centre = Centre(*self._made, cluster_id=cluster_id, now_ms=now_ms)
         self.groups = Groups(self.centre)
         self.transactions = Transactions(self.centre, self.groups)
+
+    def listen(self, node: int, host: str, port: int) -> None:
+        """Notes where clients reach a broker."""
+        self.addresses[node] = host, port
 
     def advance(self, now_ms: int) -> None:
         """Does everything that is due."""
@@ -158,7 +171,7 @@ class RequestHandler:
         if request.message is None or request.api is None:
             raise NotModelledError(f"{known.name} v{request.version} that kafka-python cannot decode")
         self.counts[known.name] += 1
-        ask = self._ask(node, request, now_ms)
+        ask = self.ask(node, request.version, request.message, now_ms, request.client_id)
         answer = _HANDLERS[known.name](ask)
         if isinstance(answer, Later):
             return PendingRequest(request, answer)
@@ -169,22 +182,14 @@ class RequestHandler:
         answer = held.later.look(now_ms)
         return None if answer is None else self._reply(held.request, answer)
 
-    def _ask(self, node: int, request: frames.RequestFrame, now_ms: int) -> Ask:
-        return Ask(
-            self.centre,
-            self.groups,
-            self.transactions,
-            node,
-            request.version,
-            request.message,
-            now_ms,
-            request.client_id,
-            self.addresses,
-        )
+    def ask(self, node: int, version: int, message: Any, now_ms: int, client_id: str) -> Ask:
+        """The argument of a request's handler."""
+        parts = self.centre, self.groups, self.transactions
+        return Ask(*parts, node, version, message, now_ms, client_id, self.addresses)
 
     def _too_new(self, request: frames.RequestFrame, known: frames.Api, node: int, now_ms: int) -> Reply:
         old = replace(request, version=0, api=known)
-        answer = cluster_requests.api_versions(self._ask(node, old, now_ms))
+        answer = cluster_requests.api_versions(self.ask(node, 0, old.message, now_ms, old.client_id))
         return self._reply(old, answer | {"error_code": UNSUPPORTED_VERSION})
 
     def _reply(self, request: frames.RequestFrame, answer: Fields) -> Reply:
@@ -202,10 +207,8 @@ class RequestHandler:
             rule = self._throttles.get(key)
             if rule is None or name == "ApiVersions":
                 continue
-            if rule.times is not None:
-                rule.times -= 1
-                if not rule.times:
-                    del self._throttles[key]
+            if not rule.use():
+                del self._throttles[key]
             return rule.throttle_ms
         return 0
 

@@ -6,10 +6,8 @@ connection one after another. Requests and answers take `latency_s` in each dire
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,71 +16,13 @@ from kafkasafe.cluster.client import Transport
 from kafkasafe.testing.broker import ClusterError
 from kafkasafe.testing.fake import request_handler as request_handlers
 from kafkasafe.testing.fake.asking import Ask, Fields, Later
-from kafkasafe.testing.fake.centre import Centre
 from kafkasafe.testing.fake.control import Control
+from kafkasafe.testing.fake.pipes import InTransit, Pipe, Way
 from kafkasafe.testing.fake.virtual_network import VirtualNetwork
 from kafkasafe.testing.fake.virtual_time import Timer, VirtualTime
 from kafkasafe.testing.fake.weather import Weather
 
-__all__ = ["InTransit", "Pipe", "VirtualCluster"]
-
-
-@dataclass(slots=True, eq=False)
-class Pipe:
-    """One connection, as its broker sees it.
-
-    Attributes:
-        node: The broker.
-        on_end: Called with the reason when the connection ends.
-        ended_s: When it ended, seconds.
-    """
-
-    node: int
-    on_end: Callable[[str], None]
-    open: bool = True
-    ended_s: float = float("inf")
-    requests: deque[tuple[str, int, Any, Callable[[Fields], None]]] = field(default_factory=deque)
-    held: tuple[Later, str, Callable[[Fields], None]] | None = None
-    muted_until_ms: int = 0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class InTransit:
-    """One request on its way to a broker.
-
-    Attributes:
-        pipe: The connection that it was written to.
-        centre: The cluster to which the connection led when the request was written.
-        name: Kafka's name of the API.
-        version: Version of the request.
-        message: The request's fields, as attributes.
-        on_answer: Called with the fields of the answer.
-        written_s: When the connection accepts the request's last byte, seconds.
-    """
-
-    pipe: Pipe
-    centre: Centre
-    name: str
-    version: int
-    message: Any
-    on_answer: Callable[[Fields], None]
-    written_s: float
-
-
-@dataclass(slots=True)
-class _Way:
-    """The simulated bandwidth to one broker."""
-
-    bytes_per_s: float = 0.0
-    buffer_bytes: int = 0
-    free_s: float = 0.0
-
-    def pass_through(self, now_s: float, size: int) -> tuple[float, float]:
-        if not self.bytes_per_s:
-            return 0.0, 0.0
-        self.free_s = max(self.free_s, now_s) + size / self.bytes_per_s
-        through_s = self.free_s - now_s
-        return max(0.0, through_s - self.buffer_bytes / self.bytes_per_s), through_s
+__all__ = ["VirtualCluster"]
 
 
 class VirtualCluster(Control):
@@ -125,11 +65,12 @@ class VirtualCluster(Control):
         self.latency_s = latency_s
         super().__init__(brokers, version, config, cluster_id)
         self._skies = {node: Weather() for node in self.brokers}
-        self._handler.addresses = {node: (f"fake-{node}", 9092) for node in self.brokers}
+        for node in self.brokers:
+            self._handler.listen(node, f"fake-{node}", 9092)
         self._pipes: list[Pipe] = []
         self._timer: Timer | None = None
         self._timer_ms = -1
-        self._ways = {node: _Way() for node in self.brokers}
+        self._ways = {node: Way() for node in self.brokers}
 
     # -- its clients -------------------------------------------------------------------------------------------------
 
@@ -149,7 +90,7 @@ class VirtualCluster(Control):
         return self.time.wall_ms()
 
     def speaks(self, name: str) -> tuple[int, int]:
-        """(oldest, newest) version of an API that the brokers support; (0, -1) if they do not support it."""
+        """See `VirtualBrokers`."""
         return self._handler.centre.profile.apis.get(name, (0, -1))
 
     # -- the network -------------------------------------------------------------------------------------------------
@@ -163,7 +104,7 @@ class VirtualCluster(Control):
             node: The broker, None for all.
         """
         for one in self._nodes(node):
-            self._ways[one] = _Way(bytes_per_s, buffer_bytes)
+            self._ways[one] = Way(bytes_per_s, buffer_bytes)
 
     @property
     def weather(self) -> dict[int, Weather]:
@@ -188,16 +129,13 @@ class VirtualCluster(Control):
 
     def _end(self, pipe: Pipe, why: str) -> None:
         if pipe.open:
-            pipe.open, pipe.ended_s = False, self.time.monotonic()
-            self._pipes.remove(pipe)
+            self.hang_up(pipe)
             pipe.on_end(why)
 
     # -- what clients call -------------------------------------------------------------------------------------------
 
     def dial(self, node: int, on_made: Callable[[Pipe], None], on_end: Callable[[str], None]) -> None:
-        """Opens a connection. Calls `on_made` with the connection when it is usable, or `on_end` with the reason if it
-        fails.
-        """
+        """See `VirtualBrokers`."""
 
         def arrive() -> None:
             if not self._handler.centre.brokers[node].up or self.weather[node].refuse:
@@ -212,19 +150,15 @@ class VirtualCluster(Control):
         self.time.call_later(self.latency_s, arrive)
 
     def hang_up(self, pipe: Pipe) -> None:
-        """Ends a connection for its client. Does not call `on_end`."""
+        """See `VirtualBrokers`."""
         if pipe.open:
-            pipe.open, pipe.ended_s = False, self.time.monotonic()
+            pipe.end(self.time.monotonic())
             self._pipes.remove(pipe)
 
     def ask(
         self, pipe: Pipe, name: str, version: int, message: Any, on_answer: Callable[[Fields], None]
     ) -> float:
-        """Writes a request to a connection. Calls `on_answer` if its answer arrives.
-
-        Returns:
-            Seconds until the connection has taken all bytes of the request.
-        """
+        """See `VirtualBrokers`."""
         taken_s, through_s = self.way(pipe, name, message)
         written_s = self.time.monotonic() + taken_s
         request = InTransit(pipe, self._handler.centre, name, version, message, on_answer, written_s)
@@ -243,7 +177,7 @@ class VirtualCluster(Control):
         """Drops a request whose connection ended before it arrived."""
 
     def throttled_ms(self, pipe: Pipe) -> int:
-        """For how long the client should pause after the latest answer, in ms."""
+        """See `VirtualBrokers`."""
         return max(0, pipe.muted_until_ms - self.now_ms())
 
     def way(self, pipe: Pipe, name: str, message: Any) -> tuple[float, float]:
@@ -283,7 +217,7 @@ class VirtualCluster(Control):
             answer = later.look(self.now_ms())
             if answer is None:
                 return False
-            pipe.held = None
+            pipe.hold(None)
             self._deliver(pipe, name, answer, on_answer)
         if not pipe.requests or self.now_ms() < pipe.muted_until_ms:
             return False
@@ -291,28 +225,17 @@ class VirtualCluster(Control):
         self._handler.counts[name] += 1
         found = request_handlers.handler(name)(self._ask(pipe.node, version, message))
         if isinstance(found, Later):
-            pipe.held = found, name, on_answer
+            pipe.hold((found, name, on_answer))
         elif found is not None:
             self._deliver(pipe, name, found, on_answer)
         return True
 
     def _ask(self, node: int, version: int, message: Any) -> Ask:
-        handler = self._handler
-        return Ask(
-            handler.centre,
-            handler.groups,
-            handler.transactions,
-            node,
-            version,
-            message,
-            self.now_ms(),
-            "virtual",
-            handler.addresses,
-        )
+        return self._handler.ask(node, version, message, self.now_ms(), "virtual")
 
     def _deliver(self, pipe: Pipe, name: str, answer: Fields, on_answer: Callable[[Fields], None]) -> None:
         weather = self.weather[pipe.node]
-        pipe.muted_until_ms = self.now_ms() + self._handler.throttled(name)
+        pipe.mute(self.now_ms() + self._handler.throttled(name))
         if weather.drop_responses:
             return
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 import kafka.errors as kafka_errors
 
@@ -17,15 +17,47 @@ from kafkasafe.cluster.api import Broker
 from kafkasafe.cluster.network import Life, ManyOffsets, OffsetRow, ProduceBatches, Sendable, Service, Written
 from kafkasafe.cluster.terms import NodeId, closed_error
 from kafkasafe.testing.fake.asking import Fields
-from kafkasafe.testing.fake.virtual_time import Timer
+from kafkasafe.testing.fake.pipes import Pipe
+from kafkasafe.testing.fake.virtual_time import Timer, VirtualTime
 
-if TYPE_CHECKING:
-    from kafkasafe.testing.fake.virtual import Pipe, VirtualCluster
-
-__all__ = ["VirtualNetwork"]
+__all__ = ["VirtualBrokers", "VirtualNetwork"]
 
 _FIRST_WITH_HINTS: Final = 10
 """Version of Produce (KIP-951)."""
+_HINTS: Final = frozenset({"node_endpoints", "current_leader"})
+
+
+class VirtualBrokers(Protocol):
+    """The brokers of a cluster in virtual time, as their clients see them."""
+
+    time: VirtualTime
+
+    @property
+    def bootstrap_servers(self) -> list[str]:
+        """`host:port` of every broker."""
+
+    def speaks(self, name: str) -> tuple[int, int]:
+        """(oldest, newest) version of an API that the brokers support; (0, -1) if they do not support it."""
+
+    def dial(self, node: int, on_made: Callable[[Pipe], None], on_end: Callable[[str], None]) -> None:
+        """Opens a connection. Calls `on_made` with the connection when it is usable, or `on_end` with the reason if it
+        fails.
+        """
+
+    def hang_up(self, pipe: Pipe) -> None:
+        """Ends a connection for its client. Does not call `on_end`."""
+
+    def ask(
+        self, pipe: Pipe, name: str, version: int, message: Any, on_answer: Callable[[Fields], None]
+    ) -> float:
+        """Writes a request to a connection. Calls `on_answer` if its answer arrives.
+
+        Returns:
+            Seconds until the connection has taken all bytes of the request.
+        """
+
+    def throttled_ms(self, pipe: Pipe) -> int:
+        """For how long the client should pause after the latest answer, in ms."""
 
 
 class VirtualNetwork:
@@ -39,7 +71,7 @@ class VirtualNetwork:
         options: Options of KafkaProducer that concern connections.
     """
 
-    def __init__(self, cluster: VirtualCluster, options: Mapping[str, Any]) -> None:
+    def __init__(self, cluster: VirtualBrokers, options: Mapping[str, Any]) -> None:
         self._cluster = cluster
         self._time = cluster.time
         self.client_id: str = options.get("client_id") or "kafkasafe"
@@ -178,7 +210,7 @@ class VirtualConnection:
     """
 
     def __init__(
-        self, cluster: VirtualCluster, node: int, made_until_s: float, enter: Callable[..., None]
+        self, cluster: VirtualBrokers, node: int, made_until_s: float, enter: Callable[..., None]
     ) -> None:
         self._enter = enter
         self._cluster = cluster
@@ -303,12 +335,16 @@ def _broker(endpoint: Any) -> Broker:
     return Broker(endpoint.node_id, endpoint.host, endpoint.port, endpoint.rack)
 
 
-def _plain(value: Any, kind: type[SimpleNamespace] = SimpleNamespace) -> Any:
-    """Converts dicts to objects with attributes, at any depth."""
+def _plain(
+    value: Any, kind: type[SimpleNamespace] = SimpleNamespace, without: Collection[str] = frozenset()
+) -> Any:
+    """Converts dicts to objects with attributes, at any depth, `without` some fields."""
     if isinstance(value, dict):
-        return kind(**{name: _plain(one, kind) for name, one in value.items()})
+        return kind(
+            **{name: _plain(one, kind, without) for name, one in value.items() if name not in without}
+        )
     if isinstance(value, list | tuple):
-        return [_plain(one, kind) for one in value]
+        return [_plain(one, kind, without) for one in value]
     return value
 
 
@@ -348,14 +384,8 @@ def _answer(request: Sendable, fields: Fields) -> Any:
     """Converts an answer to the form that the client reads."""
     if isinstance(request, ManyOffsets):
         return _Answer(rows=[(topic["name"], _rows(topic["partitions"])) for topic in fields["topics"]])
-    answer = _plain(fields, _Answer)
-    answer.API_VERSION = request.version
-    if request.name == "Produce" and request.version < _FIRST_WITH_HINTS:
-        answer.node_endpoints = None
-        for topic in answer.responses:
-            for part in topic.partition_responses:
-                part.current_leader = None
-    return answer
+    old = request.name == "Produce" and request.version < _FIRST_WITH_HINTS
+    return _plain(fields | {"API_VERSION": request.version}, _Answer, _HINTS if old else frozenset())
 
 
 def _rows(partitions: Sequence[Fields]) -> Sequence[OffsetRow]:

@@ -8,19 +8,19 @@ listen. So connections are refused, like by a machine whose broker is down.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import selectors
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from typing import Final
 
 from kafkasafe.testing.fake.asking import NotModelledError
 from kafkasafe.testing.fake.request_handler import PendingRequest, Reply, RequestHandler
 from kafkasafe.testing.fake.weather import Weather
+from kafkasafe.testing.sockets import Outbox, SocketLoop, bound, frames_in
 
 __all__ = ["Wire"]
 
@@ -29,23 +29,45 @@ log = logging.getLogger(__name__)
 _HOST: Final = "127.0.0.1"
 _READ_BYTES: Final = 256 * 1024
 _MAX_FRAME: Final = 1 << 28
-_SIZE: Final = 4
-_BACKLOG: Final = 64
 
 
 @dataclass(slots=True, eq=False)
 class _Connection:
     node: int
     sock: socket.socket
+    outgoing: Outbox
     incoming: bytearray = field(default_factory=bytearray)
     requests: deque[bytes] = field(default_factory=deque)
     held: PendingRequest | None = None
-    outgoing: deque[tuple[int, memoryview]] = field(default_factory=deque)
     muted_until_ms: int = 0
-    interest: int = 0
+
+    def read(self) -> bool:
+        """Reads what has arrived. Returns whether the connection is still usable."""
+        try:
+            data = self.sock.recv(_READ_BYTES)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        self.incoming += data
+        try:
+            self.requests.extend(frames_in(self.incoming, _MAX_FRAME))
+        except ValueError:
+            return False
+        return bool(data)
+
+    def hold(self, pending: PendingRequest | None) -> None:
+        """Holds a request whose answer is not available yet; None: there is none any more."""
+        self.held = pending
+
+    def put(self, reply: Reply, weather: Weather, now: int) -> None:
+        """Adds an answer to what is to be written, as far as the network lets it through."""
+        self.muted_until_ms = now + reply.throttle_ms
+        if reply.frame is not None and not weather.drop_responses:
+            self.outgoing.put(reply.frame, now + weather.response_delay_ms)
 
 
-class Wire:
+class Wire(SocketLoop[_Connection]):
     """Listeners and connections of a fake cluster.
 
     Args:
@@ -61,85 +83,36 @@ class Wire:
     def __init__(
         self, handler: RequestHandler, nodes: list[int], lock: threading.RLock, now_ms: Callable[[], int]
     ) -> None:
+        super().__init__(_HOST)
         self._handler = handler
         self._lock = lock
         self._now_ms = now_ms
         self.weather = {node: Weather() for node in nodes}
-        self._holders: dict[int, socket.socket] = {}
-        self._listeners: dict[int, socket.socket] = {}
-        self._connections: list[_Connection] = []
-        self._selector = selectors.DefaultSelector()
-        self._wake_in, self._wake_out = socket.socketpair()
-        self._wake_in.setblocking(False)
-        self._wake_out.setblocking(False)
-        self._selector.register(self._wake_in, selectors.EVENT_READ, None)
-        self._barriers: deque[threading.Event] = deque()
-        self._cut: set[int] = set()
-        self._stop = False
-        self._failure: BaseException | None = None
-        for node in nodes:
-            holder = self._holders[node] = _bound(0)
-            handler.addresses[node] = holder.getsockname()
+        self._holders = [bound(_HOST, 0) for _ in nodes]
+        for node, holder in zip(nodes, self._holders, strict=True):
+            handler.listen(node, *holder.getsockname())
         self._agree()
-        self._thread = threading.Thread(target=self._run, name="kafkasafe-fake", daemon=True)
-        self._thread.start()
+        self.start()
 
     def close(self) -> None:
         """Ends the thread and closes all sockets. Idempotent."""
-        self._stop = True
-        self._wake()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        super().close()
+        for holder in self._holders:
+            holder.close()
 
     def settle(self) -> None:
         """Returns when the sockets match the state, and waiting requests were checked again."""
-        if threading.current_thread() is self._thread or self._stop:
-            return
-        barrier = threading.Event()
-        self._barriers.append(barrier)
-        self._wake()
-        while not barrier.wait(1.0) and self._thread.is_alive():
-            pass
-        if self._failure is not None:
-            raise RuntimeError("The fake's thread ended by an error") from self._failure
+        if threading.current_thread() is not self._thread and not self._closed:
+            self._do(self._plan)
 
     def cut(self, nodes: list[int]) -> int:
         """Ends all connections to some brokers. Returns how many there were."""
-        with self._lock:
-            count = sum(connection.node in nodes for connection in self._connections)
-            self._cut.update(nodes)
-        self.settle()
-        return count
-
-    @property
-    def connections(self) -> int:
-        """Number of open connections."""
-        return len(self._connections)
-
-    def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError, OSError):
-            self._wake_out.send(b"\0")
+        return 0 if self._closed else self._do(lambda: self._end(nodes))
 
     # -- The thread --------------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        try:
-            while not self._stop:
-                self._turn()
-        except BaseException as error:  # the next caller raises this error
-            self._failure = error
-        finally:
-            for connection in self._connections:
-                connection.sock.close()
-            for sock in (*self._listeners.values(), *self._holders.values(), self._wake_in, self._wake_out):
-                sock.close()
-            self._selector.close()
-            while self._barriers:
-                self._barriers.popleft().set()
-
-    def _turn(self) -> None:
+    def _plan(self) -> float | None:
         with self._lock:
-            barriers = len(self._barriers)
             now = self._now_ms()
             self._handler.advance(now)
             self._agree()
@@ -147,28 +120,17 @@ class Wire:
             while any(self._work(connection, now) for connection in list(self._connections)):
                 pass
             due = self._next_due_ms()
-        for _ in range(barriers):
-            self._barriers.popleft().set()
-        timeout = None if due is None else max(0.0, (due - self._now_ms()) / 1000)
-        for key, mask in self._selector.select(timeout):
-            if key.data is None:
-                with contextlib.suppress(BlockingIOError):
-                    while self._wake_in.recv(4096):
-                        pass
-            elif isinstance(key.data, int):
-                self._accept(key.data)
-            elif mask & selectors.EVENT_READ:
-                self._read(key.data)
+        return None if due is None else max(0.0, (due - self._now_ms()) / 1000)
 
-    def _next_due_ms(self) -> int | None:
-        due = [self._handler.next_due_ms()]
+    def _next_due_ms(self) -> float | None:
+        due: list[float | None] = [self._handler.next_due_ms()]
         for connection in self._connections:
             if self._hangs(connection):  # the connection is checked again when its broker resumes
                 continue
             if connection.held is not None:
                 due.append(connection.held.later.due_ms)
-            if connection.outgoing and not connection.interest & selectors.EVENT_WRITE:
-                due.append(connection.outgoing[0][0])
+            if connection.outgoing and not self._masks.get(connection.sock, 0) & selectors.EVENT_WRITE:
+                due.append(connection.outgoing.due)
             if connection.muted_until_ms > self._now_ms():
                 due.append(connection.muted_until_ms)
         return min((at for at in due if at is not None), default=None)
@@ -180,66 +142,36 @@ class Wire:
         for node, broker in self._handler.centre.brokers.items():
             weather = self.weather[node]
             listens = broker.up and not weather.refuse
-            if listens and node not in self._listeners:
-                listener = _bound(self._handler.addresses[node][1])
-                listener.listen(_BACKLOG)
-                self._listeners[node] = listener
-                self._selector.register(listener, selectors.EVENT_READ, node)
-            elif not listens and node in self._listeners:
-                listener = self._listeners.pop(node)
-                self._selector.unregister(listener)
-                listener.close()
-            if not broker.up or node in self._cut:
-                for connection in [one for one in self._connections if one.node == node]:
-                    self._end(connection)
-        self._cut.clear()
+            if listens and node not in self._listeners.values():
+                self._listen(self._handler.addresses[node][1], node)
+            elif not listens:
+                self._stop_listening(node)
+            if not broker.up:
+                self._end([node])
 
-    def _accept(self, node: int) -> None:
-        listener = self._listeners.get(node)
-        if listener is None:
-            return
-        with contextlib.suppress(OSError):
-            sock, _ = listener.accept()
-            sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection = _Connection(node, sock)
-            self._connections.append(connection)
-            self._selector.register(sock, selectors.EVENT_READ, connection)
-            connection.interest = selectors.EVENT_READ
+    def _welcome(self, client: socket.socket, number: int) -> None:
+        connection = _Connection(number, client, Outbox(client))
+        self._begin(connection, client)
+        self._register(client, selectors.EVENT_READ, connection)
 
-    def _end(self, connection: _Connection) -> None:
-        if connection in self._connections:
-            self._connections.remove(connection)
-            if connection.interest:
-                self._selector.unregister(connection.sock)
-            connection.sock.close()
+    def _end(self, nodes: Container[int]) -> int:
+        """Ends the connections to these brokers. Returns how many there were."""
+        ended = [connection for connection in self._connections if connection.node in nodes]
+        for connection in ended:
+            self._close(connection)
+        return len(ended)
+
+    def _close(self, connection: _Connection) -> None:
+        self._connections.pop(connection, None)
+        self._register(connection.sock, 0, connection)
+        connection.sock.close()
 
     def _hangs(self, connection: _Connection) -> bool:
         return self._handler.centre.brokers[connection.node].paused or self.weather[connection.node].stall
 
-    def _read(self, connection: _Connection) -> None:
-        if connection not in self._connections or self._hangs(connection):
-            return
-        try:
-            data = connection.sock.recv(_READ_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self._end(connection)
-            return
-        buffer = connection.incoming
-        buffer += data
-        while len(buffer) >= _SIZE:
-            size = int.from_bytes(buffer[:_SIZE], "big", signed=True)
-            if not 0 < size <= _MAX_FRAME:
-                self._end(connection)
-                return
-            if len(buffer) < _SIZE + size:
-                return
-            connection.requests.append(bytes(buffer[_SIZE : _SIZE + size]))
-            del buffer[: _SIZE + size]
+    def _serve(self, connection: _Connection, fileobj: object, events: int) -> None:  # noqa: ARG002
+        if events & selectors.EVENT_READ and not self._hangs(connection) and not connection.read():
+            self._close(connection)
 
     def _work(self, connection: _Connection, now: int) -> bool:
         """Does everything possible for one connection. Returns whether there was a new request."""
@@ -249,26 +181,20 @@ class Wire:
         if not hangs:
             try:
                 handled = self._answer(connection, weather, now)
+                connection.outgoing.send(now)
             except NotModelledError as error:
                 log.exception("The connection ends", exc_info=error.__cause__ or error)
-                self._end(connection)
+                self._close(connection)
                 return True
-            if not self._write(connection, now):
-                self._end(connection)
+            except OSError:
+                self._close(connection)
                 return handled
         wanted = 0
         if not hangs and now >= connection.muted_until_ms:
             wanted = selectors.EVENT_READ
-            if connection.outgoing and connection.outgoing[0][0] <= now:
+            if connection.outgoing and connection.outgoing.due <= now:
                 wanted |= selectors.EVENT_WRITE
-        if wanted != connection.interest:
-            if not wanted:
-                self._selector.unregister(connection.sock)
-            elif not connection.interest:
-                self._selector.register(connection.sock, wanted, connection)
-            else:
-                self._selector.modify(connection.sock, wanted, connection)
-            connection.interest = wanted
+        self._register(connection.sock, wanted, connection)
         return handled
 
     def _answer(self, connection: _Connection, weather: Weather, now: int) -> bool:
@@ -277,8 +203,8 @@ class Wire:
             reply = self._handler.look(connection.held, now)
             if reply is None:
                 return False
-            connection.held = None
-            self._put(connection, reply, weather, now)
+            connection.hold(None)
+            connection.put(reply, weather, now)
         while connection.requests and now >= connection.muted_until_ms:
             frame = connection.requests.popleft()
             handled = True
@@ -286,43 +212,7 @@ class Wire:
                 continue
             answer = self._handler.handle(connection.node, frame, now)
             if isinstance(answer, PendingRequest):
-                connection.held = answer
+                connection.hold(answer)
                 break
-            self._put(connection, answer, weather, now)
+            connection.put(answer, weather, now)
         return handled
-
-    @staticmethod
-    def _put(connection: _Connection, reply: Reply, weather: Weather, now: int) -> None:
-        connection.muted_until_ms = now + reply.throttle_ms
-        if reply.frame is not None and not weather.drop_responses:
-            connection.outgoing.append((now + weather.response_delay_ms, memoryview(reply.frame)))
-
-    @staticmethod
-    def _write(connection: _Connection, now: int) -> bool:
-        """Writes as much as the socket accepts. Returns whether the connection is still usable."""
-        while connection.outgoing and connection.outgoing[0][0] <= now:
-            due, data = connection.outgoing[0]
-            try:
-                sent = connection.sock.send(data)
-            except BlockingIOError:
-                return True
-            except OSError:
-                return False
-            if sent < len(data):
-                connection.outgoing[0] = due, data[sent:]
-                return True
-            connection.outgoing.popleft()
-        return True
-
-
-def _bound(port: int) -> socket.socket:
-    sock = socket.socket()
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.setblocking(False)
-        sock.bind((_HOST, port))
-    except OSError:
-        sock.close()
-        raise
-    return sock
