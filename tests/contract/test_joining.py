@@ -11,7 +11,7 @@ from kafkasafe.testing import FakeCluster, KafkaCluster
 
 @pytest.mark.parametrize("make", [FakeCluster, pytest.param(KafkaCluster, marks=pytest.mark.kafka)])
 def test_members_that_come_one_after_the_other_share_the_first_generation(make):
-    with make(brokers=1, config={"group.initial.rebalance.delay.ms": 2000}) as cluster:
+    with make(brokers=1, config={"group.initial.rebalance.delay.ms": 5000}) as cluster:
         cluster.create_topic("t", 2)
         members = []
         try:
