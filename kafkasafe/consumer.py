@@ -235,9 +235,9 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
             ForkedProcessError: The consumer was opened before a fork, and belongs to the parent process.
         """
         reading = self._reading
-        if reading.decisions.due():
+        if reading.parts.undecided():
             # Poll even if no other partition has records: kafka-python's `poll` keeps the group membership alive.
-            timeout_ms = min(timeout_ms, _REMINDER_MS if reading.decisions.has_others() else _BRIEFLY_MS)
+            timeout_ms = min(timeout_ms, _REMINDER_MS if reading.parts.has_others() else _BRIEFLY_MS)
         parent: Any = super()
         self._begin_poll()
         try:
@@ -263,8 +263,8 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
             self._give_back()
             reading.interrupted()
             raise
-        if not records and (undecided := reading.decisions.due()):
-            raise reading.decisions.error(undecided)
+        if not records and (undecided := reading.parts.undecided()):
+            raise reading.parts.error(undecided)
         return records
 
     def __repr__(self) -> str:
@@ -507,8 +507,8 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
                 continue
             check_offset(each.offset)
             reading = self._reading
-            if reading.commits.is_withheld(tp, each.offset) and (undecided := reading.decisions.due(tp)):
-                raise reading.decisions.error(undecided)
+            if reading.commits.is_withheld(tp, each.offset) and (undecided := reading.parts.undecided(tp)):
+                raise reading.parts.error(undecided)
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
         """Like KafkaConsumer's `seek_to_beginning`. After a `LogDivergedError`, it also decides where to continue."""

@@ -8,8 +8,8 @@ after those that it uses:
 - `headers.py`, `failures.py`, `history.py`, `partition.py`: the state of one partition.
 - `port.py`: the interface to kafka-python. `kafkasafe.kafkapython.adapter` implements it.
 - `connections.py`, `log_checks.py`, `look_ups.py`: our own connections, and the procedures that ask brokers over them.
-- `keeper.py`, `parts.py`, `commits.py`, `decisions.py`, `rereading.py`, `status.py`: kept histories, committed
-  offsets, raised errors, partitions to read again, and the state for probes.
+- `keeper.py`, `parts.py`, `commits.py`, `rereading.py`, `status.py`: kept histories, assigned partitions and their
+  errors, committed offsets, partitions to read again, and the state for probes.
 - `moves.py`, `pauses.py`, `checking.py`, `positions.py`, `responses.py`, `results.py`: what happens to positions, by
   the table in `kafkasafe._consuming.position_table`.
 

@@ -1,7 +1,8 @@
-"""The state of each assigned partition."""
+"""The state of each assigned partition, and which of them wait for a decision of the application."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 from kafka.structs import TopicPartition
@@ -9,12 +10,14 @@ from kafka.structs import TopicPartition
 from kafkasafe._consuming.keeper import HistoryKeeper
 from kafkasafe._consuming.partition import AssignedPartition
 from kafkasafe._consuming.port import Port
+from kafkasafe._consuming.position_table import PositionEvent
 
 __all__ = ["AssignedPartitions"]
 
 
 class AssignedPartitions:
-    """An `AssignedPartition` for each assigned partition. The polling thread changes them; any thread may read them.
+    """An `AssignedPartition` for each assigned partition. The polling thread changes them. Other threads may call only
+    the methods that say so.
 
     Args:
         port: Gives the assignment.
@@ -58,6 +61,42 @@ class AssignedPartitions:
         """Drop the partitions that are not assigned any more, but keep their histories."""
         for tp in self._parts.keys() - set(assigned):
             self.of(tp)
+
+    def undecided(self, only: TopicPartition | None = None) -> list[AssignedPartition]:
+        """Return partitions that wait for the application's decision; with `only`, at most this one."""
+        found = []
+        for tp, part in self.items():
+            if (
+                part.error is None
+                or (only is not None and tp != only)
+                or self._port.state(tp) is not part.state
+            ):
+                continue
+            position = part.state.position
+            if position is None or position.offset != part.position:
+                # Something other than a decision moved the position. Check the new position, too.
+                part.on(PositionEvent.MOVED)
+                continue
+            found.append(part)
+        return found
+
+    @staticmethod
+    def error(undecided: list[AssignedPartition]) -> Exception:
+        """Return the error that was raised least recently. The caller raises it."""
+        part = min(undecided, key=lambda part: part.raised_at)
+        part.raised(time.monotonic())
+        if part.error is None:  # pragma: no cover - that is what `undecided` means
+            raise RuntimeError("nothing is undecided")
+        # Raise the error with a new traceback each time. Otherwise its traceback would grow.
+        return part.error.with_traceback(None)
+
+    def has_others(self) -> bool:
+        """Return whether records can come from a partition that does not wait for a decision."""
+        for tp, state in self._port.assigned().items():
+            part = self._parts.get(tp)
+            if not state.paused and (part is None or part.state is not state or part.error is None):
+                return True
+        return False
 
     def cancel(self) -> None:
         """Cancel all procedures."""

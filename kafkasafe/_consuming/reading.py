@@ -11,7 +11,6 @@ from kafka.structs import TopicPartition
 from kafkasafe._consuming.checking import Checking
 from kafkasafe._consuming.commits import Commits
 from kafkasafe._consuming.connections import Connections
-from kafkasafe._consuming.decisions import Decisions
 from kafkasafe._consuming.following import Following
 from kafkasafe._consuming.keeper import HistoryKeeper
 from kafkasafe._consuming.lineage_file import LineageMemory
@@ -65,7 +64,6 @@ class Reading:
         connections: Our own connections.
         keeper: Keeps histories.
         commits: Decides about commits.
-        decisions: Knows which partitions wait for a decision of the application.
         look_ups: The users' look-ups of offsets.
         rereading: Decides which partitions are read again.
         positions: Finds positions.
@@ -120,7 +118,6 @@ class Reading:
         self.keeper = HistoryKeeper(safe.lineage_path, memory, client_id, reports)
         self.parts = AssignedPartitions(port, self.keeper)
         self.commits = Commits(port, self.parts)
-        self.decisions = Decisions(port, self.parts)
         self.rereading = Rereading(port, reports.emit, rewound, config["request_timeout_ms"])
         moves = Moves(port, self.runner, checks)
         pauses = Pauses(moves, reports, safe.remote_storage_timeout_s)
@@ -134,7 +131,6 @@ class Reading:
             moves=moves,
             pauses=pauses,
             checking=self.checking,
-            decisions=self.decisions,
             rereading=self.rereading,
             reports=reports,
             policy=safe.on_divergence,
@@ -185,8 +181,8 @@ class Reading:
             UsageError: See `kafkasafe._consuming.other_lanes`.
             WaitTimeoutError: See `kafkasafe._consuming.other_lanes`.
         """
-        if undecided := self.decisions.due():
-            raise self.decisions.error(undecided)
+        if undecided := self.parts.undecided():
+            raise self.parts.error(undecided)
         # Take the group's metadata before looking at the positions. If the consumer has lost its membership since, the
         # group refuses the offsets, because they carry the old generation.
         group = metadata()

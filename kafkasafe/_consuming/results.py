@@ -10,7 +10,6 @@ import kafka.errors as kafka_errors
 from kafka.structs import TopicPartition
 
 from kafkasafe._consuming.checking import Checking
-from kafkasafe._consuming.decisions import Decisions
 from kafkasafe._consuming.moves import Moves
 from kafkasafe._consuming.partition import (
     AssignedPartition,
@@ -48,7 +47,6 @@ class Results:
         moves: Moves positions.
         pauses: Pauses partitions.
         checking: Checks positions.
-        decisions: Knows which partitions wait for a decision of the application.
         rereading: Is notified of positions that are not committed offsets.
         reports: Takes events.
         policy: The option `on_divergence`.
@@ -64,7 +62,6 @@ class Results:
         moves: Moves,
         pauses: Pauses,
         checking: Checking,
-        decisions: Decisions,
         rereading: Rereading,
         reports: Reports,
         policy: str | Callable[[LogDiverged], int | None],
@@ -76,7 +73,6 @@ class Results:
         self._moves = moves
         self._pauses = pauses
         self._checking = checking
-        self._decisions = decisions
         self._rereading = rereading
         self._reports = reports
         self._policy = policy
@@ -101,11 +97,11 @@ class Results:
         if moved:
             # `on_divergence` or an event hook may have called `seek`. Check the new position before the next fetch.
             self._checking.begin()
-        due = self._decisions.due(only)
+        due = self._parts.undecided(only)
         if only is None and (due := [part for part in due if not part.raised_at]):
             self._reports.log.debug("%s partitions wait for a decision", len(due), event="undecided")
         if due:
-            raise self._decisions.error(due)
+            raise self._parts.error(due)
 
     def _apply(self, tp: TopicPartition, part: AssignedPartition, inquiry: RunningProcedure[Any]) -> None:
         result = inquiry.result

@@ -12,7 +12,6 @@ from kafka.errors import ClusterAuthorizationFailedError, IllegalStateError, Off
 from kafka.structs import OffsetAndMetadata
 
 from kafkasafe._consuming.checking import Checking
-from kafkasafe._consuming.decisions import Decisions
 from kafkasafe._consuming.following import Following
 from kafkasafe._consuming.keeper import HistoryKeeper
 from kafkasafe._consuming.lineage_file import LineageMemory
@@ -171,7 +170,6 @@ class Reader:
         moves = Moves(self.client, runner, self.questions)
         pauses = Pauses(moves, reports, None)
         self.checking = Checking(self.client, self.parts, moves)
-        self.decisions = Decisions(self.client, self.parts)
         self.positions = Positions(self.client, self.parts, moves, NoBatches(), has_group=True)
         self.responses = Responses(self.client, self.parts, moves, pauses, Following(0.5))
         self.results = Results(
@@ -181,7 +179,6 @@ class Reader:
             moves=moves,
             pauses=pauses,
             checking=self.checking,
-            decisions=self.decisions,
             rereading=NoBatches(),
             reports=reports,
             policy=policy,
@@ -318,11 +315,11 @@ def test_a_divergence_is_raised_once_and_waits_for_the_decision(reader):
     assert told.value.event == reader.of(LogDiverged)[0]
     assert (told.value.event.divergent_offset, told.value.event.rolled_back) == (6, (6, 9))
     reader.poll()
-    assert [part.error for part in reader.decisions.due()] == [told.value]
+    assert [part.error for part in reader.parts.undecided()] == [told.value]
     assert not reader.part.state.is_fetchable()
     reader.seek(TP, 6)
     reader.poll()
-    assert reader.decisions.due() == []
+    assert reader.parts.undecided() == []
     assert reader.asks() == [("walk", 6)]  # what was read before it is still compared
     valid(reader)
     assert len(reader.of(LogDiverged)) == 1
@@ -352,7 +349,7 @@ def test_a_position_that_moves_without_a_decision_is_compared_again(reader):
     with pytest.raises(LogDivergedError):
         reader.answer("walk", walked(GONE))
     reader.client.place(TP, 8)
-    assert reader.decisions.due() == []
+    assert reader.parts.undecided() == []
     reader.poll()
     assert reader.asks() == [("walk", 8)]
 
@@ -432,7 +429,7 @@ def test_where_no_reset_is_allowed_it_is_raised():
         reader.answer("range", LogRange(12, 20, None))
     assert reader.at.activity is Activity.STRANDED
     reader.seek(TP, 12)
-    assert reader.decisions.due() == []
+    assert reader.parts.undecided() == []
 
 
 def test_a_broker_that_denies_a_position_in_the_log_may_have_it_elsewhere(reader):
@@ -555,7 +552,7 @@ def test_a_seek_ends_every_procedure(activity):
     reply(ANSWERS[activity])
     reader.poll()
     assert reader.part.state.position.offset == 0
-    assert (reader.events, reader.decisions.due()) == (before, [])
+    assert (reader.events, reader.parts.undecided()) == (before, [])
 
 
 @EACH
@@ -660,7 +657,7 @@ def test_where_nothing_was_read_and_no_reset_is_allowed_a_new_topic_is_raised():
     assert reader.at.activity is Activity.STRANDED
     assert not reader.part.state.is_fetchable()
     reader.client.place(TP, 4)  # not by a decision
-    assert reader.decisions.due() == []
+    assert reader.parts.undecided() == []
     assert reader.at == (Activity.IDLE, Standing.UNCHECKED)
 
 
