@@ -5,7 +5,7 @@ after those that it uses:
 
 - `polls.py`, `reports.py`, `following.py`: the program's polls, the destinations of events, and the followers from
   which the consumer may read.
-- `headers.py`, `failures.py`, `history.py`, `partition.py`: the state of one partition.
+- `failures.py`, `history.py`, `partition.py`: the state of one partition.
 - `port.py`: the interface to kafka-python. `kafkasafe.kafkapython.adapter` implements it.
 - `connections.py`, `log_checks.py`, `look_ups.py`: our own connections, and the procedures that ask brokers over them.
 - `keeper.py`, `parts.py`, `commits.py`, `rereading.py`, `status.py`: kept histories, assigned partitions and their

@@ -14,8 +14,7 @@ from typing import Any, Final
 import kafka.errors as kafka_errors
 from kafka.structs import TopicPartition
 
-from kafkasafe._consuming.headers import headers
-from kafkasafe._consuming.history import HistoryCopy
+from kafkasafe._consuming.history import HistoryCopy, headers
 from kafkasafe._consuming.partition import LocalStart, LogCompared, LogRange, ResetReason, ResetTo
 from kafkasafe._consuming.port import Port
 from kafkasafe._consuming.reports import Reports
