@@ -28,8 +28,7 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from kafkasafe.kafkapython.adapter import unreturned
 from kafkasafe.kafkapython.given_records import HeldRecords, TakenRecords
-from kafkasafe.kafkapython.kinds import Kind, kind_of
-from kafkasafe.kafkapython.records import Records
+from kafkasafe.kafkapython.records import Kind, Records
 from kafkasafe.limits.fetch_size import LARGE_FETCH_BYTES, FetchSize
 
 __all__ = ["BatchFetcher"]
@@ -314,26 +313,23 @@ class BatchFetcher(Fetcher):
         for tp, part in list(self._paused_partition_records.items()):
             if not self._subscriptions.is_paused(tp):
                 continue  # it goes on soon
-            if kind_of(part) is not None and not part.own():
+            if part.kind is not None and not part.own():
                 del self._paused_partition_records[tp]
                 part.drain()
 
     def _drop_other_kinds(self) -> None:
-        if self._next_partition_records and not self._is_wanted(self._next_partition_records):
+        if self._next_partition_records and self._next_partition_records.kind != self._wanted:
             self._next_partition_records.drain()
         for tp, part in list(self._paused_partition_records.items()):
-            if not self._is_wanted(part):
+            if part.kind != self._wanted:
                 del self._paused_partition_records[tp]
                 part.drain()
-
-    def _is_wanted(self, part: Any) -> bool:
-        return kind_of(part) == self._wanted
 
     def _append(self, drained: Any, part: Any, max_records: int, update_offsets: bool) -> int:
         tp = part.topic_partition
         state = self._subscriptions.assignment.get(tp)
         self._took.take(tp, state)
-        if kind_of(part) is None:
+        if part.kind is None:
             parent: Any = super()
             try:
                 count = int(parent._append(drained, part, max_records, update_offsets))

@@ -18,8 +18,8 @@ from kafkasafe.errors import ForkedProcessError, UsageError
 from kafkasafe.kafkapython.adapter import KafkaPython, each_record
 from kafkasafe.kafkapython.coordinator import Coordinator
 from kafkasafe.kafkapython.fetcher import Fetcher
-from kafkasafe.kafkapython.kinds import Kind
 from kafkasafe.kafkapython.owner import Owner
+from kafkasafe.kafkapython.records import Kind
 from kafkasafe.kafkapython.subscription import Subscription
 from kafkasafe.packages import MissingPackageError, pyarrow_for
 
