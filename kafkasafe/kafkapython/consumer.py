@@ -139,11 +139,11 @@ class ExtendedConsumer(KafkaConsumer):
             ForkedProcessError: This is a forked child, and the parent process reads these records.
         """
         self._net.check_process()
-        self._fetcher.begin_poll()
+        self._fetcher.taken.begin()
 
     def _give_back(self) -> None:
         """Move the positions back before the records that the present poll has taken and will not return."""
-        self._fetcher.give_back()
+        self._fetcher.taken.give_back()
 
     # --- the iterator -------------------------------------------------------------------------------------------------
 
