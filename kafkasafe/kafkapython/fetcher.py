@@ -158,9 +158,35 @@ class Fetcher(KafkaFetcher):
     def fetch_records(
         self, max_records: int | None = None, update_offsets: bool = True, timeout_ms: float | None = None
     ) -> Any:
-        """See kafka-python's method. It also returns when one of the owner's time limits is reached, or when a check
-        has a result. It sends the next fetch while the application processes its records.
+        """See kafka-python's method. It sends the next fetch while the application processes its records."""
+        self._sends = False
+        records, partial = self.fetched_records(max_records, update_offsets=update_offsets)
+        if not partial:
+            self.send_fetches()
+        if not records:
+            if not self._await_response(timeout_ms):
+                return records, True
+            records, _ = self.fetched_records(max_records, update_offsets=update_offsets)
+        if records and not self._sends and not self._completed_fetches:
+            self._send_soon()
+        return records, False
+
+    def _await_response(self, timeout_ms: float | None) -> bool:
+        """Wait for a response or the result of a check, at most until one of the owner's time limits. Return False if
+        there is nothing to wait for.
         """
+        awaited = list(self._fetch_futures)
+        # The completion of `_reset_task` wakes `poll`.
+        if self.owner.parts.is_busy():
+            if self._reset_task is None or self._reset_task.is_done:
+                self._reset_task = Future()
+            awaited.append(self._reset_task)
+            if self.owner.runner.has_work:
+                self.owner.port.wake()
+        else:
+            self._reset_task = None
+        if not awaited:
+            return False
         due_s = self.owner.due_s()
         # This call may send a fetch to a follower, so do not wait longer than a follower may take.
         waits_s = [self.owner.followers.patience_s] if self.config["client_rack"] else []
@@ -168,38 +194,9 @@ class Fetcher(KafkaFetcher):
             waits_s.append(_DECIDED_S)
         for wait_s in waits_s if due_s is None else [*waits_s, due_s]:
             timeout_ms = wait_s * 1000 if timeout_ms is None else min(wait_s * 1000, timeout_ms)
-        # kafka-python waits for `_reset_task`, so the completion of this future wakes `poll`.
-        if self.owner.parts.is_busy():
-            if self._reset_task is None or self._reset_task.is_done:
-                self._reset_task = Future()
-                if self.owner.runner.has_work:
-                    self.owner.port.wake()
-        else:
-            self._reset_task = None
-        self._sends = False
-        records, idle = self._take_or_wait(max_records, update_offsets, timeout_ms)
-        if records and not self._sends and not self._completed_fetches:
-            self._send_soon()
-        return records, idle
-
-    def _take_or_wait(
-        self, max_records: int | None, update_offsets: bool, timeout_ms: float | None
-    ) -> tuple[Any, bool]:
-        """Does the same as kafka-python's `fetch_records`, but waits as Ctrl-C allows (see `_await_first`)."""
-        records, partial = self.fetched_records(max_records, update_offsets=update_offsets)
-        if not partial:
-            self.send_fetches()
-        if records:
-            return records, False
-        awaited = list(self._fetch_futures)
-        if self._reset_task is not None and not self._reset_task.is_done:
-            awaited.append(self._reset_task)
-        if not awaited:
-            return records, True
         with contextlib.suppress(kafka_errors.KafkaTimeoutError):
             self._manager.run(self._await_first, awaited, timeout_ms)
-        records, _ = self.fetched_records(max_records, update_offsets=update_offsets)
-        return records, False
+        return True
 
     async def _await_first(self, futures: Iterable[Future], timeout_ms: float | None) -> None:
         """Waits on the I/O thread until the first future is done.
