@@ -6,8 +6,8 @@ means, and when to reset a position.
 
 Structure: this module has the public methods. The decisions are in `_consuming`; `Reading` creates the objects that
 make them. kafka-python's `poll` asks its fetcher, in this order, to reset positions, to validate them, and to fetch.
-`kafkapython.fetcher.Fetcher` passes the first two requests on to `Positions.begin_resets` and `Checking.begin`. These
-two methods start procedures (`cluster.inquiry`), at most one per partition, and `Results.carry_on` applies the results.
+`kafkapython.fetcher.Fetcher` answers the first two requests with `Results.carry_on`. This method starts procedures
+(`Positions.begin`, `cluster.inquiry`), at most one per partition, and applies their results.
 `Responses.accept` sees each fetch response before kafka-python does. While a partition is being checked, the consumer
 does not fetch from it (`Port.hold`), but still fetches from the others. All decisions are made on the thread that
 polls. There is one exception: for a commit, kafka-python's I/O thread may encode the lineage (the history of the
@@ -544,8 +544,6 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         reading = self._reading
         while True:
             reading.positions.refresh_committed(max(0.0, deadline - time.monotonic()) * 1000)
-            reading.positions.begin_resets()
-            reading.checking.begin()
             reading.results.carry_on(partition)
             state = reading.port.state(partition)
             if state is None:

@@ -10,7 +10,7 @@ after those that it uses:
 - `connections.py`, `log_checks.py`, `look_ups.py`: our own connections, and the procedures that ask brokers over them.
 - `keeper.py`, `parts.py`, `commits.py`, `rereading.py`, `status.py`: kept histories, assigned partitions and their
   errors, committed offsets, partitions to read again, and the state for probes.
-- `moves.py`, `pauses.py`, `checking.py`, `positions.py`, `responses.py`, `results.py`: what happens to positions, by
+- `moves.py`, `pauses.py`, `positions.py`, `responses.py`, `results.py`: what happens to positions, by
   the table in `kafkasafe._consuming.position_table`.
 
 kafka-python's fetcher and coordinator, as `kafkasafe.kafkapython` extends them, use these decisions. The public methods

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 
 from kafka.structs import TopicPartition
 
@@ -57,10 +56,12 @@ class AssignedPartitions:
             part = self._parts[tp] = AssignedPartition(state, self._keeper.known(tp))
         return part
 
-    def drop_revoked(self, assigned: Iterable[TopicPartition]) -> None:
-        """Drop the partitions that are not assigned any more, but keep their histories."""
-        for tp in self._parts.keys() - set(assigned):
+    def present(self) -> list[tuple[TopicPartition, AssignedPartition]]:
+        """Return the assigned partitions and their states. Drop the others, but keep their histories."""
+        assigned = self._port.assigned()
+        for tp in self._parts.keys() - assigned.keys():
             self.of(tp)
+        return [(tp, part) for tp in assigned if (part := self.of(tp)) is not None]
 
     def undecided(self, only: TopicPartition | None = None) -> list[AssignedPartition]:
         """Return partitions that wait for the application's decision; with `only`, at most this one."""

@@ -8,7 +8,6 @@ from typing import Any
 
 from kafka.structs import TopicPartition
 
-from kafkasafe._consuming.checking import Checking
 from kafkasafe._consuming.commits import Commits
 from kafkasafe._consuming.connections import Connections
 from kafkasafe._consuming.following import Following
@@ -66,9 +65,8 @@ class Reading:
         commits: Decides about commits.
         look_ups: The users' look-ups of offsets.
         rereading: Decides which partitions are read again.
-        positions: Finds positions.
-        checking: Begins checks of positions.
-        results: Applies the results of procedures.
+        positions: Finds and checks positions.
+        results: Begins procedures, and applies their results.
         responses: Looks at fetch responses.
         status: What probes and metrics see.
     """
@@ -121,7 +119,6 @@ class Reading:
         self.rereading = Rereading(port, reports.emit, rewound, config["request_timeout_ms"])
         moves = Moves(port, self.runner, checks)
         pauses = Pauses(moves, reports, safe.remote_storage_timeout_s)
-        self.checking = Checking(port, self.parts, moves)
         self.positions = Positions(port, self.parts, moves, self.rereading, has_group=group_id is not None)
         self.responses = Responses(port, self.parts, moves, pauses, self.followers)
         self.results = Results(
@@ -130,7 +127,7 @@ class Reading:
             parts=self.parts,
             moves=moves,
             pauses=pauses,
-            checking=self.checking,
+            positions=self.positions,
             rereading=self.rereading,
             reports=reports,
             policy=safe.on_divergence,

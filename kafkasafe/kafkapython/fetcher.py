@@ -141,16 +141,14 @@ class Fetcher(KafkaFetcher):
             found.append(self._lost_nodes.pop())
         return found
 
-    def reset_offsets_if_needed(self, timeout_ms: float | None = None) -> None:  # noqa: ARG002  # kafka-python's signature
-        """Begin the resets that are due."""
-        self.owner.positions.begin_resets()
+    def reset_offsets_if_needed(self, timeout_ms: float | None = None) -> None:
+        """Do nothing: `validate_offsets_if_needed`, which kafka-python calls next, begins the resets, too."""
 
     def maybe_validate_positions(self) -> None:
-        """Begin the checks of positions that are due."""
-        self.owner.checking.begin()
+        """Do nothing; see above."""
 
-    def validate_offsets_if_needed(self, timeout_ms: float | None = None) -> None:  # noqa: ARG002
-        """Apply the results of checks and resets."""
+    def validate_offsets_if_needed(self, timeout_ms: float | None = None) -> None:  # noqa: ARG002  # kafka-python's signature
+        """Reset and check positions."""
         self.owner.results.carry_on()
 
     # --- what a poll gets ---------------------------------------------------------------------------------------------

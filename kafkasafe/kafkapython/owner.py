@@ -27,12 +27,7 @@ class _Followers(Protocol):
 
 
 class _Positions(Protocol):
-    def begin_resets(self) -> None: ...
     def refresh_committed(self, timeout_ms: float | None = None) -> bool: ...
-
-
-class _Checking(Protocol):
-    def begin(self) -> None: ...
 
 
 class _Results(Protocol):
@@ -93,12 +88,8 @@ class Owner(Protocol):
         """Finds positions."""
 
     @property
-    def checking(self) -> _Checking:
-        """Begins checks of positions."""
-
-    @property
     def results(self) -> _Results:
-        """Applies the results of checks."""
+        """Resets and checks positions."""
 
     @property
     def parts(self) -> _Parts:

@@ -461,8 +461,6 @@ class World:
         reading = self.reading
         with reading.polls:
             reading.positions.refresh_committed(100)
-            reading.positions.begin_resets()
-            reading.checking.begin()
             reading.results.carry_on()
             resting = reading.parts.resting(self.time.monotonic())
             for tp in self.subscription.fetchable_partitions():

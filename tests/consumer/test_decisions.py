@@ -11,7 +11,6 @@ from kafka import TopicPartition
 from kafka.errors import ClusterAuthorizationFailedError, IllegalStateError, OffsetOutOfRangeError
 from kafka.structs import OffsetAndMetadata
 
-from kafkasafe._consuming.checking import Checking
 from kafkasafe._consuming.following import Following
 from kafkasafe._consuming.keeper import HistoryKeeper
 from kafkasafe._consuming.lineage_file import LineageMemory
@@ -169,7 +168,6 @@ class Reader:
         self.parts = AssignedPartitions(self.client, HistoryKeeper(None, LineageMemory(None), "me", reports))
         moves = Moves(self.client, runner, self.questions)
         pauses = Pauses(moves, reports, None)
-        self.checking = Checking(self.client, self.parts, moves)
         self.positions = Positions(self.client, self.parts, moves, NoBatches(), has_group=True)
         self.responses = Responses(self.client, self.parts, moves, pauses, Following(0.5))
         self.results = Results(
@@ -178,7 +176,7 @@ class Reader:
             parts=self.parts,
             moves=moves,
             pauses=pauses,
-            checking=self.checking,
+            positions=self.positions,
             rereading=NoBatches(),
             reports=reports,
             policy=policy,
@@ -200,8 +198,6 @@ class Reader:
 
     def poll(self):
         self.positions.refresh_committed()
-        self.positions.begin_resets()
-        self.checking.begin()
         self.results.carry_on()
 
     def answer(self, kind, result):
@@ -737,7 +733,7 @@ def test_an_interrupt_before_the_hold_lets_no_record_through(reader, monkeypatch
         with pytest.raises(KeyboardInterrupt):
             reader.poll()
     assert reader.at.activity is Activity.WALKING
-    reader.checking.begin()
+    reader.positions.begin_checks()
     assert not reader.part.state.is_fetchable()
     assert reader.asks() == [("walk", 10)]
 
@@ -777,7 +773,7 @@ def test_a_hook_that_finds_a_divergence_ends_the_response_that_it_was_called_for
     def hooked(pauses, tp, part):
         ended(pauses, tp, part)
         reader.client.leader = OLD, 2, 5
-        reader.checking.begin()
+        reader.positions.begin_checks()
         [(_, reply)] = reader.questions.asked
         reader.questions.asked.clear()
         reply(walked(GONE))
