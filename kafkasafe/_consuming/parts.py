@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from kafka.structs import TopicPartition
 
@@ -44,7 +45,9 @@ class AssignedPartitions:
 
     def of(self, tp: TopicPartition) -> AssignedPartition | None:
         """Return the state for a partition's present assignment; None if the partition is not assigned."""
-        state = self._port.state(tp)
+        return self._of(tp, self._port.state(tp))
+
+    def _of(self, tp: TopicPartition, state: Any) -> AssignedPartition | None:
         part = self._parts.get(tp)
         if state is None or part is None or part.state is not state:
             if part is not None:
@@ -60,8 +63,8 @@ class AssignedPartitions:
         """Return the assigned partitions and their states. Drop the others, but keep their histories."""
         assigned = self._port.assigned()
         for tp in self._parts.keys() - assigned.keys():
-            self.of(tp)
-        return [(tp, part) for tp in assigned if (part := self.of(tp)) is not None]
+            self._of(tp, None)
+        return [(tp, part) for tp, state in assigned.items() if (part := self._of(tp, state)) is not None]
 
     def undecided(self, only: TopicPartition | None = None) -> list[AssignedPartition]:
         """Return partitions that wait for the application's decision; with `only`, at most this one."""

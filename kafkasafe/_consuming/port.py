@@ -76,9 +76,6 @@ class Port(Protocol):
     def leadership(self, tp: TopicPartition) -> Leadership | None:
         """Return a partition's leadership in the metadata; None without a leader. Any thread may call this."""
 
-    def take_lost_nodes(self) -> Collection[int]:
-        """Return the brokers to which fetches failed since the last call."""
-
     def request_metadata(self) -> None:
         """Request fresh metadata."""
 

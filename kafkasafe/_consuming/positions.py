@@ -19,7 +19,8 @@ __all__ = ["Positions"]
 
 
 class Positions:
-    """Finds and checks the positions of one consumer. Only the polling thread calls this object.
+    """Finds and checks the positions of one consumer. Only the polling thread calls this object, except for
+    `lost`.
 
     Args:
         port: The client that fetches.
@@ -29,7 +30,7 @@ class Positions:
         has_group: Whether the consumer has a group, and so may have committed offsets.
     """
 
-    __slots__ = ("_has_group", "_moves", "_parts", "_port", "_rereading")
+    __slots__ = ("_has_group", "_lost_nodes", "_moves", "_parts", "_port", "_rereading")
 
     def __init__(
         self, port: Port, parts: AssignedPartitions, moves: Moves, rereading: Rereading, *, has_group: bool
@@ -39,6 +40,11 @@ class Positions:
         self._moves = moves
         self._rereading = rereading
         self._has_group = has_group
+        self._lost_nodes: set[int] = set()
+
+    def lost(self, node: int) -> None:
+        """Note that a fetch from this broker has failed. kafka-python's I/O thread calls this method."""
+        self._lost_nodes.add(node)
 
     def sought(self, tp: TopicPartition) -> None:
         """Record that the application has chosen a position, and cancel resets and checks of the old one."""
@@ -90,13 +96,17 @@ class Positions:
 
     def begin_checks(self) -> None:
         """Begin the checks that are due, because the new leader's log may differ from the former leader's."""
-        if lost := self._port.take_lost_nodes():
-            for each in self._parts.values():
-                each.doubt(lost)
+        lost = set()
+        while self._lost_nodes:
+            lost.add(self._lost_nodes.pop())
+        if lost:
+            for part in self._parts.values():
+                part.doubt(lost)
         due = []
         for tp, part in self._parts.present():
-            # An interrupt may have left the position in a state without its procedure. Mend that before the next fetch.
-            part.mend()
+            if part.at.activity is not Activity.IDLE:
+                # An interrupt may have left the position without its procedure. Mend that before the next fetch.
+                part.mend()
             if part.at.activity is not Activity.IDLE or part.state.position is None:
                 continue
             leadership = self._port.leadership(tp)

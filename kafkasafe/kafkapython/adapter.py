@@ -208,11 +208,6 @@ class KafkaPython:
         """See `Port`."""
         self._fetcher._maybe_update_current_leader(tp, data)
 
-    def take_lost_nodes(self) -> Collection[int]:
-        """See `Port`."""
-        found: Collection[int] = self._fetcher.take_lost_nodes()
-        return found
-
     def can_follow(self, tp: TopicPartition, node: int) -> bool:
         """Return whether the metadata name this broker as a replica, and its connection is not in back-off."""
         cluster = self._manager.cluster

@@ -77,8 +77,6 @@ class Fetcher(KafkaFetcher):
     _size: FetchSize | None = None  # None: the size that the application has set
     _held: HeldRecords
     _ahead: FetchingAhead
-    _lost_nodes: set[int]
-    """Brokers to which a fetch failed. kafka-python's I/O thread adds them; the consumer's thread removes them."""
     _completed_fetches: Any
     _fetch_futures: Any
     _manager: Any
@@ -94,7 +92,6 @@ class Fetcher(KafkaFetcher):
     def serve(self, owner: Owner) -> None:
         """Ask this object for decisions from now on, and note the records that a poll takes or an iterator holds."""
         self.owner = owner
-        self._lost_nodes = set()
         self._held = HeldRecords(self._subscriptions)
         self.taken = TakenRecords(self._subscriptions)
         self._ahead = FetchingAhead(self._subscriptions)
@@ -133,13 +130,6 @@ class Fetcher(KafkaFetcher):
         from kafkasafe.kafkapython.arrow_records import ArrowRecords
 
         return lambda offset, tp, records, **options: ArrowRecords(wanted, offset, tp, records, **options)
-
-    def take_lost_nodes(self) -> list[int]:
-        """Return the brokers to which fetches failed since the last call."""
-        found = []
-        while self._lost_nodes:
-            found.append(self._lost_nodes.pop())
-        return found
 
     def reset_offsets_if_needed(self, timeout_ms: float | None = None) -> None:
         """Do nothing: `validate_offsets_if_needed`, which kafka-python calls next, begins the resets, too."""
@@ -489,7 +479,7 @@ class Fetcher(KafkaFetcher):
         parent._handle_fetch_error(node_id, exception)
         if self.owner.followers.failed(node_id, time.monotonic()):
             self.owner.port.request_metadata()
-        self._lost_nodes.add(node_id)
+        self.owner.positions.lost(node_id)
 
     def _clear_pending_fetch_request(self, node_id: int, result: Any) -> None:
         """On kafka-python's I/O thread: note the end of a fetch request, successful or not."""

@@ -27,6 +27,7 @@ class _Followers(Protocol):
 
 
 class _Positions(Protocol):
+    def lost(self, node: int) -> None: ...
     def refresh_committed(self, timeout_ms: float | None = None) -> bool: ...
 
 

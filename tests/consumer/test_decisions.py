@@ -69,7 +69,6 @@ class Client:
         self.groups = {}
         self.leader = OLD, 1, 2
         self.requests = 0
-        self.lost = []
 
     def assigned(self):
         return dict(self.states)
@@ -118,10 +117,6 @@ class Client:
 
     def leadership(self, tp):
         return self.leader
-
-    def take_lost_nodes(self):
-        lost, self.lost = self.lost, []
-        return lost
 
     def request_metadata(self):
         self.requests += 1
@@ -280,7 +275,7 @@ def test_of_the_same_leader_nothing_is_asked(reader):
 def test_without_a_leader_epoch_a_lost_connection_is_a_reason_to_compare(reader, epoch, node, asks):
     reader.client.leader = OLD, 1, epoch
     reader.answer("walk", LogCompared(Same(1), epoch, 1, topic_id=OLD, leadership=(OLD, 1, epoch)))
-    reader.client.lost = [node]
+    reader.positions.lost(node)
     reader.poll()
     assert reader.asks() == asks
 
