@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from kafka.structs import TopicPartition
 
@@ -33,6 +33,9 @@ from kafkasafe.kafkapython.adapter import KafkaPython
 from kafkasafe.offsets import EndOffsetTracker
 
 __all__ = ["Reading"]
+
+_DECIDED_S: Final = 0.1
+"""How often to check whether an atomic batch that a partition waits for is decided, seconds."""
 
 
 class Reading:
@@ -89,7 +92,8 @@ class Reading:
         self.reports = reports
         self.polls = Polls()
         self.runner = ProcedureRunner(port.wake)
-        self.followers = Following(config["fetch_max_wait_ms"] / 1000)
+        self.followers = Following(port, config["fetch_max_wait_ms"] / 1000)
+        self._has_rack = bool(config["client_rack"])
         # Do not pass the detected broker version on: brokers may be upgraded while this runs.
         options = {**config, "api_version": safe.kafka.get("api_version")}
         self.connections = Connections(options, is_closed)
@@ -149,14 +153,19 @@ class Reading:
         self.parts.cancel()
 
     def due_s(self) -> float | None:
-        """Return the seconds until the first pause of a partition or procedure ends, or a follower's answer is overdue;
-        else None.
+        """Return the seconds until the first pause of a partition or procedure ends, a follower's answer is overdue, or
+        an atomic batch may be decided; else None.
         """
         now = time.monotonic()
         untils = [part.failures.rest_until for part in self.parts.values()]
-        rests = [until - now for until in untils if until > now]
-        rests += [due for due in (self.runner.due_s(), self.followers.due_s(now)) if due is not None]
-        return min(rests, default=None)
+        limits = [until - now for until in untils if until > now]
+        if (due_s := self.runner.due_s()) is not None:
+            limits.append(due_s)
+        if self._has_rack:
+            limits.append(self.followers.due_s(now))
+        if self.rereading.holds:
+            limits.append(_DECIDED_S)
+        return min(limits, default=None)
 
     def offer(
         self, fate: Callable[[], OffsetsFate], lane: ProducerLane, metadata: Callable[[], Any]

@@ -58,7 +58,8 @@ class Responses:
             # The position was checked after this fetch was sent. The response may be that of a former leader.
             return False
         if code:
-            self._on_failed(tp, part, data)
+            if not self._followers.is_late(data):
+                self._on_failed(tp, part, data)
             return False
         if part.failures.count:
             self._pauses.ended(tp, part)

@@ -38,8 +38,6 @@ __all__ = ["Fetcher"]
 
 # Limit for one call, in bytes of decompressed records. The limit of a fetch does not limit its decompressed content.
 _CALL_BYTES: Final = 256 * 1024 * 1024
-_DECIDED_S: Final = 0.1
-"""How often to check whether an atomic batch that a partition waits for is decided, seconds."""
 
 
 def _records(fetch_offset: int, tp: TopicPartition, records: Any, *more: Any, **options: Any) -> Records:
@@ -175,13 +173,8 @@ class Fetcher(KafkaFetcher):
             self._reset_task = None
         if not awaited:
             return False
-        due_s = self.owner.due_s()
-        # This call may send a fetch to a follower, so do not wait longer than a follower may take.
-        waits_s = [self.owner.followers.patience_s] if self.config["client_rack"] else []
-        if self.owner.rereading.holds:
-            waits_s.append(_DECIDED_S)
-        for wait_s in waits_s if due_s is None else [*waits_s, due_s]:
-            timeout_ms = wait_s * 1000 if timeout_ms is None else min(wait_s * 1000, timeout_ms)
+        if (due_s := self.owner.due_s()) is not None:
+            timeout_ms = due_s * 1000 if timeout_ms is None else min(due_s * 1000, timeout_ms)
         with contextlib.suppress(kafka_errors.KafkaTimeoutError):
             self._manager.run(self._await_first, awaited, timeout_ms)
         return True
@@ -331,8 +324,7 @@ class Fetcher(KafkaFetcher):
             return rest
         if self._held.postpones(completed_fetch):
             return None
-        is_late = self.owner.followers.is_late(completed_fetch.partition_data)
-        if not is_late and self.owner.responses.accept(completed_fetch):
+        if self.owner.responses.accept(completed_fetch):
             parent: Any = super()
             # An empty response makes this offset the position. A later fetch from there is not ahead of the position.
             usual = completed_fetch._replace(fetched_offset=int(completed_fetch.fetched_offset))
@@ -392,7 +384,7 @@ class Fetcher(KafkaFetcher):
                 checked[tp], chosen[tp] = part.checked, end
         followers, now = self.owner.followers, time.monotonic()
         if self.config["client_rack"]:
-            self._leave_followers(now)
+            followers.leave_unusable(now)
         if self._size is not None:
             self.config["max_partition_fetch_bytes"] = self._size.next_bytes(
                 len(self._subscriptions.assignment)
@@ -433,23 +425,6 @@ class Fetcher(KafkaFetcher):
         if node_id in self._session_handlers:
             self._session_handlers[node_id].handle_error(error)
 
-    def _leave_followers(self, now: float) -> None:
-        """Fetch from the leader if a partition's follower cannot be used. Refresh the metadata in this case."""
-        followers, port = self.owner.followers, self.owner.port
-        left = set(followers.hang(now))
-        for tp, state in port.assigned().items():
-            named = state.preferred_read_replica()
-            if named is None:
-                continue
-            # While the follower's connection is in back-off, kafka-python would not fetch the partition at all.
-            if not port.can_follow(tp, named):
-                left.add(tp)
-            if tp in left or followers.leaves([tp], now):
-                state.clear_preferred_read_replica()
-        if left:
-            followers.leave(left, now)
-            port.request_metadata()
-
     def _handle_fetch_response(
         self, node_id: int, fetch_offsets: Any, send_time: float, response: Any
     ) -> None:
@@ -477,8 +452,7 @@ class Fetcher(KafkaFetcher):
             self._size.restart(time.monotonic())
         parent: Any = super()
         parent._handle_fetch_error(node_id, exception)
-        if self.owner.followers.failed(node_id, time.monotonic()):
-            self.owner.port.request_metadata()
+        self.owner.followers.failed(node_id, time.monotonic())
         self.owner.positions.lost(node_id)
 
     def _clear_pending_fetch_request(self, node_id: int, result: Any) -> None:

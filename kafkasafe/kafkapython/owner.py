@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from kafka.structs import OffsetAndMetadata, TopicPartition
@@ -14,14 +14,10 @@ __all__ = ["Owner"]
 
 
 class _Followers(Protocol):
-    @property
-    def patience_s(self) -> float: ...
     def asked(self, node: int, partitions: Iterable[TopicPartition], now: float) -> None: ...
     def answered(self, node: int) -> None: ...
-    def failed(self, node: int, now: float) -> bool: ...
-    def hang(self, now: float) -> Collection[TopicPartition]: ...
-    def is_late(self, row: Any) -> bool: ...
-    def leave(self, partitions: Iterable[TopicPartition], now: float) -> None: ...
+    def failed(self, node: int, now: float) -> None: ...
+    def leave_unusable(self, now: float) -> None: ...
     def leaves(self, partitions: Iterable[TopicPartition], now: float) -> bool: ...
     def note_errors(self, node: int, rows: Iterable[tuple[TopicPartition, Any]]) -> None: ...
 
@@ -49,11 +45,6 @@ class _Parts(Protocol):
 class _ProcedureRunner(Protocol):
     @property
     def has_work(self) -> bool: ...
-
-
-class _Rereading(Protocol):
-    @property
-    def holds(self) -> bool: ...
 
 
 class _Responses(Protocol):
@@ -99,10 +90,6 @@ class Owner(Protocol):
     @property
     def runner(self) -> _ProcedureRunner:
         """Runs the checks."""
-
-    @property
-    def rereading(self) -> _Rereading:
-        """Decides which partitions are read again."""
 
     @property
     def responses(self) -> _Responses:

@@ -415,7 +415,7 @@ class World:
         manager = SimpleNamespace(cluster=self.metadata, connection_delay=lambda _: 0, has_connection=True)
         self.port = KafkaPython(self.subscription, self.fetches, self.group, manager)
         config = {
-            "client_id": "world", "group_id": "g", "fetch_max_wait_ms": 500, "request_timeout_ms": 2000,
+            "client_id": "world", "group_id": "g", "client_rack": "", "fetch_max_wait_ms": 500, "request_timeout_ms": 2000,
             "bootstrap_servers": SERVERS, "max_poll_interval_ms": 300_000,
         }  # fmt: skip
         self.reports = Reports("world", safe.on_event)

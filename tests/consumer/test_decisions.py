@@ -164,7 +164,7 @@ class Reader:
         moves = Moves(self.client, runner, self.questions)
         pauses = Pauses(moves, reports, None)
         self.positions = Positions(self.client, self.parts, moves, NoBatches(), has_group=True)
-        self.responses = Responses(self.client, self.parts, moves, pauses, Following(0.5))
+        self.responses = Responses(self.client, self.parts, moves, pauses, Following(self.client, 0.5))
         self.results = Results(
             port=self.client,
             runner=runner,
