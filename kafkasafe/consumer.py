@@ -245,10 +245,11 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
                 records: dict[TopicPartition, list[Any]] = parent.poll(
                     timeout_ms, max_records, update_offsets
                 )
-            if reading.keeper.is_due:
+            if self._memory.is_due:
                 # An iterator polls without `update_offsets` and moves the position with each record that it returns.
                 # `poll` returns all records at once, so they count as returned now.
-                reading.keeper.save_if_possible(reading.parts.items(), {} if update_offsets else records)
+                reading.parts.keep({} if update_offsets else records)
+                self._memory.save_if_possible(self._reports)
         except kafka_errors.CorruptRecordError as error:
             self._begin_poll()
             raise kafka_errors.CorruptRecordError(
@@ -324,7 +325,8 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         Raises:
             OSError: The file could not be written. It keeps its former contents.
         """
-        self._reading.keeper.save(self._reading.parts.items(), {})
+        self._reading.parts.keep({})
+        self._memory.save()
 
     # --- look-ups of offsets ----------------------------------------------------------------------------------------
 

@@ -283,6 +283,16 @@ class AssignedPartition:
             self.inquiry.cancel()
             self.inquiry = None
 
+    def remembered(self, least: int = 0) -> Remembered:
+        """Return the history up to the position, to keep it for a later assignment.
+
+        Args:
+            least: Keep at least the history up to this offset: all records before it were returned to the application.
+        """
+        position = self.state.position
+        # Without a position (during a reset) keep the whole history.
+        return self.history.remembered(None if position is None else max(position.offset, least))
+
     def place(self, position: int) -> None:
         """Note the position for which a procedure begins or an error is raised."""
         self.position = position

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from kafka.structs import TopicPartition
 
-from kafkasafe._consuming.keeper import HistoryKeeper
+from kafkasafe._consuming.lineage_file import LineageMemory
 from kafkasafe._consuming.partition import AssignedPartition
 from kafkasafe._consuming.port import Port
 from kafkasafe._consuming.position_table import PositionEvent
@@ -21,14 +22,14 @@ class AssignedPartitions:
 
     Args:
         port: Gives the assignment.
-        keeper: Keeps the histories of partitions that are revoked.
+        memory: Keeps the histories of partitions that are revoked.
     """
 
-    __slots__ = ("_keeper", "_parts", "_port")
+    __slots__ = ("_memory", "_parts", "_port")
 
-    def __init__(self, port: Port, keeper: HistoryKeeper) -> None:
+    def __init__(self, port: Port, memory: LineageMemory) -> None:
         self._port = port
-        self._keeper = keeper
+        self._memory = memory
         self._parts: dict[TopicPartition, AssignedPartition] = {}
 
     def get(self, tp: TopicPartition) -> AssignedPartition | None:
@@ -52,11 +53,11 @@ class AssignedPartitions:
         if state is None or part is None or part.state is not state:
             if part is not None:
                 part.cancel()
-                self._keeper.keep(tp, part)
+                self._memory.keep(tp.topic, tp.partition, part.remembered())
                 del self._parts[tp]
             if state is None:
                 return None
-            part = self._parts[tp] = AssignedPartition(state, self._keeper.known(tp))
+            part = self._parts[tp] = AssignedPartition(state, self._memory.get(tp.topic, tp.partition))
         return part
 
     def present(self) -> list[tuple[TopicPartition, AssignedPartition]]:
@@ -65,6 +66,16 @@ class AssignedPartitions:
         for tp in self._parts.keys() - assigned.keys():
             self._of(tp, None)
         return [(tp, part) for tp, state in assigned.items() if (part := self._of(tp, state)) is not None]
+
+    def keep(self, records: Mapping[TopicPartition, list[Any]]) -> None:
+        """Remember the histories of all partitions up to their positions, as `LineageMemory` writes them.
+
+        Args:
+            records: Records that are about to be returned. The positions do not include them.
+        """
+        for tp, part in self.items():
+            some = records.get(tp)
+            self._memory.keep(tp.topic, tp.partition, part.remembered(some[-1].offset + 1 if some else 0))
 
     def undecided(self, only: TopicPartition | None = None) -> list[AssignedPartition]:
         """Return partitions that wait for the application's decision; with `only`, at most this one."""

@@ -11,20 +11,18 @@ from kafka.structs import TopicPartition
 from kafkasafe._consuming.commits import Commits
 from kafkasafe._consuming.connections import Connections
 from kafkasafe._consuming.following import Following
-from kafkasafe._consuming.keeper import HistoryKeeper
 from kafkasafe._consuming.lineage_file import LineageMemory
 from kafkasafe._consuming.log_checks import LogChecks, ignore
 from kafkasafe._consuming.look_ups import OffsetLookUps
 from kafkasafe._consuming.moves import Moves
 from kafkasafe._consuming.parts import AssignedPartitions
 from kafkasafe._consuming.pauses import Pauses
-from kafkasafe._consuming.polls import Polls
 from kafkasafe._consuming.positions import Positions
 from kafkasafe._consuming.reports import Reports
 from kafkasafe._consuming.rereading import Rereading
 from kafkasafe._consuming.responses import Responses
 from kafkasafe._consuming.results import Results
-from kafkasafe._consuming.status import Status
+from kafkasafe._consuming.status import Polls, Status
 from kafkasafe.cluster.inquiry import ProcedureRunner
 from kafkasafe.cluster.lookups import LookUps
 from kafkasafe.config import ConsumerConfig
@@ -64,7 +62,6 @@ class Reading:
         followers: Decides which partitions are read from followers.
         parts: The assigned partitions.
         connections: Our own connections.
-        keeper: Keeps histories.
         commits: Decides about commits.
         look_ups: The users' look-ups of offsets.
         rereading: Decides which partitions are read again.
@@ -117,8 +114,7 @@ class Reading:
             hold_timeout_s=safe.offsets_hold_timeout_s,
             isolation=port.isolation,
         )
-        self.keeper = HistoryKeeper(safe.lineage_path, memory, client_id, reports)
-        self.parts = AssignedPartitions(port, self.keeper)
+        self.parts = AssignedPartitions(port, memory)
         self.commits = Commits(port, self.parts)
         self.rereading = Rereading(port, reports.emit, rewound, config["request_timeout_ms"])
         moves = Moves(port, self.runner, checks)

@@ -12,7 +12,6 @@ from kafka.errors import ClusterAuthorizationFailedError, IllegalStateError, Off
 from kafka.structs import OffsetAndMetadata
 
 from kafkasafe._consuming.following import Following
-from kafkasafe._consuming.keeper import HistoryKeeper
 from kafkasafe._consuming.lineage_file import LineageMemory
 from kafkasafe._consuming.moves import Moves
 from kafkasafe._consuming.partition import AssignedPartition, LocalStart, LogCompared, LogRange, ResetTo
@@ -160,7 +159,7 @@ class Reader:
         self.client, self.questions = Client(strategy), Questions()
         reports = Reports("me", self.events.append)
         runner = ProcedureRunner()
-        self.parts = AssignedPartitions(self.client, HistoryKeeper(None, LineageMemory(None), "me", reports))
+        self.parts = AssignedPartitions(self.client, LineageMemory(None))
         moves = Moves(self.client, runner, self.questions)
         pauses = Pauses(moves, reports, None)
         self.positions = Positions(self.client, self.parts, moves, NoBatches(), has_group=True)
