@@ -245,7 +245,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
                 records: dict[TopicPartition, list[Any]] = parent.poll(
                     timeout_ms, max_records, update_offsets
                 )
-            if self._memory.is_due:
+            if self._safe.lineage_path is not None and self._memory.is_due:
                 # An iterator polls without `update_offsets` and moves the position with each record that it returns.
                 # `poll` returns all records at once, so they count as returned now.
                 reading.parts.keep({} if update_offsets else records)

@@ -90,8 +90,8 @@ class LineageMemory:
 
     @property
     def is_due(self) -> bool:
-        """Whether the file should be written now."""
-        return self._path is not None and time.monotonic() >= self._save_due
+        """Whether the file, if there is one, should be written now."""
+        return time.monotonic() >= self._save_due
 
     def save_if_possible(self, reports: Reports) -> None:
         """Writes all remembered histories, and logs and counts the error if that fails."""

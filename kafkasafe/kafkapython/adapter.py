@@ -139,10 +139,6 @@ class KafkaPython:
             self._subscription.assignment[tp] = fresh
         return True
 
-    def move_to_end(self, tp: TopicPartition) -> None:
-        """Make the next fetches take the other partitions first."""
-        self._subscription.move_partition_to_end(tp)
-
     # --- the group ----------------------------------------------------------------------------------------------------
 
     def committed(
@@ -193,17 +189,6 @@ class KafkaPython:
         number = None if topic_id is None else topic_id.bytes
         return number, leader, UNDEFINED if epoch is None else epoch
 
-    def leader(self, tp: TopicPartition) -> int | None:
-        """Return the leader of a partition, according to the metadata."""
-        found: int | None = self._manager.cluster.leader_for_partition(tp)
-        return found
-
-    def read_from(self, tp: TopicPartition) -> int | None:
-        """Return the broker to which the next fetch of a partition will be sent: a follower (KIP-392) or the leader."""
-        state = self._subscription.assignment.get(tp)
-        follower: int | None = None if state is None else state.preferred_read_replica()
-        return self.leader(tp) if follower is None else follower
-
     def learn_leader(self, tp: TopicPartition, data: Any) -> None:
         """See `Port`."""
         self._fetcher._maybe_update_current_leader(tp, data)
@@ -220,10 +205,6 @@ class KafkaPython:
     def is_connected(self) -> bool:
         """Return whether a connection to a broker is open. Any thread may call it."""
         return bool(self._manager.has_connection)
-
-    async def sleep(self, seconds: float) -> None:
-        """Wait, on kafka-python's I/O thread."""
-        await self._manager._net.sleep(seconds)
 
     def wake(self) -> None:
         """Wake `poll`. Our network thread calls this; kafka-python's futures belong to kafka-python's own thread."""

@@ -332,17 +332,22 @@ class Fetcher(KafkaFetcher):
         tp = completed_fetch.topic_partition
         if completed_fetch.metric_aggregator:
             completed_fetch.metric_aggregator.record(tp, 0, 0)
-        self.owner.port.move_to_end(tp)
+        self._subscriptions.move_partition_to_end(tp)  # the next fetches take the other partitions first
         return None
 
     # --- requests and responses ---------------------------------------------------------------------------------------
 
     def _may_send(self) -> bool:
         """Return whether a fetch can be sent. To wake the I/O thread costs as much as decoding a hundred records."""
-        pending, node_of = self._nodes_with_pending_fetch_requests, self.owner.port.read_from
-        return any(node_of(tp) not in pending for tp in self._without_data()) or any(
-            node_of(tp) not in pending for tp in self._fetched_ahead()
-        )
+        return any(map(self._is_free, self._without_data())) or any(map(self._is_free, self._fetched_ahead()))
+
+    def _is_free(self, tp: TopicPartition) -> bool:
+        """Return whether no request is in flight to the broker to fetch from: a follower (KIP-392) or the leader."""
+        state = self._subscriptions.assignment.get(tp)
+        node = None if state is None else state.preferred_read_replica()
+        if node is None:
+            node = self._manager.cluster.leader_for_partition(tp)
+        return node not in self._nodes_with_pending_fetch_requests
 
     def _fetchable_partitions(self) -> Sequence[TopicPartition]:
         return [*self._without_data(), *self._session_handlers.chosen]
@@ -397,7 +402,7 @@ class Fetcher(KafkaFetcher):
             self._session_handlers.choose({})
         self._drop_unsendable(requests)
         if self.config["client_rack"]:
-            leader_of = self.owner.port.leader
+            leader_of = self._manager.cluster.leader_for_partition
             for node_id, (request, offsets) in requests.items():
                 if followers.leaves(offsets, now):
                     request.rack_id = ""
