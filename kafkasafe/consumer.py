@@ -7,11 +7,11 @@ means, and when to reset a position.
 Structure: this module has the public methods. The decisions are in `_consuming`; `Reading` creates the objects that
 make them. kafka-python's `poll` asks its fetcher, in this order, to reset positions, to validate them, and to fetch.
 `kafkapython.fetcher.Fetcher` answers the first two requests with `Results.carry_on`. This method starts procedures
-(`Positions.begin`, `cluster.inquiry`), at most one per partition, and applies their results.
-`Responses.accept` sees each fetch response before kafka-python does. While a partition is being checked, the consumer
-does not fetch from it (`Port.hold`), but still fetches from the others. All decisions are made on the thread that
-polls. There is one exception: for a commit, kafka-python's I/O thread may encode the lineage (the history of the
-records that were read) as text, under the lock of its `History`.
+(`Positions.begin`, `cluster.inquiry`), at most one per partition, and applies their results. `Responses.accept` sees
+each fetch response before kafka-python does. While a partition is being checked, the consumer does not fetch from it
+(`KafkaPython.hold`), but still fetches from the others. All decisions are made on the thread that polls. There is one
+exception: for a commit, kafka-python's I/O thread may encode the lineage (the history of the records that were read) as
+text, under the lock of its `History`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ from kafka.structs import TopicPartition
 
 from kafkasafe._consuming.history import HistoryCopy, headers
 from kafkasafe._consuming.partition import LocalStart, LogCompared, LogRange, ResetReason, ResetTo
-from kafkasafe._consuming.port import Port
 from kafkasafe._consuming.reports import Reports
 from kafkasafe.classification import Verdict
 from kafkasafe.cluster.api import (
@@ -43,6 +42,7 @@ from kafkasafe.history.epochs import (
     Same,
     Unknown,
 )
+from kafkasafe.kafkapython.adapter import KafkaPython
 from kafkasafe.offsets import EndOffsetTracker, IsolationLevel
 
 __all__ = ["LogChecks", "code_error", "ignore"]
@@ -72,7 +72,7 @@ class LogChecks:
         *,
         network: Callable[[], Cluster],
         lookups: LookUps,
-        port: Port,
+        port: KafkaPython,
         reports: Reports,
         tracker: EndOffsetTracker,
         hold_timeout_s: float,

@@ -12,10 +12,10 @@ from kafkasafe.cluster.inquiry import RunningProcedure
 from kafkasafe.events import LogDiverged
 from kafkasafe.history.epochs import Outcome
 from kafkasafe.history.memory import Remembered
+from kafkasafe.kafkapython.adapter import Leadership
 
 __all__ = [
     "AssignedPartition",
-    "Leadership",
     "LocalStart",
     "LogCompared",
     "LogRange",
@@ -24,8 +24,6 @@ __all__ = [
     "Undecided",
 ]
 
-Leadership = tuple[bytes | None, int, int]
-"""Topic id, leader and leader epoch, from the metadata."""
 ResetReason = tuple[Literal["no_position", "retention", "beyond_end", "recreated"], int | None]
 """The reason of a reset, and the position before it."""
 

@@ -10,8 +10,8 @@ from kafka.structs import TopicPartition
 
 from kafkasafe._consuming.lineage_file import LineageMemory
 from kafkasafe._consuming.partition import AssignedPartition
-from kafkasafe._consuming.port import Port
 from kafkasafe._consuming.position_table import PositionEvent
+from kafkasafe.kafkapython.adapter import KafkaPython
 
 __all__ = ["AssignedPartitions"]
 
@@ -27,7 +27,7 @@ class AssignedPartitions:
 
     __slots__ = ("_memory", "_parts", "_port")
 
-    def __init__(self, port: Port, memory: LineageMemory) -> None:
+    def __init__(self, port: KafkaPython, memory: LineageMemory) -> None:
         self._port = port
         self._memory = memory
         self._parts: dict[TopicPartition, AssignedPartition] = {}

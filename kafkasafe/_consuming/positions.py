@@ -6,14 +6,14 @@ import kafka.errors as kafka_errors
 from kafka.structs import TopicPartition
 
 from kafkasafe._consuming.moves import Moves
-from kafkasafe._consuming.partition import AssignedPartition, Leadership
+from kafkasafe._consuming.partition import AssignedPartition
 from kafkasafe._consuming.parts import AssignedPartitions
-from kafkasafe._consuming.port import Port
 from kafkasafe._consuming.position_table import Activity, PositionEvent
 from kafkasafe._consuming.rereading import Rereading
 from kafkasafe.cluster.api import EARLIEST, LATEST
 from kafkasafe.cluster.at_once import at_once
 from kafkasafe.history.epochs import UNDEFINED
+from kafkasafe.kafkapython.adapter import KafkaPython, Leadership
 
 __all__ = ["Positions"]
 
@@ -23,7 +23,7 @@ class Positions:
     `lost`.
 
     Args:
-        port: The client that fetches.
+        port: kafka-python.
         parts: The assigned partitions.
         moves: Moves positions.
         rereading: Decides which partitions are read again.
@@ -33,7 +33,13 @@ class Positions:
     __slots__ = ("_has_group", "_lost_nodes", "_moves", "_parts", "_port", "_rereading")
 
     def __init__(
-        self, port: Port, parts: AssignedPartitions, moves: Moves, rereading: Rereading, *, has_group: bool
+        self,
+        port: KafkaPython,
+        parts: AssignedPartitions,
+        moves: Moves,
+        rereading: Rereading,
+        *,
+        has_group: bool,
     ) -> None:
         self._port = port
         self._parts = parts

@@ -20,7 +20,6 @@ from kafkasafe._consuming.partition import (
 )
 from kafkasafe._consuming.parts import AssignedPartitions
 from kafkasafe._consuming.pauses import Pauses
-from kafkasafe._consuming.port import Port
 from kafkasafe._consuming.position_table import Activity, PositionEvent
 from kafkasafe._consuming.positions import Positions
 from kafkasafe._consuming.reports import Reports
@@ -31,6 +30,7 @@ from kafkasafe.cluster.lookups import OUT_OF_RANGE
 from kafkasafe.errors import LogDivergedError
 from kafkasafe.events import LogDiverged, LossCheckInconclusive, PositionReset
 from kafkasafe.history.epochs import Diverged, Outcome, Unknown
+from kafkasafe.kafkapython.adapter import KafkaPython
 
 __all__ = ["Results", "diverged_error"]
 
@@ -41,7 +41,7 @@ class Results:
     """Applies the results of one consumer's procedures. Only the polling thread calls this object.
 
     Args:
-        port: The client that fetches.
+        port: kafka-python.
         runner: Runs the procedures.
         parts: The assigned partitions.
         moves: Moves positions.
@@ -56,7 +56,7 @@ class Results:
     def __init__(
         self,
         *,
-        port: Port,
+        port: KafkaPython,
         runner: ProcedureRunner,
         parts: AssignedPartitions,
         moves: Moves,

@@ -60,7 +60,7 @@ class State:
 
 
 class Client:
-    """A `Port` to nothing."""
+    """In place of `KafkaPython`."""
 
     def __init__(self, strategy):
         self.strategy = strategy
