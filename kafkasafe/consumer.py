@@ -584,7 +584,7 @@ def reading_of(consumer: SafeConsumer) -> Reading:
 @offering.register
 def _(consumer: SafeConsumer) -> Offer:
     group: Any = consumer
-    return lambda fate, lane: reading_of(consumer).offer(fate, lane, group.group_metadata)
+    return lambda fate, lane: reading_of(consumer).rereading.offer(fate, lane, group.group_metadata)
 
 
 def check_offset(given: Any) -> None:

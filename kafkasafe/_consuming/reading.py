@@ -26,7 +26,6 @@ from kafkasafe._consuming.status import Polls, Status
 from kafkasafe.cluster.inquiry import ProcedureRunner
 from kafkasafe.cluster.lookups import LookUps
 from kafkasafe.config import ConsumerConfig
-from kafkasafe.delivery.readings import Carrier, OffsetsFate, ProducerLane
 from kafkasafe.kafkapython.adapter import KafkaPython
 from kafkasafe.offsets import EndOffsetTracker
 
@@ -116,7 +115,7 @@ class Reading:
         )
         self.parts = AssignedPartitions(port, memory)
         self.commits = Commits(port, self.parts)
-        self.rereading = Rereading(port, reports.emit, rewound, config["request_timeout_ms"])
+        self.rereading = Rereading(port, self.parts, reports.emit, rewound, config["request_timeout_ms"])
         moves = Moves(port, self.runner, checks)
         pauses = Pauses(moves, reports, safe.remote_storage_timeout_s)
         self.positions = Positions(port, self.parts, moves, self.rereading, has_group=group_id is not None)
@@ -162,36 +161,3 @@ class Reading:
         if self.rereading.holds:
             limits.append(_DECIDED_S)
         return min(limits, default=None)
-
-    def offer(
-        self, fate: Callable[[], OffsetsFate], lane: ProducerLane, metadata: Callable[[], Any]
-    ) -> tuple[Any, ...]:
-        """Return the data with which an atomic batch of this lane commits this consumer's offsets.
-
-        The result has four items: the positions after records that were returned and are in no batch yet; the group's
-        metadata; for each partition, its reading (the uninterrupted run of records to which the position belongs); and
-        the claims (entries that record which batch moves the group to which offset).
-
-        Args:
-            fate: Returns what has become of the batch.
-            lane: The lane of the batch's producer.
-            metadata: Returns the group's metadata.
-
-        Raises:
-            LogDivergedError: A partition waits for the application's decision (see `on_divergence`).
-            BatchDroppedError: See `kafkasafe._consuming.rereading`.
-            UsageError: See `kafkasafe._consuming.other_lanes`.
-            WaitTimeoutError: See `kafkasafe._consuming.other_lanes`.
-        """
-        if undecided := self.parts.undecided():
-            raise self.parts.error(undecided)
-        # Take the group's metadata before looking at the positions. If the consumer has lost its membership since, the
-        # group refuses the offsets, because they carry the old generation.
-        group = metadata()
-        is_assigned = not self.port.is_subscribed()
-        positions = self.port.committable()
-        member = (int(group.generation_id), str(group.member_id)) if group.generation_id >= 0 else None
-        moved, readings, claims = self.rereading.offer(
-            fate, positions, Carrier(lane, member), str(group.group_id), is_assigned=is_assigned
-        )
-        return moved, group, readings, claims
