@@ -175,7 +175,7 @@ class LogChecks:
                 yield Pause(pause_s(tries))
                 tries += 1
                 continue
-            return walked.of(other or topic_id, leadership)
+            return walked._replace(topic_id=other or topic_id, leadership=leadership)
 
     def _fresh(self, topic: str) -> Procedure[TopicInfo]:
         """Request fresh metadata of a topic, and retry until the topic exists."""

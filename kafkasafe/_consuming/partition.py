@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from kafkasafe._consuming.failures import Failures
 from kafkasafe._consuming.history import History
@@ -31,7 +31,7 @@ _RUNNING: Final = frozenset({Activity.WALKING, Activity.RANGING, Activity.LOCATI
 _DECIDING: Final = frozenset({Activity.DIVERGED, Activity.STRANDED})
 
 
-class LogCompared:
+class LogCompared(NamedTuple):
     """The result of a walk.
 
     Attributes:
@@ -44,71 +44,39 @@ class LogCompared:
             later, the leadership has not changed.
     """
 
-    __slots__ = ("epoch", "leadership", "outcome", "recreated", "round_trips", "topic_id")
-
-    def __init__(
-        self,
-        outcome: Outcome,
-        epoch: int,
-        round_trips: int,
-        *,
-        recreated: bool = False,
-        topic_id: bytes | None = None,
-        leadership: Leadership | None = None,
-    ) -> None:
-        self.outcome = outcome
-        self.epoch = epoch
-        self.round_trips = round_trips
-        self.recreated = recreated
-        self.topic_id = topic_id
-        self.leadership = leadership
-
-    def of(self, topic_id: bytes | None, leadership: Leadership | None) -> LogCompared:
-        """Return a copy of this result with a topic and a leadership."""
-        return LogCompared(
-            self.outcome,
-            self.epoch,
-            self.round_trips,
-            recreated=self.recreated,
-            topic_id=topic_id,
-            leadership=leadership,
-        )
+    outcome: Outcome
+    epoch: int
+    round_trips: int
+    recreated: bool = False
+    topic_id: bytes | None = None
+    leadership: Leadership | None = None
 
 
-class LogRange:
+class LogRange(NamedTuple):
     """The result of checking an offset out of range: the bounds of the log, and the result of the walk, if one was
     necessary.
     """
 
-    __slots__ = ("end", "start", "walked")
-
-    def __init__(self, start: int, end: int, walked: LogCompared | None) -> None:
-        self.start = start
-        self.end = end
-        self.walked = walked
+    start: int
+    end: int
+    walked: LogCompared | None
 
 
-class LocalStart:
+class LocalStart(NamedTuple):
     """The start of the leader's local part of the log; None if the log has no remote part."""
 
-    __slots__ = ("start",)
-
-    def __init__(self, start: int | None) -> None:
-        self.start = start
+    start: int | None
 
 
-class ResetTo:
+class ResetTo(NamedTuple):
     """The target of a reset."""
 
-    __slots__ = ("offset", "start", "strategy")
-
-    def __init__(self, strategy: int, offset: int, start: int | None) -> None:
-        self.strategy = strategy
-        self.offset = offset
-        self.start = start
+    strategy: int
+    offset: int
+    start: int | None
 
 
-class Undecided:
+class Undecided(NamedTuple):
     """A divergence about which the application has not decided.
 
     Attributes:
@@ -116,11 +84,8 @@ class Undecided:
         topic_id: Id of the topic that has the name now. `History.topic_id` is still the id of the topic that was read.
     """
 
-    __slots__ = ("event", "topic_id")
-
-    def __init__(self, event: LogDiverged, topic_id: bytes | None) -> None:
-        self.event = event
-        self.topic_id = topic_id
+    event: LogDiverged
+    topic_id: bytes | None
 
     @property
     def is_known_by_epochs(self) -> bool:
