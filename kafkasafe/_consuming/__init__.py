@@ -4,7 +4,7 @@ Each object gets the objects that it uses as constructor arguments; `reading.py`
 after those that it uses:
 
 - `reports.py`, `following.py`: the destinations of events, and the followers from which the consumer may read.
-- `failures.py`, `history.py`, `partition.py`: the state of one partition.
+- `history.py`, `partition.py`: the state of one partition.
 - `connections.py`, `log_checks.py`, `look_ups.py`: our own connections, and the procedures that ask brokers over them.
 - `lineage_file.py`, `parts.py`, `commits.py`, `rereading.py`, `status.py`: kept histories, assigned partitions and
   their errors, committed offsets, partitions to read again, the program's polls and the state for probes.
