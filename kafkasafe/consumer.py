@@ -260,9 +260,9 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
             self._begin_poll()
             raise
         except BaseException:
-            # Ctrl-C, or a signal handler that raises.
+            # Ctrl-C, or a signal handler that raises. Begin all procedures again: one that was interrupted never ends.
             self._give_back()
-            reading.interrupted()
+            reading.parts.cancel()
             raise
         if not records and (undecided := reading.parts.undecided()):
             raise reading.parts.error(undecided)

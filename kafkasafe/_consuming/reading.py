@@ -143,10 +143,6 @@ class Reading:
             max_poll_interval_s=float("inf") if group_id is None else config["max_poll_interval_ms"] / 1000,
         )
 
-    def interrupted(self) -> None:
-        """Begin all procedures again, after Ctrl-C: one that was interrupted would never end."""
-        self.parts.cancel()
-
     def due_s(self) -> float | None:
         """Return the seconds until the first pause of a partition or procedure ends, a follower's answer is overdue, or
         an atomic batch may be decided; else None.
