@@ -16,6 +16,7 @@ discarded and fetched again from the position. The application has received none
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
@@ -23,7 +24,6 @@ from typing import Any, Final
 import kafka.errors as kafka_errors
 from kafka.consumer.fetcher import Fetcher as KafkaFetcher
 from kafka.future import Future
-from kafka.record import MemoryRecords
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from kafkasafe.kafkapython.adapter import unreturned
@@ -38,16 +38,6 @@ __all__ = ["Fetcher"]
 
 # Limit for one call, in bytes of decompressed records. The limit of a fetch does not limit its decompressed content.
 _CALL_BYTES: Final = 256 * 1024 * 1024
-
-
-def _records(fetch_offset: int, tp: TopicPartition, records: Any, *more: Any, **options: Any) -> Records:
-    """Makes `Records`. They may wait long for `poll`, so they do not keep a large response for a small part of it."""
-    buffer = records._buffer
-    if isinstance(buffer, memoryview):
-        response: Any = buffer.obj
-        if 2 * len(buffer) < len(response):
-            records = MemoryRecords(bytes(buffer))
-    return Records(fetch_offset, tp, records, *more, **options)
 
 
 class Fetcher(KafkaFetcher):
@@ -124,10 +114,10 @@ class Fetcher(KafkaFetcher):
         """The class that kafka-python instantiates for a completed fetch."""
         wanted = self._wanted
         if wanted is None:
-            return _records
+            return Records
         from kafkasafe.kafkapython.arrow_records import ArrowRecords
 
-        return lambda offset, tp, records, **options: ArrowRecords(wanted, offset, tp, records, **options)
+        return functools.partial(ArrowRecords, wanted)
 
     def reset_offsets_if_needed(self, timeout_ms: float | None = None) -> None:
         """Do nothing: `validate_offsets_if_needed`, which kafka-python calls next, begins the resets, too."""

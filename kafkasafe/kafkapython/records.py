@@ -18,6 +18,7 @@ from typing import Any, Final
 import crc32c
 import kafka.errors as kafka_errors
 from kafka.consumer.fetcher import ConsumerRecord, Fetcher
+from kafka.record import MemoryRecords
 from kafka.record.default_records import DefaultRecordBatch
 from kafka.structs import TopicPartition
 
@@ -129,6 +130,11 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
         value_deserializer: Any = None,
         **options: Any,
     ) -> None:
+        buffer = records._buffer
+        response: Any = buffer.obj if isinstance(buffer, memoryview) else b""
+        if 2 * len(buffer) < len(response):
+            # They may wait long for `poll`, so do not keep a large response for a small part of it.
+            records = MemoryRecords(bytes(buffer))
         super().__init__(fetch_offset, tp, records, key_deserializer, value_deserializer, **options)
         self.working_offset = fetch_offset
         self.skipping = True
