@@ -3,7 +3,7 @@
 Each object gets the objects that it uses as constructor arguments; `reading.py` makes all of them. The modules, each
 after those that it uses:
 
-- `reports.py`, `following.py`: the destinations of events, and the followers from which the consumer may read.
+- `reports.py`, `followers.py`: the destinations of events, and the followers from which the consumer may read.
 - `history.py`, `partition.py`: the state of one partition.
 - `connections.py`, `log_checks.py`, `look_ups.py`: our own connections, and the procedures that ask brokers over them.
 - `lineage_file.py`, `parts.py`, `commits.py`, `rereading.py`, `status.py`: kept histories, assigned partitions and

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -10,7 +11,7 @@ from kafka.structs import TopicPartition
 
 from kafkasafe._consuming.commits import Commits
 from kafkasafe._consuming.connections import Connections
-from kafkasafe._consuming.following import Following
+from kafkasafe._consuming.followers import Followers
 from kafkasafe._consuming.lineage_file import LineageMemory
 from kafkasafe._consuming.log_checks import LogChecks, ignore
 from kafkasafe._consuming.look_ups import OffsetLookUps
@@ -88,7 +89,9 @@ class Reading:
         self.reports = reports
         self.polls = Polls()
         self.runner = ProcedureRunner(port.wake)
-        self.followers = Following(port, config["fetch_max_wait_ms"] / 1000)
+        self.followers: Followers[TopicPartition] = Followers(
+            config["fetch_max_wait_ms"] / 1000, threading.Lock()
+        )
         self._has_rack = bool(config["client_rack"])
         # Do not pass the detected broker version on: brokers may be upgraded while this runs.
         options = {**config, "api_version": safe.kafka.get("api_version")}

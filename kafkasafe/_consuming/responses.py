@@ -8,7 +8,7 @@ from typing import Any, Final
 import kafka.errors as kafka_errors
 from kafka.structs import TopicPartition
 
-from kafkasafe._consuming.following import Following
+from kafkasafe._consuming.followers import Followers
 from kafkasafe._consuming.log_checks import code_error
 from kafkasafe._consuming.moves import Moves
 from kafkasafe._consuming.partition import AssignedPartition
@@ -39,7 +39,12 @@ class Responses:
     __slots__ = ("_followers", "_moves", "_parts", "_pauses", "_port")
 
     def __init__(
-        self, port: KafkaPython, parts: AssignedPartitions, moves: Moves, pauses: Pauses, followers: Following
+        self,
+        port: KafkaPython,
+        parts: AssignedPartitions,
+        moves: Moves,
+        pauses: Pauses,
+        followers: Followers[TopicPartition],
     ) -> None:
         self._port = port
         self._parts = parts

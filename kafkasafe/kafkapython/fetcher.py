@@ -379,7 +379,7 @@ class Fetcher(KafkaFetcher):
                 checked[tp], chosen[tp] = part.checked, end
         followers, now = self.owner.followers, time.monotonic()
         if self.config["client_rack"]:
-            followers.leave_unusable(now)
+            self._leave_followers(now)
         if self._size is not None:
             self.config["max_partition_fetch_bytes"] = self._size.next_bytes(
                 len(self._subscriptions.assignment)
@@ -420,6 +420,23 @@ class Fetcher(KafkaFetcher):
         if node_id in self._session_handlers:
             self._session_handlers[node_id].handle_error(error)
 
+    def _leave_followers(self, now: float) -> None:
+        """Fetch from the leader if a partition's follower cannot be used. Refresh the metadata in this case."""
+        followers, port = self.owner.followers, self.owner.port
+        left = set(followers.hang(now))
+        for tp, state in port.assigned().items():
+            named = state.preferred_read_replica()
+            if named is None:
+                continue
+            # While the follower's connection is in back-off, kafka-python would not fetch the partition at all.
+            if not port.can_follow(tp, named):
+                left.add(tp)
+            if tp in left or followers.leaves([tp], now):
+                state.clear_preferred_read_replica()
+        if left:
+            followers.leave(left, now)
+            port.request_metadata()
+
     def _handle_fetch_response(
         self, node_id: int, fetch_offsets: Any, send_time: float, response: Any
     ) -> None:
@@ -447,7 +464,8 @@ class Fetcher(KafkaFetcher):
             self._size.restart(time.monotonic())
         parent: Any = super()
         parent._handle_fetch_error(node_id, exception)
-        self.owner.followers.failed(node_id, time.monotonic())
+        if self.owner.followers.failed(node_id, time.monotonic()):
+            self.owner.port.request_metadata()
         self.owner.positions.lost(node_id)
 
     def _clear_pending_fetch_request(self, node_id: int, result: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import time
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from kafka import TopicPartition
 from kafka.errors import ClusterAuthorizationFailedError, IllegalStateError, OffsetOutOfRangeError
 from kafka.structs import OffsetAndMetadata
 
-from kafkasafe._consuming.following import Following
+from kafkasafe._consuming.followers import Followers
 from kafkasafe._consuming.lineage_file import LineageMemory
 from kafkasafe._consuming.moves import Moves
 from kafkasafe._consuming.partition import AssignedPartition, LocalStart, LogCompared, LogRange, ResetTo
@@ -163,7 +164,9 @@ class Reader:
         moves = Moves(self.client, runner, self.questions)
         pauses = Pauses(moves, reports, None)
         self.positions = Positions(self.client, self.parts, moves, NoBatches(), has_group=True)
-        self.responses = Responses(self.client, self.parts, moves, pauses, Following(self.client, 0.5))
+        self.responses = Responses(
+            self.client, self.parts, moves, pauses, Followers(0.5, contextlib.nullcontext())
+        )
         self.results = Results(
             port=self.client,
             runner=runner,
