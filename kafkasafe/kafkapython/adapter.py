@@ -210,11 +210,6 @@ class KafkaPython:
         """Store the leader that a fetch response names (KIP-951)."""
         self._fetcher._maybe_update_current_leader(tp, data)
 
-    def can_follow(self, tp: TopicPartition, node: int) -> bool:
-        """Return whether the metadata name this broker as a replica, and its connection is not in back-off."""
-        cluster = self._manager.cluster
-        return bool(cluster.is_replica_node(tp, node)) and not self._manager.connection_delay(node) > 0
-
     def request_metadata(self) -> None:
         """Request fresh metadata."""
         self._manager.cluster.request_update()

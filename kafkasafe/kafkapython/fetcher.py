@@ -429,7 +429,8 @@ class Fetcher(KafkaFetcher):
             if named is None:
                 continue
             # While the follower's connection is in back-off, kafka-python would not fetch the partition at all.
-            if not port.can_follow(tp, named):
+            is_replica = self._manager.cluster.is_replica_node(tp, named)
+            if not is_replica or self._manager.connection_delay(named) > 0:
                 left.add(tp)
             if tp in left or followers.leaves([tp], now):
                 state.clear_preferred_read_replica()
