@@ -38,7 +38,7 @@ _STRATEGY: Final[dict[int, Literal["earliest", "latest"]]] = {EARLIEST: "earlies
 
 
 class Results:
-    """Applies the results of one consumer's procedures. Only the polling thread calls this object.
+    """Begins one consumer's procedures in each poll, and applies their results. Only the polling thread calls it.
 
     Args:
         port: kafka-python.
