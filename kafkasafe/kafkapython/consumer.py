@@ -275,6 +275,7 @@ class ExtendedConsumer(KafkaConsumer):
             raise
 
 
+@functools.cache
 def _arrow_tables(method: str) -> Any:
     """Return the module `arrow_tables`. It is imported when a method needs it, because it imports pyarrow.
 
