@@ -6,12 +6,12 @@ means, and when to reset a position.
 
 Structure: this module has the public methods. The decisions are in `_consuming`; `Reading` creates the objects that
 make them. kafka-python's `poll` asks its fetcher, in this order, to reset positions, to validate them, and to fetch.
-`kafkapython.fetcher.Fetcher` passes the first two requests on to `Positions.begin_resets` and `Checking.begin`. These
-two methods start procedures (`cluster.inquiry`), at most one per partition, and `Results.carry_on` applies the results.
-`Responses.accept` sees each fetch response before kafka-python does. While a partition is being checked, the consumer
-does not fetch from it (`Port.hold`), but still fetches from the others. All decisions are made on the thread that
-polls. There is one exception: for a commit, kafka-python's I/O thread may encode the lineage (the history of the
-records that were read) as text, under the lock of its `History`.
+`kafkapython.fetcher.Fetcher` answers the first two requests with `Results.carry_on`. This method starts procedures
+(`Positions.begin`, `cluster.inquiry`), at most one per partition, and applies their results. `Responses.accept` sees
+each fetch response before kafka-python does. While a partition is being checked, the consumer does not fetch from it
+(`KafkaPython.hold`), but still fetches from the others. All decisions are made on the thread that polls. There is one
+exception: for a commit, kafka-python's I/O thread may encode the lineage (the history of the records that were read) as
+text, under the lock of its `History`.
 """
 
 from __future__ import annotations
@@ -235,9 +235,9 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
             ForkedProcessError: The consumer was opened before a fork, and belongs to the parent process.
         """
         reading = self._reading
-        if reading.decisions.due():
+        if reading.parts.undecided():
             # Poll even if no other partition has records: kafka-python's `poll` keeps the group membership alive.
-            timeout_ms = min(timeout_ms, _REMINDER_MS if reading.decisions.has_others() else _BRIEFLY_MS)
+            timeout_ms = min(timeout_ms, _REMINDER_MS if reading.parts.has_others() else _BRIEFLY_MS)
         parent: Any = super()
         self._begin_poll()
         try:
@@ -245,10 +245,11 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
                 records: dict[TopicPartition, list[Any]] = parent.poll(
                     timeout_ms, max_records, update_offsets
                 )
-            if reading.keeper.is_due:
+            if self._safe.lineage_path is not None and self._memory.is_due:
                 # An iterator polls without `update_offsets` and moves the position with each record that it returns.
                 # `poll` returns all records at once, so they count as returned now.
-                reading.keeper.save_if_possible(reading.parts.items(), {} if update_offsets else records)
+                reading.parts.keep({} if update_offsets else records)
+                self._memory.save_if_possible(self._reports)
         except kafka_errors.CorruptRecordError as error:
             self._begin_poll()
             raise kafka_errors.CorruptRecordError(
@@ -259,12 +260,12 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
             self._begin_poll()
             raise
         except BaseException:
-            # Ctrl-C, or a signal handler that raises.
+            # Ctrl-C, or a signal handler that raises. Begin all procedures again: one that was interrupted never ends.
             self._give_back()
-            reading.interrupted()
+            reading.parts.cancel()
             raise
-        if not records and (undecided := reading.decisions.due()):
-            raise reading.decisions.error(undecided)
+        if not records and (undecided := reading.parts.undecided()):
+            raise reading.parts.error(undecided)
         return records
 
     def __repr__(self) -> str:
@@ -324,7 +325,8 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         Raises:
             OSError: The file could not be written. It keeps its former contents.
         """
-        self._reading.keeper.save(self._reading.parts.items(), {})
+        self._reading.parts.keep({})
+        self._memory.save()
 
     # --- look-ups of offsets ----------------------------------------------------------------------------------------
 
@@ -507,8 +509,8 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
                 continue
             check_offset(each.offset)
             reading = self._reading
-            if reading.commits.is_withheld(tp, each.offset) and (undecided := reading.decisions.due(tp)):
-                raise reading.decisions.error(undecided)
+            if reading.commits.is_withheld(tp, each.offset) and (undecided := reading.parts.undecided(tp)):
+                raise reading.parts.error(undecided)
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
         """Like KafkaConsumer's `seek_to_beginning`. After a `LogDivergedError`, it also decides where to continue."""
@@ -546,8 +548,6 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         reading = self._reading
         while True:
             reading.positions.refresh_committed(max(0.0, deadline - time.monotonic()) * 1000)
-            reading.positions.begin_resets()
-            reading.checking.begin()
             reading.results.carry_on(partition)
             state = reading.port.state(partition)
             if state is None:
@@ -586,7 +586,7 @@ def reading_of(consumer: SafeConsumer) -> Reading:
 @offering.register
 def _(consumer: SafeConsumer) -> Offer:
     group: Any = consumer
-    return lambda fate, lane: reading_of(consumer).offer(fate, lane, group.group_metadata)
+    return lambda fate, lane: reading_of(consumer).rereading.offer(fate, lane, group.group_metadata)
 
 
 def check_offset(given: Any) -> None:

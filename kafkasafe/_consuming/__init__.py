@@ -3,14 +3,12 @@
 Each object gets the objects that it uses as constructor arguments; `reading.py` makes all of them. The modules, each
 after those that it uses:
 
-- `polls.py`, `reports.py`, `following.py`: the program's polls, the destinations of events, and the followers from
-  which the consumer may read.
-- `headers.py`, `failures.py`, `history.py`, `partition.py`: the state of one partition.
-- `port.py`: the interface to kafka-python. `kafkasafe.kafkapython.adapter` implements it.
+- `reports.py`, `followers.py`: the destinations of events, and the followers from which the consumer may read.
+- `history.py`, `partition.py`: the state of one partition.
 - `connections.py`, `log_checks.py`, `look_ups.py`: our own connections, and the procedures that ask brokers over them.
-- `keeper.py`, `parts.py`, `commits.py`, `decisions.py`, `rereading.py`, `status.py`: kept histories, committed
-  offsets, raised errors, partitions to read again, and the state for probes.
-- `moves.py`, `pauses.py`, `checking.py`, `positions.py`, `responses.py`, `results.py`: what happens to positions, by
+- `lineage_file.py`, `parts.py`, `commits.py`, `rereading.py`, `status.py`: kept histories, assigned partitions and
+  their errors, committed offsets, partitions to read again, the program's polls and the state for probes.
+- `moves.py`, `pauses.py`, `positions.py`, `responses.py`, `results.py`: what happens to positions, by
   the table in `kafkasafe._consuming.position_table`.
 
 kafka-python's fetcher and coordinator, as `kafkasafe.kafkapython` extends them, use these decisions. The public methods

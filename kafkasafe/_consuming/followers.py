@@ -14,8 +14,10 @@ requests for the partition carry no rack id, so the leader returns the records i
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable, Iterable
-from typing import Final, Generic, TypeVar
+from contextlib import AbstractContextManager
+from typing import Any, Final, Generic, TypeVar
 
 __all__ = ["ANSWER_S", "LEADER_ONLY_S", "Followers"]
 
@@ -25,19 +27,25 @@ LEADER_ONLY_S: Final = 30.0
 """How long a partition is read only from its leader, seconds."""
 ANSWER_S: Final = 3.0
 """Time in addition to `fetch_max_wait_ms` that a follower has for an answer, seconds."""
+_MOST_LATE_ERRORS: Final = 1000
 
 
 class Followers(Generic[T]):
     """The partitions that must not be read from followers, and the followers that have not answered yet.
 
+    The polling thread and kafka-python's I/O thread call the methods. Times are monotonic seconds.
+
     Args:
         max_wait_s: `fetch_max_wait_ms`, in seconds: how long a broker may wait for records.
+        lock: A lock.
     """
 
-    __slots__ = ("_asked", "_left_until", "_max_wait_s", "_overdue")
+    __slots__ = ("_asked", "_late", "_left_until", "_lock", "_overdue", "_patience_s")
 
-    def __init__(self, max_wait_s: float) -> None:
-        self._max_wait_s = max_wait_s
+    def __init__(self, max_wait_s: float, lock: AbstractContextManager[Any]) -> None:
+        self._lock = lock
+        self._patience_s = max_wait_s + ANSWER_S
+        """How long a follower may take to answer."""
         self._left_until: dict[T, float] = {}
         self._asked: dict[int, tuple[float, frozenset[T]]] = {}
         """For each follower with a Fetch in flight: the deadline of its answer, and the requested partitions."""
@@ -45,55 +53,73 @@ class Followers(Generic[T]):
         """For each follower with an overdue answer: the partitions that are read from their leaders instead. The answer
         may still come.
         """
-
-    @property
-    def patience_s(self) -> float:
-        """How long a follower may take to answer."""
-        return self._max_wait_s + ANSWER_S
+        self._late: deque[Any] = deque(maxlen=_MOST_LATE_ERRORS)
+        """The latest errors from followers that the consumer had stopped reading from."""
 
     def leave(self, partitions: Iterable[T], now: float) -> None:
         """Read these partitions only from their leaders for a while."""
+        with self._lock:
+            self._leave(partitions, now)
+
+    def _leave(self, partitions: Iterable[T], now: float) -> None:
         for partition in partitions:
             self._left_until[partition] = now + LEADER_ONLY_S
 
-    def leaves(self, partition: T, now: float) -> bool:
-        """Whether the partition is read only from its leader."""
-        return self._left_until.get(partition, now) > now
+    def leaves(self, partitions: Iterable[T], now: float) -> bool:
+        """Return whether one of these partitions is read only from its leader."""
+        with self._lock:
+            return any(self._left_until.get(partition, now) > now for partition in partitions)
 
     def asked(self, node: int, partitions: Iterable[T], now: float) -> None:
         """Record that a Fetch for these partitions is sent to a follower."""
         if wanted := frozenset(partitions):
-            self._asked[node] = now + self.patience_s, wanted
+            with self._lock:
+                self._asked[node] = now + self._patience_s, wanted
 
     def answered(self, node: int) -> None:
         """Record that the Fetch to this broker has ended."""
-        self._asked.pop(node, None)
-        self._overdue.pop(node, None)
+        with self._lock:
+            self._asked.pop(node, None)
+            self._overdue.pop(node, None)
 
     def failed(self, node: int, now: float) -> frozenset[T]:
         """Record that the Fetch to this broker has failed. Return its partitions, which are read only from their
         leaders now.
         """
-        _, partitions = self._asked.get(node, (0.0, frozenset[T]()))
-        self.leave(partitions, now)
+        with self._lock:
+            _, partitions = self._asked.get(node, (0.0, frozenset[T]()))
+            self._leave(partitions, now)
         return partitions
 
     def hang(self, now: float) -> frozenset[T]:
         """Stop reading from followers whose answers are overdue. Return their partitions."""
         found: frozenset[T] = frozenset()
-        for node, (until, partitions) in list(self._asked.items()):
-            if until <= now:
-                del self._asked[node]
-                self._overdue[node] = partitions
-                found |= partitions
-        self.leave(found, now)
+        with self._lock:
+            for node, (until, partitions) in list(self._asked.items()):
+                if until <= now:
+                    del self._asked[node]
+                    self._overdue[node] = partitions
+                    found |= partitions
+            self._leave(found, now)
         return found
 
-    def was_left(self, node: int, partition: T) -> bool:
-        """Whether this follower's answer about the partition is overdue."""
-        return partition in self._overdue.get(node, ())
+    def note_errors(self, node: int, rows: Iterable[tuple[T, Any]]) -> None:
+        """Note errors in an overdue response. The consumer already reads these partitions from their leaders.
 
-    def due_s(self, now: float) -> float | None:
-        """Seconds until the first answer of a follower is overdue; None if no follower was asked."""
-        untils = [until for until, _ in list(self._asked.values())]
-        return max(0.0, min(untils) - now) if untils else None
+        Args:
+            node: The broker.
+            rows: The partitions with an error, and their rows in the response.
+        """
+        with self._lock:
+            overdue = self._overdue.get(node, ())
+            self._late.extend(row for partition, row in rows if partition in overdue)
+
+    def is_late(self, row: Any) -> bool:
+        """Return whether this part of a response is an error that came too late."""
+        with self._lock:
+            return any(each is row for each in self._late)
+
+    def due_s(self, now: float) -> float:
+        """Return the seconds until the first answer of a follower is overdue. A Fetch may be sent to a follower now."""
+        with self._lock:
+            return max(0.0, min((until - now for until, _ in self._asked.values()), default=self._patience_s))

@@ -1,11 +1,15 @@
-"""The history of the records that were read of one partition. The leader's log is compared with it."""
+"""The history of the records that were read of one partition, from the headers of fetched batches.
+
+The leader's log is compared with it.
+"""
 
 from __future__ import annotations
 
+import struct
 import threading
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
 
-from kafkasafe._consuming.headers import headers
 from kafkasafe.history.epochs import (
     UNDEFINED,
     BatchMark,
@@ -16,7 +20,56 @@ from kafkasafe.history.epochs import (
 )
 from kafkasafe.history.memory import Remembered
 
-__all__ = ["History", "HistoryCopy"]
+__all__ = ["History", "HistoryCopy", "headers"]
+
+# Base offset, length, leader epoch, magic, CRC, attributes, last offset's delta.
+_HEADER: Final = struct.Struct(">qiibIhi")
+_COUNT: Final = struct.Struct(">i")
+_COUNT_AT: Final = 57
+_LOG_OVERHEAD: Final = 12
+_MAGIC_2: Final = 2
+# Offset, length, CRC, magic, attributes of messages before format 2.
+_OLD_HEADER: Final = struct.Struct(">qiIbb")
+_HAS_DELETE_HORIZON: Final = 0x40
+
+
+class _Header(NamedTuple):
+    """Fields of the header of a batch, or of a message in a format before 2.
+
+    Attributes:
+        base_offset: First offset. For an old compressed message: its last offset, the only one in its header.
+        last_offset: Last offset (inclusive).
+        epoch: Leader epoch; -1 if there is none.
+        crc: Checksum.
+        wrapped: Whether it is an old compressed message with several records.
+        rewritten: Whether compaction has rewritten the batch.
+    """
+
+    base_offset: int
+    last_offset: int
+    epoch: int
+    crc: int
+    wrapped: bool
+    rewritten: bool
+
+
+def headers(records: Any) -> Iterator[_Header]:
+    """Yield the headers of all complete batches, without decoding records."""
+    view = memoryview(records)
+    at, size = 0, len(view)
+    while size - at >= _OLD_HEADER.size:
+        base, length, crc, magic, attributes = _OLD_HEADER.unpack_from(view, at)
+        end = at + _LOG_OVERHEAD + length
+        if length <= 0 or end > size:
+            return
+        if magic < _MAGIC_2:
+            yield _Header(base, base, UNDEFINED, crc, wrapped=bool(attributes & 7), rewritten=False)
+        elif length + _LOG_OVERHEAD >= _COUNT_AT + _COUNT.size:
+            base, _, epoch, _, crc, attributes, last_delta = _HEADER.unpack_from(view, at)
+            (count,) = _COUNT.unpack_from(view, at + _COUNT_AT)
+            rewritten = count != last_delta + 1 or bool(attributes & _HAS_DELETE_HORIZON)
+            yield _Header(base, base + last_delta, epoch, crc, wrapped=False, rewritten=rewritten)
+        at = end
 
 
 class HistoryCopy(NamedTuple):
@@ -163,14 +216,10 @@ class History:
                 if batch.epoch == run_epoch and run_start >= 0:
                     run_end = end
                     continue
-                if run_start >= 0 and not _noted(self.lineage, run_epoch, run_start, run_end):
+                if run_start >= 0 and not self.lineage.observe(max(run_epoch, UNDEFINED), run_start, run_end):
                     return False
                 run_epoch, run_start, run_end = batch.epoch, start, end
-            return run_start < 0 or _noted(self.lineage, run_epoch, run_start, run_end)
-
-
-def _noted(lineage: Lineage, epoch: int, start: int, end: int) -> bool:
-    return lineage.observe(max(epoch, UNDEFINED), start, end)
+            return run_start < 0 or self.lineage.observe(max(run_epoch, UNDEFINED), run_start, run_end)
 
 
 def _restored(

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from typing import Final
 
+from kafkasafe._consuming.reports import Reports
 from kafkasafe.errors import LineageFileError
 from kafkasafe.history.memory import Remembered, decode, encode
 from kafkasafe.history.sealed import SealError
 from kafkasafe.spool.files import Files, OsFiles, read_whole, replace_whole
 
 __all__ = ["LineageMemory"]
+
+# Shortest time between two writes of the file, in seconds: first after a successful write, then after a failed one.
+_SAVE_S: Final = 1.0
+_SAVE_AGAIN_S: Final = 10.0
 
 
 class LineageMemory:
@@ -29,6 +36,7 @@ class LineageMemory:
         self._files = OsFiles() if files is None else files
         self._known: dict[tuple[str, int], Remembered] = {}
         self._saved = ""
+        self._save_due = 0.0
         self._lock: int | None = None
         if path is None:
             return
@@ -79,6 +87,28 @@ class LineageMemory:
         replace_whole(self._files, self._path, text.encode())
         self._saved = text
         return True
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the file, if there is one, should be written now."""
+        return time.monotonic() >= self._save_due
+
+    def save_if_possible(self, reports: Reports) -> None:
+        """Writes all remembered histories, and logs and counts the error if that fails."""
+        try:
+            self.save()
+        except OSError:
+            # Continue to read: without the file, only the next run knows less. `close` raises the error.
+            reports.log.exception(
+                "%s could not be written",
+                self._path,
+                path=str(self._path),
+                event="lineage_not_written",
+            )
+            reports.lineage_not_written()
+            self._save_due = time.monotonic() + _SAVE_AGAIN_S
+        else:
+            self._save_due = time.monotonic() + _SAVE_S
 
     def close(self) -> None:
         """Releases the file without saving. Idempotent."""

@@ -14,10 +14,8 @@ from typing import Any, Final
 import kafka.errors as kafka_errors
 from kafka.structs import TopicPartition
 
-from kafkasafe._consuming.headers import headers
-from kafkasafe._consuming.history import HistoryCopy
+from kafkasafe._consuming.history import HistoryCopy, headers
 from kafkasafe._consuming.partition import LocalStart, LogCompared, LogRange, ResetReason, ResetTo
-from kafkasafe._consuming.port import Port
 from kafkasafe._consuming.reports import Reports
 from kafkasafe.classification import Verdict
 from kafkasafe.cluster.api import (
@@ -44,6 +42,7 @@ from kafkasafe.history.epochs import (
     Same,
     Unknown,
 )
+from kafkasafe.kafkapython.adapter import KafkaPython
 from kafkasafe.offsets import EndOffsetTracker, IsolationLevel
 
 __all__ = ["LogChecks", "code_error", "ignore"]
@@ -73,7 +72,7 @@ class LogChecks:
         *,
         network: Callable[[], Cluster],
         lookups: LookUps,
-        port: Port,
+        port: KafkaPython,
         reports: Reports,
         tracker: EndOffsetTracker,
         hold_timeout_s: float,
@@ -176,7 +175,7 @@ class LogChecks:
                 yield Pause(pause_s(tries))
                 tries += 1
                 continue
-            return walked.of(other or topic_id, leadership)
+            return walked._replace(topic_id=other or topic_id, leadership=leadership)
 
     def _fresh(self, topic: str) -> Procedure[TopicInfo]:
         """Request fresh metadata of a topic, and retry until the topic exists."""

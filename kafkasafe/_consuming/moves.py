@@ -10,10 +10,10 @@ from kafka.structs import TopicPartition
 
 from kafkasafe._consuming.log_checks import LogChecks
 from kafkasafe._consuming.partition import AssignedPartition
-from kafkasafe._consuming.port import Port
 from kafkasafe._consuming.position_table import Action, PositionEvent
 from kafkasafe.cluster.inquiry import ProcedureRunner, pause_s
 from kafkasafe.cluster.procedures import Procedure
+from kafkasafe.kafkapython.adapter import KafkaPython
 
 __all__ = ["Moves"]
 
@@ -22,14 +22,14 @@ class Moves:
     """Moves positions from state to state, and carries out the actions. Only the polling thread calls this object.
 
     Args:
-        port: The client that fetches.
+        port: kafka-python.
         runner: Runs the procedures.
         checks: The procedures.
     """
 
     __slots__ = ("_checks", "_port", "_runner")
 
-    def __init__(self, port: Port, runner: ProcedureRunner, checks: LogChecks) -> None:
+    def __init__(self, port: KafkaPython, runner: ProcedureRunner, checks: LogChecks) -> None:
         self._port = port
         self._runner = runner
         self._checks = checks

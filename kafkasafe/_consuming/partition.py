@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
-from kafkasafe._consuming.failures import Failures
 from kafkasafe._consuming.history import History
 from kafkasafe._consuming.position_table import BEGIN, Action, Activity, At, PositionEvent, Standing
 from kafkasafe.cluster.inquiry import RunningProcedure
 from kafkasafe.events import LogDiverged
 from kafkasafe.history.epochs import Outcome
 from kafkasafe.history.memory import Remembered
+from kafkasafe.kafkapython.adapter import Leadership
 
 __all__ = [
     "AssignedPartition",
-    "Leadership",
     "LocalStart",
     "LogCompared",
     "LogRange",
@@ -24,8 +23,6 @@ __all__ = [
     "Undecided",
 ]
 
-Leadership = tuple[bytes | None, int, int]
-"""Topic id, leader and leader epoch, from the metadata."""
 ResetReason = tuple[Literal["no_position", "retention", "beyond_end", "recreated"], int | None]
 """The reason of a reset, and the position before it."""
 
@@ -33,7 +30,7 @@ _RUNNING: Final = frozenset({Activity.WALKING, Activity.RANGING, Activity.LOCATI
 _DECIDING: Final = frozenset({Activity.DIVERGED, Activity.STRANDED})
 
 
-class LogCompared:
+class LogCompared(NamedTuple):
     """The result of a walk.
 
     Attributes:
@@ -46,71 +43,39 @@ class LogCompared:
             later, the leadership has not changed.
     """
 
-    __slots__ = ("epoch", "leadership", "outcome", "recreated", "round_trips", "topic_id")
-
-    def __init__(
-        self,
-        outcome: Outcome,
-        epoch: int,
-        round_trips: int,
-        *,
-        recreated: bool = False,
-        topic_id: bytes | None = None,
-        leadership: Leadership | None = None,
-    ) -> None:
-        self.outcome = outcome
-        self.epoch = epoch
-        self.round_trips = round_trips
-        self.recreated = recreated
-        self.topic_id = topic_id
-        self.leadership = leadership
-
-    def of(self, topic_id: bytes | None, leadership: Leadership | None) -> LogCompared:
-        """Return a copy of this result with a topic and a leadership."""
-        return LogCompared(
-            self.outcome,
-            self.epoch,
-            self.round_trips,
-            recreated=self.recreated,
-            topic_id=topic_id,
-            leadership=leadership,
-        )
+    outcome: Outcome
+    epoch: int
+    round_trips: int
+    recreated: bool = False
+    topic_id: bytes | None = None
+    leadership: Leadership | None = None
 
 
-class LogRange:
+class LogRange(NamedTuple):
     """The result of checking an offset out of range: the bounds of the log, and the result of the walk, if one was
     necessary.
     """
 
-    __slots__ = ("end", "start", "walked")
-
-    def __init__(self, start: int, end: int, walked: LogCompared | None) -> None:
-        self.start = start
-        self.end = end
-        self.walked = walked
+    start: int
+    end: int
+    walked: LogCompared | None
 
 
-class LocalStart:
+class LocalStart(NamedTuple):
     """The start of the leader's local part of the log; None if the log has no remote part."""
 
-    __slots__ = ("start",)
-
-    def __init__(self, start: int | None) -> None:
-        self.start = start
+    start: int | None
 
 
-class ResetTo:
+class ResetTo(NamedTuple):
     """The target of a reset."""
 
-    __slots__ = ("offset", "start", "strategy")
-
-    def __init__(self, strategy: int, offset: int, start: int | None) -> None:
-        self.strategy = strategy
-        self.offset = offset
-        self.start = start
+    strategy: int
+    offset: int
+    start: int | None
 
 
-class Undecided:
+class Undecided(NamedTuple):
     """A divergence about which the application has not decided.
 
     Attributes:
@@ -118,11 +83,8 @@ class Undecided:
         topic_id: Id of the topic that has the name now. `History.topic_id` is still the id of the topic that was read.
     """
 
-    __slots__ = ("event", "topic_id")
-
-    def __init__(self, event: LogDiverged, topic_id: bytes | None) -> None:
-        self.event = event
-        self.topic_id = topic_id
+    event: LogDiverged
+    topic_id: bytes | None
 
     @property
     def is_known_by_epochs(self) -> bool:
@@ -136,6 +98,64 @@ class Undecided:
     def forbids(self, offset: int) -> bool:
         """Return whether this offset must not be committed, because it would skip unread records of the new log."""
         return offset > self.event.divergent_offset and not self.is_known_by_epochs
+
+
+class Failures:
+    """Consecutive failed fetches of a partition. Times are monotonic seconds.
+
+    Attributes:
+        count: Number of consecutive failed fetches.
+        since: When the first of these fetches failed.
+        code: Error code of the last of them.
+        reason: The meaning of this code.
+        reported_code: Error code in the latest event about failures; 0 without such an event.
+        overdue_since: When fetches began to fail, or when `poll` last raised an error about it.
+        remote: Whether the position is in remote storage; None: not known yet. The consumer asks only after a failed
+            fetch.
+        rest_until: The partition is not fetched before this time.
+    """
+
+    __slots__ = ("code", "count", "overdue_since", "reason", "remote", "reported_code", "rest_until", "since")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.since = self.overdue_since = self.rest_until = 0.0
+        self.code = self.reported_code = 0
+        self.reason = ""
+        self.remote: bool | None = None
+
+    def failed(self, code: int, reason: str, now: float) -> None:
+        """Record that a fetch has failed."""
+        if self.count == 0:
+            self.since = self.overdue_since = now
+        self.count += 1
+        self.code, self.reason = code, reason
+
+    def ended(self) -> None:
+        """Record that a fetch has succeeded. The pause after failures ends."""
+        self.count = self.reported_code = 0
+        self.remote = None
+        self.rest_until = 0.0
+
+    def rest(self, until: float) -> None:
+        """Do not fetch the partition before this time."""
+        self.rest_until = until
+
+    def reported(self) -> None:
+        """Record that an event has reported the present failures."""
+        self.reported_code = self.code
+
+    def raised(self, now: float) -> None:
+        """Record that `poll` raises an error about the present failures."""
+        self.overdue_since = now
+
+    def located(self, *, remote: bool) -> None:
+        """Note the leader's answer: whether the position is in remote storage."""
+        self.remote = remote
+
+    def moved(self) -> None:
+        """Note a new position. It may or may not be in remote storage."""
+        self.remote = None
 
 
 class AssignedPartition:
@@ -282,6 +302,16 @@ class AssignedPartition:
         if self.inquiry is not None:
             self.inquiry.cancel()
             self.inquiry = None
+
+    def remembered(self, least: int = 0) -> Remembered:
+        """Return the history up to the position, to keep it for a later assignment.
+
+        Args:
+            least: Keep at least the history up to this offset: all records before it were returned to the application.
+        """
+        position = self.state.position
+        # Without a position (during a reset) keep the whole history.
+        return self.history.remembered(None if position is None else max(position.offset, least))
 
     def place(self, position: int) -> None:
         """Note the position for which a procedure begins or an error is raised."""

@@ -1,31 +1,35 @@
-"""The state of each assigned partition."""
+"""The state of each assigned partition, and which of them wait for a decision of the application."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Mapping
+from typing import Any
 
 from kafka.structs import TopicPartition
 
-from kafkasafe._consuming.keeper import HistoryKeeper
+from kafkasafe._consuming.lineage_file import LineageMemory
 from kafkasafe._consuming.partition import AssignedPartition
-from kafkasafe._consuming.port import Port
+from kafkasafe._consuming.position_table import PositionEvent
+from kafkasafe.kafkapython.adapter import KafkaPython
 
 __all__ = ["AssignedPartitions"]
 
 
 class AssignedPartitions:
-    """An `AssignedPartition` for each assigned partition. The polling thread changes them; any thread may read them.
+    """An `AssignedPartition` for each assigned partition. The polling thread changes them. Other threads may call only
+    the methods that say so.
 
     Args:
         port: Gives the assignment.
-        keeper: Keeps the histories of partitions that are revoked.
+        memory: Keeps the histories of partitions that are revoked.
     """
 
-    __slots__ = ("_keeper", "_parts", "_port")
+    __slots__ = ("_memory", "_parts", "_port")
 
-    def __init__(self, port: Port, keeper: HistoryKeeper) -> None:
+    def __init__(self, port: KafkaPython, memory: LineageMemory) -> None:
         self._port = port
-        self._keeper = keeper
+        self._memory = memory
         self._parts: dict[TopicPartition, AssignedPartition] = {}
 
     def get(self, tp: TopicPartition) -> AssignedPartition | None:
@@ -42,22 +46,72 @@ class AssignedPartitions:
 
     def of(self, tp: TopicPartition) -> AssignedPartition | None:
         """Return the state for a partition's present assignment; None if the partition is not assigned."""
-        state = self._port.state(tp)
+        return self._of(tp, self._port.state(tp))
+
+    def _of(self, tp: TopicPartition, state: Any) -> AssignedPartition | None:
         part = self._parts.get(tp)
         if state is None or part is None or part.state is not state:
             if part is not None:
                 part.cancel()
-                self._keeper.keep(tp, part)
+                self._memory.keep(tp.topic, tp.partition, part.remembered())
                 del self._parts[tp]
             if state is None:
                 return None
-            part = self._parts[tp] = AssignedPartition(state, self._keeper.known(tp))
+            part = self._parts[tp] = AssignedPartition(state, self._memory.get(tp.topic, tp.partition))
         return part
 
-    def drop_revoked(self, assigned: Iterable[TopicPartition]) -> None:
-        """Drop the partitions that are not assigned any more, but keep their histories."""
-        for tp in self._parts.keys() - set(assigned):
-            self.of(tp)
+    def present(self) -> list[tuple[TopicPartition, AssignedPartition]]:
+        """Return the assigned partitions and their states. Drop the others, but keep their histories."""
+        assigned = self._port.assigned()
+        for tp in self._parts.keys() - assigned.keys():
+            self._of(tp, None)
+        return [(tp, part) for tp, state in assigned.items() if (part := self._of(tp, state)) is not None]
+
+    def keep(self, records: Mapping[TopicPartition, list[Any]]) -> None:
+        """Remember the histories of all partitions up to their positions, as `LineageMemory` writes them.
+
+        Args:
+            records: Records that are about to be returned. The positions do not include them.
+        """
+        for tp, part in self.items():
+            some = records.get(tp)
+            self._memory.keep(tp.topic, tp.partition, part.remembered(some[-1].offset + 1 if some else 0))
+
+    def undecided(self, only: TopicPartition | None = None) -> list[AssignedPartition]:
+        """Return partitions that wait for the application's decision; with `only`, at most this one."""
+        found = []
+        for tp, part in self.items():
+            if (
+                part.error is None
+                or (only is not None and tp != only)
+                or self._port.state(tp) is not part.state
+            ):
+                continue
+            position = part.state.position
+            if position is None or position.offset != part.position:
+                # Something other than a decision moved the position. Check the new position, too.
+                part.on(PositionEvent.MOVED)
+                continue
+            found.append(part)
+        return found
+
+    @staticmethod
+    def error(undecided: list[AssignedPartition]) -> Exception:
+        """Return the error that was raised least recently. The caller raises it."""
+        part = min(undecided, key=lambda part: part.raised_at)
+        part.raised(time.monotonic())
+        if part.error is None:  # pragma: no cover - that is what `undecided` means
+            raise RuntimeError("nothing is undecided")
+        # Raise the error with a new traceback each time. Otherwise its traceback would grow.
+        return part.error.with_traceback(None)
+
+    def has_others(self) -> bool:
+        """Return whether records can come from a partition that does not wait for a decision."""
+        for tp, state in self._port.assigned().items():
+            part = self._parts.get(tp)
+            if not state.paused and (part is None or part.state is not state or part.error is None):
+                return True
+        return False
 
     def cancel(self) -> None:
         """Cancel all procedures."""

@@ -1,4 +1,4 @@
-"""Find positions: from the application's decisions, from commits and by resets."""
+"""Find positions: from the application's decisions, from commits and by resets; and check them."""
 
 from __future__ import annotations
 
@@ -6,37 +6,51 @@ import kafka.errors as kafka_errors
 from kafka.structs import TopicPartition
 
 from kafkasafe._consuming.moves import Moves
+from kafkasafe._consuming.partition import AssignedPartition
 from kafkasafe._consuming.parts import AssignedPartitions
-from kafkasafe._consuming.port import Port
-from kafkasafe._consuming.position_table import PositionEvent
+from kafkasafe._consuming.position_table import Activity, PositionEvent
 from kafkasafe._consuming.rereading import Rereading
+from kafkasafe.cluster.api import EARLIEST, LATEST
 from kafkasafe.cluster.at_once import at_once
 from kafkasafe.history.epochs import UNDEFINED
+from kafkasafe.kafkapython.adapter import KafkaPython, Leadership
 
 __all__ = ["Positions"]
 
 
 class Positions:
-    """Finds the positions of one consumer. Only the polling thread calls this object.
+    """Finds and checks the positions of one consumer. Only the polling thread calls this object, except for
+    `lost`.
 
     Args:
-        port: The client that fetches.
+        port: kafka-python.
         parts: The assigned partitions.
         moves: Moves positions.
         rereading: Decides which partitions are read again.
         has_group: Whether the consumer has a group, and so may have committed offsets.
     """
 
-    __slots__ = ("_has_group", "_moves", "_parts", "_port", "_rereading")
+    __slots__ = ("_has_group", "_lost_nodes", "_moves", "_parts", "_port", "_rereading")
 
     def __init__(
-        self, port: Port, parts: AssignedPartitions, moves: Moves, rereading: Rereading, *, has_group: bool
+        self,
+        port: KafkaPython,
+        parts: AssignedPartitions,
+        moves: Moves,
+        rereading: Rereading,
+        *,
+        has_group: bool,
     ) -> None:
         self._port = port
         self._parts = parts
         self._moves = moves
         self._rereading = rereading
         self._has_group = has_group
+        self._lost_nodes: set[int] = set()
+
+    def lost(self, node: int) -> None:
+        """Note that a fetch from this broker has failed. kafka-python's I/O thread calls this method."""
+        self._lost_nodes.add(node)
 
     def sought(self, tp: TopicPartition) -> None:
         """Record that the application has chosen a position, and cancel resets and checks of the old one."""
@@ -76,10 +90,74 @@ class Positions:
                 part.resets(("no_position", None))
         return self._port.reset_missing()
 
-    @at_once()
-    def begin_resets(self) -> None:
-        """Begin to look up the targets of all resets."""
-        for tp in self._port.resetting():
-            part = self._parts.of(tp)
-            if part is not None and part.is_idle:
-                self._moves.on(tp, part, PositionEvent.RESET_DUE)
+    def begin(self) -> None:
+        """Begin the resets and the checks that are due."""
+        if resetting := self._port.resetting():
+            with at_once():
+                for tp in resetting:
+                    part = self._parts.of(tp)
+                    if part is not None and part.is_idle:
+                        self._moves.on(tp, part, PositionEvent.RESET_DUE)
+        self.begin_checks()
+
+    def begin_checks(self) -> None:
+        """Begin the checks that are due, because the new leader's log may differ from the former leader's."""
+        lost = set()
+        while self._lost_nodes:
+            lost.add(self._lost_nodes.pop())
+        if lost:
+            for part in self._parts.values():
+                part.doubt(lost)
+        due = []
+        for tp, part in self._parts.present():
+            if part.at.activity is not Activity.IDLE:
+                # An interrupt may have left the position without its procedure. Mend that before the next fetch.
+                part.mend()
+            if part.at.activity is not Activity.IDLE or part.state.position is None:
+                continue
+            leadership = self._port.leadership(tp)
+            if leadership is None:
+                if part.checked is None and part.history.lineage.entries:
+                    # New metadata may arrive before the fetch is sent, and no record may be read unchecked. Request
+                    # metadata here, because kafka-python only does so when it fetches a partition without a leader.
+                    self._moves.on(tp, part, PositionEvent.LEADER_UNKNOWN)
+            elif leadership[0] in part.history.former_ids:
+                # These metadata are older than those that this consumer has seen.
+                self._moves.on(tp, part, PositionEvent.LEADER_UNKNOWN)
+            elif part.is_due(leadership):
+                due.append((tp, part, leadership))
+        if due:
+            with at_once():
+                for check in due:
+                    self.check(*check)
+
+    def check(self, tp: TopicPartition, part: AssignedPartition, leadership: Leadership) -> None:
+        """Check the position of a partition. No procedure is running for this position."""
+        position = part.state.position.offset
+        part.looked()
+        if part.history.reaches_below(position):
+            part.place(position)
+            self._moves.on(tp, part, PositionEvent.CHECK_DUE)
+            return
+        # Nothing was read before the position, so no record can be lost.
+        topic_id = part.history.topic_id
+        is_another = None not in {topic_id, leadership[0]} and topic_id != leadership[0]
+        part.history.adopt(leadership[0])
+        part.check(leadership)
+        self._moves.on(tp, part, PositionEvent.UNREAD, offset=position)
+        if is_another and position > 0:
+            self._begin_at_its_start(tp, part, position)
+
+    def _begin_at_its_start(self, tp: TopicPartition, part: AssignedPartition, position: int) -> None:
+        """Go to the start of a recreated topic, if no record of the former topic was read.
+
+        1. The consumer begins at the end of the log, offset 10. The topic is deleted and created again.
+        2. The new topic gets 15 records. All of them are newer than the position.
+        3. Offset 10 exists in the new log, too. Reading on there would skip the records 0 to 9.
+        """
+        if self._port.strategy not in {EARLIEST, LATEST}:
+            part.place(position)
+            self._moves.carry_out(tp, part, part.strand(kafka_errors.OffsetOutOfRangeError({tp: position})))
+            return
+        part.resets(("recreated", position))
+        self._moves.on(tp, part, PositionEvent.NEW_TOPIC, strategy=EARLIEST)

@@ -2,39 +2,38 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from kafka.structs import TopicPartition
 
-from kafkasafe._consuming.checking import Checking
 from kafkasafe._consuming.commits import Commits
 from kafkasafe._consuming.connections import Connections
-from kafkasafe._consuming.decisions import Decisions
-from kafkasafe._consuming.following import Following
-from kafkasafe._consuming.keeper import HistoryKeeper
+from kafkasafe._consuming.followers import Followers
 from kafkasafe._consuming.lineage_file import LineageMemory
 from kafkasafe._consuming.log_checks import LogChecks, ignore
 from kafkasafe._consuming.look_ups import OffsetLookUps
 from kafkasafe._consuming.moves import Moves
 from kafkasafe._consuming.parts import AssignedPartitions
 from kafkasafe._consuming.pauses import Pauses
-from kafkasafe._consuming.polls import Polls
 from kafkasafe._consuming.positions import Positions
 from kafkasafe._consuming.reports import Reports
 from kafkasafe._consuming.rereading import Rereading
 from kafkasafe._consuming.responses import Responses
 from kafkasafe._consuming.results import Results
-from kafkasafe._consuming.status import Status
+from kafkasafe._consuming.status import Polls, Status
 from kafkasafe.cluster.inquiry import ProcedureRunner
 from kafkasafe.cluster.lookups import LookUps
 from kafkasafe.config import ConsumerConfig
-from kafkasafe.delivery.readings import Carrier, OffsetsFate, ProducerLane
 from kafkasafe.kafkapython.adapter import KafkaPython
 from kafkasafe.offsets import EndOffsetTracker
 
 __all__ = ["Reading"]
+
+_DECIDED_S: Final = 0.1
+"""How often to check whether an atomic batch that a partition waits for is decided, seconds."""
 
 
 class Reading:
@@ -63,14 +62,11 @@ class Reading:
         followers: Decides which partitions are read from followers.
         parts: The assigned partitions.
         connections: Our own connections.
-        keeper: Keeps histories.
         commits: Decides about commits.
-        decisions: Knows which partitions wait for a decision of the application.
         look_ups: The users' look-ups of offsets.
         rereading: Decides which partitions are read again.
-        positions: Finds positions.
-        checking: Begins checks of positions.
-        results: Applies the results of procedures.
+        positions: Finds and checks positions.
+        results: Begins procedures, and applies their results.
         responses: Looks at fetch responses.
         status: What probes and metrics see.
     """
@@ -93,7 +89,10 @@ class Reading:
         self.reports = reports
         self.polls = Polls()
         self.runner = ProcedureRunner(port.wake)
-        self.followers = Following(config["fetch_max_wait_ms"] / 1000)
+        self.followers: Followers[TopicPartition] = Followers(
+            config["fetch_max_wait_ms"] / 1000, threading.Lock()
+        )
+        self._has_rack = bool(config["client_rack"])
         # Do not pass the detected broker version on: brokers may be upgraded while this runs.
         options = {**config, "api_version": safe.kafka.get("api_version")}
         self.connections = Connections(options, is_closed)
@@ -117,14 +116,11 @@ class Reading:
             hold_timeout_s=safe.offsets_hold_timeout_s,
             isolation=port.isolation,
         )
-        self.keeper = HistoryKeeper(safe.lineage_path, memory, client_id, reports)
-        self.parts = AssignedPartitions(port, self.keeper)
+        self.parts = AssignedPartitions(port, memory)
         self.commits = Commits(port, self.parts)
-        self.decisions = Decisions(port, self.parts)
-        self.rereading = Rereading(port, reports.emit, rewound, config["request_timeout_ms"])
+        self.rereading = Rereading(port, self.parts, reports.emit, rewound, config["request_timeout_ms"])
         moves = Moves(port, self.runner, checks)
         pauses = Pauses(moves, reports, safe.remote_storage_timeout_s)
-        self.checking = Checking(port, self.parts, moves)
         self.positions = Positions(port, self.parts, moves, self.rereading, has_group=group_id is not None)
         self.responses = Responses(port, self.parts, moves, pauses, self.followers)
         self.results = Results(
@@ -133,8 +129,7 @@ class Reading:
             parts=self.parts,
             moves=moves,
             pauses=pauses,
-            checking=self.checking,
-            decisions=self.decisions,
+            positions=self.positions,
             rereading=self.rereading,
             reports=reports,
             policy=safe.on_divergence,
@@ -151,49 +146,17 @@ class Reading:
             max_poll_interval_s=float("inf") if group_id is None else config["max_poll_interval_ms"] / 1000,
         )
 
-    def interrupted(self) -> None:
-        """Begin all procedures again, after Ctrl-C: one that was interrupted would never end."""
-        self.parts.cancel()
-
     def due_s(self) -> float | None:
-        """Return the seconds until the first pause of a partition or procedure ends, or a follower's answer is overdue;
-        else None.
+        """Return the seconds until the first pause of a partition or procedure ends, a follower's answer is overdue, or
+        an atomic batch may be decided; else None.
         """
         now = time.monotonic()
         untils = [part.failures.rest_until for part in self.parts.values()]
-        rests = [until - now for until in untils if until > now]
-        rests += [due for due in (self.runner.due_s(), self.followers.due_s(now)) if due is not None]
-        return min(rests, default=None)
-
-    def offer(
-        self, fate: Callable[[], OffsetsFate], lane: ProducerLane, metadata: Callable[[], Any]
-    ) -> tuple[Any, ...]:
-        """Return the data with which an atomic batch of this lane commits this consumer's offsets.
-
-        The result has four items: the positions after records that were returned and are in no batch yet; the group's
-        metadata; for each partition, its reading (the uninterrupted run of records to which the position belongs); and
-        the claims (entries that record which batch moves the group to which offset).
-
-        Args:
-            fate: Returns what has become of the batch.
-            lane: The lane of the batch's producer.
-            metadata: Returns the group's metadata.
-
-        Raises:
-            LogDivergedError: A partition waits for the application's decision (see `on_divergence`).
-            BatchDroppedError: See `kafkasafe._consuming.rereading`.
-            UsageError: See `kafkasafe._consuming.other_lanes`.
-            WaitTimeoutError: See `kafkasafe._consuming.other_lanes`.
-        """
-        if undecided := self.decisions.due():
-            raise self.decisions.error(undecided)
-        # Take the group's metadata before looking at the positions. If the consumer has lost its membership since, the
-        # group refuses the offsets, because they carry the old generation.
-        group = metadata()
-        is_assigned = not self.port.is_subscribed()
-        positions = self.port.committable()
-        member = (int(group.generation_id), str(group.member_id)) if group.generation_id >= 0 else None
-        moved, readings, claims = self.rereading.offer(
-            fate, positions, Carrier(lane, member), str(group.group_id), is_assigned=is_assigned
-        )
-        return moved, group, readings, claims
+        limits = [until - now for until in untils if until > now]
+        if (due_s := self.runner.due_s()) is not None:
+            limits.append(due_s)
+        if self._has_rack:
+            limits.append(self.followers.due_s(now))
+        if self.rereading.holds:
+            limits.append(_DECIDED_S)
+        return min(limits, default=None)

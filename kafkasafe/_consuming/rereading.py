@@ -34,8 +34,9 @@ import kafka.errors as kafka_errors
 from kafka.structs import TopicPartition
 
 from kafkasafe._consuming.other_lanes import OtherLanes, Way
+from kafkasafe._consuming.parts import AssignedPartitions
 from kafkasafe.delivery.process_readings import NUMBERS
-from kafkasafe.delivery.readings import NONE, Carrier, OffsetClaim, OffsetsFate, Readings
+from kafkasafe.delivery.readings import NONE, Carrier, OffsetClaim, OffsetsFate, ProducerLane, Readings
 from kafkasafe.errors import BatchDroppedError
 from kafkasafe.events import PositionRewound
 from kafkasafe.kafkapython.adapter import KafkaPython
@@ -53,6 +54,7 @@ class Rereading:
 
     Args:
         port: kafka-python.
+        parts: The assigned partitions.
         emit: Function that takes events.
         rewound: Called when a partition's position moves back. Records that were fetched before must not be returned
             then.
@@ -62,11 +64,13 @@ class Rereading:
     def __init__(
         self,
         port: KafkaPython,
+        parts: AssignedPartitions,
         emit: Callable[[Any], None],
         rewound: Callable[[], None],
         timeout_ms: float,
     ) -> None:
         self._port = port
+        self._parts = parts
         self._emit = emit
         self._rewound = rewound
         self._timeout_ms = timeout_ms
@@ -220,38 +224,43 @@ class Rereading:
                 self._again(tp, assigned[tp], "rebalanced")
 
     def offer(
-        self,
-        fate: Callable[[], OffsetsFate],
-        positions: Mapping[TopicPartition, Any],
-        carrier: Carrier,
-        group: str,
-        *,
-        is_assigned: bool,
-    ) -> tuple[dict[TopicPartition, Any], dict[TopicPartition, Any], list[OffsetClaim]]:
-        """Add this consumer's positions to a batch.
+        self, fate: Callable[[], OffsetsFate], lane: ProducerLane, metadata: Callable[[], Any]
+    ) -> tuple[Any, ...]:
+        """Return the data with which an atomic batch of this lane commits this consumer's offsets.
+
+        The result has four items: the positions after records that were returned and are in no batch yet; the group's
+        metadata; for each partition, its reading (the uninterrupted run of records to which the position belongs); and
+        the claims (entries that record which batch moves the group to which offset).
 
         Args:
-            fate: Returns the fate of the batch. Any thread may call it.
-            positions: Positions after the records that were returned to the program.
-            carrier: Carrier of the batch. It names the consumer as a member of a generation.
-            group: The consumer's group.
-            is_assigned: Whether the application assigns the partitions itself (`assign`), so that the consumer is not a
-                member.
-
-        Returns:
-            By partition, the positions that moved and the readings to which they belong; then the claims of the batch.
+            fate: Returns what has become of the batch. Any thread may call it.
+            lane: The lane of the batch's producer.
+            metadata: Returns the group's metadata.
 
         Raises:
+            LogDivergedError: A partition waits for the application's decision (see `on_divergence`).
             BatchDroppedError: Records that were returned, but are in no batch, will be read again.
             UsageError: See `OtherLanes`.
             WaitTimeoutError: See `OtherLanes`.
         """
+        if undecided := self._parts.undecided():
+            raise self._parts.error(undecided)
+        # Take the group's metadata before looking at the positions. If the consumer has lost its membership since, the
+        # group refuses the offsets, because they carry the old generation.
+        group = metadata()
+        # If the application assigns the partitions itself (`assign`), the consumer is not a member.
+        is_assigned = not self._port.is_subscribed()
+        positions = self._port.committable()
+        member = (int(group.generation_id), str(group.member_id)) if group.generation_id >= 0 else None
+        carrier = Carrier(lane, member)
         self._readings.use()
         is_member = is_assigned or carrier.member is not None
         moved = self._moved(positions)
         refused = self._is_refused(moved, is_member=is_member)
         if moved and not refused:
-            way = self._other_lanes.make_way({tp: self._run(tp) for tp in moved}, carrier, group)
+            way = self._other_lanes.make_way(
+                {tp: self._run(tp) for tp in moved}, carrier, str(group.group_id)
+            )
             overtaken = None
             if way is not Way.LEFT_GROUP:
                 overtaken = self._overtaken(moved, is_assigned=is_assigned)
@@ -271,7 +280,7 @@ class Rereading:
             readings[tp] = run.reading
             claims.append(claim := OffsetClaim(position.offset, fate, carrier))
             run.claim(claim)
-        return moved, readings, claims
+        return moved, group, readings, claims
 
     def _is_refused(
         self,

@@ -8,16 +8,16 @@ from typing import Any, Final
 import kafka.errors as kafka_errors
 from kafka.structs import TopicPartition
 
-from kafkasafe._consuming.following import Following
+from kafkasafe._consuming.followers import Followers
 from kafkasafe._consuming.log_checks import code_error
 from kafkasafe._consuming.moves import Moves
 from kafkasafe._consuming.partition import AssignedPartition
 from kafkasafe._consuming.parts import AssignedPartitions
 from kafkasafe._consuming.pauses import OTHER_TOPIC, Pauses
-from kafkasafe._consuming.port import Port
 from kafkasafe._consuming.position_table import PositionEvent
 from kafkasafe.cluster.lookups import OUT_OF_RANGE
 from kafkasafe.codes.verdicts import classify_code
+from kafkasafe.kafkapython.adapter import KafkaPython
 from kafkasafe.limits.fetch_ahead import AheadOffset
 
 __all__ = ["Responses"]
@@ -29,7 +29,7 @@ class Responses:
     """Inspects the fetch responses of one consumer before kafka-python does. Only the polling thread calls this object.
 
     Args:
-        port: The client that fetches.
+        port: kafka-python.
         parts: The assigned partitions.
         moves: Moves positions.
         pauses: Pauses partitions.
@@ -39,7 +39,12 @@ class Responses:
     __slots__ = ("_followers", "_moves", "_parts", "_pauses", "_port")
 
     def __init__(
-        self, port: Port, parts: AssignedPartitions, moves: Moves, pauses: Pauses, followers: Following
+        self,
+        port: KafkaPython,
+        parts: AssignedPartitions,
+        moves: Moves,
+        pauses: Pauses,
+        followers: Followers[TopicPartition],
     ) -> None:
         self._port = port
         self._parts = parts
@@ -58,7 +63,8 @@ class Responses:
             # The position was checked after this fetch was sent. The response may be that of a former leader.
             return False
         if code:
-            self._on_failed(tp, part, data)
+            if not self._followers.is_late(data):
+                self._on_failed(tp, part, data)
             return False
         if part.failures.count:
             self._pauses.ended(tp, part)

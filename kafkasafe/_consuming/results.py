@@ -9,8 +9,6 @@ from typing import Any, Final, Literal
 import kafka.errors as kafka_errors
 from kafka.structs import TopicPartition
 
-from kafkasafe._consuming.checking import Checking
-from kafkasafe._consuming.decisions import Decisions
 from kafkasafe._consuming.moves import Moves
 from kafkasafe._consuming.partition import (
     AssignedPartition,
@@ -22,8 +20,8 @@ from kafkasafe._consuming.partition import (
 )
 from kafkasafe._consuming.parts import AssignedPartitions
 from kafkasafe._consuming.pauses import Pauses
-from kafkasafe._consuming.port import Port
 from kafkasafe._consuming.position_table import Activity, PositionEvent
+from kafkasafe._consuming.positions import Positions
 from kafkasafe._consuming.reports import Reports
 from kafkasafe._consuming.rereading import Rereading
 from kafkasafe.cluster.api import EARLIEST, LATEST
@@ -32,6 +30,7 @@ from kafkasafe.cluster.lookups import OUT_OF_RANGE
 from kafkasafe.errors import LogDivergedError
 from kafkasafe.events import LogDiverged, LossCheckInconclusive, PositionReset
 from kafkasafe.history.epochs import Diverged, Outcome, Unknown
+from kafkasafe.kafkapython.adapter import KafkaPython
 
 __all__ = ["Results", "diverged_error"]
 
@@ -39,16 +38,15 @@ _STRATEGY: Final[dict[int, Literal["earliest", "latest"]]] = {EARLIEST: "earlies
 
 
 class Results:
-    """Applies the results of one consumer's procedures. Only the polling thread calls this object.
+    """Begins one consumer's procedures in each poll, and applies their results. Only the polling thread calls it.
 
     Args:
-        port: The client that fetches.
+        port: kafka-python.
         runner: Runs the procedures.
         parts: The assigned partitions.
         moves: Moves positions.
         pauses: Pauses partitions.
-        checking: Checks positions.
-        decisions: Knows which partitions wait for a decision of the application.
+        positions: Finds and checks positions.
         rereading: Is notified of positions that are not committed offsets.
         reports: Takes events.
         policy: The option `on_divergence`.
@@ -58,13 +56,12 @@ class Results:
     def __init__(
         self,
         *,
-        port: Port,
+        port: KafkaPython,
         runner: ProcedureRunner,
         parts: AssignedPartitions,
         moves: Moves,
         pauses: Pauses,
-        checking: Checking,
-        decisions: Decisions,
+        positions: Positions,
         rereading: Rereading,
         reports: Reports,
         policy: str | Callable[[LogDiverged], int | None],
@@ -75,19 +72,20 @@ class Results:
         self._parts = parts
         self._moves = moves
         self._pauses = pauses
-        self._checking = checking
-        self._decisions = decisions
+        self._positions = positions
         self._rereading = rereading
         self._reports = reports
         self._policy = policy
         self._seek = seek
 
     def carry_on(self, only: TopicPartition | None = None) -> None:
-        """Apply the results of finished procedures, and raise an error that was not raised before.
+        """Begin the resets and checks that are due, apply the results of those that have ended, and raise an error that
+        was not raised before.
 
         Args:
             only: Raise only the error of this partition, even if it was raised before.
         """
+        self._positions.begin()
         self._runner.work()
         moved = False
         for tp, part in self._parts.items():
@@ -100,12 +98,12 @@ class Results:
                 moved |= part.state.position is not position
         if moved:
             # `on_divergence` or an event hook may have called `seek`. Check the new position before the next fetch.
-            self._checking.begin()
-        due = self._decisions.due(only)
+            self._positions.begin_checks()
+        due = self._parts.undecided(only)
         if only is None and (due := [part for part in due if not part.raised_at]):
             self._reports.log.debug("%s partitions wait for a decision", len(due), event="undecided")
         if due:
-            raise self._decisions.error(due)
+            raise self._parts.error(due)
 
     def _apply(self, tp: TopicPartition, part: AssignedPartition, inquiry: RunningProcedure[Any]) -> None:
         result = inquiry.result
@@ -159,7 +157,7 @@ class Results:
         leadership = self._port.leadership(tp)
         if leadership is not None:
             # Check before the first fetch: the topic's id must be known then.
-            self._checking.check(tp, part, leadership)
+            self._positions.check(tp, part, leadership)
         reason = part.was_reset()
         if reason is None:
             return  # the application asked for the reset
@@ -201,7 +199,7 @@ class Results:
 
     def _apply_walk(self, tp: TopicPartition, part: AssignedPartition, walked: LogCompared) -> None:
         outcome = walked.outcome
-        # If the leader has changed since then, `Checking` finds a newer leadership than this one.
+        # If the leader has changed since then, `Positions` finds a newer leadership than this one.
         seen = walked.leadership
         part.check(None if seen is None else (seen[0], seen[1], walked.epoch))
         topic_id = part.history.topic_id

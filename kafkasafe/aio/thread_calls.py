@@ -66,7 +66,7 @@ class ThreadCalls:
         """Return the data with which an atomic batch of this lane commits offsets. All returned records count as
         finished.
 
-        See `kafkasafe._consuming.reading.Reading.offer`.
+        See `kafkasafe._consuming.rereading.Rereading.offer`.
         """
         check_settings(self._thread.consumer)
         return await self.do(self._thread.offering(fate, lane, self._records.hand_over()))

@@ -212,15 +212,15 @@ class ThreadSide:
     ) -> Callable[[], tuple[Any, ...]]:
         """Return the job that collects the data with which an atomic batch of this lane commits offsets.
 
-        See `kafkasafe._consuming.reading.Reading.offer`.
+        See `kafkasafe._consuming.rereading.Rereading.offer`.
         """
         consumer, polls = self.consumer, self._polls
-        reading = threads.reading_of(consumer)
+        rereading = threads.reading_of(consumer).rereading
 
         def offer() -> tuple[Any, ...]:
             if handed.late or polls.lost_after(handed.kept, handed.partitions):
-                reading.rereading.handed_out_late()
-            return reading.offer(fate, lane, consumer.group_metadata)
+                rereading.handed_out_late()
+            return rereading.offer(fate, lane, consumer.group_metadata)
 
         return offer
 

@@ -140,6 +140,8 @@ class ProcedureRunner:
         self._send()
 
     def _send(self) -> None:
+        if not self._unsent:
+            return
         with at_once():
             while self._unsent:
                 inquiry, send = self._unsent.popleft()

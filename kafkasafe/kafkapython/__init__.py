@@ -22,11 +22,11 @@ that works.
     admin.py         the admin client, without leaks if it cannot connect
     subscription.py  positions: another object names the offsets of a commit
     records.py       fetched records: many are decoded at a time
-    batches.py       the fetcher: Arrow tables, requests that can be sent, and no data lost by an interrupt
     client.py        KafkaConsumer's connections: back to the bootstrap servers if no broker can be reached
     adapter.py       what a consumer's decisions need of kafka-python: states of partitions, the group, metadata
     owner.py         what the fetcher and the coordinator of a consumer ask the objects that decide
-    fetcher.py       the fetcher: positions are reset and checked, and responses used, as these objects say
+    fetcher.py       the fetcher: positions are reset and checked, and responses used, as these objects say; Arrow
+                     tables, requests that can be sent, and no data lost by an interrupt
     coordinator.py   the group: joins that end, offsets that are fresh, and commits that carry lineages
     consumer.py      a KafkaConsumer with these parts, with Arrow tables and a faster iterator
     membership.py    what kafkasafe.aio needs of a KafkaConsumer that has no public name

@@ -1,7 +1,6 @@
 """Gives a consumer's decisions access to kafka-python's states of partitions, group and metadata.
 
-`KafkaPython` implements the protocol `Port` of `kafkasafe._consuming.port`. `each_record` is the consumer's iterator.
-It reads kafka-python's states without a call for each record.
+`each_record` is the consumer's iterator. It reads kafka-python's states without a call for each record.
 """
 
 from __future__ import annotations
@@ -16,9 +15,10 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from kafkasafe.history.epochs import UNDEFINED
 
-__all__ = ["KafkaPython", "each_record", "unreturned"]
+__all__ = ["KafkaPython", "Leadership", "each_record", "unreturned"]
 
-_Leadership: TypeAlias = tuple[bytes | None, int, int]
+Leadership: TypeAlias = tuple[bytes | None, int, int]
+"""Topic id, leader and leader epoch, from the metadata."""
 _IsolationLevel: TypeAlias = Literal["read_uncommitted", "read_committed"]
 
 _position: Final[Any] = functools.partial(tuple.__new__, OffsetAndMetadata)
@@ -26,7 +26,8 @@ _position: Final[Any] = functools.partial(tuple.__new__, OffsetAndMetadata)
 
 
 class KafkaPython:
-    """kafka-python as a `Port`.
+    """The parts of kafka-python that decisions about positions need. A *state* is its object for one assignment of a
+    partition.
 
     Args:
         subscription: kafka-python's subscription state.
@@ -50,55 +51,64 @@ class KafkaPython:
 
     @property
     def strategy(self) -> int:
-        """See `Port`."""
+        """The option `auto_offset_reset`, as a timestamp for ListOffsets (-1 or -2). Any other number: no reset is
+        allowed.
+        """
         return int(self._subscription._default_offset_reset_strategy)
 
     def assigned(self) -> dict[TopicPartition, Any]:
-        """See `Port`. The copy is made under kafka-python's lock, because its I/O thread changes the assignment."""
+        """Return a copy of the assignment: states by partition. Any thread may call it.
+
+        The copy is made under kafka-python's lock, because its I/O thread changes the assignment.
+        """
         with self._subscription._lock:
             return dict(self._subscription.assignment)
 
     def state(self, tp: TopicPartition) -> Any:
-        """See `Port`."""
+        """Return the state of a partition; None if it is not assigned."""
         return self._subscription.assignment.get(tp)
 
     def place(self, tp: TopicPartition, offset: int, epoch: int = UNDEFINED) -> None:
-        """See `Port`."""
+        """Set the position of a partition, and end its reset."""
         self._subscription.seek(tp, OffsetAndMetadata(offset, "", epoch))
 
     def hold(self, state: Any) -> None:
-        """See `Port`."""
+        """Fetch nothing for this assignment until `release`, or until it gets another position."""
         state._awaiting_validation = True
 
     def release(self, state: Any) -> None:
-        """See `Port`."""
+        """Fetch from this assignment again."""
         state.complete_validation()
 
     def reposition(self, state: Any, offset: int) -> None:
-        """See `Port`."""
+        """Set the position of this assignment, without a leader epoch. A held assignment stays held."""
         state.position = OffsetAndMetadata(offset, "", UNDEFINED)
 
     def reset(self, tp: TopicPartition, strategy: int) -> None:
-        """See `Port`."""
+        """Drop the position of a partition. `resetting` returns the partition until `place` is called."""
         self._subscription.request_offset_reset(tp, strategy)
 
     def resetting(self) -> Collection[TopicPartition]:
-        """See `Port`."""
+        """Return the partitions that need a reset."""
         found: Collection[TopicPartition] = self._subscription.partitions_needing_reset()
         return found
 
     def missing(self) -> Collection[TopicPartition]:
-        """See `Port`."""
+        """Return the partitions without a position for which no reset was requested."""
         found: Collection[TopicPartition] = self._subscription.missing_fetch_positions()
         return found
 
     def reset_missing(self) -> bool:
-        """See `Port`."""
+        """Request resets of the `missing` partitions. Return whether all assigned partitions have a position.
+
+        Raises:
+            NoOffsetForPartitionError: No reset is allowed.
+        """
         self._subscription.reset_missing_positions()
         return self.is_placed()
 
     def is_placed(self) -> bool:
-        """See `Port`."""
+        """Return whether all partitions have a position."""
         return bool(self._subscription.has_all_fetch_positions())
 
     def consumed(
@@ -139,23 +149,26 @@ class KafkaPython:
             self._subscription.assignment[tp] = fresh
         return True
 
-    def move_to_end(self, tp: TopicPartition) -> None:
-        """Make the next fetches take the other partitions first."""
-        self._subscription.move_partition_to_end(tp)
-
     # --- the group ----------------------------------------------------------------------------------------------------
 
     def committed(
         self, partitions: Collection[TopicPartition], timeout_ms: float | None
     ) -> Mapping[Any, Any]:
-        """See `Port`."""
+        """Fetch the group's offsets.
+
+        Raises:
+            KafkaTimeoutError: The coordinator did not answer in time.
+        """
         found: Mapping[Any, Any] = self._coordinator.fetch_committed_offsets(
             partitions, timeout_ms=timeout_ms
         )
         return found
 
     def forget_committed(self) -> None:
-        """See `Port`. kafka-python keeps a request that was not answered in time."""
+        """Ignore answers to earlier requests for the group's offsets: the next `committed` sends a new request.
+
+        kafka-python keeps a request that was not answered in time.
+        """
         self._coordinator._offset_fetch_futures.clear()
 
     def generation(self) -> tuple[Any, Any]:
@@ -182,8 +195,8 @@ class KafkaPython:
 
     # --- brokers ------------------------------------------------------------------------------------------------------
 
-    def leadership(self, tp: TopicPartition) -> _Leadership | None:
-        """See `Port`."""
+    def leadership(self, tp: TopicPartition) -> Leadership | None:
+        """Return a partition's leadership in the metadata; None without a leader. Any thread may call this."""
         cluster = self._manager.cluster
         leader = cluster.leader_for_partition(tp)
         if leader is None or leader < 0:
@@ -193,42 +206,17 @@ class KafkaPython:
         number = None if topic_id is None else topic_id.bytes
         return number, leader, UNDEFINED if epoch is None else epoch
 
-    def leader(self, tp: TopicPartition) -> int | None:
-        """Return the leader of a partition, according to the metadata."""
-        found: int | None = self._manager.cluster.leader_for_partition(tp)
-        return found
-
-    def read_from(self, tp: TopicPartition) -> int | None:
-        """Return the broker to which the next fetch of a partition will be sent: a follower (KIP-392) or the leader."""
-        state = self._subscription.assignment.get(tp)
-        follower: int | None = None if state is None else state.preferred_read_replica()
-        return self.leader(tp) if follower is None else follower
-
     def learn_leader(self, tp: TopicPartition, data: Any) -> None:
-        """See `Port`."""
+        """Store the leader that a fetch response names (KIP-951)."""
         self._fetcher._maybe_update_current_leader(tp, data)
 
-    def take_lost_nodes(self) -> Collection[int]:
-        """See `Port`."""
-        found: Collection[int] = self._fetcher.take_lost_nodes()
-        return found
-
-    def can_follow(self, tp: TopicPartition, node: int) -> bool:
-        """Return whether the metadata name this broker as a replica, and its connection is not in back-off."""
-        cluster = self._manager.cluster
-        return bool(cluster.is_replica_node(tp, node)) and not self._manager.connection_delay(node) > 0
-
     def request_metadata(self) -> None:
-        """See `Port`."""
+        """Request fresh metadata."""
         self._manager.cluster.request_update()
 
     def is_connected(self) -> bool:
         """Return whether a connection to a broker is open. Any thread may call it."""
         return bool(self._manager.has_connection)
-
-    async def sleep(self, seconds: float) -> None:
-        """Wait, on kafka-python's I/O thread."""
-        await self._manager._net.sleep(seconds)
 
     def wake(self) -> None:
         """Wake `poll`. Our network thread calls this; kafka-python's futures belong to kafka-python's own thread."""

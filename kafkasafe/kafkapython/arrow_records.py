@@ -11,8 +11,7 @@ from kafka.consumer.fetcher import Fetcher
 from kafka.record import MemoryRecords
 from kafka.structs import TopicPartition
 
-from kafkasafe.kafkapython.kinds import Kind
-from kafkasafe.kafkapython.records import TAKING
+from kafkasafe.kafkapython.records import TAKING, Kind
 from kafkasafe.record.arrow_decode import Decoder, OldFormatError, schema_of
 from kafkasafe.record.batch import CorruptBatchError
 

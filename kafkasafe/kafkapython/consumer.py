@@ -18,8 +18,8 @@ from kafkasafe.errors import ForkedProcessError, UsageError
 from kafkasafe.kafkapython.adapter import KafkaPython, each_record
 from kafkasafe.kafkapython.coordinator import Coordinator
 from kafkasafe.kafkapython.fetcher import Fetcher
-from kafkasafe.kafkapython.kinds import Kind
 from kafkasafe.kafkapython.owner import Owner
+from kafkasafe.kafkapython.records import Kind
 from kafkasafe.kafkapython.subscription import Subscription
 from kafkasafe.packages import MissingPackageError, pyarrow_for
 
@@ -143,11 +143,11 @@ class ExtendedConsumer(KafkaConsumer):
             ForkedProcessError: This is a forked child, and the parent process reads these records.
         """
         self._net.check_process()
-        self._fetcher.begin_poll()
+        self._fetcher.taken.begin()
 
     def _give_back(self) -> None:
         """Move the positions back before the records that the present poll has taken and will not return."""
-        self._fetcher.give_back()
+        self._fetcher.taken.give_back()
 
     # --- the iterator -------------------------------------------------------------------------------------------------
 
@@ -279,6 +279,7 @@ class ExtendedConsumer(KafkaConsumer):
             raise
 
 
+@functools.cache
 def _arrow_tables(method: str) -> Any:
     """Return the module `arrow_tables`. It is imported when a method needs it, because it imports pyarrow.
 

@@ -70,6 +70,7 @@ class Coordinator(ConsumerCoordinator):
         look-up.
         """
         parent: Any = super()
+        me: Any = self
         deadline = math.inf if timeout_ms is None else time.monotonic() + timeout_ms / 1000
         while True:
             left_s = max(0.0, deadline - time.monotonic())
@@ -90,7 +91,7 @@ class Coordinator(ConsumerCoordinator):
                 )
             if time.monotonic() >= deadline:
                 return False
-            await self.owner.port.sleep(self.config["retry_backoff_ms"] / 1000)
+            await me._net.sleep(self.config["retry_backoff_ms"] / 1000)
 
     async def fetch_committed_offsets_async(
         self, partitions: Collection[TopicPartition], timeout_ms: float | None = None

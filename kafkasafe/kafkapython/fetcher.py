@@ -1,98 +1,343 @@
-"""kafka-python's fetcher, extended to ask an `Owner` for decisions."""
+"""kafka-python's fetcher, which asks an `Owner` for decisions, and can return records as Arrow tables.
+
+kafka-python's fetcher wraps the data fetched from a partition in a `PartitionRecords`, takes records from it, and moves
+the position after them. The fetcher also handles paused, unassigned and sought partitions, errors and metrics. While
+the application asks for whole batches, `Fetcher` replaces `PartitionRecords` with a class whose records are
+RecordBatches. So the same code decides about positions in both cases.
+
+While responses are full, requests become larger than kafka-python's (`limits/fetch_size`). If the application reads
+both records and batches, requests keep kafka-python's size: with larger responses, each change between records and
+batches would discard more data.
+
+When the application changes between records and batches (or to other columns), the rest of the fetched data is
+discarded and fetched again from the position. The application has received none of it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
+import kafka.errors as kafka_errors
+from kafka.consumer.fetcher import Fetcher as KafkaFetcher
 from kafka.future import Future
-from kafka.structs import TopicPartition
+from kafka.structs import OffsetAndMetadata, TopicPartition
 
-from kafkasafe.kafkapython.batches import BatchFetcher
+from kafkasafe.kafkapython.adapter import unreturned
 from kafkasafe.kafkapython.fetching_ahead import FetchingAhead, Sessions
+from kafkasafe.kafkapython.given_records import HeldRecords, TakenRecords
 from kafkasafe.kafkapython.owner import Owner
+from kafkasafe.kafkapython.records import Kind, Records
 from kafkasafe.limits.fetch_ahead import ResponseEnd
+from kafkasafe.limits.fetch_size import LARGE_FETCH_BYTES, FetchSize
 
 __all__ = ["Fetcher"]
 
-_DECIDED_S: Final = 0.1
-"""How often to check whether an atomic batch that a partition waits for is decided, seconds."""
+# Limit for one call, in bytes of decompressed records. The limit of a fetch does not limit its decompressed content.
+_CALL_BYTES: Final = 256 * 1024 * 1024
 
 
-class Fetcher(BatchFetcher):
-    """kafka-python's fetcher with the decisions of a SafeConsumer.
+class Fetcher(KafkaFetcher):
+    """kafka-python's fetcher, which can also return RecordBatches, with the decisions of a SafeConsumer.
 
-    This class replaces the code with which kafka-python 3.0.12 resets and checks positions. It also fixes faults in
-    reading from followers (KIP-392): kafka-python does not fetch from a partition while its follower's connection is in
-    back-off. After kafka-python left a follower, the leader sends it back to that follower.
+    This class replaces the code with which kafka-python 3.0.12 resets and checks positions. It also fetches ahead while
+    records wait for `poll`, and wakes the I/O thread only if a fetch can be sent. It fixes faults:
 
-    This fetcher also fetches ahead while records wait for `poll`, and wakes the I/O thread only if a fetch can be sent.
+    - A fetch that could not be sent blocks its broker (see `_create_fetch_requests`).
+    - An interrupt loses records (see `send_fetches`).
+    - Records that an iterator holds are fetched again (see `HeldRecords`).
+    - Damaged data is taken again for ever.
+    - The data of a paused partition keeps the response of all partitions in memory.
+    - kafka-python does not fetch from a partition while its follower's connection is in back-off. After kafka-python
+      left a follower, the leader sends it back to that follower (KIP-392).
     """
 
     owner: Owner
-    _lost_nodes: set[int]
-    """Brokers to which a fetch failed. kafka-python's I/O thread adds them; the consumer's thread removes them."""
+    taken: TakenRecords
+    """The records that the present poll has taken."""
+    _wanted: Kind | None = None  # None: return records
+    _left_bytes: int = _CALL_BYTES
+    _sends: bool = False  # this call of `fetch_records` sends the next fetches
+    _found: bool = False  # the last look found records, which still have to be returned
+    _size: FetchSize | None = None  # None: the size that the application has set
+    _held: HeldRecords
     _ahead: FetchingAhead
+    _completed_fetches: Any
+    _fetch_futures: Any
+    _manager: Any
+    _next_partition_records: Any
+    _nodes_with_pending_fetch_requests: set[int]
+    _paused_completed_fetches: Any
+    _paused_partition_records: Any
+    _reset_task: Any
+    _subscriptions: Any
+    _sensors: Any
+    _session_handlers: Any
 
     def serve(self, owner: Owner) -> None:
-        """Ask this object for decisions from now on."""
+        """Ask this object for decisions from now on, and note the records that a poll takes or an iterator holds."""
         self.owner = owner
-        self._lost_nodes = set()
-        self.begin_holding()
+        self._held = HeldRecords(self._subscriptions)
+        self.taken = TakenRecords(self._subscriptions)
         self._ahead = FetchingAhead(self._subscriptions)
         self._session_handlers = Sessions(self._session_handlers)
 
-    def take_lost_nodes(self) -> list[int]:
-        """Return the brokers to which fetches failed since the last call."""
-        found = []
-        while self._lost_nodes:
-            found.append(self._lost_nodes.pop())
-        return found
+    def choose_sizes(self) -> None:
+        """Chooses `max_partition_fetch_bytes` from now on."""
+        config: Any = self.config
+        most = min(LARGE_FETCH_BYTES, config["fetch_max_bytes"])
+        self._size = FetchSize(config["max_partition_fetch_bytes"], most, config["request_timeout_ms"] / 1000)
 
-    def reset_offsets_if_needed(self, timeout_ms: float | None = None) -> None:  # noqa: ARG002  # kafka-python's signature
-        """Begin the resets that are due."""
-        self.owner.positions.begin_resets()
+    def sought(self, tp: TopicPartition) -> None:
+        """Begins with small requests again, because the application sought: what was fetched is discarded."""
+        self._held.forget()
+        self.taken.forget(tp)
+        if self._size is not None:
+            self._size.restart(time.monotonic())
+
+    @contextlib.contextmanager
+    def giving(self, kind: Kind) -> Iterator[None]:
+        """Within this context, `fetched_records` returns lists of RecordBatches of this kind."""
+        self._wanted = kind
+        if self._size is not None:
+            self._size.asked_for_batches()
+        try:
+            yield
+        finally:
+            self._wanted = None
+
+    @property
+    def PartitionRecords(self) -> Any:  # noqa: N802  # kafka-python's name
+        """The class that kafka-python instantiates for a completed fetch."""
+        wanted = self._wanted
+        if wanted is None:
+            return Records
+        from kafkasafe.kafkapython.arrow_records import ArrowRecords
+
+        return functools.partial(ArrowRecords, wanted)
+
+    def reset_offsets_if_needed(self, timeout_ms: float | None = None) -> None:
+        """Do nothing: `validate_offsets_if_needed`, which kafka-python calls next, begins the resets, too."""
 
     def maybe_validate_positions(self) -> None:
-        """Begin the checks of positions that are due."""
-        self.owner.checking.begin()
+        """Do nothing; see above."""
 
-    def validate_offsets_if_needed(self, timeout_ms: float | None = None) -> None:  # noqa: ARG002
-        """Apply the results of checks and resets."""
+    def validate_offsets_if_needed(self, timeout_ms: float | None = None) -> None:  # noqa: ARG002  # kafka-python's signature
+        """Reset and check positions."""
         self.owner.results.carry_on()
 
-    def _handle_fetch_error(self, node_id: int, exception: BaseException) -> None:
-        """Handle a failed fetch request, on kafka-python's I/O thread."""
-        parent: Any = super()
-        parent._handle_fetch_error(node_id, exception)
-        if self.owner.followers.failed(node_id, time.monotonic()):
-            self.owner.port.request_metadata()
-        self._lost_nodes.add(node_id)
+    # --- what a poll gets ---------------------------------------------------------------------------------------------
 
     def fetch_records(
         self, max_records: int | None = None, update_offsets: bool = True, timeout_ms: float | None = None
     ) -> Any:
-        """See kafka-python's method. It also returns when one of the owner's time limits is reached, or when a check
-        has a result.
+        """See kafka-python's method. It sends the next fetch while the application processes its records."""
+        self._sends = False
+        records, partial = self.fetched_records(max_records, update_offsets=update_offsets)
+        if not partial:
+            self.send_fetches()
+        if not records:
+            if not self._await_response(timeout_ms):
+                return records, True
+            records, _ = self.fetched_records(max_records, update_offsets=update_offsets)
+        if records and not self._sends and not self._completed_fetches:
+            self._send_soon()
+        return records, False
+
+    def _await_response(self, timeout_ms: float | None) -> bool:
+        """Wait for a response or the result of a check, at most until one of the owner's time limits. Return False if
+        there is nothing to wait for.
         """
-        due_s = self.owner.due_s()
-        # This call may send a fetch to a follower, so do not wait longer than a follower may take.
-        waits_s = [self.owner.followers.patience_s] if self.config["client_rack"] else []
-        if self.owner.rereading.holds:
-            waits_s.append(_DECIDED_S)
-        for wait_s in waits_s if due_s is None else [*waits_s, due_s]:
-            timeout_ms = wait_s * 1000 if timeout_ms is None else min(wait_s * 1000, timeout_ms)
-        # kafka-python waits for `_reset_task`, so the completion of this future wakes `poll`.
+        awaited = list(self._fetch_futures)
+        # The completion of `_reset_task` wakes `poll`.
         if self.owner.parts.is_busy():
             if self._reset_task is None or self._reset_task.is_done:
                 self._reset_task = Future()
-                if self.owner.runner.has_work:
-                    self.owner.port.wake()
+            awaited.append(self._reset_task)
+            if self.owner.runner.has_work:
+                self.owner.port.wake()
         else:
             self._reset_task = None
+        if not awaited:
+            return False
+        if (due_s := self.owner.due_s()) is not None:
+            timeout_ms = due_s * 1000 if timeout_ms is None else min(due_s * 1000, timeout_ms)
+        with contextlib.suppress(kafka_errors.KafkaTimeoutError):
+            self._manager.run(self._await_first, awaited, timeout_ms)
+        return True
+
+    async def _await_first(self, futures: Iterable[Future], timeout_ms: float | None) -> None:
+        """Waits on the I/O thread until the first future is done.
+
+        kafka-python adds its callbacks on the caller's thread. Ctrl-C there can leave the lock of a future taken. Then
+        the I/O thread waits for this lock for ever, and so does each later call of the consumer.
+        """
+        first = Future()
+
+        def wake(_: object) -> None:
+            if not first.is_done:
+                first.success(None)
+
+        for future in futures:
+            future.add_both(wake)
+        await self._manager.wait_for(first, timeout_ms)
+
+    def give_back_last(self, iterator: Any) -> None:
+        """Moves the position back before the record that an iterator (`each_record`) has yielded in vain."""
+        found = unreturned(iterator)
+        if found is not None:
+            self._subscriptions.place(*found)
+
+    def fetched_records(self, max_records: int | None = None, update_offsets: bool = True) -> Any:
+        """See kafka-python's."""
+        self._drop_other_kinds()
+        if self._next_partition_records is not None and not self._next_partition_records:
+            # kafka-python keeps the rest of a paused partition elsewhere, and returns it only if this attribute is
+            # None.
+            self._next_partition_records = None
+        self._left_bytes = _CALL_BYTES
+        self._held.let_go()
+        self._let_resumed_go_on()
         parent: Any = super()
-        return parent.fetch_records(max_records, update_offsets=update_offsets, timeout_ms=timeout_ms)
+        try:
+            records, partial = parent.fetched_records(max_records, update_offsets=update_offsets)
+            while not records and self._resumed():
+                self._next_partition_records = None
+                records, partial = parent.fetched_records(max_records, update_offsets=update_offsets)
+        finally:
+            if self._held.put_back_postponed(self._completed_fetches):
+                partial = True
+        self._own_what_is_paused()
+        self._found = bool(records)
+        if records and self._wanted is None and self._size is not None:
+            self._size.returned_records()
+        return records, partial
+
+    def _resumed(self) -> list[TopicPartition]:
+        """The partitions with records that waited while they were paused, and that may be returned now."""
+        return [tp for tp in self._paused_partition_records if not self._subscriptions.is_paused(tp)]
+
+    def _let_resumed_go_on(self) -> None:
+        """Lets the rest of a resumed partition and the present one take turns.
+
+        kafka-python waits until nothing is left of the present one. While each next response is fetched ahead, that
+        may never be the case.
+        """
+        current = self._next_partition_records
+        if current is not None and (resumed := self._resumed()):
+            self._next_partition_records = self._paused_partition_records.pop(resumed[0])
+            self._paused_partition_records[current.topic_partition] = current
+
+    def _rest_before(self, completed: Any) -> Any:
+        """The rest of the response before this one, if it has waited while the partition was paused; else None."""
+        rest = self._paused_partition_records.pop(completed.topic_partition, None)
+        if rest is not None:
+            self._completed_fetches.appendleft(completed)
+        return rest
+
+    def send_fetches(self) -> Any:
+        """See kafka-python's method, which waits with records already taken: an interrupt would lose them."""
+        if self._found:
+            self._send_soon()
+            return []
+        parent: Any = super()
+        return parent.send_fetches()
+
+    def _send_soon(self) -> None:
+        """Let the I/O thread send the next fetches, without waiting for it.
+
+        An interrupt while waiting would lose the records that are about to be returned.
+        """
+        self._sends = True
+        if self._may_send():
+            self._manager.call_soon(self._send_fetches_async)
+
+    def _own_what_is_paused(self) -> None:
+        """Copies the data that waits for a paused partition. As a view, it would keep the response of all partitions.
+
+        Data that cannot be copied is fetched again when the partition is resumed.
+        """
+        for completed in self._paused_completed_fetches.values():
+            data = completed.partition_data
+            if isinstance(data.records, memoryview):
+                data.records = bytes(data.records)
+        for tp, part in list(self._paused_partition_records.items()):
+            if not self._subscriptions.is_paused(tp):
+                continue  # it goes on soon
+            if part.kind is not None and not part.own():
+                del self._paused_partition_records[tp]
+                part.drain()
+
+    def _drop_other_kinds(self) -> None:
+        if self._next_partition_records and self._next_partition_records.kind != self._wanted:
+            self._next_partition_records.drain()
+        for tp, part in list(self._paused_partition_records.items()):
+            if part.kind != self._wanted:
+                del self._paused_partition_records[tp]
+                part.drain()
+
+    def _append(self, drained: Any, part: Any, max_records: int, update_offsets: bool) -> int:
+        tp = part.topic_partition
+        state = self._subscriptions.assignment.get(tp)
+        self.taken.take(tp, state)
+        if part.kind is None:
+            parent: Any = super()
+            try:
+                count = int(parent._append(drained, part, max_records, update_offsets))
+            except Exception:
+                # kafka-python would try to take from the broken data forever. Fetch it again instead.
+                part.drain()
+                raise
+            if count and not update_offsets:
+                position = OffsetAndMetadata(part.next_fetch_offset, "", part.leader_epoch)
+                self._held.hold(tp, drained[tp][-1].offset + 1, position)
+            return count
+        if state is None or not state.is_fetchable() or state.position.offset != part.next_fetch_offset:
+            part.drain()  # it was fetched for another kind of result
+            return 0
+        records = part.take(max_records)
+        if state.highwater is not None and self._sensors:
+            self._sensors.records_fetch_lag.record(state.highwater - part.next_fetch_offset)
+        self._subscriptions.place(state, OffsetAndMetadata(part.next_fetch_offset, "", part.leader_epoch))
+        if records is None:
+            return 0
+        drained[tp].append(records)
+        # Views count with all the memory that they keep.
+        self._left_bytes -= records.get_total_buffer_size() if part.kind.views else records.nbytes
+        return int(records.num_rows) if self._left_bytes > 0 else max_records
+
+    def _parse_fetched_data(self, completed_fetch: Any) -> Any:
+        if (rest := self._rest_before(completed_fetch)) is not None:
+            return rest
+        if self._held.postpones(completed_fetch):
+            return None
+        if self.owner.responses.accept(completed_fetch):
+            parent: Any = super()
+            # An empty response makes this offset the position. A later fetch from there is not ahead of the position.
+            usual = completed_fetch._replace(fetched_offset=int(completed_fetch.fetched_offset))
+            return parent._parse_fetched_data(usual)
+        tp = completed_fetch.topic_partition
+        if completed_fetch.metric_aggregator:
+            completed_fetch.metric_aggregator.record(tp, 0, 0)
+        self._subscriptions.move_partition_to_end(tp)  # the next fetches take the other partitions first
+        return None
+
+    # --- requests and responses ---------------------------------------------------------------------------------------
+
+    def _may_send(self) -> bool:
+        """Return whether a fetch can be sent. To wake the I/O thread costs as much as decoding a hundred records."""
+        return any(map(self._is_free, self._without_data())) or any(map(self._is_free, self._fetched_ahead()))
+
+    def _is_free(self, tp: TopicPartition) -> bool:
+        """Return whether no request is in flight to the broker to fetch from: a follower (KIP-392) or the leader."""
+        state = self._subscriptions.assignment.get(tp)
+        node = None if state is None else state.preferred_read_replica()
+        if node is None:
+            node = self._manager.cluster.leader_for_partition(tp)
+        return node not in self._nodes_with_pending_fetch_requests
 
     def _fetchable_partitions(self) -> Sequence[TopicPartition]:
         return [*self._without_data(), *self._session_handlers.chosen]
@@ -114,43 +359,66 @@ class Fetcher(BatchFetcher):
         size: Any = self.config["max_partition_fetch_bytes"]
         return self._ahead.choose(waiting, self._next_partition_records, without, size)
 
-    def _may_send(self) -> bool:
-        pending = self._nodes_with_pending_fetch_requests
-        node_of = self.owner.port.read_from
-        return any(node_of(tp) not in pending for tp in (*self._without_data(), *self._fetched_ahead()))
-
     def _create_fetch_requests(self) -> Any:
-        """Create the requests, including those that fetch ahead."""
-        checked = {}
-        chosen = {}
+        """See kafka-python's. Creates only requests that can be sent, and also those that fetch ahead.
+
+        If sending a request raises an error, kafka-python considers this broker busy forever, and counts the later
+        brokers as asked. Then nothing would read their partitions any more, and no error would report it. This happens
+        for a leader that a fetch response names before the metadata does.
+
+        Requests for partitions that left a follower have no rack id: otherwise the leader would name the follower
+        again.
+
+        Raises:
+            SaslAuthenticationFailedError: A broker refused the client. Later calls try it again.
+        """
+        checked, chosen = {}, {}
         for tp, end in self._fetched_ahead().items():
             part = self.owner.parts.get(tp)
             if part is not None and part.checked is not None:
                 checked[tp], chosen[tp] = part.checked, end
+        followers, now = self.owner.followers, time.monotonic()
+        if self.config["client_rack"]:
+            self._leave_followers(now)
+        if self._size is not None:
+            self.config["max_partition_fetch_bytes"] = self._size.next_bytes(
+                len(self._subscriptions.assignment)
+            )
+        parent: Any = super()
         self._session_handlers.choose(chosen)
         try:
-            requests = self._requests()
+            requests: Any = parent._create_fetch_requests()
         finally:
             self._session_handlers.choose({})
+        self._drop_unsendable(requests)
+        if self.config["client_rack"]:
+            leader_of = self._manager.cluster.leader_for_partition
+            for node_id, (request, offsets) in requests.items():
+                if followers.leaves(offsets, now):
+                    request.rack_id = ""
+                followers.asked(node_id, [tp for tp in offsets if leader_of(tp) != node_id], now)
         self._ahead.mark(requests, chosen, checked)
         return requests
 
-    def _requests(self) -> Any:
-        """Create the requests. Requests for partitions that left a follower have no rack id: otherwise the leader would
-        name the follower again.
-        """
-        parent: Any = super()
-        if not self.config["client_rack"]:
-            return parent._create_fetch_requests()
-        followers, now = self.owner.followers, time.monotonic()
-        self._leave_followers(now)
-        requests: Any = parent._create_fetch_requests()
-        leader_of = self.owner.port.leader
-        for node_id, (request, offsets) in requests.items():
-            if followers.leaves(offsets, now):
-                request.rack_id = ""
-            followers.asked(node_id, [tp for tp in offsets if leader_of(tp) != node_id], now)
-        return requests
+    def _drop_unsendable(self, requests: dict[int, Any]) -> None:
+        for node_id in list(requests):
+            try:
+                self._manager.get_connection(node_id)
+            except kafka_errors.NodeNotReadyError:
+                pass  # the request then fails with this error, like any other request
+            except kafka_errors.UnknownBrokerIdError as error:
+                del requests[node_id]
+                self._forget_session(node_id, error)
+                self._manager.cluster.request_update()
+            except Exception as error:
+                for each in requests:
+                    self._forget_session(each, error)
+                raise
+
+    def _forget_session(self, node_id: int, error: Exception) -> None:
+        """Forgets the fetch session, because its request was not sent. The next request names every partition."""
+        if node_id in self._session_handlers:
+            self._session_handlers[node_id].handle_error(error)
 
     def _leave_followers(self, now: float) -> None:
         """Fetch from the leader if a partition's follower cannot be used. Refresh the metadata in this case."""
@@ -161,7 +429,8 @@ class Fetcher(BatchFetcher):
             if named is None:
                 continue
             # While the follower's connection is in back-off, kafka-python would not fetch the partition at all.
-            if not port.can_follow(tp, named):
+            is_replica = self._manager.cluster.is_replica_node(tp, named)
+            if not is_replica or self._manager.connection_delay(named) > 0:
                 left.add(tp)
             if tp in left or followers.leaves([tp], now):
                 state.clear_preferred_read_replica()
@@ -172,20 +441,33 @@ class Fetcher(BatchFetcher):
     def _handle_fetch_response(
         self, node_id: int, fetch_offsets: Any, send_time: float, response: Any
     ) -> None:
-        """On kafka-python's I/O thread: mark late errors of followers that the consumer has left, so that they are
-        ignored.
+        """On kafka-python's I/O thread: store a response. Errors of followers that the consumer has left come too late,
+        and are ignored.
         """
-        parent: Any = super()
-        errors = [
-            (TopicPartition(topic.topic, row.partition_index), row)
-            for topic in response.responses
-            for row in topic.partitions
-            if row.error_code
-        ]
-        if errors:
+        rows = [(topic.topic, row) for topic in response.responses for row in topic.partitions]
+        if errors := [
+            (TopicPartition(name, row.partition_index), row) for name, row in rows if row.error_code
+        ]:
             self.owner.followers.note_errors(node_id, errors)
         self._ahead.arrived(fetch_offsets, response, read_committed=bool(self._isolation_level))
+        if self._size is not None:
+            largest = max((len(row.records or b"") for _, row in rows), default=0)
+            self._size.answered(largest, send_time, time.monotonic())
+        # kafka-python does this after it has stored the response. A poll in between would take the response, find its
+        # broker busy, and not fetch ahead.
+        self._nodes_with_pending_fetch_requests.discard(node_id)
+        parent: Any = super()
         parent._handle_fetch_response(node_id, fetch_offsets, send_time, response)
+
+    def _handle_fetch_error(self, node_id: int, exception: BaseException) -> None:
+        """On kafka-python's I/O thread: handle a failed fetch request."""
+        if self._size is not None:
+            self._size.restart(time.monotonic())
+        parent: Any = super()
+        parent._handle_fetch_error(node_id, exception)
+        if self.owner.followers.failed(node_id, time.monotonic()):
+            self.owner.port.request_metadata()
+        self.owner.positions.lost(node_id)
 
     def _clear_pending_fetch_request(self, node_id: int, result: Any) -> None:
         """On kafka-python's I/O thread: note the end of a fetch request, successful or not."""
@@ -193,20 +475,3 @@ class Fetcher(BatchFetcher):
         self.owner.followers.answered(node_id)
         self._ahead.answered(node_id)
         parent._clear_pending_fetch_request(node_id, result)
-
-    def _parse_fetched_data(self, completed_fetch: Any) -> Any:
-        if (rest := self._rest_before(completed_fetch)) is not None:
-            return rest
-        if self._held.postpones(completed_fetch):
-            return None
-        is_late = self.owner.followers.is_late(completed_fetch.partition_data)
-        if not is_late and self.owner.responses.accept(completed_fetch):
-            parent: Any = super()
-            # An empty response makes this offset the position. A later fetch from there is not ahead of the position.
-            usual = completed_fetch._replace(fetched_offset=int(completed_fetch.fetched_offset))
-            return parent._parse_fetched_data(usual)
-        tp = completed_fetch.topic_partition
-        if completed_fetch.metric_aggregator:
-            completed_fetch.metric_aggregator.record(tp, 0, 0)
-        self.owner.port.move_to_end(tp)
-        return None

@@ -113,7 +113,11 @@ class TakenRecords:
         self._before.pop(tp, None)
 
     def give_back(self) -> None:
-        """Moves the positions back before the records, because the poll will not return them."""
+        """Moves the positions back before the records, because the poll will not return them.
+
+        Ctrl-C may come while the records of a partition are decoded, after those of other partitions were taken. The
+        records are fetched again.
+        """
         before, self._before = self._before, {}
         for tp, (state, position) in before.items():
             if self._subscriptions.assignment.get(tp) is state and state.position is not None:

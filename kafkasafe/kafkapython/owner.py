@@ -14,25 +14,18 @@ __all__ = ["Owner"]
 
 
 class _Followers(Protocol):
-    @property
-    def patience_s(self) -> float: ...
     def asked(self, node: int, partitions: Iterable[TopicPartition], now: float) -> None: ...
     def answered(self, node: int) -> None: ...
-    def failed(self, node: int, now: float) -> bool: ...
+    def failed(self, node: int, now: float) -> Collection[TopicPartition]: ...
     def hang(self, now: float) -> Collection[TopicPartition]: ...
-    def is_late(self, row: Any) -> bool: ...
     def leave(self, partitions: Iterable[TopicPartition], now: float) -> None: ...
     def leaves(self, partitions: Iterable[TopicPartition], now: float) -> bool: ...
     def note_errors(self, node: int, rows: Iterable[tuple[TopicPartition, Any]]) -> None: ...
 
 
 class _Positions(Protocol):
-    def begin_resets(self) -> None: ...
+    def lost(self, node: int) -> None: ...
     def refresh_committed(self, timeout_ms: float | None = None) -> bool: ...
-
-
-class _Checking(Protocol):
-    def begin(self) -> None: ...
 
 
 class _Results(Protocol):
@@ -53,11 +46,6 @@ class _Parts(Protocol):
 class _ProcedureRunner(Protocol):
     @property
     def has_work(self) -> bool: ...
-
-
-class _Rereading(Protocol):
-    @property
-    def holds(self) -> bool: ...
 
 
 class _Responses(Protocol):
@@ -93,12 +81,8 @@ class Owner(Protocol):
         """Finds positions."""
 
     @property
-    def checking(self) -> _Checking:
-        """Begins checks of positions."""
-
-    @property
     def results(self) -> _Results:
-        """Applies the results of checks."""
+        """Resets and checks positions."""
 
     @property
     def parts(self) -> _Parts:
@@ -107,10 +91,6 @@ class Owner(Protocol):
     @property
     def runner(self) -> _ProcedureRunner:
         """Runs the checks."""
-
-    @property
-    def rereading(self) -> _Rereading:
-        """Decides which partitions are read again."""
 
     @property
     def responses(self) -> _Responses:

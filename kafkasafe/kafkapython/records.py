@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any, Final
@@ -17,6 +18,7 @@ from typing import Any, Final
 import crc32c
 import kafka.errors as kafka_errors
 from kafka.consumer.fetcher import ConsumerRecord, Fetcher
+from kafka.record import MemoryRecords
 from kafka.record.default_records import DefaultRecordBatch
 from kafka.structs import TopicPartition
 
@@ -26,7 +28,7 @@ from kafkasafe.record.batch import HEADER_BYTES, MAX_BODY_BYTES, BatchHeader, Co
 from kafkasafe.record.batch.compression import decompress
 from kafkasafe.record.record_decode import NO_HEADERS, Piece, Place, Row, read, read_alike
 
-__all__ = ["TAKING", "Records"]
+__all__ = ["TAKING", "Kind", "Records"]
 
 
 _PIECE: Final = 2048  # number of records that are decoded at once
@@ -42,6 +44,19 @@ _CONTROL: Final = 0x20
 _OFFSET_FIELD: Final = ConsumerRecord._fields.index("offset")
 _PARENT: Final[Any] = Fetcher.PartitionRecords
 _make_record: Final[Any] = functools.partial(tuple.__new__, Record)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """The form of fetched data that are returned as batches, not as records.
+
+    Attributes:
+        columns: Names of the columns.
+        views: Whether keys and values are views of the received bytes.
+    """
+
+    columns: frozenset[str]
+    views: bool = False
 
 
 class _Decoded:
@@ -98,10 +113,12 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
     """Replaces kafka-python's `PartitionRecords`, which decodes record by record in version 3.0.12.
 
     Attributes:
+        kind: None: these are records.
         working_offset: The value that `next_fetch_offset` gets when `take` returns.
         skipping: Whether `Records` has not reached the requested offset yet.
     """
 
+    kind: Final = None
     topic_partition: TopicPartition
 
     def __init__(
@@ -113,6 +130,11 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
         value_deserializer: Any = None,
         **options: Any,
     ) -> None:
+        buffer = records._buffer
+        response: Any = buffer.obj if isinstance(buffer, memoryview) else b""
+        if 2 * len(buffer) < len(response):
+            # They may wait long for `poll`, so do not keep a large response for a small part of it.
+            records = MemoryRecords(bytes(buffer))
         super().__init__(fetch_offset, tp, records, key_deserializer, value_deserializer, **options)
         self.working_offset = fetch_offset
         self.skipping = True

@@ -330,7 +330,7 @@ class Decoder:
                 f"Offsets {header.base_offset} to {header.last_offset}: the batch before it ends at {self._end - 1}"
             )
         if self._check_crcs:
-            crc = crc_of(self._buffer, self._at, header.size_bytes)
+            crc = crc_of(self._buffer, self._at, _LOG_OVERHEAD + length)
             if crc != header.crc:
                 raise CorruptBatchError(
                     f"Offsets {header.base_offset} to {header.last_offset}: their CRC is {crc:#010x}, the header of"
@@ -443,6 +443,7 @@ def _parse(
     first = int(np.searchsorted(offsets, from_offset))
 
     epochs = np.repeat(np.array([h.partition_leader_epoch for h in headers], np.int32), counts)[first:]
+    appended = [header.is_log_append_time for header in headers]
     made: dict[str, Any] = {}
     for name in schema.names:
         match name:
@@ -450,14 +451,15 @@ def _parse(
                 made[name] = _arrow.array(offsets[first:])
             case "timestamp":
                 # With LogAppendTime, all records of a batch have the time of the broker.
-                base = [h.max_timestamp if h.is_log_append_time else h.base_timestamp for h in headers]
-                times = np.repeat(np.array(base), counts)
-                if any(header.is_log_append_time for header in headers):
-                    deltas *= np.repeat(np.array([not h.is_log_append_time for h in headers]), counts)
+                pairs = zip(headers, appended, strict=True)
+                times = np.repeat(
+                    np.array([h.max_timestamp if a else h.base_timestamp for h, a in pairs]), counts
+                )
+                if any(appended):
+                    deltas *= np.repeat(~np.array(appended), counts)
                 made[name] = _arrow.array((times + deltas)[first:]).view(_arrow.timestamp("ms", "UTC"))
             case "timestamp_type":
-                types = np.array([h.is_log_append_time for h in headers], np.int8)
-                made[name] = _arrow.array(np.repeat(types, counts)[first:])
+                made[name] = _arrow.array(np.repeat(np.array(appended, np.int8), counts)[first:])
             case "leader_epoch":
                 made[name] = _arrow.array(epochs)
             case "key" | "value":

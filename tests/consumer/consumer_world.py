@@ -139,14 +139,9 @@ class Fetches:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._lost: set[int] = set()
         self._asked: set[tuple[TopicPartition, int]] = set()
         self._ahead: FetchAhead[TopicPartition] = FetchAhead()
         self.arrived: deque[Any] = deque()
-
-    def take_lost_nodes(self) -> list[int]:
-        lost, self._lost = sorted(self._lost), set()
-        return lost
 
     def _maybe_update_current_leader(self, tp: TopicPartition, data: Any) -> None:
         pass  # the fake's answers name no leader here
@@ -182,7 +177,7 @@ class Fetches:
         def answered(reply: RecordsFetched | Failure) -> None:
             self._asked.discard(asked)
             if isinstance(reply, Failure):
-                self._lost.add(leadership[1])
+                self._world.reading.positions.lost(leadership[1])
                 self._world.metadata.request_update()
                 return
             diverging = None
@@ -210,7 +205,7 @@ class Fetches:
         """A broker that does not lead the partition refuses a fetch; one that is down lets the connection end."""
         self._asked.discard((tp, node))
         if not self._world.cluster.is_running(node):
-            self._lost.add(node)
+            self._world.reading.positions.lost(node)
             self._world.metadata.request_update()
             return
         data = SimpleNamespace(
@@ -420,7 +415,7 @@ class World:
         manager = SimpleNamespace(cluster=self.metadata, connection_delay=lambda _: 0, has_connection=True)
         self.port = KafkaPython(self.subscription, self.fetches, self.group, manager)
         config = {
-            "client_id": "world", "group_id": "g", "fetch_max_wait_ms": 500, "request_timeout_ms": 2000,
+            "client_id": "world", "group_id": "g", "client_rack": "", "fetch_max_wait_ms": 500, "request_timeout_ms": 2000,
             "bootstrap_servers": SERVERS, "max_poll_interval_ms": 300_000,
         }  # fmt: skip
         self.reports = Reports("world", safe.on_event)
@@ -461,8 +456,6 @@ class World:
         reading = self.reading
         with reading.polls:
             reading.positions.refresh_committed(100)
-            reading.positions.begin_resets()
-            reading.checking.begin()
             reading.results.carry_on()
             resting = reading.parts.resting(self.time.monotonic())
             for tp in self.subscription.fetchable_partitions():

@@ -24,7 +24,7 @@ from kafka.structs import OffsetAndMetadata
 from kafkasafe.errors import LogDivergedError
 from kafkasafe.events import LogDiverged
 from kafkasafe.kafkapython.arrow_records import ArrowRecords
-from kafkasafe.kafkapython.kinds import Kind
+from kafkasafe.kafkapython.records import Kind
 from kafkasafe.record import batch
 from kafkasafe.testing.broker import KafkaCluster
 

@@ -7,7 +7,7 @@ from consuming import new_topic, until
 from kafka import TopicPartition
 
 from kafkasafe import SafeConsumer, SafeProducer
-from kafkasafe.kafkapython.batches import BatchFetcher
+from kafkasafe.kafkapython.fetcher import Fetcher
 
 MB = 1024 * 1024
 VALUES = [b"%d-" % number + b"x" * 50_000 for number in range(330)]
@@ -17,7 +17,7 @@ VALUES = [b"%d-" % number + b"x" * 50_000 for number in range(330)]
 def asked(monkeypatch):
     """The sizes that were asked for, of each partition."""
     sizes = []
-    create = BatchFetcher._create_fetch_requests
+    create = Fetcher._create_fetch_requests
 
     def created(fetcher):
         requests = create(fetcher)
@@ -25,7 +25,7 @@ def asked(monkeypatch):
             sizes.extend(part.partition_max_bytes for topic in request.topics for part in topic.partitions)
         return requests
 
-    monkeypatch.setattr(BatchFetcher, "_create_fetch_requests", created)
+    monkeypatch.setattr(Fetcher, "_create_fetch_requests", created)
     return sizes
 
 

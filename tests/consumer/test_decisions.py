@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import time
 from types import SimpleNamespace
@@ -11,10 +12,7 @@ from kafka import TopicPartition
 from kafka.errors import ClusterAuthorizationFailedError, IllegalStateError, OffsetOutOfRangeError
 from kafka.structs import OffsetAndMetadata
 
-from kafkasafe._consuming.checking import Checking
-from kafkasafe._consuming.decisions import Decisions
-from kafkasafe._consuming.following import Following
-from kafkasafe._consuming.keeper import HistoryKeeper
+from kafkasafe._consuming.followers import Followers
 from kafkasafe._consuming.lineage_file import LineageMemory
 from kafkasafe._consuming.moves import Moves
 from kafkasafe._consuming.partition import AssignedPartition, LocalStart, LogCompared, LogRange, ResetTo
@@ -63,7 +61,7 @@ class State:
 
 
 class Client:
-    """A `Port` to nothing."""
+    """In place of `KafkaPython`."""
 
     def __init__(self, strategy):
         self.strategy = strategy
@@ -71,7 +69,6 @@ class Client:
         self.groups = {}
         self.leader = OLD, 1, 2
         self.requests = 0
-        self.lost = []
 
     def assigned(self):
         return dict(self.states)
@@ -121,10 +118,6 @@ class Client:
     def leadership(self, tp):
         return self.leader
 
-    def take_lost_nodes(self):
-        lost, self.lost = self.lost, []
-        return lost
-
     def request_metadata(self):
         self.requests += 1
 
@@ -167,21 +160,20 @@ class Reader:
         self.client, self.questions = Client(strategy), Questions()
         reports = Reports("me", self.events.append)
         runner = ProcedureRunner()
-        self.parts = AssignedPartitions(self.client, HistoryKeeper(None, LineageMemory(None), "me", reports))
+        self.parts = AssignedPartitions(self.client, LineageMemory(None))
         moves = Moves(self.client, runner, self.questions)
         pauses = Pauses(moves, reports, None)
-        self.checking = Checking(self.client, self.parts, moves)
-        self.decisions = Decisions(self.client, self.parts)
         self.positions = Positions(self.client, self.parts, moves, NoBatches(), has_group=True)
-        self.responses = Responses(self.client, self.parts, moves, pauses, Following(0.5))
+        self.responses = Responses(
+            self.client, self.parts, moves, pauses, Followers(0.5, contextlib.nullcontext())
+        )
         self.results = Results(
             port=self.client,
             runner=runner,
             parts=self.parts,
             moves=moves,
             pauses=pauses,
-            checking=self.checking,
-            decisions=self.decisions,
+            positions=self.positions,
             rereading=NoBatches(),
             reports=reports,
             policy=policy,
@@ -203,8 +195,6 @@ class Reader:
 
     def poll(self):
         self.positions.refresh_committed()
-        self.positions.begin_resets()
-        self.checking.begin()
         self.results.carry_on()
 
     def answer(self, kind, result):
@@ -287,7 +277,7 @@ def test_of_the_same_leader_nothing_is_asked(reader):
 def test_without_a_leader_epoch_a_lost_connection_is_a_reason_to_compare(reader, epoch, node, asks):
     reader.client.leader = OLD, 1, epoch
     reader.answer("walk", LogCompared(Same(1), epoch, 1, topic_id=OLD, leadership=(OLD, 1, epoch)))
-    reader.client.lost = [node]
+    reader.positions.lost(node)
     reader.poll()
     assert reader.asks() == asks
 
@@ -318,11 +308,11 @@ def test_a_divergence_is_raised_once_and_waits_for_the_decision(reader):
     assert told.value.event == reader.of(LogDiverged)[0]
     assert (told.value.event.divergent_offset, told.value.event.rolled_back) == (6, (6, 9))
     reader.poll()
-    assert [part.error for part in reader.decisions.due()] == [told.value]
+    assert [part.error for part in reader.parts.undecided()] == [told.value]
     assert not reader.part.state.is_fetchable()
     reader.seek(TP, 6)
     reader.poll()
-    assert reader.decisions.due() == []
+    assert reader.parts.undecided() == []
     assert reader.asks() == [("walk", 6)]  # what was read before it is still compared
     valid(reader)
     assert len(reader.of(LogDiverged)) == 1
@@ -352,7 +342,7 @@ def test_a_position_that_moves_without_a_decision_is_compared_again(reader):
     with pytest.raises(LogDivergedError):
         reader.answer("walk", walked(GONE))
     reader.client.place(TP, 8)
-    assert reader.decisions.due() == []
+    assert reader.parts.undecided() == []
     reader.poll()
     assert reader.asks() == [("walk", 8)]
 
@@ -432,7 +422,7 @@ def test_where_no_reset_is_allowed_it_is_raised():
         reader.answer("range", LogRange(12, 20, None))
     assert reader.at.activity is Activity.STRANDED
     reader.seek(TP, 12)
-    assert reader.decisions.due() == []
+    assert reader.parts.undecided() == []
 
 
 def test_a_broker_that_denies_a_position_in_the_log_may_have_it_elsewhere(reader):
@@ -555,7 +545,7 @@ def test_a_seek_ends_every_procedure(activity):
     reply(ANSWERS[activity])
     reader.poll()
     assert reader.part.state.position.offset == 0
-    assert (reader.events, reader.decisions.due()) == (before, [])
+    assert (reader.events, reader.parts.undecided()) == (before, [])
 
 
 @EACH
@@ -660,7 +650,7 @@ def test_where_nothing_was_read_and_no_reset_is_allowed_a_new_topic_is_raised():
     assert reader.at.activity is Activity.STRANDED
     assert not reader.part.state.is_fetchable()
     reader.client.place(TP, 4)  # not by a decision
-    assert reader.decisions.due() == []
+    assert reader.parts.undecided() == []
     assert reader.at == (Activity.IDLE, Standing.UNCHECKED)
 
 
@@ -740,7 +730,7 @@ def test_an_interrupt_before_the_hold_lets_no_record_through(reader, monkeypatch
         with pytest.raises(KeyboardInterrupt):
             reader.poll()
     assert reader.at.activity is Activity.WALKING
-    reader.checking.begin()
+    reader.positions.begin_checks()
     assert not reader.part.state.is_fetchable()
     assert reader.asks() == [("walk", 10)]
 
@@ -780,7 +770,7 @@ def test_a_hook_that_finds_a_divergence_ends_the_response_that_it_was_called_for
     def hooked(pauses, tp, part):
         ended(pauses, tp, part)
         reader.client.leader = OLD, 2, 5
-        reader.checking.begin()
+        reader.positions.begin_checks()
         [(_, reply)] = reader.questions.asked
         reader.questions.asked.clear()
         reply(walked(GONE))

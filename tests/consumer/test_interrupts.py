@@ -18,9 +18,9 @@ from kafka.structs import OffsetAndMetadata
 from kafkasafe.kafkapython import arrow_tables
 from kafkasafe.kafkapython.adapter import each_record
 from kafkasafe.kafkapython.arrow_records import ArrowRecords
-from kafkasafe.kafkapython.batches import BatchFetcher
 from kafkasafe.kafkapython.client import _InterruptibleNet
 from kafkasafe.kafkapython.consumer import ExtendedConsumer
+from kafkasafe.kafkapython.fetcher import Fetcher
 from kafkasafe.kafkapython.records import Records
 from kafkasafe.kafkapython.subscription import Subscription
 from kafkasafe.record import arrow_decode
@@ -88,7 +88,7 @@ def test_what_was_taken_before_the_interrupt_is_read_again(fake_kafka, monkeypat
 def test_an_interrupt_after_the_last_take_loses_nothing(fake_kafka, monkeypatch, poll):
     topic = filled(fake_kafka)
     left = [3]
-    send = BatchFetcher._send_soon
+    send = Fetcher._send_soon
 
     def interrupted(fetcher):
         if left[0]:
@@ -96,7 +96,7 @@ def test_an_interrupt_after_the_last_take_loses_nothing(fake_kafka, monkeypatch,
             raise KeyboardInterrupt
         send(fetcher)
 
-    monkeypatch.setattr(BatchFetcher, "_send_soon", interrupted)
+    monkeypatch.setattr(Fetcher, "_send_soon", interrupted)
     with Consumers(fake_kafka) as consumers:
         consumer = consumers.assigned(topic, *range(3), auto_offset_reset="earliest")
         assert read_all(consumer, poll) == {partition: list(range(COUNT)) for partition in range(3)}
@@ -147,9 +147,9 @@ def test_an_error_while_batches_are_joined_loses_nothing(fake_kafka, monkeypatch
             return sum(map(len, taken.values())) >= 3 * COUNT
 
         # Parts of a partition, so that there is something to join.
-        append = BatchFetcher._append
+        append = Fetcher._append
         monkeypatch.setattr(
-            BatchFetcher,
+            Fetcher,
             "_append",
             lambda fetcher, drained, part, _, *more: append(fetcher, drained, part, 7, *more),
         )
@@ -170,7 +170,7 @@ def test_an_interrupt_before_a_poll_gives_nothing_back(fake_kafka, monkeypatch, 
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(BatchFetcher, "giving", interrupted)
+            patch.setattr(Fetcher, "giving", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 getattr(consumer, poll)(1000)
         assert consumer.position(TopicPartition(topic, 0)) == 10
@@ -179,16 +179,16 @@ def test_an_interrupt_before_a_poll_gives_nothing_back(fake_kafka, monkeypatch, 
 def test_a_seek_in_the_handler_that_raises_is_kept(fake_kafka, monkeypatch):
     topic = filled(fake_kafka, 1)
     tp = TopicPartition(topic, 0)
-    send = BatchFetcher._send_soon
+    send = Fetcher._send_soon
     with Consumers(fake_kafka) as consumers:
         consumer = consumers.assigned(topic, auto_offset_reset="earliest")
 
         def interrupted(fetcher):
-            monkeypatch.setattr(BatchFetcher, "_send_soon", send)
+            monkeypatch.setattr(Fetcher, "_send_soon", send)
             consumer.seek(tp, 40)
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(BatchFetcher, "_send_soon", interrupted)
+        monkeypatch.setattr(Fetcher, "_send_soon", interrupted)
         with pytest.raises(KeyboardInterrupt):
             until(lambda: consumer.poll(1000, max_records=10))
         assert consumer.position(tp) == 40
@@ -228,7 +228,7 @@ def test_the_iterator_takes_back_a_record_that_it_did_not_return():
             ]
         }
         iterator = each_record(lambda records=records: records, subscription)
-        fetcher = object.__new__(BatchFetcher)
+        fetcher = object.__new__(Fetcher)
         fetcher._subscriptions = subscription
         consumer, got = SimpleNamespace(_iterator=iterator, _closed=False, _fetcher=fetcher), []
         assert next(iterator).offset == 5

@@ -6,8 +6,8 @@ import pytest
 from kafka import KafkaProducer
 from waiting import until
 
-from kafkasafe._consuming.checking import Checking
 from kafkasafe._consuming.partition import AssignedPartition
+from kafkasafe._consuming.positions import Positions
 from kafkasafe._consuming.reading import Reading
 from kafkasafe.consumer import SafeConsumer
 
@@ -15,14 +15,14 @@ from kafkasafe.consumer import SafeConsumer
 def test_only_the_consumers_thread_writes_what_is_known_of_a_partition(fake_kafka, monkeypatch):
     """A fetch that fails is noted by the I/O thread, and without leader epochs the position is checked again."""
     writers, checked = set(), []
-    check = Checking.check
+    check = Positions.check
 
     def written(part, name, value):
         writers.add((name, threading.current_thread()))
         object.__setattr__(part, name, value)
 
     monkeypatch.setattr(AssignedPartition, "__setattr__", written)
-    monkeypatch.setattr(Checking, "check", lambda *args: checked.append(args) or check(*args))
+    monkeypatch.setattr(Positions, "check", lambda *args: checked.append(args) or check(*args))
     fake_kafka.create_topic("t")
     producer = KafkaProducer(bootstrap_servers=fake_kafka.bootstrap_servers)
     consumer = SafeConsumer(
