@@ -1,4 +1,4 @@
-"""The cluster to which a lane's offsets and acknowledged batches belong, and the ids that it granted for batches.
+"""The cluster to which a lane's offsets and acknowledged batches belong, and the producer ids that it granted.
 
 The lane's own log records both. `sealing` decides when to give ids, and when to take them back.
 
@@ -78,8 +78,8 @@ class IdSequence:
 
     Attributes:
         producer_id: Producer id of the last batch that got an id, -1 before the first one.
-        epoch: The same.
-        next_sequence: Sequence of the next batch under it.
+        epoch: Epoch of that batch.
+        next_sequence: Base sequence of the next batch under this id and epoch.
         stale: The batches that are not in the log need new ids once no broker can append requests under the old ones.
     """
 

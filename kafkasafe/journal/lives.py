@@ -60,7 +60,7 @@ class Incarnations:
     def slept(self, seconds: float, now: float) -> None:
         """Note for how long the machine slept; `now` includes that time.
 
-        Meanwhile, our producer state aged at the brokers. The sockets slept as well, and send their buffers only now.
+        During that time, our producer state aged at the brokers. Requests in the buffers of sockets go out only now.
         """
         before = now - seconds
         self._quiescence.sleep(seconds, before)

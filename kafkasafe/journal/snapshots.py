@@ -64,8 +64,8 @@ def state_mark(partition: Destination) -> m.State:
     return m.State(
         partition.number,
         partition.log.baseline_offset,
-        # The last acknowledged offset would be wrong here: its mark may not be durable yet, or an earlier batch may be
-        # in doubt. A scan that starts after that batch would take it for absent.
+        # The last acknowledged offset would be wrong here. Its mark may not be durable yet. Or an earlier batch may be
+        # in doubt, and a scan that starts after that batch would take it for absent.
         partition.log.clear_offset,
         partition.log.leader_epoch,
         partition.log.topic_id,
