@@ -40,7 +40,7 @@ state:
                 not exist, batches on their way to                      their loss
                 `rejected/`                                 precedence  batches that other lanes deliver first
     doubt       requests that had no answer                 healing     lost batches that are sent again
-    quiescence  when all requests are dead                  spool_index positions of the spool that are needed
+    quiescence  until when late requests may arrive         spool_index positions of the spool that are needed
     queue       the batches of a partition                  destinations  partitions, and the known topics
     replay      the group of the log that is being read     snapshots   marks that a new segment repeats
 

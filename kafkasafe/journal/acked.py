@@ -272,9 +272,9 @@ class AckedLog:
 
 @dataclass(frozen=True, slots=True)
 class EpochCheck:
-    """Another leader acknowledges: does the former leader's epoch end after its last acknowledged offset?
+    """Another leader acknowledges batches now: does the former leader's epoch end after `last_acked_offset`?
 
-    Call `suspect()` if it does not, or if the leader does not know that epoch although its log begins earlier.
+    Call `suspect()` if not, or if the new leader does not know that epoch although its log begins earlier.
 
     Attributes:
         destination: Destination number.

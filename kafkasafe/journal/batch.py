@@ -84,7 +84,7 @@ class BatchEvent(enum.Enum):
     ABSENT = "absent"
     """It is not in the log."""
     ABSENT_CONDEMNED = "absent and condemned"
-    """The batch is not in the log. The journal searched for the batch only to reject it if the log does not have it."""
+    """The batch is not in the log. The journal asked only because it wants to reject or divide the batch."""
     UNKNOWABLE = "unknowable"
     """Whether the batch is in the log cannot be determined."""
     RESENT = "resent"

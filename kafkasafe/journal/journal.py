@@ -50,7 +50,7 @@ class Journal:
         self.units = state.units
         self.missing = state.missing
         self.views = Views(state)
-        # Each object takes those that it uses, so they exist before it.
+        # Each object gets those that it uses as arguments, so it is made after them.
         self._packer = packer = Packer(state)
         self._snapshots = Snapshots(state)
         self._identities = Identities(state, packer)

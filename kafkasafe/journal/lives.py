@@ -17,9 +17,7 @@ __all__ = ["Incarnations"]
 
 
 class Incarnations:
-    """Holds batches back until those of other lanes are delivered, and announces when all requests of this lane are
-    dead.
-    """
+    """Holds batches until those of other lanes are delivered, and makes the mark about this lane's late requests."""
 
     def __init__(self, state: JournalState, packer: Packer) -> None:
         self._all = state.destinations.all
@@ -68,7 +66,7 @@ class Incarnations:
             partition.doubt.sleep(seconds, before)
 
     def quiet(self, now: float, clock: Clock, *, unfinished: int) -> m.Quiet | None:
-        """The mark with which a producer that has stopped sending announces when all its requests are dead.
+        """The mark that says, for a producer that has stopped sending, until when its requests may still be appended.
 
         None if the log already has the mark. Also None if no batch is unfinished or suspected to be lost: then the next
         incarnation has nothing to ask.

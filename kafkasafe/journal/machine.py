@@ -50,7 +50,7 @@ def was_judged(partition: Partition, _now: float) -> bool:
 
 
 def has_unchecked_refusal(partition: Partition, _now: float) -> bool:
-    """The broker refused the first batch, and its refusal has not been compared with its producer state yet."""
+    """The broker refused the first batch, and the refusal has not been compared with the broker's producer state."""
     first = partition.queue.head
     return first is not None and first.fault.unconfirmed and first.identity is not None
 

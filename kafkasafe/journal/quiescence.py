@@ -89,7 +89,7 @@ class Quiescence:
         """The mark for the last group of an owner that has stopped sending.
 
         Args:
-            dead_at: For each partition, when this incarnation's requests are dead.
+            dead_at: For each partition, the time (seconds) from which no request of this incarnation can be appended.
             now: Seconds.
             clock: The current time, in a form that another incarnation can compare.
         """

@@ -372,7 +372,9 @@ class Recovery:
             self._packer.touch(partition)
 
     def _recover_revived(self, mark: m.Revived, following: Sequence[m.Mark]) -> None:
-        """Repeat the result of a survey: lost batches wait again. `following` has the next mark of the group."""
+        """Apply the result of an earlier incarnation's survey: lost batches wait again. `following` has the next mark
+        of the group.
+        """
         known = self._destinations.declared_partition(mark.destination)
         self._backlogs.reach(known, ANYWHERE)
         places = dict(mark.moved)

@@ -48,7 +48,7 @@ class Snapshots:
         return marks
 
     def states(self, partition: Destination) -> list[m.State]:
-        """The STATE mark to repeat for the partition; no mark if recovery would take it for a reset by mistake.
+        """The STATE mark to repeat for the partition; no mark if recovery would mistake it for a reset.
 
         1. A broker without topic ids and leader epochs acknowledges the batches of a unit, but reports no offsets.
         2. The lane sent nothing else to the partition, so that no baseline is known.

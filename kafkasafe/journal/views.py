@@ -207,7 +207,7 @@ class Views:
         return any(partition.queue for partition in self._destinations.unassigned.values())
 
     def portion_bytes(self, topic: str) -> int:
-        """Size of the batches of a topic that are divided next, when its partitions are known."""
+        """Size of the batches of a topic that are divided next, once the topic's partitions are known."""
         known = self._destinations.unassigned.get(topic)
         return 0 if known is None else sum(batch.size_bytes for batch in known.queue.near)
 

@@ -154,8 +154,8 @@ class BrokerClock:
         return max(now_ms + self._behind_ms, self._at_least_ms)
 
     def age_s(self, batch: Batch, now_ms: int) -> float:
-        """The age of a batch as brokers see it: they count from the timestamp of the last batch, not
-        from its append.
+        """The age of a batch as brokers see it: they count from the batch's timestamp, not from the time of the
+        append.
         """
         return max(0.0, (self.now_ms(now_ms) - batch.max_timestamp) / 1000)
 
