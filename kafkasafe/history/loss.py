@@ -185,7 +185,7 @@ class Survey:
         if self.from_offset >= 0:
             oldest = min(oldest, self.from_offset)
         self._begin = max(self.log_start_offset, min(oldest, self.end_offset))
-        # Include the batch before: its sequences show how many records are missing before the oldest batch.
+        # Include the batch before the oldest one: its sequences show how many records are missing in between.
         self.next_offset = max(self.log_start_offset, self._begin - 1)
         self._ours_until = self.doubted_from
         self._open = _Transactions()

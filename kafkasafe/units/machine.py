@@ -146,7 +146,7 @@ class Units:
         self.ids.forget_producer_ids()
 
     def take_over(self, transactional_id: str) -> None:
-        """Acquire a user's id: its former producer is fenced, and the transaction that it left open is aborted."""
+        """Acquire a user's id. This fences the id's former producer, and aborts that producer's open transaction."""
         tid = self.ids[transactional_id]
         if tid.is_free:
             tid.forget_former()

@@ -19,8 +19,8 @@ from kafkasafe.units.unit import Entry, Transaction, TransactionalId, Unit
 __all__ = ["BLOCKING_CODES", "MOVED_ON", "Transitions"]
 
 BLOCKING_CODES: Final = DESTINATION_CODES | {30, 53}
-"""The cluster blocks a topic, a group or a transactional id, perhaps for long. Each try in a new transaction appends
-the records once more, so tries are rare.
+"""The cluster blocks a topic, a group or a transactional id, perhaps for a long time. Each try in a new transaction
+appends the records once more, so tries are rare.
 """
 _UNDER_WAY: Final = frozenset({Phase.BEGUN, Phase.APPENDING, Phase.STAGING, Phase.STAGED})
 """Phases of a transaction for which this incarnation sent no EndTxn."""
