@@ -43,7 +43,7 @@ def alive_s(quiet: m.Quiet | None, clock: Clock | None, request_timeout_s: float
     Args:
         quiet: The mark that the last incarnation wrote at its end; None if it wrote none, or sent something afterwards.
         clock: The current time; None: the time since the mark is unknown.
-        request_timeout_s: After this time, no broker can append a request without an answer any more.
+        request_timeout_s: After this time, no broker can append an unanswered request any more.
     """
     if quiet is None or clock is None:
         return request_timeout_s

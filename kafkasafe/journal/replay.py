@@ -67,11 +67,11 @@ class Replay:
             self.parents.append((parent, children))
 
     def origin_from(self, first: int, default: int) -> int:
-        """Position where the records of the batches from this one on were first written."""
+        """Position where the records of the parts that begin at this index were first written."""
         return next((at for at, children in self._origins if children.start == first), default)
 
     def divides_unit(self, first: int) -> bool:
-        """Whether the batches from this one on are parts of a batch of a unit."""
+        """Whether the parts that begin at this index replace a batch of a unit."""
         return any(parent.unit is not None and children.start == first for parent, children in self.parents)
 
     def read_unit(self, unit: u.Unit, members: range) -> None:

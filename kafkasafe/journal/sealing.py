@@ -141,7 +141,7 @@ class Sealer:
         self._out.ready.persist.batches.append(batch)
 
     def rests(self, batch: Batch) -> bool:
-        """Whether the disk is not writing the batch, and the batch is on disk or may be only in memory."""
+        """Whether the batch is on disk, or may stay in memory and is not being written."""
         return batch.durable or not (self._durable_first or batch.writing)
 
     @staticmethod

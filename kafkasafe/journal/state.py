@@ -29,7 +29,7 @@ class Settings:
         durable_first: Send only batches that are on disk (`spool="always"`). False: `spill()` selects those to write.
         window: Batches sent without a durable commit mark, per partition.
         state_age_s: How long after a batch's own timestamp a broker is certain to keep the producer state.
-        request_timeout_s: After this time, no broker can append a request without an answer any more.
+        request_timeout_s: After this time, no broker can append an unanswered request any more.
         blocked_timeout_s: How long the journal waits before it rejects batches because their destination is missing,
             forbidden or invalid, because their timestamps are too far ahead, or because the broker fails on one batch;
             None: for ever. The time counts within this incarnation, and any other answer resets it.
