@@ -76,13 +76,13 @@ class Repeat:
 
     @property
     def records(self) -> int:
-        """How many come again."""
+        """How many records the log repeats."""
         return (self.last - self.first) % _SEQUENCES + 1
 
 
 @dataclass(frozen=True, slots=True)
 class IdCount:
-    """What the records' ids say.
+    """What the ids in the records show.
 
     Attributes:
         source: Where the ids are.
@@ -129,12 +129,12 @@ class Producer:
 
     @property
     def missing_records(self) -> int:
-        """In all gaps."""
+        """How many records are missing, summed over all gaps."""
         return sum(gap.records for gap in self.gaps)
 
     @property
     def repeated_records(self) -> int:
-        """In all repeats."""
+        """How many records the log repeats, summed over all repeats."""
         return sum(repeat.records for repeat in self.repeats)
 
     def add(self, run: SequenceRun) -> None:
@@ -155,7 +155,7 @@ def runs(headers: Iterable[BatchHeader]) -> list[SequenceRun]:
     """The runs of a part of a log, in the order in which they begin.
 
     Args:
-        headers: Headers of the part's batches, in offset order. Control batches are passed over.
+        headers: Headers of the part's batches, in offset order. Control batches are skipped.
     """
     found: list[SequenceRun] = []
     latest: dict[int, int] = {}

@@ -76,7 +76,7 @@ class BatchId:
 
 
 class BatchKind(enum.Enum):
-    """What a batch of the log is to a transaction."""
+    """The role of a batch of the log in a transaction."""
 
     PLAIN = enum.auto()
     """It belongs to no transaction."""
@@ -96,8 +96,8 @@ class LogBatch(NamedTuple):
         last_offset: Offset of the last record (inclusive).
         producer_id: -1 if the batch has none.
         producer_epoch: -1 if the batch has none.
-        base_sequence: Sequence of the first record; -1 if the batch has none, as markers.
-        kind: What it is to a transaction.
+        base_sequence: Sequence of the first record; -1 if the batch has none, as a marker.
+        kind: Its role in a transaction.
     """
 
     base_offset: int
@@ -123,7 +123,7 @@ class IdentityVerdict(enum.Enum):
     DECIDED = "decided"
     """The first `present` batches are in the leader's log, the others are not."""
     GAP = "gap"
-    """Like DECIDED, and the leader misses a batch before the first absent one: the absent ones need a new id."""
+    """Like DECIDED, and the leader lacks a batch before the first absent one: the absent ones need a new id."""
     READ_LOG = "read_log"
     """The producer state does not decide; read the log."""
     UNDECIDABLE = "undecidable"
@@ -132,7 +132,7 @@ class IdentityVerdict(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The answer.
+    """The conclusion about batches in doubt, with its evidence.
 
     Attributes:
         verdict: The conclusion.
@@ -140,7 +140,7 @@ class Judgement:
         evidence: Human-readable text: the observations.
         offsets: Base offsets of batches that were found in the log itself, by index.
         missing: With GAP: how many records are missing between the leader's last one and the first absent batch.
-        of_state: The judgement uses the leader's producer state, which shows whether the leader misses a batch.
+        of_state: The judgement uses the leader's producer state, which shows whether the leader lacks a batch.
     """
 
     verdict: IdentityVerdict
@@ -167,7 +167,7 @@ def judge_by_state(doubt: Sequence[BatchId], view: ProducerView | None, *, acked
     Args:
         doubt: The batches in doubt, in sequence order, all of one producer id and epoch.
         view: The leader's state of that id; None when it has none, or when the broker cannot be asked.
-        acked_before: A batch of this id and epoch was acknowledged on the partition before.
+        acked_before: An earlier batch of this id and epoch was acknowledged on the partition.
 
     Returns:
         DECIDED, GAP, READ_LOG or UNDECIDABLE.
@@ -215,7 +215,7 @@ class Scan:
         next_offset: Where the next page starts.
         end_offset: The leader's log end when the scan began (exclusive): the scan must read up to here.
         found: Base offset of each batch found, by index.
-        trimmed_to: Log start offset, if it had advanced past the scan; else -1.
+        trimmed_to: The log start offset, if it has advanced past the place of the scan; else -1.
         hidden_before: Offset (exclusive) before which a part of the range was trimmed or compacted (a gap between
             offsets) and could not be read; -1 if the scan read everything.
     """
@@ -239,7 +239,7 @@ class Scan:
         Args:
             batches: The page's batches, in offset order.
             next_offset: Where the page ends (exclusive).
-            log_start_offset: The log's start when it was read.
+            log_start_offset: The log start offset when the page was read.
         """
         if log_start_offset > self.next_offset:
             self.trimmed_to = self.hidden_before = self.next_offset = log_start_offset
@@ -275,8 +275,8 @@ def judge_by_log(scan: Scan) -> Judgement:
     before = -1
     for index in range(newest + 1):
         if index not in scan.found and before >= scan.hidden_before:
-            # The log has a later batch but not this one, and the scan read its place: the log lost it, or a leader
-            # without producer state appended the later one out of order.
+            # The log has a later batch but not this one, and the scan read the place of this one. So the log lost this
+            # batch, or a leader without producer state appended the later one out of order.
             return Judgement(
                 IdentityVerdict.UNDECIDABLE, index, f"{seen}; a later batch is there", dict(scan.found)
             )

@@ -28,7 +28,7 @@ _RELEASED: Final = 1 << 15
 """At least this many offsets of released batches are kept."""
 
 _BEYOND: Final = 2**63 - 1
-"""After every offset."""
+"""An offset after every other offset."""
 
 
 class Cause(enum.Enum):
@@ -37,7 +37,7 @@ class Cause(enum.Enum):
     ACK = "ack"
     """A broker acknowledged a batch at or before an offset that it had acknowledged earlier."""
     SEQUENCE = "sequence"
-    """The leader misses acknowledged sequences."""
+    """The leader lacks acknowledged sequences."""
     UNKNOWN_PRODUCER = "unknown producer"
     """The broker forgot the producer, and retention does not explain it (KAFKA-5793)."""
     LOG_END = "log end"
@@ -123,10 +123,11 @@ class Loss:
         last_offset: Last lost offset (inclusive), -1 when nothing is lost.
         records: Records in the lost batches, and in older ones whose loss follows from the sequences.
         moved: New base offset by index, of batches that the log holds at another offset.
-        oldest_known: The oldest batch searched for is lost too, and how many before it are lost is unknown.
+        oldest_known: The oldest batch of the search is lost too, and nothing shows how many batches before it are
+            lost.
         released_there: Every suspected batch of this lane that is known by its offset alone is at that offset.
         ours_until: From the first suspected offset up to here (exclusive), batches of this lane cover every offset. -1
-            if the survey did not check that, or no such batch covers the first one.
+            if the survey did not check that, or no batch of this lane covers the first suspected offset.
     """
 
     indexes: tuple[int, ...]
@@ -148,8 +149,8 @@ class Survey:
         next_offset: Where the next page starts.
         end_offset: The log's end, including records above the high watermark (exclusive).
         log_start_offset: The log's start.
-        from_offset: From here on the log may have changed, -1 when unknown. Batches may have been appended again here,
-            before the offset of the oldest one.
+        from_offset: From this offset on, the log may have changed; -1 when unknown. Batches may have been appended
+            again from here on, even before the offset of the oldest acknowledged one.
         ours: Producer ids that only this lane's batches have. Batches of a transaction count as this lane's once its
             commit marker is in the log.
         doubted_from: From here on, the survey compares each offset of the log with `ours`; -1: it compares none.
@@ -184,7 +185,7 @@ class Survey:
         if self.from_offset >= 0:
             oldest = min(oldest, self.from_offset)
         self._begin = max(self.log_start_offset, min(oldest, self.end_offset))
-        # Include the batch before: its sequences show how many records are missing before the oldest batch.
+        # Include the batch before the oldest one: its sequences show how many records are missing in between.
         self.next_offset = max(self.log_start_offset, self._begin - 1)
         self._ours_until = self.doubted_from
         self._open = _Transactions()
@@ -206,7 +207,7 @@ class Survey:
         Args:
             batches: The page's batches, in offset order.
             next_offset: Where the page ends (exclusive).
-            log_start_offset: The log's start when it was read.
+            log_start_offset: The log start offset when the page was read.
         """
         self.log_start_offset = max(self.log_start_offset, log_start_offset)
         for base_offset, last_offset, producer_id, epoch, base_sequence, kind in batches:

@@ -1,4 +1,4 @@
-"""What `EndOffsets` says about a broker's answer to a look-up of an offset: use it, hold it, or a regression."""
+"""How `EndOffsets` judges a broker's answer to an offset look-up: accepted, held, unproven, or a proven regression."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class RegressedReason(enum.Enum):
     RECREATED = "recreated"
     """The topic was deleted and created again."""
     ACCEPTED = "accepted"
-    """Not proven: the caller decided an unproven case."""
+    """Nothing was proven: the caller accepted the lower offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Proof:
 
     Attributes:
         requested_epoch: Epoch that was asked about.
-        reply_epoch: Largest epoch of the leader not above it.
+        reply_epoch: The leader's largest epoch that is not above the requested one.
         end_offset: Where `reply_epoch` ends in the leader's log; the log lost the records from here on.
         leader_epoch: The leader's own epoch, -1 when not known.
         old_topic_id: Topic id before.

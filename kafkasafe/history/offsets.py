@@ -1,31 +1,32 @@
 """Offsets that are looked up never go backwards without a proof (KIP-207, from the client's side).
 
 After a leader change, the new leader may briefly know a lower high watermark than its predecessor. The end offset that
-it then returns is too low, and correct a moment later (answers 10, 0 and 10 again were measured). Brokers since 2.2
-refuse to answer until their high watermark has caught up (OFFSET_NOT_AVAILABLE, 78; older clients get 5). Older brokers
-give no such sign.
+it then returns is too low, and correct a moment later (measured: 10, then 0, then 10 again). Brokers since 2.2 refuse
+to answer until their high watermark has caught up (OFFSET_NOT_AVAILABLE, 78; older clients get 5). Older brokers give
+no such sign.
 
 So `EndOffsets` remembers the highest answer and *holds* a lower one: the remembered value stays valid. Only a proof
 lowers it:
 
 - the leader's epochs: OffsetForLeaderEpoch, asked for the epoch of the highest answer, returns an end offset below that
-  answer. Then the log has lost those records; if the leader has a newer epoch, by an unclean election. If the end
-  offset is at or after the highest answer, the log still has the records, and the lower answer came too early.
+  answer. Then the log has lost the records in between; if the leader has a newer epoch, the cause is an unclean
+  election. If the end offset is at or after the highest answer, the log still has the records, and the lower answer
+  came too early.
 - another topic id: the topic was recreated.
 
-Without epochs (old brokers), a lost record and an early answer look the same. There, a lower answer that has repeated
+Without epochs (old brokers), a lost record and an early answer look the same. There, a lower answer that is repeated
 for `hold_timeout_s` is reported as unproven, and the caller decides which value to believe (`EndOffsets.accept`).
 
-The same holds for the start of a log. Its proof is the end offset of the epoch of its first record. If that is below
-the remembered start, the log has lost that record, and the records that it now has before it are new. If not, this
-leader has merely not yet deleted records that its predecessor had deleted.
+The same holds for the start of a log. Its proof is the end offset of the epoch of the record at the remembered start.
+If this offset is below the start, the log has lost that record, and the records that the log now has before the start
+are new. If not, this leader has merely not yet deleted records that its predecessor had deleted.
 
 Topic ids have no order. An id that was never seen before is taken for a newer topic, but it may be an older one:
 
 1. Topic A is observed. It is deleted and created again as B, and soon after that as C.
 2. A broker with new metadata names C: C replaces A.
 3. A broker with older metadata names B: B seems to replace C.
-4. From then on every broker names C. If C stayed a deleted topic, all its answers would be held for ever.
+4. From then on every broker names C. If C still counted as deleted, all answers about it would be held for ever.
 
 So a deleted topic is the present one again if answers have named it for `remembered_offsets.FORMER_TOPIC_S`, and none
 has named another topic in between. If a broker with older metadata is the only one that answers for that long, its
@@ -406,7 +407,7 @@ class EndOffsets:
         return seal(_KIND, _VERSION, rows)
 
     def restore(self, text: str) -> None:
-        """Restore the text of `encode`; replaces the answers for the same partitions.
+        """Restore answers from the text of `encode`. They replace the answers for the same partitions.
 
         Raises:
             BaselineFormatError: The text has another format, is damaged, or is of a newer version. Nothing was changed.

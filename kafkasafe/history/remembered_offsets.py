@@ -55,7 +55,7 @@ class LowerAnswers:
         return max(0.0, now - self.since)
 
     def release(self) -> None:
-        """An answer was accepted."""
+        """Record that an answer was accepted."""
         self.since, self.answered = None, -1
 
 
@@ -197,7 +197,7 @@ class RememberedOffsets:
 
 
 def row_of(key: Key, known: RememberedOffsets) -> dict[str, Any]:
-    """What is stored of the answers for a key. Held answers are not."""
+    """The stored form of the answers for a key. It does not include held answers."""
     return {
         "topic": key.topic,
         "partition": key.partition,

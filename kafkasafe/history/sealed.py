@@ -35,7 +35,7 @@ def unseal(kind: str, version: int, text: str) -> list[Any]:
     """The rows of a file.
 
     Raises:
-        SealError: See there.
+        SealError: The text is something else, was damaged, or is of a newer version.
     """
     try:
         data = json.loads(text)

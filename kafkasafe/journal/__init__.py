@@ -1,4 +1,4 @@
-"""The two-phase journal: every batch from its seal to its commit, decided without I/O.
+"""The two-phase journal: decides what happens to each batch from its seal to its commit, without I/O.
 
 Theory of operation
 -------------------
@@ -21,25 +21,26 @@ Order and the window. A partition's batches are sent in the order in which they 
 sent batches lack a durable commit mark. The first batch under a producer id and epoch goes alone until it is
 acknowledged. The first batch after a pause in which the broker may have dropped our producer state also goes alone: a
 broker without state accepts *any* base sequence, so a second batch could overtake a failed first one. After any failure
-the partition *settles*: the journal sends nothing new until every request in flight has an outcome. If all of them are
-proven absent from the log, they are sent again in order. Otherwise the journal asks the cluster first.
+the partition *settles*: the journal sends nothing new until every request in flight has an outcome. If every failed
+batch is proven absent from the log, the journal sends these batches again, in order. Otherwise it asks the cluster
+first.
 
 The journal uses no clock, no randomness and no I/O: `now` (float seconds, any epoch) and all answers of the cluster are
 arguments.
 
-Rooms
------
-Data that all objects share: `batch` (its states, its events and the batch), `flow` (what a destination does), `outbox`
-(what the journal decided: groups, all other actions, and the outbox from which `ready` takes them), `notices`.
-Objects that own state:
+Modules
+-------
+Data that all objects share: `batch` (a batch, its states and its events), `flow` (the activity of a destination),
+`outbox` (what the journal decided and `ready` has not returned yet), `notices` (messages for users). Objects that own
+state:
 
     home        the lane's cluster and producer ids,        flow        the current activity of a partition
                 the id of the next batch                    window      what may be in flight at once
-    refusal     since when one refusal lasts, what is       acked       acknowledged batches, and what is known of
-                missing, batches on their way to                        their loss
+    refusal     how long a refusal has lasted, what may     acked       acknowledged batches, and what is known of
+                not exist, batches on their way to                      their loss
                 `rejected/`                                 precedence  batches that other lanes deliver first
     doubt       requests that had no answer                 healing     lost batches that are sent again
-    quiescence  when all requests are dead                  spool_index positions of the spool that are needed
+    quiescence  until when late requests may arrive         spool_index positions of the spool that are needed
     queue       the batches of a partition                  destinations  partitions, and the known topics
     replay      the group of the log that is being read     snapshots   marks that a new segment repeats
 
@@ -50,13 +51,13 @@ Objects that decide. The constructor of each gets the `JournalState`, and the ot
     endings     groups that became durable              forward     copies of batches at the spool's front
     sealing     new batches, and the ids of batches     dividing    one batch becomes several
     gathering   several batches become one              rejecting   batches that are finally refused
-    verdicts    batches in doubt                        answers     to requests and questions
+    verdicts    batches in doubt                        answers     outcomes of requests and questions
     members     batches of units                        lives       order across incarnations and lanes
     recovery    the log of earlier incarnations         machine     the next step of each partition
 
-`state` has the settings, and `JournalState`: the objects that own state, which all objects that decide share. `journal`
-has the facade: `Journal` makes all objects, passes each event to the one that handles it, and collects the resulting
-actions. `views` has read-only queries for callers outside, as `Journal.views`.
+`state` has the settings, and `JournalState`, which holds the objects that own state; all objects that decide share it.
+`journal` has the facade: `Journal` makes all objects, passes each event to the one that handles it, and collects the
+resulting actions. `views` has the read-only queries of `Journal.views`, for callers outside the journal.
 """
 
 from kafkasafe.journal.acked import EpochCheck

@@ -20,7 +20,7 @@ from kafkasafe.journal.notices import Hole
 __all__ = ["ANYWHERE", "AckedLog", "EpochCheck", "LossCase", "Suspicion"]
 
 ANYWHERE: Final = 2**63 - 1
-"""After every offset."""
+"""An offset after every other offset."""
 _REMEMBERED: Final = 64
 """At least this many acknowledged batches of a partition are remembered."""
 
@@ -47,7 +47,7 @@ class AckedLog:
             batch in the spool. Later batches may have lower positions: parts of a divided batch, and copies, are
             written after their successors.
         unwritten: How many baselines are being written to the disk.
-        void: How many of these baselines, the oldest ones, belong to a log that was forgotten since.
+        void: How many of these baselines, counted from the oldest, belong to a log that was forgotten since.
     """
 
     baseline_offset: int = -1
@@ -94,13 +94,13 @@ class AckedLog:
     # -- what the cluster says -----------------------------------------------------------------------------------------
 
     def begin(self, end_offset: int) -> None:
-        """Note the log's end before the first batch of this lane was sent, except for batches of units."""
+        """Note where the log ended before this lane sent its first batch (batches of units do not count)."""
         self.baseline_offset = min([end_offset, *(batch.place for batch in self.acked)])
         self.unwritten += 1
 
     def begun(self) -> bool:
-        """Record that one more baseline is durable: the oldest of those that were not. Returns False if its log was
-        forgotten meanwhile.
+        """Record that the oldest baseline that was being written is durable. Returns False if its log was forgotten
+        since.
         """
         self.unwritten -= 1
         if not self.void:
@@ -109,7 +109,9 @@ class AckedLog:
         return False
 
     def begin_before(self, first_offset: int) -> None:
-        """Lower the baseline to a unit's batch: units do not wait for the baseline and may precede it in the log."""
+        """Lower the baseline to the offset of a unit's batch if that is lower: units are sent without waiting for the
+        baseline.
+        """
         if self.last_acked_offset < 0 <= first_offset < self.baseline_offset:
             self.baseline_offset = first_offset
 
@@ -247,7 +249,7 @@ class AckedLog:
             self.forgotten_offset = ANYWHERE
 
     def read_ended(self, base_offset: int, count: int, *, clear: bool) -> None:
-        """Take a mark that gives the offset of a batch of an ended unit. Arguments as in the other methods."""
+        """Take a mark that gives the offset of a batch of an ended unit. `clear`: see `read_released`."""
         self.know_from(base_offset)
         self.last_acked_offset = base_offset + count - 1
         if clear:
@@ -270,9 +272,9 @@ class AckedLog:
 
 @dataclass(frozen=True, slots=True)
 class EpochCheck:
-    """Another leader acknowledges: does the former leader's epoch end after its last acknowledged offset?
+    """Another leader acknowledges batches now: does the former leader's epoch end after `last_acked_offset`?
 
-    Call `suspect()` if it does not, or if the leader does not know that epoch although its log begins earlier.
+    Call `suspect()` if not, or if the new leader does not know that epoch although its log begins earlier.
 
     Attributes:
         destination: Destination number.
@@ -391,6 +393,8 @@ class LossCase:
         self.hole = hole
 
     def take_hole(self) -> Hole | None:
-        """Return the hole and forget it, because a survey has ended. If it found a loss, that is reported instead."""
+        """Return the hole and forget it: a survey has ended. If the survey found a loss, the journal reports only the
+        loss.
+        """
         hole, self.hole = self.hole, None
         return hole

@@ -136,7 +136,7 @@ class Answers:
     def damaged(self, batch: Batch, message: str) -> None:
         """Record that a batch's bytes are damaged on disk: it can be neither sent nor divided.
 
-        A batch of a unit ends its unit, which is delivered as a whole or not at all.
+        A damaged batch of a unit ends its unit, because a unit is delivered as a whole or not at all.
 
         Args:
             batch: The batch; the shell has saved its damaged bytes elsewhere, durably.
@@ -193,8 +193,9 @@ class Answers:
         final = verdict.action is AnswerAction.REJECT_BATCH and scope is Scope.NONE
         if batch.gathered and (final or scope is Scope.BATCH):
             partition.keep_apart()
-        # An answer is about its own request only. The answer proves nothing while the broker may still append an older
-        # request whose answer was lost, or while a probe runs because the leader has the batch.
+        # An answer is about its own request only. So it proves nothing about the batch while the broker may still
+        # append an older request whose answer was lost. Nor does the answer to a probe: the leader already has the
+        # batch.
         alone = now >= partition.doubt.dead_at and partition.progress.flow is not Flow.PROBING
         self._note_producer_state(partition, code, log_start_offset)
         lasting = self._note_refusal(partition, batch, code, text, scope, now)
@@ -226,7 +227,7 @@ class Answers:
             self._packer.touch(partition)
 
     def baseline(self, destination: int, end_offset: int, topic_id: bytes) -> None:
-        """Note a partition's end offset before our first batch; the first send waits until it is durable."""
+        """Note a partition's end offset before our first batch. The first send waits until this offset is durable."""
         partition = self._partitions[destination]
         if partition.progress.flow is not Flow.ASKING_BASELINE:
             return
@@ -299,7 +300,8 @@ class Answers:
             and partition.log.last_acked_offset >= 0
             and log_start_offset <= partition.log.last_acked_offset
         ):
-            # Retention drops a producer's state only with its last record (KAFKA-5793). Old brokers return -1.
+            # Retention drops the state of a producer only with that producer's last record (KAFKA-5793). Old brokers
+            # return -1 as log start offset: with them, this error always raises a suspicion.
             evidence = (
                 f"the broker does not know the producer, though its log starts at {log_start_offset} and offset"
                 f" {partition.log.last_acked_offset} was acknowledged"
@@ -309,7 +311,7 @@ class Answers:
     def _note_refusal(
         self, partition: Partition, batch: Batch, code: int, text: str, scope: Scope, now: float
     ) -> bool:
-        """Note since when the broker refuses the destination or the batch. Whether that lasts too long."""
+        """Note that the broker refuses the destination or the batch. Returns whether it has refused for too long."""
         if scope is Scope.DESTINATION:
             return self._refusals.note_refusal(partition, code, text, scope, now)
         if batch is not partition.queue.head:

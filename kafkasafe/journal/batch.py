@@ -50,7 +50,7 @@ class BatchState(enum.Enum):
     REJECTED = "rejected"
     REPLACED = "replaced"
     UNDECIDABLE = "undecidable"
-    """The user decides."""
+    """Whether the batch is in the log cannot be determined: the user decides."""
 
     __hash__ = object.__hash__  # Enum's own method is Python code, which would run at each event
 
@@ -84,15 +84,15 @@ class BatchEvent(enum.Enum):
     ABSENT = "absent"
     """It is not in the log."""
     ABSENT_CONDEMNED = "absent and condemned"
-    """The batch is not in the log. The journal searched for the batch only to reject it if the log does not have it."""
+    """The batch is not in the log. The journal asked only because it wants to reject or divide the batch."""
     UNKNOWABLE = "unknowable"
     """Whether the batch is in the log cannot be determined."""
     RESENT = "resent"
-    """The user wants an undecidable batch sent."""
+    """The user decided to send an undecidable batch."""
     RESENT_UNCHOSEN = "resent without a partition"
-    """The user wants to send an undecidable batch whose partition has not been chosen yet."""
+    """The user decided to send an undecidable batch whose partition has not been chosen yet."""
     SKIPPED = "skipped"
-    """The user takes an undecidable batch as delivered."""
+    """The user decided to take an undecidable batch as delivered."""
     COMMITTED = "committed"
     """The mark of the batch's acknowledgement is durable, or not needed."""
     LOST = "lost"
@@ -173,15 +173,16 @@ TOO_SLOW: Final = -4
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why the cluster refused a batch, or why the journal will, and what is still to be found out. `NO_FAULT` in nearly
-    all batches. It stays when the batch is sent again, because a batch that was once refused must be neither packed nor
-    merged.
+    """Why the cluster refused a batch, or why the journal will reject it, and what the journal still has to find out.
+    Nearly all batches have `NO_FAULT`. A fault stays when the batch is sent again, because a batch that was once
+    refused must be neither packed nor merged.
     """
 
     code: int = 0
     """Kafka's error code, or DAMAGED, TOO_SLOW, or a code of `units`. Invariant: set in REFUSED."""
     message: str = ""
-    """The same as human-readable text; in UNDECIDABLE, the evidence. Invariant: set there, and whenever `code` is set.
+    """The same as human-readable text; in UNDECIDABLE, the evidence. Invariant: set in UNDECIDABLE, and whenever
+    `code` is set.
     """
     bad_records: tuple[tuple[int, str], ...] = ()
     """(index, message) of the records that the broker named, for the division of a REFUSED batch. Invariant: only in
@@ -243,7 +244,7 @@ class Batch:
     # -- its place in the spool
 
     position: int = -1
-    """In the spool; -1 while it is not there."""
+    """Its position in the spool; -1 while it is not there."""
     identity: BatchId | None = None
     """Its id, None while it has none.
 
@@ -271,19 +272,19 @@ class Batch:
     unanswered: bool = False
     """A broker may still append a request with this batch and id, or may have appended one unnoticed.
 
-    Invariant: set in IN_DOUBT; not set in SEALED, JOINED and REFUSED, whose batch gets another id or is copied to
-    `rejected/` next.
+    Invariant: set in IN_DOUBT; not set in SEALED, JOINED and REFUSED. In these states the batch may get another id, or
+    be copied to `rejected/`, so no earlier request with it may still be appended.
     """
     timeouts: int = 0
-    """How many requests with the batch timed out while it was the first one. Invariant: at most `tries`."""
+    """How many requests with the batch timed out while it was the first of its queue. Invariant: at most `tries`."""
     base_offset: int = -1
-    """In the partition, -1 while unknown. Invariant: -1 unless ACKED or COMMITTED."""
+    """Its base offset in the partition, -1 while unknown. Invariant: -1 unless ACKED or COMMITTED."""
     place: int = -1
     """`base_offset`, or a lower bound if that offset is unknown. A batch that is sent again after a loss keeps its
     former place. Invariant: set in COMMITTED iff the batch has an id; in other states only if `revived`.
     """
     revived: bool = False
-    """The cluster acknowledged and then lost the batch, so it is sent again. Invariant: then `unit` is None."""
+    """The cluster acknowledged and then lost the batch, so it is sent again. Invariant: if set, `unit` is None."""
 
     fault: Fault = NO_FAULT
     """Why the batch was or will be refused."""
@@ -291,28 +292,28 @@ class Batch:
     # -- other batches
 
     parent: Batch | None = None
-    """The divided batch that this one is a part of, or the first of the batches that were merged into it: this one
-    takes its place in the order. Invariant: the parent is REPLACED.
+    """The divided batch that this one is a part of, or the first of the batches that were merged into this one. This
+    batch takes the parent's place in the order. Invariant: the parent is REPLACED.
     """
     rank: tuple[int, ...] = ()
     """Sorts durable batches of a partition in the order in which their records were accepted. Invariant: empty iff
     `position` is -1.
     """
     heirs: int = 0
-    """Number of its own unfinished parts. Invariant: 0 unless REPLACED."""
+    """How many of its parts are unfinished. Invariant: 0 unless REPLACED."""
     origin: int = -1
-    """Spool position where its records were first written, if that was in another batch, which this one replaces;
-    otherwise -1 (see `written_at`). Invariant: before `position`, if the batch has one.
+    """Spool position where its records were first written, if they were written in a batch that this one replaces;
+    otherwise -1 (see `written_at`). Invariant: lower than `position`, if the batch has one.
     """
     gathered: bool = False
-    """The batch was merged from several waiting batches. Invariant: then `owed`."""
+    """The batch was merged from several waiting batches. Invariant: if set, `owed` is set."""
     unit: u.Unit | None = None
     """The unit to which the batch belongs. A unit is delivered as a whole or not at all. Invariant: set in JOINED;
     otherwise only in ACKED and the final states.
     """
     given: tuple[tuple[int, int, int], ...] | None = None
     """For a batch whose partitions are not chosen yet: the runs of records for which the caller gave the partition (see
-    `marks.Given`). None if the batch needs no mark. Invariant: then it has no id.
+    `marks.Given`). None if the batch needs no mark. Invariant: if set, the batch has no id.
     """
 
     # -- its place in the spool ----------------------------------------------------------------------------------------
@@ -370,8 +371,8 @@ class Batch:
         self.stand_for(parent)
 
     def gather(self, first: Batch, identity: BatchId) -> None:
-        """Make this the result of merging several batches, the first of which is `first`. It has the sequences of all
-        of them.
+        """Make this the batch into which several batches are merged. It takes the place of the first one, `first`, and
+        has the sequences of all of them.
         """
         self.identity = identity
         self.gathered = self.owed = True

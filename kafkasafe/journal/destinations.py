@@ -1,4 +1,4 @@
-"""Destinations: the partitions of topics, and topics whose partitions are not known yet; and all of a lane. Only data.
+"""Destinations: partitions, and topics whose partitions are not known yet. Also the table of a lane's destinations.
 
 A destination has batches for one address, in order, and the objects that own the rest of its state. (In
 `kafkasafe.record.partition`, "partition" is the number that is chosen for a key.)
@@ -49,7 +49,9 @@ class Destination:
         self.unsure_before = before_position
 
     def end_unsure(self) -> None:
-        """Record that the user decided to send a batch again: whether the others were sent no longer matters."""
+        """Record that the user accepts duplicates, by sending a batch again: whether the others were sent no longer
+        matters.
+        """
         self.unsure_before = -1
 
 

@@ -1,4 +1,4 @@
-"""Divides one batch into several that take its place. They are written in a separate group, all of them or none.
+"""Divides one batch into several that take its place. All of these are written in one separate group.
 
 `machine`, `rejecting` and `members` decide when a batch has to be divided.
 """

@@ -43,7 +43,7 @@ class Doubt:
 
     @property
     def is_partial(self) -> bool:
-        """Whether the answer covers only a part of the log that has to be read by now."""
+        """Whether the answer covers only a part of the range that now has to be read."""
         return 0 <= self.rescan_from < self.asked_from
 
     def ask(self, now: float, from_offset: int) -> None:

@@ -1,7 +1,7 @@
-"""What a destination does: its flows and events, the tables of transitions, `FLOW` and `UNASSIGNED_FLOW`, `Progress`.
+"""What a destination does: its flows and events, the transition tables `FLOW` and `UNASSIGNED_FLOW`, and `Progress`.
 
-This decides nothing: `machine` decides what follows from a flow. An event for which the table has no entry is a bug,
-and raises.
+This module decides nothing: `machine` decides what follows from a flow. An event for which the table has no entry is a
+bug, and raises.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Flow(enum.Enum):
     CONFIRMING = "confirming"
     """The journal waits for `confirmed()`, to compare a refusal with the broker's producer state. Then it settles."""
     RECONFIRMING = "confirming again"
-    """Like CONFIRMING, but no pause follows: the partition paused before, or the refused batch was divided."""
+    """Like CONFIRMING, but no pause follows: the partition has already paused, or the refused batch was divided."""
     ASKING = "asking"
     """Batches are in doubt: the journal waits for `judged()`."""
     SURVEYING = "surveying"
@@ -58,13 +58,11 @@ class FlowEvent(enum.Enum):
     MARKS_LOST = "marks lost"
     """Damage destroyed marks about the next batch, so whether it was sent cannot be determined."""
     BATCH_QUEUED = "batch queued"
-    """A batch waits, and the log's end offset before the first one is not known."""
+    """A batch waits, and the log's end offset before this lane's first batch is not known."""
     BASELINE_DURABLE = "baseline durable"
-    """The log's end offset before the first batch is durable."""
+    """The log's end offset before this lane's first batch is durable."""
     BASELINE_DURABLE_SUSPECTED = "baseline durable but suspected"
-    """Like BASELINE_DURABLE, but the log may have lost batches of units: units are sent without waiting
-    for the baseline.
-    """
+    """Like BASELINE_DURABLE, but the log may have lost batches of units, which do not wait for the baseline."""
     FAILED = "failed"
     """A request ended without an acknowledgement."""
     PROBED = "probed"
@@ -72,8 +70,8 @@ class FlowEvent(enum.Enum):
     SUSPECTED = "suspected"
     """The log may have lost acknowledged batches."""
     OLD_HEAD = "old head"
-    """The next batch is so old that the leader may forget this producer after appending it. So before sending it, the
-    journal finds out whether the log has it already.
+    """The next batch is so old that the leader may forget this producer after appending it. So the journal first finds
+    out whether the log already has the batch.
     """
     LATE_REQUEST = "late request"
     """A broker may still append a request whose answer was lost: the journal waits until that is impossible."""
@@ -90,7 +88,7 @@ class FlowEvent(enum.Enum):
     DECIDED = "decided"
     """For each batch, it is known whether the log has it."""
     DECIDED_UNBEGUN = "decided without a baseline"
-    """The same, and the lane has never sent to the partition."""
+    """Like DECIDED, and the lane has never sent to the partition."""
     IN_DOUBT = "in doubt"
     """Batches are in doubt: the journal asks the cluster about them."""
     CONFIRMED = "confirmed"
@@ -324,7 +322,7 @@ class Progress:
         self.reason = ""
 
     def succeed(self) -> None:
-        """Note an acknowledgement: the next pause is short, and nothing is in the way."""
+        """Note an acknowledgement: the next pause is short, and no reason for a delay is left."""
         self.attempt, self.reason = 0, ""
 
     def recover(self) -> None:

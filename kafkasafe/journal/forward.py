@@ -64,7 +64,7 @@ class CopyForward:
         for position, pinning in self._index.items():
             if position >= before_position or len(found) >= _MOVED_BATCHES:
                 break
-            # The index keeps the position of a divided batch for its parts.
+            # A divided batch stays in the index until its parts are finished.
             parts = [pinning]
             if pinning.state is BatchState.REPLACED:
                 parts = [
@@ -120,7 +120,7 @@ class CopyForward:
             self.place(batch, position)
 
     def place(self, batch: Batch, position: int) -> None:
-        """Note a batch's new position. Its rank keeps its place in the order."""
+        """Note a batch's new position. The batch keeps its rank, and so its place in the order."""
         self._index.drop(batch)
         batch.copied(position)
         self._index.place(batch)

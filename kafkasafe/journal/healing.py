@@ -58,7 +58,7 @@ class Revivals:
     """Lost batches that are sent again.
 
     Attributes:
-        by_destination: Those of each destination that has some.
+        by_destination: The batches of each destination that has some.
     """
 
     __slots__ = ("by_destination",)

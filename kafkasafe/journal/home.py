@@ -1,4 +1,4 @@
-"""The cluster to which a lane's offsets and acknowledged batches belong, and the ids that it granted for batches.
+"""The cluster to which a lane's offsets and acknowledged batches belong, and the producer ids that it granted.
 
 The lane's own log records both. `sealing` decides when to give ids, and when to take them back.
 
@@ -74,12 +74,12 @@ class Home:
 
 @dataclass(slots=True)
 class IdSequence:
-    """The ids of one partition's batches, in the order in which they are given.
+    """Gives ids to the batches of one partition, with ascending sequences.
 
     Attributes:
         producer_id: Producer id of the last batch that got an id, -1 before the first one.
-        epoch: The same.
-        next_sequence: Sequence of the next batch under it.
+        epoch: Epoch of that batch.
+        next_sequence: Base sequence of the next batch under this id and epoch.
         stale: The batches that are not in the log need new ids once no broker can append requests under the old ones.
     """
 
@@ -103,7 +103,7 @@ class IdSequence:
     def renew(self, home: Home) -> None:
         """Start the next epoch at sequence 0. Batches that are not in the log have no id any more.
 
-        The epoch of an earlier incarnation's id is not bumped: two copies of a spool must never make the same new id.
+        An id of an earlier incarnation gets no new epoch: otherwise two copies of a spool could make the same new id.
         """
         self.stale = False
         if self.producer_id != home.producer_id:

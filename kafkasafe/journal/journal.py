@@ -40,8 +40,8 @@ __all__ = ["Journal"]
 class Journal:
     """See `kafkasafe.journal`.
 
-    Each method says in one line when it is called, or what it answers. Nearly all pass their arguments to an object,
-    whose method of the same name tells the rule, and explains the arguments.
+    The docstring of a method says in one line when the method is called, or what it answers. Nearly all methods pass
+    their arguments to an object, whose method of the same name states the rule and explains the arguments.
     """
 
     def __init__(self, settings: Settings | None = None) -> None:
@@ -50,7 +50,7 @@ class Journal:
         self.units = state.units
         self.missing = state.missing
         self.views = Views(state)
-        # Each object gets those that it uses, so nothing is circular.
+        # Each object gets those that it uses as arguments, so it is made after them.
         self._packer = packer = Packer(state)
         self._snapshots = Snapshots(state)
         self._identities = Identities(state, packer)
@@ -119,7 +119,7 @@ class Journal:
         out.postponed.clear()
         if out.touched:
             if self.units.lines.by_id:
-                self.units.out.change()  # a batch before one of a unit may have left the queue
+                self.units.out.change()  # a batch ahead of a unit's batch may have left the queue
             self._machine.turn(now, now_ms)
         if out.ready.persist.units or not self.units.out.is_empty:
             self._unit_batches.advance()
@@ -135,7 +135,9 @@ class Journal:
         return self._state.clock.show(broker_ms, now_ms)
 
     def clock_at_least(self, at_least_ms: int) -> None:
-        """Note a lower bound for the current time, ms since the epoch, from other clients' records. It may be wrong."""
+        """Note a lower bound for the current time, ms since the epoch, by the clocks of other clients, which may be
+        wrong.
+        """
         self._state.clock.show_at_least(at_least_ms)
 
     # -- new batches, and destinations ---------------------------------------------------------------------------------
@@ -235,7 +237,7 @@ class Journal:
         self._packer.pack(destination, shells)
 
     def delivered_before(self, position: int) -> list[Delivered]:
-        """The spool deleted everything before this position: what of it was delivered?"""
+        """The spool deleted everything before this position: which delivered records were there?"""
         return self.views.delivered_before(position)
 
     # -- answers -------------------------------------------------------------------------------------------------------
@@ -327,7 +329,7 @@ class Journal:
         self._refusals.absent(destination, reason)
 
     def present(self, destination: int) -> None:
-        """The metadata have a partition that was called missing."""
+        """Metadata: a partition that was reported missing exists."""
         self.missing.exists(destination)
 
     def deny_unchosen(self, topic: str, code: int, reason: str, now: float) -> None:
@@ -343,11 +345,11 @@ class Journal:
         return self._rejecter.set_aside(aside, kept, reason)
 
     def disown(self, mark: m.Resent) -> None:
-        """The engine could not delete a file that was resent from `rejected/`."""
+        """The engine could not delete a file of `rejected/` whose records were sent again."""
         self._rejecter.disown(mark)
 
     def retired(self, mark: m.Resent) -> None:
-        """The engine deleted a file that was resent from `rejected/`."""
+        """The engine deleted a file of `rejected/` whose records were sent again."""
         self._state.index.retire(mark)
 
     def suspect(

@@ -17,9 +17,7 @@ __all__ = ["Incarnations"]
 
 
 class Incarnations:
-    """Holds batches back until those of other lanes are delivered, and announces when all requests of this lane are
-    dead.
-    """
+    """Holds batches until those of other lanes are delivered, and makes the mark about this lane's late requests."""
 
     def __init__(self, state: JournalState, packer: Packer) -> None:
         self._all = state.destinations.all
@@ -60,7 +58,7 @@ class Incarnations:
     def slept(self, seconds: float, now: float) -> None:
         """Note for how long the machine slept; `now` includes that time.
 
-        Meanwhile, our producer state aged at the brokers. The sockets slept as well, and send their buffers only now.
+        During that time, our producer state aged at the brokers. Requests in the buffers of sockets go out only now.
         """
         before = now - seconds
         self._quiescence.sleep(seconds, before)
@@ -68,7 +66,7 @@ class Incarnations:
             partition.doubt.sleep(seconds, before)
 
     def quiet(self, now: float, clock: Clock, *, unfinished: int) -> m.Quiet | None:
-        """The mark with which a producer that has stopped sending announces when all its requests are dead.
+        """The mark that says, for a producer that has stopped sending, until when its requests may still be appended.
 
         None if the log already has the mark. Also None if no batch is unfinished or suspected to be lost: then the next
         incarnation has nothing to ask.

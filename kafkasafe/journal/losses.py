@@ -50,7 +50,7 @@ class Suspicions:
             cause: The sign that raised the suspicion.
             evidence: Human-readable text.
             from_offset: If the log lost records, it lost those from this offset on; -1 when unknown.
-            check: The failed check that raised the suspicion, if it is not about the last acknowledgement.
+            check: The failed check that raised the suspicion, if the check is not about the last acknowledgement.
         """
         partition = self._partitions[destination]
         if check is not None and not partition.loss.is_asked(check):
@@ -238,8 +238,7 @@ class Losses:
             end_offset: Where the log ends now.
             epoch_end_offset: Where the leader epoch of the last acknowledgement ends in the log, -1 when unknown.
             topic_id: The topic's id now.
-            same_topic: False if neither topic ids nor a batch that is still in the log prove that the topic was not
-                recreated.
+            same_topic: Topic ids, or a batch that is still in the log, prove that this is the same topic.
             leader_epoch: Epoch of the leader whose log was surveyed, -1 when unknown.
         """
         partition = self._partitions[destination]
@@ -286,8 +285,8 @@ class Losses:
         self._report(partition, extent, lost, moved, cause, end_offset, heal=heal, recreated=recreated)
 
     def _waits_for_late(self, partition: Partition, lost: Sequence[Batch]) -> bool:
-        """Pause while a broker may still append an old request with a lost batch: one that was sent before the request
-        that the broker acknowledged.
+        """Pause while a broker may still append an old request with a lost batch, sent before the request that was
+        acknowledged. Returns whether the partition pauses.
         """
         late = max((self._quiet_at(partition, batch) for batch in lost), default=0.0)
         pause_s = late - partition.doubt.asked_at
@@ -357,7 +356,7 @@ class Losses:
             partition.ids.expire()
 
     def _quiet_at(self, partition: Partition, batch: Batch) -> float:
-        """When it becomes impossible that a broker appends a request with this acknowledged batch."""
+        """The time from which no broker can append another request with this acknowledged batch."""
         former = self._quiescence.dead_at if batch.former_life else 0.0
         return max(former, partition.doubt.dead_at if batch.unanswered else 0.0)
 

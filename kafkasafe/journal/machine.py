@@ -50,7 +50,7 @@ def was_judged(partition: Partition, _now: float) -> bool:
 
 
 def has_unchecked_refusal(partition: Partition, _now: float) -> bool:
-    """The broker refused the first batch, and its refusal has not been compared with its producer state yet."""
+    """The broker refused the first batch, and the refusal has not been compared with the broker's producer state."""
     first = partition.queue.head
     return first is not None and first.fault.unconfirmed and first.identity is not None
 
@@ -195,26 +195,29 @@ class Machine:
         Each comment says why the rule comes before the next one. tests/journal/test_rule_order.py swaps neighbours.
         """
         return (
-            # Lost batches will be put before all that wait, so nothing is decided about those until the log is read.
-            # Reading it needs no wait: the survey itself waits for late requests if batches are to be sent again.
+            # The survey queues lost batches before all waiting ones, so nothing is decided about the waiting ones
+            # until the log is read. The survey needs no pause first: it waits for late requests itself if batches are
+            # to be sent again.
             _Rule(is_suspected, self._survey),
-            # An answer that is given before all requests are dead is outdated by the next one that arrives: the next
-            # rule would ask again and again.
+            # While a broker may still append a late request, such a request outdates each answer: the next rule would
+            # ask again and again.
             _Rule(has_late_requests, self._wait_for_late),
-            # The batches are searched for again, so the next rule must not apply. The answer is judged by what
-            # `partition.doubt` knows: that the leader refused a sequence, or that a newer epoch exists.
+            # This rule puts batches in doubt again, so the next rule must not reset `partition.doubt`: the answer
+            # about them is judged by what it knows (that the leader refused a sequence, or that a newer epoch exists).
             _Rule(was_asked_early, self._doubt_again, ends=False),
-            # The next rule may put a batch in doubt. What the leader said of others must not count against it.
+            # The next rule may put a batch in doubt. What the leader said about other batches must not count against
+            # that one.
             _Rule(was_judged, self._end_doubt, ends=False),
             # A refused batch must be proven absent before it is rejected or divided.
             _Rule(has_unchecked_refusal, self._confirm),
-            # The next rule would also send the first batch again, which was refused on its own account.
+            # The first batch was refused on its own account, and the next rule would send it again.
             _Rule(has_refused_head, self._give_up_head),
-            # Of no consequence: new ids are given to refused batches, too, and make them PREPARED.
+            # The order of these two does not matter: the next rule also sends refused batches again, under new ids.
             _Rule(has_gap, self._take_again, ends=False),
-            # The next rule ends the turn. The mark with the new ids is written during the pause, not after it.
+            # The next rule ends the turn, and the mark with the new ids should be written during the pause, not after
+            # it.
             _Rule(has_old_ids, self._give_new_ids, ends=False),
-            # Whether or not batches are in doubt: after a failure, neither batches nor questions follow at once.
+            # After a failure, a pause comes before further batches and questions, whether or not batches are in doubt.
             _Rule(needs_pause, self._rest, in_doubt=True),
             # The last rule always applies.
             _Rule(is_decided, self._go_on, in_doubt=True),
@@ -274,7 +277,9 @@ class Machine:
 
     @staticmethod
     def _take_again(partition: Partition, _now: float, _now_ms: int) -> None:
-        """Send refused batches again in their turn: the broker did not append the batch before them either."""
+        """Send refused batches again in their turn: the broker may have refused them because it lacks the batch before
+        them.
+        """
         for batch in partition.queue.near:
             if batch.state is BatchState.REFUSED:
                 batch.on(BatchEvent.PASSED_BY)

@@ -19,7 +19,7 @@ __all__ = ["UnitBatches"]
 
 
 class UnitBatches:
-    """The batches of atomic batches."""
+    """Ends, divides and places the batches of units (atomic batches)."""
 
     def __init__(self, state: JournalState, suspicions: Suspicions, refusals: Refusals) -> None:
         self._destinations = state.destinations
@@ -31,7 +31,7 @@ class UnitBatches:
         self._units = state.units
 
     def advance(self) -> None:
-        """Take what the units decided."""
+        """Carry out what the units decided."""
         decided, persist = self._units.out, self._out.ready.persist
         self._out.ready.units.extend(self._units.advance())
         for unit, refused in decided.too_large:
@@ -78,7 +78,7 @@ class UnitBatches:
         ]
 
     def _places(self, unit: u.Unit) -> list[m.Mark]:
-        """The marks after ENDED with the offsets of the unit's batches. Those batches and STAGED may have left the
+        """The marks, written after ENDED, with the offsets of the unit's batches: the STAGED mark may have left the
         spool.
         """
         entries: dict[int, list[tuple[int, int]]] = {}

@@ -72,7 +72,7 @@ class Delivered:
 
     Attributes:
         topic: Topic name.
-        partition: Partition.
+        partition: Partition number.
         first_offset: Offset of the first of them.
         last_offset: Offset of the last of them (inclusive).
         records: How many.

@@ -79,7 +79,7 @@ class Owed:
                 case m.Replaced(at, first, count):
                     origin = self.open.pop(at, (0, at))[1]
                     for index in range(first, first + count):
-                        origins.setdefault(index, origin)  # of merged batches, the first one's
+                        origins.setdefault(index, origin)  # a merged batch has the origin of the first one
                     for unit_id, positions in self._units.items():
                         if at in positions:
                             members.update(dict.fromkeys(range(first, first + count), unit_id))

@@ -1,6 +1,7 @@
-"""What the journal decided: the groups to write and their consequences, all other actions, and the outbox for these.
+"""What the journal decided: the groups to write, their consequences, all other actions, and the outbox that holds
+them.
 
-All of it is data. `Ready` has what is due; notices for the program are in `notices`.
+All of it is data. `Ready` has the actions that are due; `notices` defines the notices for users.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class UnitEnded:
 
 @dataclass(frozen=True, slots=True)
 class SilenceBroken:
-    """The spool no longer contains a valid mark that this lane's owner has stopped sending."""
+    """The QUIET mark is durably revoked: the log no longer says that this lane's owner has stopped sending."""
 
 
 Consequence = Ended | Begun | Identified | SilenceBroken | UnitStaged | UnitEnded
@@ -162,7 +163,8 @@ class Persist:
         runs: list[tuple[UnitGroup | None, list[Batch]]] = []
         batches, at = self.batches, 0
         for group in self.units:
-            # A divided batch's parts are written as they are, before all later batches.
+            # In an atomic group, all batches come first: the parts of a divided batch precede all later batches and
+            # units.
             begin = at
             while at < len(batches) and (self.atomic or batches[at].handle < group.handle):
                 at += 1
@@ -180,8 +182,8 @@ class Persist:
     def leave_to(self, rest: Persist) -> None:
         """Keep only the division in this group; leave other batches, and units, to the next group.
 
-        The shell may write decisions before batches that a failing disk did not take: a batch in the same group would
-        overtake those before it.
+        When a failing disk does not take some batches, the shell may write a later group of decisions before them.
+        Another batch in that group would overtake these batches.
         """
         parts: list[Batch] = []
         places: dict[int, int] = {}
@@ -315,8 +317,8 @@ class SurveyAsk:
         destination: Destination number.
         acked: The acknowledged batches that are remembered, oldest first.
         leader_epoch: Leader epoch of the last acknowledgement, -1 when unknown.
-        from_offset: From here on the log may have changed, -1 when unknown. Acknowledged batches may have been appended
-            again here.
+        from_offset: From this offset on, the log may have changed, and acknowledged batches may have been appended
+            again; -1 when unknown.
         baseline_offset: The log has no batch of this lane before this offset; -1 when unknown.
         ours: Producer ids that only batches of this lane have.
         released: Offsets of batches that have left the spool and are not in `acked`.
@@ -349,10 +351,10 @@ class Packed:
     """The packed batches of a partition.
 
     Attributes:
-        destination: Its number.
+        destination: Destination number.
         first_number: The shell's number of the first batch.
         batches: How many.
-        records: How many are in them.
+        records: How many records are in them.
         with_id: How many batches have an id.
     """
 
@@ -432,8 +434,8 @@ class Outbox:
     Attributes:
         ready: The actions decided since the last `take`.
         touched: Numbers of partitions that changed, in this order: the next `ready` evaluates each of them.
-        postponed: Numbers of partitions that the next `ready` evaluates again: their survey waits until units have no
-            more requests to them in flight.
+        postponed: Numbers of partitions that the next `ready` evaluates again: the survey of a partition waits until
+            no request of a unit to it is in flight.
         committing: Partitions with acknowledged batches that no mark names yet, by number.
     """
 

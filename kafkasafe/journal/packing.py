@@ -38,7 +38,7 @@ class Packer:
         self._out.touched[partition.number] = None
 
     def packable(self, destination: int) -> Iterator[Batch]:
-        """Batches that may be packed next, in order; the first ones may be given to `pack`."""
+        """Batches that may be packed next, in order. `pack` takes any number of them, from the first one on."""
         partition = self._partitions.get(destination)
         if partition is None or partition.progress.flow is Flow.REJECTING:
             return
@@ -124,7 +124,8 @@ class Packer:
 
 
 class RereadBacklogs:
-    """The backlogs of the partitions while recovery reads the log. It packs the parts of long ones that it has read.
+    """Packs and unpacks backlogs while recovery reads the log: it packs the parts of long backlogs that are already
+    read.
 
     A mark may refer to a packed batch. So before recovery takes a mark about a batch, it *reaches* the batch: it
     unpacks the backlog up to there. `Ready.unpacked` stays empty: the shell does not know these batches yet.
@@ -136,7 +137,7 @@ class RereadBacklogs:
         self._packer = packer
         self._out = state.out
         self.sent_at_most = max(state.settings.window, WINDOW)
-        """How many batches of a queue may have been sent: the first ones that have an id."""
+        """At most this many batches of a queue were sent: the first ones that have an id."""
 
     def pack(self, numbers: Iterator[int]) -> None:
         """Pack long backlogs. Each packed batch takes the next number."""
@@ -181,7 +182,9 @@ class RereadBacklogs:
                 return
 
     def reach_sent(self, partition: Destination) -> None:
-        """Unpack the first batches that have an id, because they may have been sent. Others may precede them."""
+        """Unpack the first batches that have an id, because they may have been sent. Batches without an id may precede
+        them.
+        """
         queue = partition.queue
         sent = sum(batch.identity is not None for batch in queue.near)
         while queue.packed.with_id and sent < self.sent_at_most:

@@ -33,7 +33,7 @@ class BacklogRow:
 
     Attributes:
         number: The shell's number for it.
-        position: In the spool.
+        position: Position in the spool.
         max_timestamp: Ms since the epoch.
         count: Records.
         size_bytes: Total size.
@@ -138,7 +138,7 @@ class PackedRows:
         )
 
     def shift(self) -> BacklogRow:
-        """Take the first row. Its batch goes to `PartitionQueue.put_back` before any other call."""
+        """Take the first row. The caller passes its batch to `PartitionQueue.put_back` before any other call."""
         row = self._read()
         self._at += _ROW.size
         self._sizes[0][0] = row.position
@@ -169,7 +169,7 @@ class PackedRows:
         return ((position, size) for position, size in self._sizes)
 
     def forget_identities(self) -> None:
-        """Void the ids of all of them."""
+        """Void the ids of all packed batches."""
         self._void = self.count > 0
         self.with_id = 0
         self.identified = False
@@ -276,7 +276,7 @@ class PartitionQueue:
         self._tidy()
 
     def put_back(self, batch: Batch) -> None:
-        """Add a batch that was the first packed one after the near ones."""
+        """Add the batch of the first packed row after the near batches."""
         self.near.append(batch)
         self._tidy()
 

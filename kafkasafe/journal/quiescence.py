@@ -1,6 +1,6 @@
-"""Writes into the log when all requests of this lane are dead, so that the next incarnation need not wait for them.
+"""Records until when this lane's requests may be appended, so that the next incarnation waits no longer than needed.
 
-1. An incarnation ends in order. Its last group says until when its requests may still be appended (`marks.Quiet`).
+1. An incarnation ends normally. Its last group says until when its requests may still be appended (`marks.Quiet`).
 2. The next incarnation reads the mark, and asks about batches in doubt as soon as that time is over.
 3. Before the next incarnation sends anything, it takes the mark back, durably. Otherwise a third incarnation would
    believe the mark, and not wait for the requests of the second one.
@@ -28,8 +28,8 @@ class Clock:
 
     Attributes:
         wall_ms: Ms since the epoch. The clock may be set, even backwards.
-        boot_id: 16 bytes, of this run of the machine; zeros when unknown.
-        boot_ms: Ms since this run of the machine began, without the time for which the machine slept.
+        boot_id: Id of this boot of the machine, 16 bytes; zeros when unknown.
+        boot_ms: Ms since this boot, without the time for which the machine slept.
     """
 
     wall_ms: int
@@ -43,7 +43,7 @@ def alive_s(quiet: m.Quiet | None, clock: Clock | None, request_timeout_s: float
     Args:
         quiet: The mark that the last incarnation wrote at its end; None if it wrote none, or sent something afterwards.
         clock: The current time; None: the time since the mark is unknown.
-        request_timeout_s: After this time, no broker can append a request without an answer any more.
+        request_timeout_s: After this time, no broker can append an unanswered request any more.
     """
     if quiet is None or clock is None:
         return request_timeout_s
@@ -89,7 +89,7 @@ class Quiescence:
         """The mark for the last group of an owner that has stopped sending.
 
         Args:
-            dead_at: For each partition, when this incarnation's requests are dead.
+            dead_at: For each partition, the time (seconds) from which no request of this incarnation can be appended.
             now: Seconds.
             clock: The current time, in a form that another incarnation can compare.
         """

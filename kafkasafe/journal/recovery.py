@@ -113,7 +113,7 @@ class Recovery:
             # The segment with the batch's original was deleted. The rank puts the copy before batches accepted later.
             queue.insert(sum(other.rank < moved.rank for other in queue.near), batch)
         elif parent is not None and parent.destination == destination:
-            # Divided because it was too large: its records keep their place.
+            # A part of a divided batch, or a merged batch: its records keep their place.
             queue.insert(queue.near.index(parent), batch)
             batch.stand_for(parent)
             self._revivals.divide(parent, (batch,))
@@ -205,7 +205,8 @@ class Recovery:
         Args:
             mark: The mark.
             ended: Batches of units that earlier marks of this group have finished, by position.
-            repeats: Whether the mark only repeats the newest acknowledged batches before a segment is deleted.
+            repeats: Whether the mark only repeats the newest acknowledged batches, written before their segment was
+                deleted.
         """
         known = self._destinations.declared(mark.destination)
         if isinstance(known, Partition):
@@ -228,12 +229,12 @@ class Recovery:
             elif done is None and repeats:
                 pass  # the STATE mark that follows says which batches are acknowledged, possibly more than this one
             elif done is None and base_offset >= 0 and at not in ended:
-                # It was released, so it and all earlier batches, except moved ones, were finished. Its count is
-                # unknown.
+                # The spool released this batch, so this batch and all earlier ones, except moved ones, were finished.
+                # Its count is unknown.
                 clear = not known.queue or known.queue.near[0].rank > (at,)
                 known.log.read_released(base_offset, clear=clear)
             elif at in ended and base_offset >= 0:
-                # The batch of a unit: ENDED, earlier in this group, has finished it.
+                # The batch belongs to a unit, and ENDED, earlier in this group, has finished it.
                 clear = not known.queue or known.queue.near[0].rank > (at,)
                 known.log.read_ended(base_offset, ended[at].count, clear=clear)
 
@@ -289,7 +290,9 @@ class Recovery:
                 self._backlogs.reach(partition, ANYWHERE)
 
     def recover_torn(self, destination: int) -> None:
-        """Note a batch that a crash tore although later batches of its group are intact. No caller was promised it."""
+        """Note a batch that a crash tore although later batches of its group are intact. No caller was promised its
+        delivery.
+        """
         self._replay.take()
         _explain_gap(self._destinations.declared(destination))
 
@@ -310,11 +313,13 @@ class Recovery:
         self._backlogs.pack(numbers)
 
     def recovered(self, now: float, clock: Clock | None = None) -> None:
-        """Finish recovery: put batches in doubt that an earlier incarnation may have sent, so that the journal asks.
+        """Finish recovery: put batches in doubt that an earlier incarnation may have sent. The journal then asks about
+        them.
 
         Args:
             now: Seconds.
-            clock: The current time, for the age of an earlier incarnation's last request. None: it was sent just now.
+            clock: The current time, for the age of an earlier incarnation's last request. None: assume that it was
+                sent just now.
         """
         self._drop_parents()
         quiet = None if self._replay.is_blind else self._replay.quiet
@@ -344,8 +349,8 @@ class Recovery:
                 self._topics.note_topic(partition)
                 self._packer.touch(partition)
                 continue
-            # Only the first batches of a queue are sent. If others were put before them afterwards, those have no id.
-            # If marks are lost, any batch with an id may have been among the first ones.
+            # Only the first batches of a queue are sent. Batches that were queued before them later have no id. If
+            # marks are lost, any batch with an id may have been among the first ones.
             most = None if self._replay.is_blind else self._backlogs.sent_at_most
             doubt = list(
                 islice((batch for batch in partition.queue.near if batch.identity is not None), most)
@@ -353,7 +358,8 @@ class Recovery:
             for batch in doubt:
                 batch.on(BatchEvent.MAY_BE_THERE)
             if doubt and partition.queue.near[0].identity is None:
-                # Lost batches were queued again before this one. It is sent after them, so it needs another id.
+                # Lost batches were queued again before those in doubt. Batches in doubt that the log does not have are
+                # sent after the lost ones, so they need other ids.
                 partition.ids.expire()
             if doubt:
                 # The broker may still append the last requests of an earlier incarnation.
@@ -366,7 +372,9 @@ class Recovery:
             self._packer.touch(partition)
 
     def _recover_revived(self, mark: m.Revived, following: Sequence[m.Mark]) -> None:
-        """Repeat the result of a survey: lost batches wait again. `following` has the next mark of the group."""
+        """Apply the result of an earlier incarnation's survey: lost batches wait again. `following` has the next mark
+        of the group.
+        """
         known = self._destinations.declared_partition(mark.destination)
         self._backlogs.reach(known, ANYWHERE)
         places = dict(mark.moved)
@@ -470,7 +478,7 @@ class Recovery:
             partition.doubt.forget_cut()
             for batch in partition.queue.all():
                 if batch.state is BatchState.JOINED:
-                    continue  # the unit gives it its ids
+                    continue  # the unit's transaction numbers its batches
                 if batch.position >= mark.void_from and batch.position not in named:
                     batch.read_id(None)
         for entry in mark.entries:

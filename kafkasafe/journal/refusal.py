@@ -1,4 +1,5 @@
-"""What the cluster refuses: since when, whether it exists at all, and the batches on their way to `rejected/`.
+"""How long the cluster has refused a destination or a batch, what may not exist, and batches on their way to
+`rejected/`.
 
 `refusals`, `answers` and `rejecting` decide what follows.
 """
@@ -58,8 +59,8 @@ class RefusalTimer:
         return denial
 
     def no_answer(self) -> None:
-        """Count the refusal's duration from its next answer: a broker that has just started knows no topics or
-        permissions.
+        """Count the refusal's duration from the next answer: the broker may have restarted, and a broker that has just
+        started knows no topics or permissions.
         """
         if self.denial is None:
             return
@@ -78,7 +79,7 @@ class Missing:
     """Partitions that may not exist, and those that provably do not. `kafkasafe.cluster.absence` decides what counts as
     a proof.
 
-    Written by the journal. Read from its thread.
+    Only the journal changes it, and only the journal's thread may read it.
 
     Attributes:
         said: Destinations that may not exist: the latest answer about them said so.
@@ -115,7 +116,7 @@ class Missing:
 
 
 _PORTION_BYTES: Final = 1024 * 1024
-"""The largest portion, unless a single batch is larger: other partitions are delivered in between."""
+"""Bytes to reject at a time (a single batch may be larger): other partitions are delivered between the portions."""
 
 
 @dataclass(slots=True)

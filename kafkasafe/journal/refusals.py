@@ -97,7 +97,7 @@ class Refusals:
         """End the refusal: another answer came, or no batch waits any more."""
         number = partition.number
         if number in self._missing.said and number not in self._index.suspected:
-            self._missing.take_back(number)  # otherwise a survey got that answer, which stays valid
+            self._missing.take_back(number)  # while suspected, the answer of a survey counts
         over = None if partition.refusal.denial is None else partition.refusal.clear()
         if over is not None:
             self._out.ready.notices.append(Relented(number, over, accepted))

@@ -39,7 +39,9 @@ class Rejecter:
         self._aside_batches = state.settings.aside_batches
 
     def disown(self, mark: m.Resent) -> None:
-        """Void a file in `rejected/` that could not be deleted: this lane's log has its batches, or their records."""
+        """Void a file in `rejected/` that could not be deleted: this lane's log has the file's batches, or their
+        records.
+        """
         if not self._index.is_disowned(mark):
             self._index.disown(mark, self._index.end)
             self._out.ready.persist.marks.append(mark)

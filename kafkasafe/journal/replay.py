@@ -1,4 +1,4 @@
-"""Holds the marks of a group that are about the batches after them, while recovery reads the log.
+"""Holds what the marks of a group say about the batches that follow them, while recovery reads the log.
 
 `recovery` decides what follows from them.
 """
@@ -41,8 +41,8 @@ class Replay:
         index: Index of the next batch in the group.
         blind_before: A group is lost at this position, and its marks with it. So neither an id nor a missing id shows
             whether an earlier batch was sent. -1: no group is lost.
-        quiet: The QUIET mark of the previous incarnation's last group. It says when all requests of that incarnation
-            are dead. None if that incarnation wrote no such mark, or sent something since.
+        quiet: The QUIET mark of the previous incarnation's last group. It says until when requests of that incarnation
+            may still be appended. None if that incarnation wrote no such mark, or sent something since.
         parents: The batches that batches of the group replace, each with the indexes of its parts.
     """
 
@@ -67,11 +67,11 @@ class Replay:
             self.parents.append((parent, children))
 
     def origin_from(self, first: int, default: int) -> int:
-        """Position where the records of the batches from this one on were first written."""
+        """Position where the records of the parts that begin at this index were first written."""
         return next((at for at, children in self._origins if children.start == first), default)
 
     def divides_unit(self, first: int) -> bool:
-        """Whether the batches from this one on are parts of a batch of a unit."""
+        """Whether the parts that begin at this index replace a batch of a unit."""
         return any(parent.unit is not None and children.start == first for parent, children in self.parents)
 
     def read_unit(self, unit: u.Unit, members: range) -> None:
@@ -87,7 +87,9 @@ class Replay:
         self._moves = moves
 
     def announce(self, quiet: m.Quiet) -> None:
-        """Note a QUIET mark: an incarnation announces when its requests are dead, or revokes an announcement."""
+        """Note a QUIET mark: an incarnation says until when its requests may still be appended, or revokes such a
+        mark.
+        """
         self.quiet = quiet if quiet.until_ms >= 0 else None
 
     def lose(self, position: int) -> None:

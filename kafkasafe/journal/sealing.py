@@ -1,8 +1,8 @@
-"""Passes new batches from the caller to the queue, and to the disk, and gives batch ids in queue order. Sends nothing.
+"""Passes new batches from the caller to the queue and to the disk, and gives batches their ids in queue order.
 
 A new batch gets its id when it is sealed, if all batches before it have one; the others get theirs later, in turn. Ids
-are taken back once every batch that has one is proven absent from the log: `kafkasafe.history.identity` decides what
-the cluster's answers prove about them.
+are taken back once every batch that has one is proven absent from the log. `kafkasafe.history.identity` decides what
+the cluster's answers prove.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Sealer:
             destination: Its number.
             count: Records.
             size_bytes: Total size.
-            max_timestamp: Newest, ms since the epoch.
+            max_timestamp: Largest timestamp, ms since the epoch.
             given: See `Batch`.
             unit: The unit (made by `units.seal`) that the batch belongs to. The caller completes it with `close_unit`.
 
@@ -141,7 +141,7 @@ class Sealer:
         self._out.ready.persist.batches.append(batch)
 
     def rests(self, batch: Batch) -> bool:
-        """Whether the disk is not writing the batch, and the batch is on disk or may be only in memory."""
+        """Whether the batch is on disk, or may stay in memory and is not being written."""
         return batch.durable or not (self._durable_first or batch.writing)
 
     @staticmethod

@@ -48,7 +48,7 @@ class Snapshots:
         return marks
 
     def states(self, partition: Destination) -> list[m.State]:
-        """The STATE mark to repeat for the partition; no mark if recovery would take it for a reset by mistake.
+        """The STATE mark to repeat for the partition; no mark if recovery would mistake it for a reset.
 
         1. A broker without topic ids and leader epochs acknowledges the batches of a unit, but reports no offsets.
         2. The lane sent nothing else to the partition, so that no baseline is known.
@@ -64,8 +64,8 @@ def state_mark(partition: Destination) -> m.State:
     return m.State(
         partition.number,
         partition.log.baseline_offset,
-        # The last acknowledged offset would be wrong here: its mark may not be durable yet, or an earlier batch may be
-        # in doubt. A scan that starts after that batch would take it for absent.
+        # The last acknowledged offset would be wrong here. Its mark may not be durable yet. Or an earlier batch may be
+        # in doubt, and a scan that starts after that batch would take it for absent.
         partition.log.clear_offset,
         partition.log.leader_epoch,
         partition.log.topic_id,

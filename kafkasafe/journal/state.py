@@ -29,13 +29,13 @@ class Settings:
         durable_first: Send only batches that are on disk (`spool="always"`). False: `spill()` selects those to write.
         window: Batches sent without a durable commit mark, per partition.
         state_age_s: How long after a batch's own timestamp a broker is certain to keep the producer state.
-        request_timeout_s: After this time, no broker can append a request without an answer any more.
-        blocked_timeout_s: How long a destination may be missing, forbidden or invalid, timestamps be too far ahead, or
-            the broker fail on one batch, before the journal rejects the affected batches; None: for ever. The time
-            counts within this incarnation, and any other answer resets it.
-        missing_grace_s: How long a topic may be unknown to the cluster before a notice says so: it may be new.
-        heal: Send acknowledged batches that the cluster lost again, as far as the spool still has them.
-        heal_recreated: Send lost batches again even to a topic that was deleted and created again.
+        request_timeout_s: After this time, no broker can append an unanswered request any more.
+        blocked_timeout_s: How long the journal waits before it rejects batches because their destination is missing,
+            forbidden or invalid, because their timestamps are too far ahead, or because the broker fails on one batch;
+            None: for ever. The time counts within this incarnation, and any other answer resets it.
+        missing_grace_s: How long a topic may be unknown to the cluster before a notice says so: the topic may be new.
+        heal: Resend acknowledged batches that the cluster lost, as far as the spool still has them.
+        heal_recreated: Resend lost batches even to a topic that was deleted and created again.
         aside_batches: At most this many rejected batches are made durable in `rejected/` at a time.
         gather_bytes: Small waiting batches are merged up to this size; 0: never.
         newest_reading: See `units.Units`.

@@ -64,7 +64,7 @@ class Topics:
 
         Args:
             cluster_id: Its id.
-            assumed: The former cluster of the lane, if the lane's log does not name it; None: it had none yet.
+            assumed: The former cluster of the lane, if the lane's log does not name it; None: the lane had none yet.
 
         Returns:
             Whether a former cluster was forgotten.
@@ -87,7 +87,7 @@ class Topics:
     def _new_cluster(self) -> None:
         """Forget the former cluster: its offsets and ids do not apply to this one.
 
-        Called only while no batch waits, except batches sealed before a cluster was asked.
+        Called only while no batch waits, except new ones that have no id yet.
         """
         self._home.withdraw()
         self._units.moved()

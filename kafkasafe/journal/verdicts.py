@@ -143,7 +143,8 @@ class Verdicts:
             and not self._replay.is_blind
         ):
             partition.loss.miss(Hole(partition.number, judgement.missing, judgement.evidence))
-        # The cause is retention or a loss (KAFKA-5793). A leader that does not report its state does not say which.
+        # Retention or a loss removed those batches (KAFKA-5793). If the leader cannot report its state, nothing shows
+        # which.
         evidence = f"{judgement.evidence}; the next batch is {first.identity}"
         self._suspicions.raise_suspicion(partition, Cause.SEQUENCE, evidence)
 
@@ -163,7 +164,7 @@ class Verdicts:
                 return
         elif isinstance(destination, Partition):
             batch.on(BatchEvent.RESENT)
-            batch.may_arrive(possible=False)  # decided
+            batch.may_arrive(possible=False)  # the user decided
             batch.pardon()
             destination.end_unsure()
             destination.ids.expire()

@@ -207,7 +207,7 @@ class Views:
         return any(partition.queue for partition in self._destinations.unassigned.values())
 
     def portion_bytes(self, topic: str) -> int:
-        """Size of the batches of a topic that are divided next, when its partitions are known."""
+        """Size of the batches of a topic that are divided next, once the topic's partitions are known."""
         known = self._destinations.unassigned.get(topic)
         return 0 if known is None else sum(batch.size_bytes for batch in known.queue.near)
 
@@ -252,7 +252,8 @@ class Views:
         return self._all[destination].log.reach
 
     def may_be_sent(self, batch: Batch) -> bool:
-        """Whether a plain batch may have been sent: not without an id, nor before the partition's baseline is known.
+        """Whether a batch outside units may have been sent: only with an id, and once the partition's baseline is
+        known.
 
         The first send to a partition waits until the log's end is durable in the spool (`baseline`). Without a
         baseline, no broker has seen the partition's batches, even if they have ids.
@@ -265,7 +266,7 @@ class Views:
         return self._all[destination].log.topic_id
 
     def delivered_before(self, position: int) -> list[Delivered]:
-        """Delivered records before this position that were still in the spool after its last release."""
+        """Delivered records from the position of the last `Journal.released` up to this one."""
         found = []
         for partition in self._all.values():
             going = [

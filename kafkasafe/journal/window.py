@@ -16,7 +16,7 @@ __all__ = ["Admission", "BrokerClock", "InFlight", "SendWindow"]
 
 
 class Admission(enum.Enum):
-    """What the window says of the next batch."""
+    """The decision about the next batch."""
 
     SENDS = "sends"
     WAITS = "waits"
@@ -29,14 +29,14 @@ class Admission(enum.Enum):
 
 @dataclass(slots=True)
 class InFlight:
-    """What takes the room of a window: the batches at the front of a queue, counted from the first one on.
+    """The batches at the front of a queue that occupy the window.
 
     An acknowledged batch keeps its place until its commit mark is durable: if the process dies before that, its next
     incarnation has to find the batch among the last five of the broker's producer state.
 
     Attributes:
-        most: How many batches have room.
-        batches: How many take it.
+        most: How many batches fit into the window.
+        batches: How many batches occupy it.
         any: A request is in flight.
         old: One of them is old: when the leader appends it, the leader may drop our producer state.
     """
@@ -48,7 +48,7 @@ class InFlight:
 
     @property
     def is_full(self) -> bool:
-        """Whether no other batch has room."""
+        """Whether the window has no room for another batch."""
         return self.batches >= self.most
 
     def add(self, batch: Batch, *, old: bool) -> None:
@@ -154,8 +154,8 @@ class BrokerClock:
         return max(now_ms + self._behind_ms, self._at_least_ms)
 
     def age_s(self, batch: Batch, now_ms: int) -> float:
-        """The age of a batch as brokers see it: they count from the timestamp of the last batch, not
-        from its append.
+        """The age of a batch as brokers see it: they count from the batch's timestamp, not from the time of the
+        append.
         """
         return max(0.0, (self.now_ms(now_ms) - batch.max_timestamp) / 1000)
 

@@ -1,29 +1,29 @@
-"""Units: batches of any partitions, and offsets of consumer groups, that Kafka gets in one transaction or not at all.
+"""Units: batches of any partitions, and consumer offsets, that are written to Kafka in one transaction or not at all.
 
 The package does no I/O. The *shell* (`delivery/engine`) reports what happened, takes the actions of `advance()` and
 carries them out. If an action fails, the shell calls `failed`, and gets the action again after a pause, as a
 `RetryLater`.
 
-The order of the steps is what keeps the promise (docs/staged-protocol.md says what a crash after each step leaves):
+The order of the steps keeps this promise (docs/staged-protocol.md says what a crash after each step leaves):
 
-    prepared               the unit is one atomic group of the spool, durable, before anything of it is sent
+    prepared               the unit is one atomic group of the spool, durable, before any of its batches is sent
     begun                  the unit has a transactional id; partitions are added if the brokers require that
-    appended               its batches, and its marker in a group's offset, are in the transaction
+    appended               its batches and its marker (a group's offset) are in the transaction
     prepare acknowledged   the STAGED mark is durable: only from here on may EndTxn be sent
-    committed              the same EndTxn until it is answered, by this incarnation, the next, or another process
+    committed              this incarnation, the next, or another process repeats EndTxn until it is answered
     commit acknowledged    the ENDED mark is durable: futures resolve, and the transactional id is free again
 
 A failure before the STAGED mark puts the unit back into its lines: InitProducerId aborts the transaction, and fences
-delayed requests. After the mark, only the outcome counts. It is never assumed: InitProducerId ends an open transaction,
-and then the marker shows whether it was committed.
+delayed requests. After the mark, only the transaction's outcome counts. The outcome is never assumed: InitProducerId
+ends an open transaction, and then the marker shows whether it was committed.
 
 Order. The units of a partition form a *line*: they are appended in the order in which they were accepted. A unit is
-committed only after all earlier units, and only if they precede it in the log. So several may be in progress at once. A
-group's offset of a partition has a line as well: units that move this offset are committed in order, and each writes it
-only after all earlier units are committed.
+committed only after all earlier units of its lines, and only if they precede it in the log. This check allows several
+units to be in progress at once. A group's offset of a partition has a line as well: units that move this offset are
+committed in order, and each unit writes the offset only after all earlier units are committed.
 
-Readings. Units with a consumer's offsets continue one another. So if one is dropped, the later units of the same
-reading are dropped as well (`Transitions.follow_drops`).
+Readings. Each unit with a consumer's offsets continues the unit before it. So if one is dropped, the later units of
+the same reading are dropped as well (`Transitions.follow_drops`).
 
 Modules. Each object owns its state, and uses only those listed after it:
 

@@ -1,4 +1,4 @@
-"""Decides about a request that failed."""
+"""Decides what follows from a failed request."""
 
 from __future__ import annotations
 
@@ -124,7 +124,8 @@ class FailurePolicy:
             self._transitions.leave_group(transaction, transaction.offsets[request.index].group, code, reason)
         elif code is None and failure.sent and transaction.grant.protocol < 2:
             # The request may arrive late. The broker then adds it to the next transaction of the producer id, unless
-            # that has a newer epoch. So the request is not repeated, but its transaction is aborted.
+            # that has a newer epoch. So the request is not repeated: its transaction is aborted, which raises the
+            # epoch.
             self._transitions.abort_and_requeue(transaction, code, reason)
         else:
             self._inside(request, attempt, failure, lasting=failure.lasting or code in _NO_OFFSETS)

@@ -146,14 +146,16 @@ class Units:
         self.ids.forget_producer_ids()
 
     def take_over(self, transactional_id: str) -> None:
-        """Acquire a user's id: its former producer is fenced, and the transaction that it left open is aborted."""
+        """Acquire a user's id. This fences the id's former producer, and aborts that producer's open transaction."""
         tid = self.ids[transactional_id]
         if tid.is_free:
             tid.forget_former()
             self.ids.fence(tid)
 
     def vacate(self, destination: int, reason: str) -> bool:
-        """Requeue the units of a partition before its log is surveyed. If False, call again after each answer."""
+        """Requeue the units of a partition before its log is surveyed. If it returns False, call it again after each
+        answer.
+        """
         return self._schedule.abort_on_partition(destination, reason)
 
     def give_up(self, unit: Unit, code: int, reason: str) -> bool:
@@ -177,15 +179,16 @@ class Units:
         self.out.change()
 
     def aborted(self, action: InitProducerId, code: int) -> bool | None:
-        """Note the answer to EndTxn before InitProducerId with `keep`. Returns whether to send InitProducerId; None:
-        not yet.
+        """Note the answer to the EndTxn that precedes InitProducerId with `keep`. Returns whether to send
+        InitProducerId; None: not yet.
 
         InitProducerId ends an open transaction of any producer: the coordinator checks the epoch only if no transaction
         is open. So a producer whose EndTxn is refused stops here, unless an earlier answer was lost: then the new epoch
         may be its own.
 
-        After a timeout, EndTxn is sent twice. A successor's first InitProducerId gets error 51, and leaves the same
-        epoch as a timeout. The successor repeats it within a second, after which that epoch is refused.
+        After a timeout, EndTxn is sent twice, with a pause in between. A successor's first InitProducerId gets error
+        51, and leaves the same epoch as a timeout. The successor repeats the request within a second, and then the
+        coordinator refuses the second EndTxn.
         """
         if not _valid(action) or (code in FENCED_CODES and not action.tid.unsure):
             return False

@@ -39,7 +39,7 @@ class UnitReplay:
         self._staged_under: dict[Unit, TransactionalId] = {}
         """By staged unit, its transactional id."""
         self._former: dict[int, int] = {}
-        """By the number that a reading had in an earlier incarnation, the number that it has in this one."""
+        """By the number of a reading in an earlier incarnation, its number in this one."""
         self.earlier: dict[str, tuple[Unit, m.Ended]] = {}
         """For each transactional id that a user gave, the last unit that earlier incarnations ended."""
 
@@ -92,9 +92,9 @@ class UnitReplay:
         grant = Grant(begun.producer_id, begun.producer_epoch, begun.protocol)
         self._void(self._staged_under.get(unit))
         if tid.grant != grant:
-            # The id's former units were requeued before it got this new grant. Units with the same grant share a
-            # transaction, because an id begins another one only after it was fenced, or after its former transaction
-            # is durably over.
+            # The id's former units were requeued before the id got this new grant. Staged units with the same grant
+            # share a transaction: an id begins another transaction only after it was fenced, or after its former
+            # transaction is durably over.
             self._void(tid)
         self._staged.setdefault(tid, []).append(unit)
         self._staged_under[unit] = tid

@@ -30,7 +30,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class InitProducerId:
-    """Send InitProducerId (answer: `fenced`). With `keep`, it fails if another producer has taken the id over
+    """Send InitProducerId (answer: `fenced`). With `keep`, the request fails if another producer has taken the id over
     meanwhile.
 
     With `timed_out`, `keep` has the epoch that the coordinator sets when it aborts a transaction after a timeout.
@@ -66,8 +66,8 @@ class Produce:
 class CommitOffsets:
     """Write offsets of a group inside the transaction (answer: `noted`).
 
-    The marker has `index` -1. It is an offset of a group with the name of the transactional id, whose metadata is the
-    id of the unit.
+    The marker has `index` -1. It is an offset of a group that has the transactional id as its name; the metadata of
+    this offset is the id of the unit.
     """
 
     tid: TransactionalId

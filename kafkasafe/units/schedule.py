@@ -224,7 +224,7 @@ def _begun(unit: Unit, tid: TransactionalId, grant: Grant) -> m.Begun:
 
 
 def adds_itself(transaction: Transaction) -> bool:
-    """Whether Produce itself adds the partition (KIP-890). With several partitions, such requests would disturb each
-    other.
+    """Whether Produce itself adds the partition (KIP-890). For several partitions, concurrent requests of this kind
+    would disturb each other.
     """
     return transaction.grant.protocol >= 2 and len(transaction.destinations) == 1

@@ -35,7 +35,8 @@ Line: TypeAlias = int | GroupPartition
 """Units are ordered for each line separately. A line is a destination, or a group's offset of a partition."""
 
 POOL: Final = 4
-"""Number of a lane's transactional ids. A lane has at most as many transactions in progress."""
+"""How many transactional ids of its own a lane has, and so how many transactions it can have in progress under them.
+"""
 
 
 class IllegalStepError(RuntimeError):

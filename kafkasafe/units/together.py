@@ -159,8 +159,8 @@ def _fellows(unit: Unit, most: int) -> int:
 
     1. 128 units share a transaction. A broker refuses a batch of one of them, again and again.
     2. Then 16 of them share a transaction, then 2. The third failure shows whose batch is refused.
-    3. If a broker's crash was the cause instead, the next transaction still commits 16 units at once. If units went one
-       by one, a backlog would last for as long as brokers fail now and then.
+    3. If a broker's crash was the cause instead, the next transaction still commits 16 units at once. If each failure
+       led to one unit at a time, a backlog would hardly shrink while brokers fail now and then.
     """
     if unit.transactional_id or not (unit.batches or unit.group_lines):
         return 1

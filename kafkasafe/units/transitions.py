@@ -19,8 +19,8 @@ from kafkasafe.units.unit import Entry, Transaction, TransactionalId, Unit
 __all__ = ["BLOCKING_CODES", "MOVED_ON", "Transitions"]
 
 BLOCKING_CODES: Final = DESTINATION_CODES | {30, 53}
-"""The cluster blocks a topic, a group or a transactional id, perhaps for long. Each try in a new transaction appends
-the records once more, so tries are rare.
+"""The cluster blocks a topic, a group or a transactional id, perhaps for a long time. Each try in a new transaction
+appends the records once more, so tries are rare.
 """
 _UNDER_WAY: Final = frozenset({Phase.BEGUN, Phase.APPENDING, Phase.STAGING, Phase.STAGED})
 """Phases of a transaction for which this incarnation sent no EndTxn."""
@@ -190,7 +190,8 @@ class Transitions:
             return
         first = transaction.units[0]
         if transaction.end_refused and transaction.tid is not None and not first.code:
-            # So the transaction was open until it timed out, or until a successor took over: `ids._late` decides which.
+            # The refused EndTxn did not end the transaction, so it was open until it timed out or a successor took
+            # over: `ids._late` decides which.
             transaction.tid.note_open()
             self.abort_and_requeue(transaction, EPOCH_REFUSED, first.reason)
             return
@@ -239,11 +240,11 @@ class Transitions:
             self._moved[line] = transaction.reading(line).number
 
     def drop_superseded(self) -> None:
-        """Drop each unit that would deliver records again: a unit of another reading also contains them, and was
+        """Drop each unit that would deliver records again, because a unit of another reading with the same records was
         committed since the last call.
 
-        1. A program closes its producer with a unit of records 0 to 9 in progress. Its consumer goes back to 0, and a
-           unit of another reading has records 0 to 19.
+        1. A program closes its producer with a unit of records 0 to 9 in progress. Its consumer goes back to 0, and
+           its next unit, of another reading, has records 0 to 19.
         2. The second producer commits the first unit, and is closed.
         3. The third producer does not know how far the first unit moved the group, and would commit the second unit.
 

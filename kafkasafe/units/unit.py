@@ -206,7 +206,7 @@ class Unit(UnitContent):
     # -- tries and fate --------------------------------------------------------------------------------------------
 
     def count_try(self, reason: str) -> None:
-        """Note a failed try: it is requeued."""
+        """Note a failed try: the unit is requeued."""
         self.tries += 1
         self.code, self.reason = 0, reason
 

@@ -11,8 +11,8 @@ search for that epoch; they differ in what one request carries.
   the requested one. If that is a different epoch, the leader has lost records that the consumer read, even if its log
   is longer.
 - `compare`: the protocols of KIP-279 between a follower and a leader, with their round trips and bytes.
-- `BatchWalk`: without epochs, or where brokers do not report them, compares the CRCs of the batches that were read with
-  the leader's, one batch at a time; `first_difference` compares all at once.
+- `BatchWalk`: for logs without epochs, and brokers that do not report them. It compares the CRCs of the batches that
+  were read with the leader's, one batch at a time; `first_difference` compares all at once.
 
 Offsets here: `*_end`, `end_offset` and `position` are exclusive, ranges of offsets `(first, last)` inclusive.
 """

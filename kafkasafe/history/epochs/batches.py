@@ -27,7 +27,7 @@ class BatchMark:
     """The offsets and checksum of a batch that was read.
 
     Attributes:
-        last_offset: Inclusive.
+        last_offset: Offset of the last record (inclusive).
         crc: Its CRC32C, which covers neither offset nor leader epoch.
     """
 
@@ -46,7 +46,7 @@ class BatchMemory:
 
     @property
     def marks(self) -> tuple[BatchMark, ...]:
-        """Oldest first."""
+        """The remembered batches, oldest first."""
         return tuple(self._marks)
 
     def observe(self, mark: BatchMark) -> None:
@@ -114,7 +114,7 @@ class BatchWalk:
     def __init__(
         self, marks: Iterable[BatchMark], *, position: int, log_start_offset: int, log_end_offset: int
     ) -> None:
-        """Begin.
+        """Begin a walk.
 
         Args:
             marks: The batches that were read, in offset order.

@@ -181,7 +181,7 @@ class Lineage:
         return True
 
     def _again(self, epoch: int, offset: int, after: int) -> bool:
-        """A batch below the end."""
+        """Note a batch that begins below the end."""
         at = bisect_right(self._starts, offset) - 1
         known = self._epochs[at] if at >= 0 else None
         following = self._epochs[at + 1] if at + 1 < len(self._epochs) else None

@@ -1,4 +1,4 @@
-"""The questions that a consumer asks a live leader, to find the first offset at which its log differs."""
+"""The questions that a consumer asks a live leader, to find where the leader's log differs from what was read."""
 
 from __future__ import annotations
 
