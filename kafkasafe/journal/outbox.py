@@ -235,6 +235,7 @@ class Ask:
         doubt: The batches in doubt, in order, of one producer id and epoch. Empty: the journal only needs the end
             offset (answer with `baseline`).
         from_offset: The lowest offset at which our batches can begin in the log; -1 when unknown.
+        acked_before: An earlier batch of the same producer id and epoch was acknowledged on the partition.
         read_log: The producer state is not reliable (it may expire at any moment): read the log.
         fenced: A newer epoch of our id exists: a batch that the log does not have is undecidable.
         confirm: The broker refused the batch. The journal only needs the producer state, once: answer with `confirmed`.
