@@ -100,7 +100,7 @@ class Pump:
             their topic was known.
         seal_due: Called in each turn with the time. Seals open batches that have lingered, and returns the time of the
             next call.
-        on_topic: Called when a topic's partition count is known and no record waits for it any more.
+        on_topic: Called when a topic's partition count is known and no record waits for its partition to be chosen.
         released: Context in which a caller waits. It releases the locks that the caller's thread may hold, for example
             in a signal handler.
     """
@@ -206,10 +206,10 @@ class Pump:
         self.ledger.submit(parcels)
 
     def wait(self, ready: Callable[[], bool], timeout: float | None, *, choosy: bool = False) -> bool:
-        """Waits until `ready()` returns True. Returns False if the time ends first.
+        """Waits until `ready()` returns True. Returns False on timeout.
 
-        The caller's thread evaluates `ready` without `lock`. So it may only read values that change atomically. On
-        return, the pump has also finished the other changes that it makes under `lock` together with the awaited one.
+        The caller's thread evaluates `ready` without `lock`. So `ready` may only read values that change atomically. If
+        the pump makes the awaited change together with others under `lock`, all of them are complete on return.
         With `choosy`, the pump evaluates `ready` before it wakes the caller. This requires that every change that
         `ready` depends on notifies afterwards.
         """
@@ -455,7 +455,7 @@ class Pump:
         return threading.current_thread() is self._thread
 
     def ended(self) -> bool:
-        """Whether the thread has ended. Nothing is resolved any more."""
+        """Whether the thread has ended. After that, no record gets an outcome any more."""
         return not self._thread.is_alive()
 
     def notify_waiters(self) -> None:
