@@ -324,7 +324,7 @@ class Pump:
         config, ledger = self._config, self.ledger
         failure, stranger, network = ledger.failure, ledger.wrong_cluster, self._context.cluster.last_error
         lanes = list(self._context.lanes)
-        displaced = self.engine.places.in_trouble(self._context.own)  # before its reason, which is set first
+        displaced = self.engine.places.in_trouble(self._context.own)  # first: its reason is set before it
         in_memory = sum(parcel.count for parcel in list(ledger.undurable.values()) if not parcel.done)
         on_disk = 0 if config.in_memory else sum(lane.journal.views.spooled_records for lane in lanes)
         return ProducerSeen(

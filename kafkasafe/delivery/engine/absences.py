@@ -1,4 +1,4 @@
-"""Finds partitions that the cluster does not have, though records wait for them, by asking each broker."""
+"""Asks each broker about partitions with waiting records, to find those that the cluster does not have."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Absences:
         """Ask one broker about a topic."""
         cluster = self._context.cluster
         result: TopicInfo | Failure = yield Ask(lambda reply: cluster.topic_at(node, topic, reply), "seen")
-        # If the broker denies the topic itself, the metadata soon do so too.
+        # If the broker does not know the topic itself, new metadata will show that.
         if isinstance(result, TopicInfo) and not result.error_code and result.partitions:
             case.answered(node, result.topic_id, max(result.partitions, default=-1) + 1, self._context.now())
             self.look()

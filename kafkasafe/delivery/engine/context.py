@@ -124,7 +124,7 @@ class DeliveryProgress:
 
 
 class CloseState:
-    """How far a producer is on its way to its end. Any thread may read it.
+    """How far a producer has come in closing. Any thread may read it.
 
     Attributes:
         closing: `close` was called: the engine begins nothing that takes long.
