@@ -145,8 +145,9 @@ LOG_EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "division_waits_for_room": LogEvent(
         ("WARNING",),
-        "Records were accepted before the partitions of their topic were known. Dividing them among the partitions"
-        " needs more room than the disk has. Delivery of all other records continues.",
+        "A batch has to be divided, because its records were accepted before the partitions of their topic were known,"
+        " or because the brokers refuse the batch. The disk has no room for the parts. Delivery of all other records"
+        " continues.",
         "Make room on the volume of the spool: the message says how much.",
     ),
     "flush_waits": LogEvent(
