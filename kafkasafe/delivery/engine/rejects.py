@@ -52,7 +52,7 @@ class Rejects:
                         refused = self.read(lane, batch)
                     except SpoolCorruptError as error:
                         if portion:
-                            break  # those before it first
+                            break  # write the batches before it first
                         damaged = self.damaged(lane, batch, error)
                         reason = "" if damaged else f"they are damaged on disk: {error}"
                         break
@@ -114,7 +114,7 @@ class Rejects:
         return Refused(batch.position, data, batch.fault.code, batch.fault.message, batch.given)
 
     def damaged(self, lane: Lane, batch: j.Batch, error: SpoolCorruptError) -> bool:
-        """Handle a batch that is damaged on disk. True: it is in quarantine/ and given up; else its partition waits."""
+        """Handle a damaged batch. Returns True if it is in quarantine/ and given up; otherwise its partition waits."""
         if batch.handle in lane.rejections:
             return True
         address = lane.journal.views.address(batch.destination)

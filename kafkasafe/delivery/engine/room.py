@@ -65,7 +65,7 @@ class RoomKeeper:
             self._context.timer(0.0, ChoreDue(Chore.LOOK_AGAIN))
 
     def _rescue(self, lane: Lane) -> None:
-        """Write batches again if only memory has them, because another process deleted or cut their files."""
+        """After another process deleted or cut files of the log, write their batches again if memory has them."""
         self._lost += self._places.take_lost(lane)
         while self._lost:
             first, end = self._lost[0]

@@ -1,4 +1,4 @@
-"""Ends atomic batches: writes those that are given up to `rejected/`, and tells callers the fate."""
+"""Ends atomic batches: saves rejected ones in `rejected/`, and reports the outcome to callers, hooks and logs."""
 
 from __future__ import annotations
 
