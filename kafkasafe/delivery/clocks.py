@@ -66,8 +66,7 @@ class Clocks:
         self._next_of.pop(address, None)
 
     def listed(self, address: _Address, timestamp: int, now: float, now_ms: int) -> bool:
-        """Take the answer. The answer replaces the partition's previous one. The latest timestamp of all partitions
-        counts.
+        """Take the answer, which replaces the partition's previous one. The latest timestamp of all partitions counts.
 
         Args:
             address: The partition.

@@ -241,7 +241,7 @@ class Pump:
         self._post(TakeOver(transactional_id))
 
     def spill_all(self) -> None:
-        """Writes everything that is accepted to disk now (`spool="on_error"`)."""
+        """Writes all accepted records to disk now (`spool="on_error"`)."""
         self._post(SpillAsked())
 
     def ask_look(self) -> int:
@@ -324,7 +324,7 @@ class Pump:
         config, ledger = self._config, self.ledger
         failure, stranger, network = ledger.failure, ledger.wrong_cluster, self._context.cluster.last_error
         lanes = list(self._context.lanes)
-        displaced = self.engine.places.in_trouble(self._context.own)  # first: its reason is set before it
+        displaced = self.engine.places.in_trouble(self._context.own)  # `PlaceKeeper` sets the reason first
         in_memory = sum(parcel.count for parcel in list(ledger.undurable.values()) if not parcel.done)
         on_disk = 0 if config.in_memory else sum(lane.journal.views.spooled_records for lane in lanes)
         return ProducerSeen(
@@ -501,7 +501,7 @@ class Pump:
             self._step(self._inbox.popleft())
         self.engine.turn()
         if self._context.own_cluster.stranger is not None:
-            # Write everything that is accepted to disk, then end this producer.
+            # Write all accepted records to disk, then end this producer.
             self._seal_due(float("inf"))
             if not self._inbox:
                 if self._config.spool == "on_error":
@@ -518,7 +518,7 @@ class Pump:
         self._wake.wait(max(0.0, min(due - time.monotonic(), 5.0)))
 
     def _last_turn(self) -> None:
-        """Writes everything that is accepted to disk, even if `close` was interrupted or called by a hook."""
+        """Writes all accepted records to disk, even if `close` was interrupted or called by a hook."""
         self._seal_due(float("inf"))
         if self._inbox and not self._context.close_state.abandon:
             for _ in range(len(self._inbox)):

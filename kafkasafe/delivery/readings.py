@@ -10,7 +10,8 @@ after a rebalance, the group's offset is compared with the offsets that the read
 
 A batch may outlive its reading: its program closed the producer, and another process may deliver it at any time. The
 batches of one lane are compared with one another (`units.ReadingOrder`), but not with batches of other lanes. So before
-another lane commits a batch, the undecided batches of a closed producer must be made impossible (`Earlier`).
+another lane commits a batch, it must be certain that the undecided batches of a closed producer cannot be committed any
+more (`Earlier`).
 """
 
 from __future__ import annotations

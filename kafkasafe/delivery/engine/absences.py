@@ -13,7 +13,7 @@ from kafkasafe.delivery.engine.leader import RunningInquiry
 __all__ = ["Absences"]
 
 _GRACE_S: Final = 60.0
-"""How long one broker of several must deny a partition, if no other broker answers."""
+"""If only one of several brokers answers, it must deny a partition for this long."""
 
 
 class Absences:
@@ -24,7 +24,7 @@ class Absences:
         self._cases: dict[tuple[str, int], Absence] = {}
 
     def look(self) -> None:
-        """Ask brokers, and draw conclusions. Called each second, and after each metadata answer."""
+        """Ask brokers, and tell the journals which partitions exist. Called each second, and after new metadata."""
         found = [
             (lane, dict.fromkeys((*lane.journal.missing.said, *lane.journal.missing.proven)))
             for lane in self._context.lanes

@@ -99,7 +99,7 @@ class DeliveryProgress:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._last = clock.monotonic()
-        """Time of the last progress: a new answer about a batch, a grant, or a topic's metadata. Monotonic seconds."""
+        """Time of the last progress: news about a batch, a producer id, or a topic's metadata. Monotonic seconds."""
         self._pause_until = 0.0
         """When the longest pause with a known end is over, monotonic seconds."""
 

@@ -370,7 +370,7 @@ class DiskWriter:
             self.publish_used()
 
     def tell_newest(self, lane: Lane, position: int) -> None:
-        """Write the journal's newest marks before segments up to this position are deleted.
+        """Before segments up to this position are deleted, repeat the marks of the newest acknowledged batches.
 
         The marks are skipped while writes fail, because writes may need the space that the deletion frees.
         """

@@ -68,8 +68,7 @@ class Gathering:
         except SpoolError:
             columns = []
         if len(columns) < j.GATHER_LEAST:
-            # Either a batch cannot be read, and the sender will notice that too, or these batches are too large when
-            # uncompressed.
+            # A batch cannot be read (the sender will notice that too), or the batches are too large when uncompressed.
             lane.journal.keep_apart(run[0].destination)
             return False
         run, parents = run[: len(columns)], parents[: len(columns)]

@@ -37,7 +37,7 @@ _MOST_JOINED: Final = 5
 """Maximum number of `delivery="transactional"` batches in a unit: brokers remember this many batches of a producer."""
 _MOST_JOINED_BYTES: Final = 4 * 1024 * 1024
 _MARKS_BYTES: Final = 1024 * 1024
-"""About how many bytes marks and the reserve take during the divisions."""
+"""Approximate size of the marks and the reserve during divisions."""
 _PART_BYTES: Final = 256
 """Maximum bytes that the spool writes beside each part of a divided batch: entries of control batches."""
 

@@ -415,6 +415,6 @@ class Lane:
         self.rejected.stands_at(path)
 
     def disown(self) -> None:
-        """Mark files in `rejected/` that do not count but may still exist: their records must not be resent."""
+        """Write marks that void files in `rejected/` that could not be deleted: their records must not be resent."""
         for name in self.rejected.undeleted():
             self.journal.disown(m.Resent(self.lock.path.name, name))

@@ -228,7 +228,7 @@ class LaneKeeper:
             )
 
     def _retire(self, lane: Lane) -> None:
-        """Delete files of rejected records that were resent into this lane. Their marks must stay until then."""
+        """Delete files of rejected records that were resent into this lane. The lane keeps their marks until then."""
         for mark in lane.journal.views.resent:
             try:
                 retire(lane.lock.files, lane.lock.path.parent, mark)
@@ -257,7 +257,7 @@ class LaneKeeper:
         self._look_for_dead()
 
     def adopt(self) -> None:
-        """Take lanes whose owner died, and let go of those that are drained."""
+        """Adopt lanes whose owners died, and release drained ones."""
         self._disk.look_at_places()
         for lane in [lane for lane in self._context.lanes if lane.lock.lost]:
             self._release(lane)
@@ -397,7 +397,7 @@ class LaneKeeper:
             self._order.give_up(path, error)
 
     def look_at_adopted(self) -> None:
-        """Release drained lanes. A lane that a producer waits for goes to it once none of its batches is in flight."""
+        """Release drained lanes. Return a lane to a producer that wants it, once no batch of the lane is in flight."""
         self._release_drained()
         adopted = [lane for lane in self._context.lanes if not lane.own]
         self._watching = bool(adopted) and not self._context.close_state.closing

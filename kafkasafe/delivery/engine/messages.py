@@ -185,7 +185,7 @@ class LookedAround:
 
 @dataclass(frozen=True, slots=True)
 class LanesRead:
-    """A thread has read what other processes' lanes still owe, or failed to read it."""
+    """A thread has tried to read what other processes' lanes still owe."""
 
     results: Mapping[Path, Owed | Exception]
 

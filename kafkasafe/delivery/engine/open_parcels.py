@@ -77,7 +77,7 @@ class Ahead:
             self._counts.answered((parcel.topic, parcel.partition), parcel.size_bytes, now)
 
     def expire(self) -> None:
-        """Stop counting partitions that have not answered for a moment. Call it repeatedly while a sender waits."""
+        """Stop counting partitions that have not answered lately. Call it repeatedly while a sender waits."""
         if self._counts is not None:
             self._counts.expire(self._clock.monotonic())
 

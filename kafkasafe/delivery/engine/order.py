@@ -261,7 +261,7 @@ class LaneOrder:
         return result
 
     def _not_kept(self, path: Path, error: Exception) -> None:
-        """Report that order is not guaranteed, before anything is sent that might overtake."""
+        """Report that the order is not guaranteed. Called before a record is sent that might overtake earlier ones."""
         if path in self._reported:
             return
         self._reported.add(path)

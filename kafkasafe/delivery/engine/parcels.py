@@ -90,7 +90,8 @@ class Parcel:
         given: For records without a chosen partition, the partitions that the caller gave: see `journal.Batch`.
         unit_handle: The handle of its unit. The first parcel of a unit has no records: it stands for the whole unit.
         watcher: Called once with the parcel when it is done, with the lock held. Parts of the parcel inherit it.
-        keeper: While its batch is packed, only callers hold the parcel. `watch` then stores it in this dict, by number.
+        keeper: Set while the parcel's batch is packed. Then only callers hold the parcel, so `watch` adds it to this
+            dict, by number.
     """
 
     topic: str

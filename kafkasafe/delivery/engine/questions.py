@@ -240,7 +240,7 @@ class OutcomeInquiry:
         self._require_same_leader()
         judgement, stable = judge_located(by_state, scan)
         if not stable:
-            # The log was read to its end and lacks the batches: the state is of a late request (`judge_located`).
+            # The log was read to its end and lacks the batches: a late request changed the state (`judge_located`).
             return False
         self._count(judgement, "state")
         self._lane.journal.judged(
@@ -369,7 +369,7 @@ class LossInquiry:
             # The epoch's end only makes the result more precise. Old brokers do not support the request.
             if not isinstance(ended, t.Failure) and not ended.error_code:
                 epoch_end = ended.end_offset
-                # If the leader does not know the epoch (-1), perhaps no acknowledged record is left in the log.
+                # If the leader does not know the epoch (-1), the log may lack all acknowledged records: read all of it.
                 begin = min(offset for offset in (begin, max(0, epoch_end)) if offset >= 0)
         started: t.OffsetListed | t.Failure = yield self._leader.list_offset(t.EARLIEST, "start")
         log_start = max(0, good(started).offset)

@@ -28,7 +28,7 @@ class Rejects:
         self._disk = disk
 
     def put_aside(self, lane: Lane, aside: j.Aside) -> None:
-        """Write rejected batches to `rejected/`, durably, before their marks are decided. If that fails, they wait."""
+        """Write rejected batches durably to `rejected/` before their marks are decided. If this fails, they wait."""
         if self._config.in_memory:
             # Without a disk, only the futures and the dead-letter handler get the rejected batches.
             lane.rejections.keep((batch.handle for batch in aside.batches), None)

@@ -84,7 +84,7 @@ class RoomKeeper:
                 del self._lost[0]
 
     def _needs_room(self, lane: Lane) -> bool:
-        """Whether to copy batches. Checks only if much was written since the last check, or after a while."""
+        """Whether to copy batches. Checks again only after much was written, or after a second."""
         if lane.copying.is_under_way:
             return True
         used = lane.spool.used_bytes

@@ -188,7 +188,7 @@ class Sender:
                     self._context.post(FoundDamaged(lane, batch, str(error)))
                 else:
                     self._on_produced(Sent(lane, batch, -1), t.Failure(error, sent=False))
-                # No later batch overtakes it.
+                # No later batch may overtake it.
                 damaged = SpoolError(f"an earlier batch of the partition is damaged on disk: {error}")
                 for other, later in self._send_queue.take_back((topic, partition)):
                     self._on_produced(Sent(other, later, -1), t.Failure(damaged, sent=False))

@@ -35,7 +35,7 @@ _SOON_S: Final = 0.01
 _SOON: Final = frozenset({19, 51, 88})
 _OVER: Final = FENCED_CODES | {0, 48, 49}
 _NOT_THERE: Final = frozenset({1, 3, 100})
-"""Error codes: a batch's place in the log does not exist any more."""
+"""Error codes that mean that a batch's offset or topic does not exist any more."""
 _NOT_REFUSED: Final = frozenset({0, 55})
 """Codes of partitions that AddPartitionsToTxn did not refuse: 0, or 55 because it refused another partition."""
 _REFUSED_NAMES: Final = frozenset({31, 50, 53})
