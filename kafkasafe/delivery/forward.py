@@ -39,7 +39,7 @@ def copy_before(
     - If it uses more than three quarters, waiting batches may make up three quarters of those bytes.
 
     Args:
-        closed: All segments of the log but the last. Each of them can be deleted once no batch in it waits.
+        closed: The log's first segments, but never the last one. Each can be deleted once no batch in it waits.
         waiting: (position, bytes) of the waiting batches, in order.
         used_bytes: Size of the log.
         limit_bytes: Its limit.

@@ -10,8 +10,8 @@ after a rebalance, the group's offset is compared with the offsets that the read
 
 A batch may outlive its reading: its program closed the producer, and another process may deliver it at any time. The
 batches of one lane are compared with one another (`units.ReadingOrder`), but not with batches of other lanes. So before
-another lane commits a batch, it must be certain that the undecided batches of a closed producer cannot be committed any
-more (`Earlier`).
+another lane commits a batch, the consumer makes sure that the undecided batches of a closed producer can no longer be
+committed (`Earlier`).
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class ReadingRun:
         reading: The number and start that batches record for this reading.
         reached: The group's offset, as far as this reading moved it; None: not known.
         sent: The last accepted offset; None: no offset was accepted, and the reading's start is not known.
-        first: The position where the reading began, if it differs from the group's offset; None: not known.
+        first: The position where the reading began, if it is not the group's offset; None: not known.
         broken: A batch of the reading was dropped, or left undecided.
     """
 

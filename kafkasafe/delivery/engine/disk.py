@@ -201,7 +201,7 @@ class DiskWriter:
                     )
                 lane.spool.sync()
             finally:
-                # Also after a failure, because with spool="on_error" these bytes may be sent to the broker next.
+                # Reset both fields even after a failure: with spool="on_error", these bytes may go to a broker next.
                 for parcel in parcels:
                     if parcel.data is not None:
                         codec.stamp_address(parcel.data, 0, -1)

@@ -62,7 +62,7 @@ class WriteBacklog:
         return index, group
 
     def restore(self, index: int, groups: Sequence[j.Persist]) -> None:
-        """After the write of a group failed, insert these groups, into which it was divided, at its place."""
+        """Insert the groups into which a group was divided, at its place, after it could not be written."""
         for group in reversed(groups):
             self._groups.insert(index, group)
 
