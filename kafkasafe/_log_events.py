@@ -71,9 +71,9 @@ LOG_EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "clock_behind": LogEvent(
         ("WARNING",),
-        "The clock of this machine differs from the brokers' by hours, or records carry"
-        " timestamps far in the future. Delivery is slower, but still correct.",
-        "Correct the clock (NTP).",
+        "The clock of this machine is hours behind the brokers' clocks, or records of other producers have timestamps"
+        " hours ahead of it. Delivery is slower, but still correct.",
+        "Correct the clock that is wrong (NTP).",
     ),
     "close_failed": LogEvent(
         ("ERROR",),
