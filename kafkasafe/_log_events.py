@@ -50,7 +50,8 @@ LOG_EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "records_rejected": LogEvent(
         ("ERROR",),
-        "The cluster rejected records permanently. The message says where they are kept.",
+        "The cluster rejected records permanently. The message says where a copy is kept. With"
+        ' `spool="never"`, none is kept.',
         "Remove the cause, then run `kafkasafe spool resend`.",
     ),
     "records_undecidable": LogEvent(
@@ -71,9 +72,9 @@ LOG_EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "clock_behind": LogEvent(
         ("WARNING",),
-        "The clock of this machine differs from the brokers' by hours, or records carry"
-        " timestamps far in the future. Delivery is slower, but still correct.",
-        "Correct the clock (NTP).",
+        "The clock of this machine is hours behind the brokers' clocks, or records of other producers have timestamps"
+        " hours ahead of it. Delivery is slower, but still correct.",
+        "Correct the clock that is wrong (NTP).",
     ),
     "close_failed": LogEvent(
         ("ERROR",),
@@ -128,8 +129,9 @@ LOG_EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "on_rejected_failed": LogEvent(
         ("ERROR",),
-        "The `on_rejected` hook raised an exception, or could not be called. The records are still kept.",
-        "Correct the hook. The message says where the records are.",
+        "The `on_rejected` hook raised an exception, or could not be called. The message says whether a copy of the"
+        " records is kept.",
+        "Correct the hook. If no copy is kept, produce the records again from their source.",
     ),
     "delivered_again": LogEvent(
         ("WARNING",),
@@ -145,8 +147,9 @@ LOG_EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "division_waits_for_room": LogEvent(
         ("WARNING",),
-        "Records were accepted before the partitions of their topic were known. Dividing them among the partitions"
-        " needs more room than the disk has. Delivery of all other records continues.",
+        "A batch has to be divided, because its records were accepted before the partitions of their topic were known,"
+        " or because the brokers refuse the batch. The disk has no room for the parts. Delivery of all other records"
+        " continues.",
         "Make room on the volume of the spool: the message says how much.",
     ),
     "flush_waits": LogEvent(
@@ -225,8 +228,8 @@ LOG_EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "marker_gone": LogEvent(
         ("WARNING",),
-        "The log shows that an atomic batch is committed, although the broker's record of its"
-        " transaction has expired.",
+        "The log shows that an atomic batch is committed, although the offset that kafkasafe committed in the same"
+        " transaction, as a marker, has expired.",
         "Nothing.",
     ),
     "network_step_failed": LogEvent(
@@ -342,7 +345,8 @@ LOG_EVENTS: Final[dict[str, LogEvent]] = {
     "records_left": LogEvent(
         ("WARNING", "ERROR"),
         "The producer was closed with undelivered records on disk. WARNING: the next producer that opens the"
-        " directory delivers them. ERROR: the next producer will not find them, because files were moved.",
+        " directory delivers them. ERROR: the next producer will not find them, because the"
+        " producer's lane was moved or deleted.",
         "Start a producer on the directory, or run the command that the message names.",
     ),
     "records_lost": LogEvent(
@@ -537,7 +541,7 @@ LOG_EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "wrong_cluster": LogEvent(
         ("ERROR",),
-        "The brokers belong to a different cluster than the records in the spool. Nothing is sent to them.",
+        "The brokers belong to a different cluster than the records in the spool. Nothing is sent to these brokers.",
         "Correct `bootstrap_servers`, or give each cluster a `spool_dir` of its own.",
     ),
 }

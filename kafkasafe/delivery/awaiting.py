@@ -1,4 +1,4 @@
-"""Lets coroutines wait for the threads of a producer. Each event loop is woken once for all events that occur together.
+"""Lets coroutines wait for events in a producer's threads. Events that occur together wake an event loop only once.
 
 A thread that notifies (`WaitingCallers.notify_all`) sets the wake flag of each loop on which coroutines wait. The
 thread skips a wake flag whose loop is already being woken. So a burst of a thousand batches costs one
@@ -27,7 +27,7 @@ __all__ = ["CheckResult", "Fates", "LoopWaits", "Subject"]
 _SLICE: Final = 256
 """Maximum number of checks and wake-ups in one iteration of the loop."""
 _FEW: Final = 8
-"""If at most this many items are awaited, the thread that notifies checks them itself."""
+"""Up to this many subjects or parcels, the notifying thread itself checks for progress before it wakes the loop."""
 
 
 class CheckResult(enum.Enum):
@@ -182,7 +182,7 @@ class _Group:
 class LoopWaits:
     """The coroutines of one loop that wait for one producer. This is a wake flag for `WaitingCallers`.
 
-    Use `of`. All methods but `set` must be called on the loop's own thread.
+    Get an instance from `of`. All methods but `set` must be called on the loop's own thread.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, waiting: WaitingCallers) -> None:
@@ -206,7 +206,7 @@ class LoopWaits:
         return self._loop is loop
 
     def set(self) -> None:
-        """Called from any thread: all waiting coroutines are checked soon."""
+        """Schedules a check of all waiting coroutines, unless one is scheduled already. Any thread may call it."""
         if self._rung or not self._stirred():
             return
         self._rung = True
@@ -216,7 +216,7 @@ class LoopWaits:
             self._waiting.remove(self)
 
     def _stirred(self) -> bool:
-        """Whether to wake the loop. A wake-up takes the interpreter away from the thread that notifies."""
+        """Whether to wake the loop. A loop that is woken competes with the notifying thread for the GIL."""
         if len(self._groups) > _FEW:
             return True
         try:
@@ -227,7 +227,7 @@ class LoopWaits:
     async def wait(
         self, ready: Callable[[], bool], timeout_s: float | None = None, *, about: Hashable = None
     ) -> bool:
-        """Waits until `ready()` returns True. Returns False if the time ends first. Cancelling leaves no trace.
+        """Waits until `ready()` returns True. Returns False on timeout. May be cancelled.
 
         Args:
             ready: A check without side effects.
@@ -247,10 +247,10 @@ class LoopWaits:
         subject: Callable[[], Subject],
         timeout_s: float | None = None,
     ) -> Generator[Any, None, bool]:
-        """Waits until a subject's `is_ready(entry)`. Returns False if the time ends first. Use with `await` or `yield
-        from`.
+        """Waits until the subject's `is_ready(entry)` returns True. Returns False on timeout. Use with `await` or
+        `yield from`.
 
-        Threads may undo the condition meanwhile, so the caller must check it again.
+        Other threads may undo the condition before the coroutine runs, so the caller must check it again.
 
         Args:
             about: Key of the subject. Coroutines with the same key are checked together.

@@ -25,12 +25,12 @@ _FATES = {
 
 
 class BatchFate:
-    """The outcome of an atomic batch with offsets that a consumer, or a program, gave. Callable from any thread.
+    """The outcome of an atomic batch with offsets from a consumer or from the program. Callable from any thread.
 
     Args:
         decision: The decision about the batch.
-        owner: An object that lives as long as the batch. Ctrl-C at the end of a block can leave the batch open. Once
-            the program has lost the batch, it counts as dropped, because it cannot be committed any more.
+        owner: An object that lives as long as the batch. Ctrl-C at the end of a `with` block can leave the batch open.
+            Once the owner is garbage-collected, the batch counts as dropped, because nothing can commit it any more.
     """
 
     __slots__ = ("_decision", "_head", "_late", "_owner", "_replaced")
@@ -77,18 +77,19 @@ class BatchFate:
 
 
 class GivenOffsets:
-    """Offsets that a program gave a producer directly, and those of a KafkaConsumer. Detects where they continue from.
+    """Tracks offsets that a program gave a producer directly, and those of a KafkaConsumer. Refuses a batch that
+    continues from a dropped one.
 
     kafkasafe cannot move such a consumer back. So after a batch was dropped, the next batch with offsets of one of its
     partitions is refused once. Later batches are assumed to contain records that were read again.
 
     Args:
-        numbers: Numbers of readings.
+        numbers: Draws the numbers of the readings.
     """
 
     def __init__(self, numbers: Numbers) -> None:
         self._readings: Readings[u.GroupPartition] = Readings(numbers)
-        # Earlier incarnations may have left offsets that are committed before the first offsets are given.
+        # Draw the number now: batches of earlier incarnations may commit offsets before the first offsets are given.
         self._first = numbers.draw()
 
     def moves(self, given: m.GroupOffsets) -> bool:
@@ -139,12 +140,12 @@ class GivenOffsets:
 
 
 Offer: TypeAlias = Callable[[Callable[[], OffsetsFate], ProducerLane], tuple[Any, ...]]
-"""Given what has become of a batch, and the lane of its producer: offers a consumer's positions to the batch."""
+"""(function that returns a batch's fate, lane of its producer) → ...: offers a consumer's positions to the batch."""
 
 
 @functools.singledispatch
 def offering(consumer: object) -> Offer | None:  # noqa: ARG001  # decides by its class
-    """Returns what offers a consumer's positions to an atomic batch; None: it is no SafeConsumer.
+    """Returns the function that offers a consumer's positions to an atomic batch; None if it is no SafeConsumer.
 
     The modules of the consumers register their classes.
     """
@@ -154,14 +155,15 @@ def offering(consumer: object) -> Offer | None:  # noqa: ARG001  # decides by it
 def check_settings(consumer: Any) -> None:
     """Raises for a consumer whose settings break the promise of atomic batches.
 
-    A consumer with automatic commits may commit before batches that wait in the spool. 1. It polls records 0 to 9, and
-    a batch with them goes into the spool. 2. It commits 10. 3. The batch is dropped, or the machine is lost. 4. The
-    group continues at 10, and records 0 to 9 are in no output.
+    A consumer with automatic commits may commit offsets before the batch with its records is delivered. 1. It polls
+    records 0 to 9, and a batch with them goes into the spool. 2. It commits 10. 3. The batch is dropped, or the machine
+    is lost. 4. The group continues at 10, and records 0 to 9 are in no output.
 
-    A consumer that does not require stable offsets may start before records that are in a batch. 1. The batch with
-    records 0 to 9 waits in the spool of another process, or its markers are being written. 2. The partition moves here,
-    and the group has no offset yet. 3. The records are read again, and are in the output twice. (KIP-447: OffsetFetch
-    with `require_stable`; kafka-python sets it if `isolation_level` is "read_committed".)
+    A consumer that does not require stable offsets may read records again that are already in a batch. 1. The batch
+    with records 0 to 9 waits in the spool of another process, or its markers are being written. 2. The partition is
+    assigned to this consumer, and the group has no offset yet. 3. The consumer reads the records again, and they are in
+    the output twice. (KIP-447: OffsetFetch with `require_stable`; kafka-python sets it if `isolation_level` is
+    "read_committed".)
 
     Args:
         consumer: KafkaConsumer or SafeConsumer.

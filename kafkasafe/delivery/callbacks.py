@@ -1,7 +1,7 @@
 """The thread that runs the application's callbacks. Callbacks may block, send, or wait for the producer.
 
 The pump passes due callbacks to this thread while it holds the lock under which callers see that a record is done. So a
-caller that sees this, and then adds a marker to the queue, also waits for these callbacks.
+caller that sees that a record is done, and then queues a marker, also waits for the callbacks of this record.
 
 The number of due callbacks is bounded: while `full` is true, `send` should wait. The number of callbacks of records
 that are not done is bounded by the size of the spool.
@@ -66,8 +66,8 @@ class CallbackThread:
         self.start()
 
     def start(self) -> None:
-        """Starts the thread if it is not running. Call it before the interpreter ends, because then no thread can
-        start.
+        """Starts the thread if it is not running. Call it before the interpreter shuts down: during the shutdown, no
+        thread can start.
         """
         if self._started:
             return
@@ -121,7 +121,7 @@ class CallbackThread:
         return due >= _DUE_MOST or now - self._seen_at < _STUCK_S
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Waits until all earlier jobs have run. False: the time ended first. Does not wait on the thread itself."""
+        """Waits until all earlier jobs have run. Returns False on timeout. On the thread itself, it returns at once."""
         if self.is_current_thread():
             return True
         if not self._started:
@@ -138,7 +138,7 @@ class CallbackThread:
         return True
 
     def stop(self, timeout_s: float | None) -> int:
-        """Ends the thread after all jobs have run. If this takes longer than the wait, the thread still finishes them.
+        """Ends the thread after all jobs have run. On timeout, the thread continues until they have run.
 
         Args:
             timeout_s: None: as long as callbacks keep finishing, plus 10 s.
@@ -211,7 +211,7 @@ class CallbackThread:
 
 
 def take(added: list[Any]) -> list[Any]:
-    """Takes the items of a list to which other threads append. Items that arrive meanwhile stay in it."""
+    """Takes the items of a list to which other threads append. Items that are appended during the call stay in it."""
     taken = added[:]
     del added[: len(taken)]
     return taken

@@ -1,4 +1,4 @@
-"""Estimates the brokers' time from other producers' records, where no broker reports it.
+"""Estimates the brokers' time from the timestamps of other producers' records, if no broker reports its own time.
 
 Topics with CreateTime keep the timestamps of their producers, and ListOffsets returns the largest one of a partition. A
 timestamp later than all that this producer wrote there comes from another clock. Brokers of Kafka 4 accept no timestamp
@@ -66,14 +66,13 @@ class Clocks:
         self._next_of.pop(address, None)
 
     def listed(self, address: _Address, timestamp: int, now: float, now_ms: int) -> bool:
-        """Take the answer. The answer replaces the partition's previous one. The latest timestamp of all partitions
-        counts.
+        """Take the answer, which replaces the partition's previous one. The latest timestamp of all partitions counts.
 
         Args:
             address: The partition.
             timestamp: The partition's largest timestamp, in ms since the epoch; -1 if the partition has no record.
             now: Monotonic seconds.
-            now_ms: Our clock.
+            now_ms: This machine's time, in ms since the epoch.
 
         Returns:
             Whether to warn, once an hour, that other clocks are so far ahead that brokers may drop our producer state.

@@ -18,7 +18,8 @@ class FirstDecision(Generic[_Unit]):
     even if Ctrl-C, a signal handler or another thread interrupts a commit at any moment.
 
     Attributes:
-        made: A dict that is empty while the batch is open, only to be read: its truth costs less than a call.
+        made: A dict that is empty while the batch is open. Others must not change it. Testing whether it is empty is
+            faster than a method call.
     """
 
     __slots__ = ("made",)

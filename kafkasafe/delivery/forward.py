@@ -18,7 +18,7 @@ class Segment:
     """A closed segment.
 
     Attributes:
-        end_position: Where the next one begins.
+        end_position: Position where the next segment begins.
         size_bytes: Its size.
     """
 
@@ -39,7 +39,7 @@ def copy_before(
     - If it uses more than three quarters, waiting batches may make up three quarters of those bytes.
 
     Args:
-        closed: The log's first segments, without the last one: each can be deleted once no batch in it waits.
+        closed: The log's first segments, but never the last one. Each can be deleted once no batch in it waits.
         waiting: (position, bytes) of the waiting batches, in order.
         used_bytes: Size of the log.
         limit_bytes: Its limit.

@@ -31,7 +31,7 @@ class Outage:
 
         Args:
             now: Seconds.
-            sealed_at: Since when the batch waits, by the same clock.
+            sealed_at: When the batch was sealed, by the same clock.
         """
         began = self._began
         if began is None and self._start is not None:

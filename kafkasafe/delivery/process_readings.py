@@ -1,4 +1,4 @@
-"""The readings of the consumers of this process: see `kafkasafe.delivery.readings`."""
+"""Numbers the readings of all consumers of this process: see `kafkasafe.delivery.readings`."""
 
 from __future__ import annotations
 

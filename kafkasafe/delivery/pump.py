@@ -100,7 +100,7 @@ class Pump:
             their topic was known.
         seal_due: Called in each turn with the time. Seals open batches that have lingered, and returns the time of the
             next call.
-        on_topic: Called when a topic's partition count is known and no record waits for it any more.
+        on_topic: Called when a topic's partition count is known and no record waits for its partition to be chosen.
         released: Context in which a caller waits. It releases the locks that the caller's thread may hold, for example
             in a signal handler.
     """
@@ -206,10 +206,10 @@ class Pump:
         self.ledger.submit(parcels)
 
     def wait(self, ready: Callable[[], bool], timeout: float | None, *, choosy: bool = False) -> bool:
-        """Waits until `ready()` returns True. Returns False if the time ends first.
+        """Waits until `ready()` returns True. Returns False on timeout.
 
-        The caller's thread evaluates `ready` without `lock`. So it may only read values that change atomically. On
-        return, the pump has also finished the other changes that it makes under `lock` together with the awaited one.
+        The caller's thread evaluates `ready` without `lock`. So `ready` may only read values that change atomically. If
+        the pump makes the awaited change together with others under `lock`, all of them are complete on return.
         With `choosy`, the pump evaluates `ready` before it wakes the caller. This requires that every change that
         `ready` depends on notifies afterwards.
         """
@@ -241,7 +241,7 @@ class Pump:
         self._post(TakeOver(transactional_id))
 
     def spill_all(self) -> None:
-        """Writes everything that is accepted to disk now (`spool="on_error"`)."""
+        """Writes all accepted records to disk now (`spool="on_error"`)."""
         self._post(SpillAsked())
 
     def ask_look(self) -> int:
@@ -324,7 +324,7 @@ class Pump:
         config, ledger = self._config, self.ledger
         failure, stranger, network = ledger.failure, ledger.wrong_cluster, self._context.cluster.last_error
         lanes = list(self._context.lanes)
-        displaced = self.engine.places.in_trouble(self._context.own)  # before its reason, which is set first
+        displaced = self.engine.places.in_trouble(self._context.own)  # `PlaceKeeper` sets the reason first
         in_memory = sum(parcel.count for parcel in list(ledger.undurable.values()) if not parcel.done)
         on_disk = 0 if config.in_memory else sum(lane.journal.views.spooled_records for lane in lanes)
         return ProducerSeen(
@@ -455,7 +455,7 @@ class Pump:
         return threading.current_thread() is self._thread
 
     def ended(self) -> bool:
-        """Whether the thread has ended. Nothing is resolved any more."""
+        """Whether the thread has ended. After that, no record gets an outcome any more."""
         return not self._thread.is_alive()
 
     def notify_waiters(self) -> None:
@@ -501,7 +501,7 @@ class Pump:
             self._step(self._inbox.popleft())
         self.engine.turn()
         if self._context.own_cluster.stranger is not None:
-            # Write everything that is accepted to disk, then end this producer.
+            # Write all accepted records to disk, then end this producer.
             self._seal_due(float("inf"))
             if not self._inbox:
                 if self._config.spool == "on_error":
@@ -518,7 +518,7 @@ class Pump:
         self._wake.wait(max(0.0, min(due - time.monotonic(), 5.0)))
 
     def _last_turn(self) -> None:
-        """Writes everything that is accepted to disk, even if `close` was interrupted or called by a hook."""
+        """Writes all accepted records to disk, even if `close` was interrupted or called by a hook."""
         self._seal_due(float("inf"))
         if self._inbox and not self._context.close_state.abandon:
             for _ in range(len(self._inbox)):

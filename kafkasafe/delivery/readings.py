@@ -1,4 +1,4 @@
-"""Compares a consumer's position with the offsets to which atomic batches moved its group, and decides when to go back.
+"""Decides when a consumer goes back: compares its position with the offsets to which atomic batches moved its group.
 
 A *reading* is one run of a consumer through a partition: from the position where it is placed until it is moved away.
 Each atomic batch with the consumer's offsets continues the one before. If one of these batches is dropped, `units` also
@@ -10,7 +10,8 @@ after a rebalance, the group's offset is compared with the offsets that the read
 
 A batch may outlive its reading: its program closed the producer, and another process may deliver it at any time. The
 batches of one lane are compared with one another (`units.ReadingOrder`), but not with batches of other lanes. So before
-another lane commits a batch, the undecided batches of a closed producer must be made impossible (`Earlier`).
+another lane commits a batch, the consumer makes sure that the undecided batches of a closed producer can no longer be
+committed (`Earlier`).
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ NONE: Final = -1
 """The group has no offset for the partition."""
 
 Member: TypeAlias = tuple[int, str]
-"""The group's generation, and a consumer's name in it."""
+"""The group's generation id, and the consumer's member id."""
 
 _Partition = TypeVar("_Partition", bound=Hashable)
 
 
 class OffsetsFate(enum.Enum):
-    """The fate of a batch with a consumer's offsets, as far as its process knows."""
+    """The fate of a batch with a consumer's offsets, as far as the consumer's process knows."""
 
     OPEN = "open"
     """The program has not committed it yet."""
@@ -97,14 +98,14 @@ class ProducerLane(Protocol):
 
     @property
     def in_memory(self) -> bool:
-        """Whether it ends with its producer."""
+        """Whether the lane exists only in memory, until its producer ends."""
 
     def __hash__(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Carrier:
-    """Which lane delivers a batch, and in whose name the offsets of the batch are written.
+    """The lane that delivers a batch, and the group member in whose name the batch's offsets are committed.
 
     Attributes:
         lane: The lane of the batch's producer. Another producer has another object.
@@ -121,7 +122,7 @@ class Carrier:
         Source: GroupCoordinator.validateOffsetCommit in brokers (KIP-447; KIP-345 for static members).
 
         Args:
-            now: The same consumer as a member; None: it is not a member, so its group may still have the former one.
+            now: The consumer's current membership; None: it has none, so its group may still know the former member.
         """
         return self.member is not None and now is not None and now != self.member
 
@@ -154,7 +155,7 @@ class ReadingRun:
         reading: The number and start that batches record for this reading.
         reached: The group's offset, as far as this reading moved it; None: not known.
         sent: The last accepted offset; None: no offset was accepted, and the reading's start is not known.
-        first: The position where the reading began, if the group's offset does not give it; None: not known.
+        first: The position where the reading began, if it is not the group's offset; None: not known.
         broken: A batch of the reading was dropped, or left undecided.
     """
 
@@ -228,8 +229,8 @@ class ReadingRun:
         """Whether the reading began at the group's offset, and none of its batches has moved the group or may still do
         so.
 
-        Rejected batches do not move it. So if all batches of this reading were rejected, an undecided batch of an
-        earlier reading may still be the first one that moves the group's offset.
+        Rejected batches do not move the group. So if all batches of this reading were rejected, an undecided batch of
+        an earlier reading may still be the first one that moves the group's offset.
         """
         return (
             self.reached is not None
@@ -317,7 +318,7 @@ class Readings(Generic[_Partition]):
             run.end()
 
     def suspect(self) -> None:
-        """Suspect all readings after a rebalance: other members may have had the consumer's partitions meanwhile."""
+        """Suspect all readings after a rebalance: other members may have had the consumer's partitions in between."""
         self._suspects.update(self._runs)
 
     def look(self, assigned: Iterable[_Partition]) -> list[_Partition]:
@@ -374,7 +375,7 @@ class Earlier(Generic[_Partition]):
 
         Args:
             partition: The partition.
-            mine: Of the next batch.
+            mine: Carrier of the next batch.
         """
         self._tidy(partition, mine.member)
         return [

@@ -1,1 +1,1 @@
-"""Code about a single process: its exit handlers, and objects that must not leave it."""
+"""Exit handlers, objects that must not leave their process, and a flag with which one thread wakes another."""

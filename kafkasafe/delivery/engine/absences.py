@@ -1,4 +1,4 @@
-"""Finds partitions that the cluster does not have, though records wait for them, by asking each broker."""
+"""Asks each broker about partitions with waiting records, to find those that the cluster does not have."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kafkasafe.delivery.engine.leader import RunningInquiry
 __all__ = ["Absences"]
 
 _GRACE_S: Final = 60.0
-"""How long one broker of several must deny a partition, if no other broker answers."""
+"""If only one of several brokers answers, it must deny a partition for this long."""
 
 
 class Absences:
@@ -24,7 +24,7 @@ class Absences:
         self._cases: dict[tuple[str, int], Absence] = {}
 
     def look(self) -> None:
-        """Ask brokers, and draw conclusions. Called each second, and after each metadata answer."""
+        """Ask brokers, and tell the journals which partitions exist. Called each second, and after new metadata."""
         found = [
             (lane, dict.fromkeys((*lane.journal.missing.said, *lane.journal.missing.proven)))
             for lane in self._context.lanes
@@ -67,7 +67,7 @@ class Absences:
         """Ask one broker about a topic."""
         cluster = self._context.cluster
         result: TopicInfo | Failure = yield Ask(lambda reply: cluster.topic_at(node, topic, reply), "seen")
-        # If the broker denies the topic itself, the metadata soon do so too.
+        # If the broker does not know the topic itself, new metadata will show that.
         if isinstance(result, TopicInfo) and not result.error_code and result.partitions:
             case.answered(node, result.topic_id, max(result.partitions, default=-1) + 1, self._context.now())
             self.look()

@@ -16,8 +16,8 @@ from kafkasafe.spool.inspection import inspect
 __all__ = ["Binding"]
 
 _ASTRAY_S: Final = 2.0
-"""If only another cluster answers for this long, the engine concludes that it replaced ours. Until then, a single
-address may lead to a wrong cluster, and the transport tries other brokers.
+"""If only another cluster answers for this long, the engine concludes that this cluster has replaced ours. Before that,
+a single wrong address may be the cause, and the transport tries other brokers.
 """
 
 
@@ -44,13 +44,13 @@ class Binding:
             except SpoolError as error:
                 if self._context.close_state.stop:
                     raise
-                # The disk fails or is full. Nothing may be sent before the cluster id is known and durable. This thread
-                # writes no records meanwhile either.
+                # The disk fails or is full. Nothing may be sent before the cluster id is known and durable. While this
+                # thread retries, it writes no records either.
                 attempt += 1
                 self._ledger.room.disk_failed(str(error), full=_is_full(error))
                 if isinstance(error.__cause__, OSError):
                     self._context.own.spool.give_room(error.__cause__)
-                # The directory may be deleted. Nothing else on this thread would restore the directory meanwhile.
+                # The directory may have been deleted. During this loop, nothing else would restore it.
                 self._disk.look_at_places()
                 self._log.limited(
                     logging.WARNING,

@@ -99,7 +99,7 @@ class DeliveryProgress:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._last = clock.monotonic()
-        """Time of the last progress: a new answer about a batch, a grant, or a topic's metadata. Monotonic seconds."""
+        """Time of the last progress: news about a batch, a producer id, or a topic's metadata. Monotonic seconds."""
         self._pause_until = 0.0
         """When the longest pause with a known end is over, monotonic seconds."""
 
@@ -124,7 +124,7 @@ class DeliveryProgress:
 
 
 class CloseState:
-    """How far a producer is on its way to its end. Any thread may read it.
+    """How far a producer has come in closing. Any thread may read it.
 
     Attributes:
         closing: `close` was called: the engine begins nothing that takes long.

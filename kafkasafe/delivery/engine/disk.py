@@ -27,12 +27,12 @@ from kafkasafe.record import batch as codec
 __all__ = ["DiskWriter"]
 
 _MEMORY_BYTES: Final = MEMORY_BYTES // 2
-"""Bytes of durable, unfinished batches that stay in memory; the engine reads others back before it sends them. The
-limit is higher if `run_ahead_bytes` is above its default.
+"""At most this many bytes of durable, unfinished batches stay in memory. The engine reads other batches back from disk
+before it sends them. The limit is higher if `run_ahead_bytes` is above its default.
 """
 _MANY_TO_DIVIDE_BYTES: Final = 256 * 1024
-"""If more bytes than this wait for their partitions, they wait for the end of an outage, not for a topic's first
-metadata.
+"""If more bytes than this wait for partitions to be chosen, the cause is an outage, not a topic whose first metadata
+are about to arrive.
 """
 SPILL_EVERY_S: Final = 0.05
 
@@ -164,13 +164,13 @@ class DiskWriter:
             while parts:
                 self._write_unit(lane, parts[0])
                 parts.pop(0)
-                # After a failure, `persist` holds batches and marks that are not durable yet.
+                # If the next write fails, `persist` holds only what is not durable yet.
                 persist.keep_rest(parts)
             return
         if self._config.spool_sync != "each" or len(persist.batches) < 2 or persist.atomic:
             self._write_group(lane, persist)
             return
-        # One fsync for each batch. After a failure, `persist` holds batches and marks that are not durable yet.
+        # One fsync for each batch. If a write fails, `persist` holds only what is not durable yet.
         while persist:
             first = j.Persist(persist.batches[:1], persist.marks, after=persist.after)
             self._write_group(lane, first)
@@ -201,7 +201,7 @@ class DiskWriter:
                     )
                 lane.spool.sync()
             finally:
-                # Do this after a failure, too: with spool="on_error" the same bytes may be sent to the broker next.
+                # Reset both fields even after a failure: with spool="on_error", these bytes may go to a broker next.
                 for parcel in parcels:
                     if parcel.data is not None:
                         codec.stamp_address(parcel.data, 0, -1)
@@ -224,13 +224,13 @@ class DiskWriter:
         if promised:
             self._promise([*self._withheld.pop(lane, []), *parcels])
         else:
-            # Parts of a batch that was durable before count as durable already.
+            # Parts of a durable batch already count as durable.
             self._promise([parcel for parcel in parcels if parcel.durable])
             self._withheld.setdefault(lane, []).extend(parcel for parcel in parcels if not parcel.durable)
 
     @staticmethod
     def _keep_room(lane: Lane, batches: Sequence[j.Batch]) -> int:
-        """Reserve space for dividing batches that have no partitions yet, before they are written.
+        """Before batches without partitions are written, reserve the space that dividing them will need.
 
         Returns:
             The bytes of all batches that wait for their division, including these; 0 if none of these has to wait.
@@ -260,7 +260,7 @@ class DiskWriter:
                 self.drop(parcel)
 
     def _drop_silent(self) -> None:
-        """Free the memory of batches whose partitions do not answer, because other batches can be sent sooner."""
+        """Free the memory of batches whose leaders do not answer, because other batches can be sent sooner."""
         now = self._context.clock.monotonic()
         if now < self._looked_at:
             return
@@ -370,7 +370,7 @@ class DiskWriter:
             self.publish_used()
 
     def tell_newest(self, lane: Lane, position: int) -> None:
-        """Write the journal's newest marks before segments up to this position are deleted.
+        """Before segments up to this position are deleted, repeat the marks of the newest acknowledged batches.
 
         The marks are skipped while writes fail, because writes may need the space that the deletion frees.
         """
@@ -431,7 +431,7 @@ class DiskWriter:
         self._ledger.room.publish_used(self._context.own.spool.used_bytes, more_room=more_room)
 
     def _measure(self) -> bool:
-        """Measure the disk's free bytes, on a thread where no caller holds a lock. Returns whether they grew."""
+        """Measure the disk's free bytes. Returns whether they grew. This thread holds no lock that callers need."""
         if self._config.in_memory:
             return False
         free = float("inf")
@@ -454,8 +454,8 @@ class DiskWriter:
             self.watch_undurable()
 
     def spill(self, age_s: float) -> None:
-        """With `spool="on_error"`: write the parcels that have waited for `age_s` to disk; all of them if there are too
-        many bytes.
+        """`spool="on_error"`: write to disk the parcels that have been in memory for at least `age_s`, or all parcels
+        if they have too many bytes.
         """
         before = self._context.clock.monotonic() - age_s
         with self._ledger.lock:

@@ -28,8 +28,8 @@ class EndCheck:
         check: The last acknowledged offset, and its leader epoch.
         idle: The partition is idle: this is a routine check, and is dropped if the partition becomes active. Otherwise
             an acknowledgement from another leader caused the check, which repeats until there is an answer.
-        elected: Another leader was elected since. The check then reports if that leader's log cannot prove that no
-            records are lost.
+        elected: Another leader has been elected since then. The check then reports if that leader's log cannot prove
+            that no records are lost.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class EndCheck:
         self._last = f"though offset {check.last_acked_offset} was acknowledged"
 
     def begin(self) -> None:
-        """Ask."""
+        """Start the inquiry."""
         RunningInquiry(self._context, self._leader.name(self), self.run()).go_on()
 
     def run(self) -> Procedure[None]:
@@ -155,7 +155,7 @@ class EndCheck:
                 # Forget that this election was checked, so that the next check is a full one: routine checks ask less.
                 self._lane.checks.forget_leader(self._check.destination)
         elif self._lane in self._context.lanes and not self._context.close_state.closing:
-            # Callers wait for the answer: the leader may have moved.
+            # Callers wait for the answer, so ask again. Refresh the metadata first, because the leader may have moved.
             self._lane.journal.check_failed(self._check, code=code)
             self._context.refresh_topics([self._topic])
             self._context.timer(_AGAIN_S, EpochCheckDue(self._lane, self._check))

@@ -1,4 +1,4 @@
-"""Ends batches: committed, rejected, undecidable or too late. Reports it to callers, hooks and logs."""
+"""Ends batches that are committed, rejected, undecidable or too late, and reports this to callers, hooks and logs."""
 
 from __future__ import annotations
 
@@ -49,8 +49,7 @@ class Endings:
         thread may read it.
         """
         self.refused_partitions: Mapping[tuple[str, int], RefusedDestination] = {}
-        """Refused partitions of topics that the cluster otherwise accepts. This mapping is also replaced, never
-        changed."""
+        """Refused partitions of topics that the cluster otherwise accepts. Also replaced, never changed."""
 
     def resolve(self, lane: Lane, resolutions: Sequence[j.Resolution]) -> None:
         """Finish the parcels of batches whose fate is final and durable."""
@@ -84,7 +83,7 @@ class Endings:
             for parcel in finished:
                 self._ledger.durable(parcel)
             given_up = any(parcel.done for parcel in finished)
-        # `finish` does not notify callers about parcels that were given up before.
+        # `Ledger.finish` does nothing for parcels that already failed with `delivery_timeout_ms`, so notify here.
         if given_up and self._ledger.waiters:
             self._ledger.waiters.notify_all()
         for parcel in finished:

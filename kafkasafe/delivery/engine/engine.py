@@ -1,4 +1,4 @@
-"""The engine: takes messages, lets the journal decide, and carries out its decisions: sends requests, writes groups.
+"""The engine takes messages, lets the journal decide, and carries out the decisions: sends requests, writes groups.
 
 It has no thread. Its owner (`Pump`) calls `open`, `listen`, `begin`, then repeatedly `step` for each message and `turn`
 after them, and `shut` at the end, all on one thread. Other threads post messages with `EngineContext.post`.
@@ -82,10 +82,10 @@ _LOOK_AGAIN_S: Final = 0.1
 
 
 class PlaceLooks:
-    """Callers that ask whether the producer's own lane is in its place: one look answers all that asked before it.
+    """Callers that ask whether the producer's own lane is in its place. One check answers all earlier questions.
 
     Attributes:
-        looked: Number of the latest question after which the lane was found in its place. From any thread.
+        looked: Number of the latest question after which the lane was found in its place. Any thread may read it.
     """
 
     def __init__(self, context: EngineContext, ledger: Ledger, disk: DiskWriter) -> None:
@@ -100,7 +100,7 @@ class PlaceLooks:
         self._asked = max(self._asked, number)
 
     def answer(self) -> None:
-        """Look once for all callers that asked."""
+        """Check once for all callers that asked."""
         if self._asked <= self.looked:
             return
         if self._disk.look_at_place(self._context.own):
@@ -118,8 +118,8 @@ class Engine:
         context: The state that all parts of the engine share.
         choose: (topic, partitions, keys, values) → partition of each record, for records that were accepted before
             the topic was known.
-        on_topic: Called when a topic's partition count is known and no records wait for it any more.
-        newest_reading: Number of the reading that a consumer of this process began last.
+        on_topic: Called when a topic's partition count is known and no record waits for its partition to be chosen.
+        newest_reading: Returns the number of the reading that a consumer of this process began last.
     """
 
     def __init__(
@@ -315,7 +315,8 @@ class Engine:
         """The time at which a caller that has waited since `began` gives up, monotonic seconds. Any thread may call
         this.
 
-        Time for reading spools counts as a pause: reading gigabytes takes longer than other waits without progress.
+        While the engine reads spools, the caller's patience does not run out: reading gigabytes may take long, and
+        shows no progress.
         """
         reads = self._lanes.reads() or self.surroundings.looking
         return self._context.progress.patience_ends(patience, began, paused=reads)
@@ -393,7 +394,7 @@ class Engine:
                 self.endings.notice(lane, notice)
             # Publish doubts after the notices have reported a loss, and before callers see that a batch is done.
             self._losses.publish_doubted(lane)
-            # A spill may include batches that this turn resolves or divides: write it before their bytes are dropped.
+            # A spill may include batches that this turn resolves or divides. Write it before their bytes are dropped.
             spilled = (
                 bool(ready.persist.batches or ready.persist.units)
                 and lane.own

@@ -1,4 +1,4 @@
-"""Joins small pending batches: a leader answers one request after another, so many small batches take long."""
+"""Joins small pending batches: a leader handles one request after another, so many small batches take long."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def gather_bytes(config: ProducerConfig) -> int:
     """Maximum size of a joined batch; 0 if batches are not joined.
 
     Batches are not joined if futures time out by themselves (`delivery_timeout_ms`), because each batch has its own
-    time. Neither are they joined if they are sent before they are on disk.
+    time. Nor are they joined if they are sent before they are on disk.
     """
     if config.spool != "always" or config.delivery_timeout_s is not None:
         return 0
@@ -68,8 +68,7 @@ class Gathering:
         except SpoolError:
             columns = []
         if len(columns) < j.GATHER_LEAST:
-            # Either a batch cannot be read, and the sender will notice that too, or these batches are too large when
-            # uncompressed.
+            # A batch cannot be read (the sender will notice that too), or the batches are too large when uncompressed.
             lane.journal.keep_apart(run[0].destination)
             return False
         run, parents = run[: len(columns)], parents[: len(columns)]
@@ -99,8 +98,8 @@ class Gathering:
         return True
 
     def _decoded(self, lane: Lane, parents: Sequence[Parcel], run: Sequence[j.Batch]) -> list[codec.Columns]:
-        """Decode as many batches as fit, uncompressed, into one batch of usual size: consumers decompress whole
-        batches.
+        """Decode as many batches as fit into `batch_bytes` without compression, because consumers decompress a batch as
+        a whole.
         """
         columns: list[codec.Columns] = []
         room = self._context.config.batch_bytes
@@ -115,7 +114,7 @@ class Gathering:
 
 
 def joined(columns: Sequence[codec.Columns]) -> bytearray:
-    """One batch with the records of all."""
+    """Return one batch with all these records."""
     headers = {}
     count = 0
     for each in columns:

@@ -37,14 +37,14 @@ _MOST_JOINED: Final = 5
 """Maximum number of `delivery="transactional"` batches in a unit: brokers remember this many batches of a producer."""
 _MOST_JOINED_BYTES: Final = 4 * 1024 * 1024
 _MARKS_BYTES: Final = 1024 * 1024
-"""About how many bytes marks and the reserve take during the divisions."""
+"""Approximate size of the marks and the reserve during divisions."""
 _PART_BYTES: Final = 256
 """Maximum bytes that the spool writes beside each part of a divided batch: entries of control batches."""
 
 
 @dataclass(slots=True, eq=False)
 class _Growing:
-    """The unit that was taken last, until it is being written to the disk.
+    """The unit that was taken last. Batches may join it until the journal decides what to write.
 
     Attributes:
         lane: Its lane.
@@ -81,7 +81,7 @@ class Intake:
         self._rejects = rejects
         self._choose = choose
         self._growing: _Growing | None = None
-        # With an fsync for each batch, no batch waits for another one's fsync.
+        # With `spool_sync="each"`, each batch has its own fsync, so none joins another's unit.
         self._most_joined = 1 if context.config.spool_sync == "each" else _MOST_JOINED
 
     def take(self, parcels: Sequence[Parcel]) -> None:
@@ -204,8 +204,8 @@ class Intake:
         """
         if not divides and not lane.divisions.pending:
             return False
-        # A batch that an earlier call left undivided may be in `divides` as well. Or it needs no division any more,
-        # because the journal has sent it again, or given it up.
+        # A batch that an earlier call left undivided may also be in `divides`. Or it no longer needs a division,
+        # because the journal has sent it again or given it up.
         unique = {divide.batch.handle: divide for divide in (*lane.divisions.take(), *divides)}
         todo = [divide for handle, divide in unique.items() if handle in lane.parcels and divide.is_due]
         stuck: list[j.Divide] = []

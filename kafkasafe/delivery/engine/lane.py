@@ -29,7 +29,7 @@ __all__ = [
 
 
 class WriteBacklog:
-    """Groups that are not on disk yet, because the disk takes no writes: in the order in which they are written.
+    """Groups that wait because writes to the disk fail, in order. Decisions are written before batches.
 
     Attributes:
         attempt: Number of consecutive failures to write.
@@ -62,7 +62,7 @@ class WriteBacklog:
         return index, group
 
     def restore(self, index: int, groups: Sequence[j.Persist]) -> None:
-        """Put a group that could not be written in its place again, divided into these groups."""
+        """Insert the groups into which a group was divided, at its place, after it could not be written."""
         for group in reversed(groups):
             self._groups.insert(index, group)
 
@@ -93,7 +93,7 @@ def _decides(group: j.Persist) -> bool:
 
 
 class Divisions:
-    """Divisions of batches that wait, because the spool cannot be read or has no space for the parts.
+    """Divisions that wait because the spool cannot be read or has no space for the parts.
 
     Attributes:
         pending: Divisions whose batch could not be read, or that have no space yet.
@@ -124,7 +124,7 @@ class Divisions:
         self.room_attempt = 0
 
     def take(self) -> Sequence[j.Divide]:
-        """Take the pending divisions. The caller puts back (`leave`) those that could not be done."""
+        """Take the pending divisions. The caller returns those that could not be done (`leave`)."""
         pending, self.pending = self.pending, ()
         return pending
 
@@ -302,8 +302,8 @@ class LossChecks:
 
 
 class Handover:
-    """Hands an adopted lane over that another producer wants back, after two idle checks in a row: answers from before
-    the first one are on disk by then.
+    """Decides when to return an adopted lane to the producer that wants it: after two idle checks in a row. At the
+    second one, all answers that arrived before the first one are on disk.
     """
 
     __slots__ = ("_was_idle",)
@@ -351,7 +351,7 @@ class Copying:
         self._looked_bytes, self._look_at = used_bytes, next_at
 
     def forget_size(self) -> None:
-        """Record that there is enough space: everything written from now on counts as growth."""
+        """Record that there is enough space: the next check is due as soon as space is scarce."""
         self._looked_bytes = 0
 
     def begin(self, before: int) -> None:
@@ -391,11 +391,11 @@ class Lane:
     write_backlog: WriteBacklog = field(default_factory=WriteBacklog)
     divisions: Divisions = field(default_factory=Divisions)
     held_back: bool = False
-    """Whether it was reported that batches of this lane wait for what other lanes owe."""
+    """Whether it was reported that batches of this lane wait for records of other lanes."""
 
     @property
     def held(self) -> bool:
-        """Whether a decision is not on disk yet. The journal then makes no other. Pending batches hold up nothing."""
+        """Whether a decision is not on disk yet. The journal then makes no other. Unwritten batches do not count."""
         return self.write_backlog.has_decision
 
     def report_held_back(self, *, held_back: bool) -> None:
@@ -415,6 +415,6 @@ class Lane:
         self.rejected.stands_at(path)
 
     def disown(self) -> None:
-        """Mark files in `rejected/` that do not count but may still exist: their records must not be resent."""
+        """Write marks that void files in `rejected/` that could not be deleted: their records must not be resent."""
         for name in self.rejected.undeleted():
             self.journal.disown(m.Resent(self.lock.path.name, name))

@@ -34,7 +34,7 @@ __all__ = ["LaneKeeper"]
 
 _ADOPT_EVERY_S: Final = 1.0
 _GRACE_S: Final = 3.0
-"""How long a lane has no owner before it is adopted, so that a restarted producer gets its own lane back."""
+"""A lane is adopted once it has had no owner for this long, so that a restarted producer gets its own lane back."""
 _ADOPTED_EVERY_S: Final = 0.1
 _SLOW_FROM: Final = 3
 """The first pause is as long as if this many failures had come before."""
@@ -162,7 +162,7 @@ class LaneKeeper:
         return _Read(lane, rereading.lost, waiting)
 
     def _opened(self, read: _Read) -> Lane:
-        """Take a lane that was read back into use."""
+        """Start to use a lane that was read back."""
         lane, waiting = read.lane, read.waiting
         self._context.stats.corrupt.add(read.lost)
         lane.journal.recovery.recovered(self._context.now(), self._context.moment())
@@ -228,7 +228,7 @@ class LaneKeeper:
             )
 
     def _retire(self, lane: Lane) -> None:
-        """Delete files of rejected records that were resent into this lane. Their marks must stay until then."""
+        """Delete files of rejected records that were resent into this lane. The lane keeps their marks until then."""
         for mark in lane.journal.views.resent:
             try:
                 retire(lane.lock.files, lane.lock.path.parent, mark)
@@ -257,7 +257,7 @@ class LaneKeeper:
         self._look_for_dead()
 
     def adopt(self) -> None:
-        """Take lanes whose owner died, and let go of those that are drained."""
+        """Adopt lanes whose owners died, and release drained ones."""
         self._disk.look_at_places()
         for lane in [lane for lane in self._context.lanes if lane.lock.lost]:
             self._release(lane)
@@ -397,7 +397,7 @@ class LaneKeeper:
             self._order.give_up(path, error)
 
     def look_at_adopted(self) -> None:
-        """Release drained lanes. A lane that a producer waits for goes to it once none of its batches is in flight."""
+        """Release drained lanes. Return a lane to a producer that wants it, once no batch of the lane is in flight."""
         self._release_drained()
         adopted = [lane for lane in self._context.lanes if not lane.own]
         self._watching = bool(adopted) and not self._context.close_state.closing
@@ -417,8 +417,7 @@ class LaneKeeper:
         left = lane.journal.views.unfinished
         self._ledger.errors.hand_over(lane)
         self._release(lane)
-        # If that producer dies before it writes anything, the lane looks as it did before. So it is offered for
-        # adoption again.
+        # `dead_lanes` does not offer an unchanged lane again, and that producer may die before it writes anything.
         self._context.directory.offer_again(lane.lock.number)
         self._log.info(
             "%s: returned to its restarted owner with %d undelivered batches",
@@ -440,7 +439,7 @@ class LaneKeeper:
                 self.close_lane(result.lane)
 
     def _lane_name(self, path: Path) -> str:
-        """The lane's name, with its directory unless that is this producer's."""
+        """The lane's name; for a lane of another spool directory, with the directory's name."""
         return path.name if path.parent == self._context.directory.path else f"{path.parent.name}/{path.name}"
 
     def close_lane(self, lane: Lane) -> None:

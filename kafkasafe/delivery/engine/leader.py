@@ -1,4 +1,4 @@
-"""Runs inquiries, and what they ask the leader of a partition: one method for each request. Finds the good answers."""
+"""Runs inquiries, makes the requests that they send to a partition's leader, and tells good answers from errors."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class RunningInquiry:
 
     Args:
         context: See there.
-        name: What transcripts show.
-        procedure: Yields an `Ask` or a `Pause`, and is sent the answer. It has at most one request under way.
+        name: The name of the inquiry in transcripts.
+        procedure: Yields an `Ask` or a `Pause`, and receives the answer with `send`. At most one request is in flight.
     """
 
     def __init__(self, context: EngineContext, name: str, procedure: Procedure[None]) -> None:
@@ -62,7 +62,7 @@ class NoAnswerError(Exception):
 
     Attributes:
         reason: Why.
-        code: Kafka's, or 0.
+        code: Kafka's error code, or 0.
     """
 
     def __init__(self, reason: str, code: int = 0) -> None:
@@ -72,7 +72,7 @@ class NoAnswerError(Exception):
 
 
 def good(result: A | Failure) -> A:
-    """The answer.
+    """Return the answer, unless it is an error.
 
     Raises:
         NoAnswerError: The request failed, or the answer is an error.
@@ -92,7 +92,7 @@ def trouble(result: Answer | Failure) -> tuple[int, str]:
 
 
 def unsupported(result: object) -> TypeGuard[Failure]:
-    """Whether the brokers are too old for the question."""
+    """Whether the brokers are too old for the request."""
     return isinstance(result, Failure) and result.unsupported
 
 
@@ -125,7 +125,7 @@ class Leader:
         self._note = note
 
     def name(self, inquiry: object) -> str:
-        """What transcripts show of an inquiry."""
+        """The name of an inquiry in transcripts."""
         return f"{type(inquiry).__name__}({self._lane.name} {self._topic}-{self._partition})"
 
     @property

@@ -123,7 +123,7 @@ class Ledger:
         return self._guard.waiters
 
     def forked(self, error: BaseException) -> None:
-        """Accept nothing more in a forked child. It gets a new lock: the thread that held the old one is not there."""
+        """Accept nothing more in a forked child. Create a new lock: the child lacks the old one's holder."""
         self._guard.renew()
         self.failure = error
 
@@ -222,8 +222,8 @@ class Ledger:
 
         Then nothing in the producer's own lane is unfinished or doubted. Lanes that earlier producers left in its own
         directory are drained. No adopted lane of any directory holds unfinished records, and no other directory can
-        hold records to adopt. In memory, `close` also waits for records that `delivery_timeout_ms` gave
-        up: no file has them.
+        hold records to adopt. With `spool="never"`, `close` also waits for records whose `delivery_timeout_ms` is over,
+        because no file has them.
         """
         return (
             not self.doubted
@@ -257,7 +257,7 @@ class Ledger:
             parcel.end()
             self.parcels.remove(parcel)
             self.ahead.finish(parcel)
-            # The watcher runs before callers wake: they may wait for what it does.
+            # Call the watcher before callers wake, because they may wait for its effect.
             watcher = parcel.take_watcher()
             if watcher is not None:
                 watcher(parcel)

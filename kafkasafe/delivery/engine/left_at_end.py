@@ -19,7 +19,7 @@ def not_durable(undurable: Iterable[Parcel], disk_trouble: str, elsewhere: Elsew
 
     Args:
         undurable: The parcels that are not durable.
-        disk_trouble: Why they are not; empty while the disk works.
+        disk_trouble: Why the parcels are not durable; empty while the disk works.
         elsewhere: Where the producer's own lane is, if it is not in its place.
     """
     records = sum(parcel.count for parcel in undurable)
@@ -54,7 +54,7 @@ def lost_from_memory(
     Args:
         undurable: The parcels that are not durable.
         error: The error that ended the producer.
-        final: Whether an error ended it.
+        final: Whether an error ended the producer, rather than `close`.
         log: The engine's log.
     """
     parts = [leaf for parcel in undurable for leaf in leaves(parcel) if not leaf.durable]

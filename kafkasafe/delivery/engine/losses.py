@@ -1,4 +1,4 @@
-"""Checks whether logs still hold all acknowledged records, and reports losses and how they end."""
+"""Checks whether logs still hold all acknowledged records. Reports losses, and whether lost records are restored."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ class LossWatch:
         )
 
     def check_acked(self) -> None:
-        """Check idle partitions for losses of acknowledged records. Other partitions notice a loss by themselves."""
+        """Check idle partitions for losses of acknowledged records. In active ones, replies to batches reveal them."""
         # Requests refer to topics by name: only metadata show that a topic was created again.
         topics = {
             lane.journal.views.address(number)[0]
@@ -210,7 +210,7 @@ class LossWatch:
         EndCheck(self._context, self._deleted, lane, check, idle=True, elected=elected).begin()
 
     def check_epoch(self, lane: Lane, check: j.EpochCheck) -> None:
-        """Check, when another leader acknowledges, whether its log lacks records that the previous one acknowledged."""
+        """After an acknowledgement by another leader, check whether its log lacks records acknowledged before."""
         EndCheck(self._context, self._deleted, lane, check, idle=False, elected=True).begin()
 
     def look_again(self, refreshed: t.MetadataRefreshed) -> None:

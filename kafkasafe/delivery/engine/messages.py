@@ -124,7 +124,7 @@ class PinnedClusterReached:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A batch in flight. `leader_epoch` is that of the time of sending. Without a ticket, the batch was not sent."""
+    """A batch in flight. `leader_epoch` is from the time of sending. Without a ticket, the batch was not sent."""
 
     lane: Lane
     batch: j.Batch
@@ -185,7 +185,7 @@ class LookedAround:
 
 @dataclass(frozen=True, slots=True)
 class LanesRead:
-    """A thread has read what other processes' lanes still owe, or failed to read it."""
+    """A thread has tried to read what other processes' lanes still owe."""
 
     results: Mapping[Path, Owed | Exception]
 
@@ -221,7 +221,7 @@ class Chore(enum.Enum):
     SPILL = "spill"
     EXPIRE = "expire"
     LOOK_AGAIN = "look_again"
-    """This chore does nothing by itself: each turn checks the lanes that wait for their disk."""
+    """This chore only starts a turn. Each turn checks the lanes that wait for their disk."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ __all__ = ["RefusedNames", "refused_names", "topics_beside"]
 _CODES: Final = frozenset({30, 50, 53})
 _FORBIDDEN_TOPIC: Final = 29
 _MISSING_GRACE_S: Final = 10.0
-"""A broker that has just started knows no topic."""
+"""How long a topic may be missing before this is reported: a broker that has just started knows no topics."""
 
 
 class RefusedNames:

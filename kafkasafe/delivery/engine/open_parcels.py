@@ -77,7 +77,7 @@ class Ahead:
             self._counts.answered((parcel.topic, parcel.partition), parcel.size_bytes, now)
 
     def expire(self) -> None:
-        """Stop counting partitions that have not answered for a moment. Call it repeatedly while a sender waits."""
+        """Stop counting partitions that have not answered lately. Call it repeatedly while a sender waits."""
         if self._counts is not None:
             self._counts.expire(self._clock.monotonic())
 
@@ -106,7 +106,7 @@ class OpenParcels:
         self._ahead = ahead
         self.numbers = itertools.count(1)
         self.open: Ordered[Parcel] = Ordered()
-        """Those in memory, by number."""
+        """Parcels in memory, by number."""
         self._packed = self._packed_records = 0
         # `_packed_from` has, by destination, the number of the first packed parcel. `_first_packed` is the lowest of
         # them.
@@ -161,7 +161,7 @@ class OpenParcels:
     # -- packed parcels ------------------------------------------------------------------------------------------------
 
     def pack(self, destination: int, parcels: Sequence[Parcel]) -> None:
-        """Record that the batches of these parcels are packed. Only parcels that callers hold are kept."""
+        """Record that the batches of these parcels are packed. Keep only parcels that callers or watchers need."""
         with self._guard.lock, self._moving():
             for parcel in parcels:
                 parcel.pack(self._kept)

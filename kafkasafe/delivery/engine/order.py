@@ -1,7 +1,8 @@
-"""Holds back destinations of a lane until records of earlier incarnations of the spool directory are delivered.
+"""Holds back destinations of a lane until records of earlier incarnations in the spool directory are delivered.
 
-`journal/order.py` decides. The journals of this process's lanes know what those lanes owe. What other lanes owe is read
-from their logs, on another thread, as long as held-back batches depend on it.
+`journal/order.py` decides. A lane owes the records that it has not delivered yet. The journals of this process's lanes
+know what those lanes owe. For other lanes, another thread reads this from their logs, as long as held-back batches
+depend on it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _READ_EVERY_S: Final = 0.5
 _STORED_MOST_S: Final = 30.0
 """How long to wait until a dropped producer has written what it accepted. After that, its thread is assumed to hang."""
 _NAMED: Final = 5
-"""Maximum number of lanes that a message names."""
+"""Maximum number of lanes that a log message names."""
 
 
 class LaneOrder:
@@ -100,8 +101,8 @@ class LaneOrder:
     def follow(self, lane: Lane, predecessor: Predecessor) -> None:
         """Hold back the next batches of the producer's own lane until a dropped producer has delivered its records.
 
-        This includes batches that are not written yet, although they may have been accepted earlier.
-        This cannot deadlock: the other producer waits only for producers that ended before it.
+        Batches that are not written yet are held back too, although they may have been accepted before the other
+        producer was dropped. This cannot deadlock: the dropped producer waits only for producers that ended before it.
         """
         if self._context.config.in_memory:
             return
@@ -204,7 +205,7 @@ class LaneOrder:
                     lane.lock.path.parent,
                     debt,
                     unread,
-                    fresh=lane.own,  # all others were read when its incarnation began
+                    fresh=lane.own,  # `begin` has read all other lanes
                 )
         held = dict(holds(journal.views.afters, owed))
         if unwritten < NEVER:
@@ -260,7 +261,7 @@ class LaneOrder:
         return result
 
     def _not_kept(self, path: Path, error: Exception) -> None:
-        """Report that order is not guaranteed, before anything is sent that might overtake."""
+        """Report that the order is not guaranteed. Called before a record is sent that might overtake earlier ones."""
         if path in self._reported:
             return
         self._reported.add(path)

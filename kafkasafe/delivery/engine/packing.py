@@ -1,4 +1,4 @@
-"""Packs long backlogs: the engine drops the parcels of batches far from their turn, unless callers hold them."""
+"""Packs long backlogs: drops the parcels of batches that are to be sent much later, unless callers hold them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _PARCELS: Final = 4096
 
 
 def packs(config: ProducerConfig) -> bool:
-    """Whether the engine packs batches. It packs nothing if futures time out by themselves, or if batches are only in
-    memory.
+    """Whether the engine packs batches. It packs nothing if futures time out by themselves (`delivery_timeout_ms`), or
+    if batches are only in memory.
     """
     return not config.in_memory and config.delivery_timeout_s is None
 
 
 class LogReplay:
-    """Passes the entries of a lane's log to its journal while the log is read, and packs long backlogs meanwhile.
+    """Passes the entries of a lane's log to its journal while the log is read, and packs long backlogs.
 
     Args:
         journal: A new journal.
@@ -66,9 +66,7 @@ class LogReplay:
 
 
 class Packing:
-    """See the module. If futures time out by themselves (`delivery_timeout_ms`), or if batches are only in memory,
-    nothing is packed.
-    """
+    """See the module, and `packs`."""
 
     def __init__(self, context: EngineContext, ledger: Ledger, disk: DiskWriter) -> None:
         self._context = context

@@ -90,7 +90,8 @@ class Parcel:
         given: For records without a chosen partition, the partitions that the caller gave: see `journal.Batch`.
         unit_handle: The handle of its unit. The first parcel of a unit has no records: it stands for the whole unit.
         watcher: Called once with the parcel when it is done, with the lock held. Parts of the parcel inherit it.
-        keeper: While its batch is packed, only callers hold the parcel. `watch` then stores it in this dict, by number.
+        keeper: Set while the parcel's batch is packed. Then only callers hold the parcel, so `watch` adds it to this
+            dict, by number.
     """
 
     topic: str
@@ -120,7 +121,7 @@ class Parcel:
     ahead: bool = False
     """Whether `Ledger.ahead` counts it."""
     first_open: int = 0
-    """Index of the first child that was not done when `has_done_children` was last asked."""
+    """Index of the first child that was not done when `has_done_children` was last called."""
     loose: bool = False
     """Whether the parcel's bytes may still be in a socket's queue. Then only a copy may be changed."""
 
@@ -205,7 +206,7 @@ class Parcel:
             child.follow(self)
         self.children = children
         self.first_open = 0
-        # This order is needed because a caller sets the watcher first, and then looks for children.
+        # Read the watcher after `children` is set, because a caller sets the watcher before it reads `children`.
         for child, _ in children:
             child.inherit_watcher(self)
 
@@ -225,7 +226,7 @@ class Parcel:
         self.first_open = 0
 
     def has_done_children(self) -> bool:
-        """Whether all children are done. Over all calls, it examines each child that is done once."""
+        """Whether all children are done. Each call continues at the first child that was not done."""
         children = self.children or ()
         while self.first_open < len(children):
             if not children[self.first_open][0].done:
@@ -263,7 +264,7 @@ class Parcel:
     def watch(self, watcher: Callable[[Parcel], None]) -> None:
         """Set the watcher, from any thread."""
         self.watcher = watcher
-        # This order is needed because the pump sets the keeper first, and then looks for the watcher.
+        # Read the keeper after `watcher` is set, because the pump sets the keeper before it reads `watcher`.
         keeper = self.keeper
         if keeper is not None:
             keeper[self.number] = self
@@ -317,14 +318,14 @@ def pieces(count: int, bad: set[int], *, halves: bool = True) -> list[Indexes]:
 
 
 def first(numbers: Iterable[int], default: int) -> int:
-    """The first key of a dict that another thread may change meanwhile."""
+    """The first key of a dict that another thread may be changing."""
     while True:
         with contextlib.suppress(RuntimeError):  # it was changed between two steps
             return next(iter(numbers), default)
 
 
 def last(numbers: Reversible[int]) -> int:
-    """The last key of a dict that another thread may change meanwhile; 0 if there is none."""
+    """The last key of a dict that another thread may be changing; 0 if there is none."""
     while True:
         with contextlib.suppress(RuntimeError):
             return next(reversed(numbers), 0)

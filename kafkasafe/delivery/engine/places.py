@@ -9,8 +9,8 @@ checks each lane after each group, and each second, and restores a lane that is 
 3. If the lane was deleted, the engine creates another directory with all of its files.
 
 If this fails (another volume is mounted there, a permission is missing), the owner continues with its open files: it
-writes and delivers batches, but calls nothing durable. If the lane was deleted, its open directory takes no new files.
-Then the owner delivers what was written, and later batches wait in memory.
+writes and delivers batches, but reports none as durable. If the lane was deleted, its open directory takes no new
+files. Then the owner delivers what was written, and later batches wait in memory.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class PlaceKeeper:
 
     @property
     def displaced(self) -> int:
-        """Number of displaced lanes. Nothing in them is called durable for now."""
+        """Number of displaced lanes. For now, nothing new in them counts as durable."""
         return len(self._troubles)
 
     def confirm(self, lane: Lane) -> bool:
@@ -140,13 +140,13 @@ class PlaceKeeper:
         return self._problem(lane) is None or self._restore(lane)
 
     def at_end(self, lane: Lane) -> Elsewhere | None:
-        """Where a lane is that could not be restored before its producer ended; None for one that is in place."""
+        """The present place of a lane that could not be restored before its producer ended; None if it is in place."""
         if lane not in self._troubles:
             return None
         return Elsewhere(lane.lock.path, lane.lock.found_at, lane.journal.views.spooled_records)
 
     def look_at_link(self) -> None:
-        """Report if `spool_dir` as it was given leads elsewhere now: a deployment may switch a symbolic link."""
+        """Report if the option `spool_dir` leads to another directory now: a deployment may switch a symbolic link."""
         given, path = self._config.spool_dir_given, self._context.directory.path
         if given == path or self._config.in_memory:
             return

@@ -22,8 +22,8 @@ class Predecessor:
     4. The second one accepts record 2, with the same key. The brokers come back, and both lanes are delivered at once.
 
     So from step 3 on, the first producer is an earlier incarnation: it accepts nothing more. The second one holds back
-    its batches from then on, until lane-000 owes nothing that was accepted before. It cannot do so from step 2 on:
-    until the first producer is dropped, it may accept more records, and the wait for those might never end.
+    its batches from then on, until lane-000 owes nothing that was accepted before. It cannot do so from step 2 on: the
+    first producer may accept more records until it is dropped, and the wait for those might never end.
 
     The engine of the dropped producer writes this object, on its own thread. Any thread may read it.
 
@@ -32,7 +32,7 @@ class Predecessor:
         lane_id: Id of that lane.
         end_position: Position in that lane after everything that was accepted; None while some of it is not on disk.
         owes: Whether anything before that position may be undelivered.
-        over: Its lane has no owner any more, or another one.
+        over: The producer does not own its lane any more.
         is_dropped: It was dropped, and some of what it accepted is not on disk yet.
     """
 

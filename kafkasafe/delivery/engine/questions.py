@@ -1,4 +1,4 @@
-"""Inquiries of several requests each: whether batches in doubt are in the log, and which acknowledged ones are not."""
+"""Inquiries to leaders: are batches in doubt in the log, and which acknowledged batches does the log lack?"""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def _read_pages(context: EngineContext, leader: Leader, log: Scan | Survey, *, p
 
     Args:
         context: See there.
-        leader: Has the log.
+        leader: The leader that has the log.
         log: The log to read.
-        polls: How often a page is read again if replicas have confirmed nothing new in it; 0: never.
+        polls: How often to read again if the replicas have not confirmed anything new; 0: never.
 
     Returns:
         Whether the log was read to its end. False only if `polls` is 0.
@@ -231,7 +231,7 @@ class OutcomeInquiry:
         ended: t.OffsetListed | t.Failure = yield self._leader.log_end_offset("end")
         log_end = good(ended).offset
         if ask.from_offset > log_end:
-            self._probe(by_state)  # the log was truncated since: the journal first has it surveyed
+            self._probe(by_state)  # the log has been truncated: the journal asks for a survey first
             return True
         scan = _scan(ask.doubt[: by_state.present], ask.from_offset, log_start, log_end)
         if not (yield from _read_pages(self._context, self._leader, scan, polls=0)):
@@ -240,7 +240,7 @@ class OutcomeInquiry:
         self._require_same_leader()
         judgement, stable = judge_located(by_state, scan)
         if not stable:
-            # The log was read to its end and lacks the batches: the state is of a late request (`judge_located`).
+            # The log was read to its end and lacks the batches: a late request changed the state (`judge_located`).
             return False
         self._count(judgement, "state")
         self._lane.journal.judged(
@@ -314,7 +314,7 @@ class OutcomeInquiry:
 
 
 class LossInquiry:
-    """Reads the log from where the oldest acknowledged batch was, to find the batches that the log lacks."""
+    """Reads the log from the offset of the oldest acknowledged batch, to find the batches that the log lacks."""
 
     def __init__(self, context: EngineContext, lane: Lane, ask: j.SurveyAsk, leader: Leader) -> None:
         self._context = context
@@ -369,7 +369,7 @@ class LossInquiry:
             # The epoch's end only makes the result more precise. Old brokers do not support the request.
             if not isinstance(ended, t.Failure) and not ended.error_code:
                 epoch_end = ended.end_offset
-                # If the leader does not know the epoch (-1), perhaps no acknowledged record is left in the log.
+                # If the leader does not know the epoch (-1), the log may lack all acknowledged records: read all of it.
                 begin = min(offset for offset in (begin, max(0, epoch_end)) if offset >= 0)
         started: t.OffsetListed | t.Failure = yield self._leader.list_offset(t.EARLIEST, "start")
         log_start = max(0, good(started).offset)
@@ -385,7 +385,7 @@ class LossInquiry:
 
 
 class Inquiries:
-    """Runs the journal's inquiries to the cluster, each once its partition has calmed down."""
+    """Runs the journal's inquiries. Those that may read the log begin only once their partition has calmed down."""
 
     def __init__(self, context: EngineContext, sender: Sender, sequence_errors: SequenceErrors) -> None:
         self._context = context
@@ -408,7 +408,7 @@ class Inquiries:
         if not ask.doubt:
             self._running(Baseline(context, lane, ask, leader), leader).go_on()
         elif ask.confirm:
-            # A refused batch already counts as trouble.
+            # This request does not count as trouble, because the refused batch already does.
             leader = Leader(context, lane, *address)
             confirmation = Confirmation(context, self._sequence_errors, lane, ask, leader)
             self._running(confirmation, leader).go_on()

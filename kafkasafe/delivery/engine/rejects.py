@@ -28,7 +28,7 @@ class Rejects:
         self._disk = disk
 
     def put_aside(self, lane: Lane, aside: j.Aside) -> None:
-        """Write rejected batches to `rejected/`, durably, before their marks are decided. If that fails, they wait."""
+        """Write rejected batches durably to `rejected/` before their marks are decided. If this fails, they wait."""
         if self._config.in_memory:
             # Without a disk, only the futures and the dead-letter handler get the rejected batches.
             lane.rejections.keep((batch.handle for batch in aside.batches), None)
@@ -52,7 +52,7 @@ class Rejects:
                         refused = self.read(lane, batch)
                     except SpoolCorruptError as error:
                         if portion:
-                            break  # those before it first
+                            break  # write the batches before it first
                         damaged = self.damaged(lane, batch, error)
                         reason = "" if damaged else f"they are damaged on disk: {error}"
                         break
@@ -114,7 +114,7 @@ class Rejects:
         return Refused(batch.position, data, batch.fault.code, batch.fault.message, batch.given)
 
     def damaged(self, lane: Lane, batch: j.Batch, error: SpoolCorruptError) -> bool:
-        """Handle a batch that is damaged on disk. True: it is in quarantine/ and given up; else its partition waits."""
+        """Handle a damaged batch. Returns True if it is in quarantine/ and given up; otherwise its partition waits."""
         if batch.handle in lane.rejections:
             return True
         address = lane.journal.views.address(batch.destination)

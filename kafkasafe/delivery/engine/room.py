@@ -65,7 +65,7 @@ class RoomKeeper:
             self._context.timer(0.0, ChoreDue(Chore.LOOK_AGAIN))
 
     def _rescue(self, lane: Lane) -> None:
-        """Write batches again if only memory has them, because another process deleted or cut their files."""
+        """After another process deleted or cut files of the log, write their batches again if memory has them."""
         self._lost += self._places.take_lost(lane)
         while self._lost:
             first, end = self._lost[0]
@@ -84,7 +84,7 @@ class RoomKeeper:
                 del self._lost[0]
 
     def _needs_room(self, lane: Lane) -> bool:
-        """Whether to copy batches. Checks only if much was written since the last check, or after a while."""
+        """Whether to copy batches. Checks again only after much was written, or after a second."""
         if lane.copying.is_under_way:
             return True
         used = lane.spool.used_bytes

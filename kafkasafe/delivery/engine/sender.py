@@ -42,9 +42,11 @@ from kafkasafe.errors import SpoolCorruptError, SpoolError
 __all__ = ["ClockQuestion", "Sender"]
 
 _CALM: Final = 8
-"""A partition in trouble continues when at most this many of its requests of the last `_CALM_S` failed or were queries.
-Until the next check it sends eleven requests at most: state, log start, log end and log, then five batches that fail,
-and the end of a leader epoch with the log start. So it sends fewer than ten requests a second, whatever the answers."""
+"""A partition in trouble continues once at most this many requests about it in the last `_CALM_S` failed, or asked
+about a failure. Until the next check, at most eleven more follow: four of an inquiry (producer state, log start, log
+end, log), five batches that fail, and two of a loss check (end of a leader epoch, log start). So there are at most 19
+such requests in two seconds, whatever the answers.
+"""
 _CALM_S: Final = 2.0
 
 _TURN_S: Final = 0.01
@@ -54,7 +56,7 @@ _AT_ONCE_S: Final = 0.5
 
 
 class ClockQuestion:
-    """Asks for the largest timestamp in a partition. If other producers write too, it shows the current time.
+    """Asks for the largest timestamp in a partition. If other producers write too, it shows the present time.
 
     The timestamp is only a hint: without an answer, the engine asks again later.
     """
@@ -113,7 +115,7 @@ class Sender:
         """Whether a reply has made room in the send queue since batches were last let out."""
         self._outage = Outage(context.clock.monotonic())
         self._turn = 0.0
-        """The rate of inquiries is limited. This is when the inquiry begins that was scheduled last."""
+        """When the inquiry that was scheduled last begins. `when_calm` limits the rate of inquiries."""
         self._clocks = Clocks(context.now(), context.config.state_age_s)
         self._fences: dict[tuple[str, int], int] = {}
         self._troubles: dict[tuple[str, int], collections.deque[float]] = {}
@@ -152,12 +154,12 @@ class Sender:
         return info.partitions.get(partition) if info is not None and not info.error_code else None
 
     def _has_news(self, address: tuple[str, int]) -> bool:
-        """Whether another broker leads now than the one that did not answer, or refused."""
+        """Whether the leader has changed since the last request to this partition, which failed."""
         leader = self._leader(*address)
         return leader is not None and leader.leader >= 0 and leader != self._tried.get(address, leader)
 
     def link_answered(self, message: LinkAnswered) -> None:
-        """Send held batches if their leader's connection is ready. If it failed, fail them."""
+        """Send held batches if their leader's connection is ready. If the connection failed, fail the batches."""
         failure = message.answer
         for address in self._send_queue.reached(message):
             if isinstance(failure, t.Failure):
@@ -186,7 +188,7 @@ class Sender:
                     self._context.post(FoundDamaged(lane, batch, str(error)))
                 else:
                     self._on_produced(Sent(lane, batch, -1), t.Failure(error, sent=False))
-                # No later batch overtakes it.
+                # No later batch may overtake it.
                 damaged = SpoolError(f"an earlier batch of the partition is damaged on disk: {error}")
                 for other, later in self._send_queue.take_back((topic, partition)):
                     self._on_produced(Sent(other, later, -1), t.Failure(damaged, sent=False))
@@ -292,7 +294,7 @@ class Sender:
             else:
                 lane.journal.clock_at_least(
                     self._clocks.at_least_ms
-                )  # the lane may have been opened after this time was learned
+                )  # the lane may have been opened after the estimate was made
                 if self._clocks.asks(address, now) and not self._context.close_state.closing:
                     self._ask_clock(lane, *address)
             self._losses.compare_topic(lane, batch.destination, self._context.cluster.topic(address[0]))

@@ -1,4 +1,4 @@
-"""Counts sequence errors of brokers, each once, when the cluster's state has proven what the error means."""
+"""Counts each sequence error of a broker once, when the cluster's state has proven what the error means."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SequenceErrors:
 
     1. A broker (Kafka 1.0 to 2.4) answers a batch with this error, and reports where its log starts.
     2. If the log starts after the last acknowledged offset, retention removed the producer's records. Nothing is lost.
-    3. Otherwise the log should have them, and the engine reads it: they are lost, or they are there.
+    3. Otherwise the log should still have the records. The engine reads it to find out whether they are lost.
 
     Args:
         stats: Counts the verdicts.

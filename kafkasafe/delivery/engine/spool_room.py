@@ -39,7 +39,7 @@ class UndurableParcels:
         return self._by_number.values()
 
     def add(self, parcel: Parcel) -> None:
-        """Add a parcel, unless it is here."""
+        """Add a parcel, unless it is here already."""
         if parcel.number not in self._by_number:
             self._by_number[parcel.number] = parcel
             self.size_bytes += parcel.size_bytes
@@ -64,7 +64,7 @@ class UndurableParcels:
         return last(self._by_number)
 
     def records(self, number: int) -> int:
-        """Records that are not on disk, nor in the cluster, in parcels up to this number."""
+        """Number of records, in parcels up to this number, that are neither on disk nor in the cluster."""
         waiting = list(self._by_number.values())
         return sum(p.count for p in waiting if p.number <= number and not p.done)
 

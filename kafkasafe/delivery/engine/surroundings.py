@@ -32,7 +32,7 @@ class Surroundings:
         self._config = context.config
         self._disk = disk
         self._lanes = lanes
-        # Only a default directory has others beside it that may be of the same cluster.
+        # Only beside a default directory, other directories may be for the same cluster.
         self._siblings = (
             Siblings(context.directory.path, context.files) if context.config.spool_dir_is_default else None
         )
@@ -45,7 +45,7 @@ class Surroundings:
         """Whether a thread is reading the directories beside this producer's."""
         self.left_behind_records = 0
         self.unread: dict[Path, int] = {}
-        """Directories of this producer's cluster and client id whose lanes it has not opened yet, and their records."""
+        """Numbers of records in directories of this cluster and client id with lanes that are not open yet."""
 
     def begin(self) -> None:
         """Look for records that a producer of this cluster would adopt, before a broker answers.
@@ -106,7 +106,7 @@ class Surroundings:
         self._context.timer(_LOOK_AROUND_EVERY_S, ChoreDue(Chore.LOOK_AROUND))
 
     def _expect(self, found: Sequence[LeftBehind]) -> None:
-        """Make `close` wait for records that may be for the cluster that will answer: no broker has answered yet."""
+        """Before any broker has answered, make `close` wait for records that may be for its cluster."""
         try:
             own = self._context.directory.cluster_id()
         except SpoolError:

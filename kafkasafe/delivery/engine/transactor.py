@@ -35,9 +35,9 @@ _SOON_S: Final = 0.01
 _SOON: Final = frozenset({19, 51, 88})
 _OVER: Final = FENCED_CODES | {0, 48, 49}
 _NOT_THERE: Final = frozenset({1, 3, 100})
-"""Error codes: a batch's place in the log does not exist any more."""
+"""Error codes that mean that a batch's offset or topic does not exist any more."""
 _NOT_REFUSED: Final = frozenset({0, 55})
-"""Codes of partitions that AddPartitionsToTxn did not refuse: no error, or the error of another partition."""
+"""Codes of partitions that AddPartitionsToTxn did not refuse: 0, or 55 because it refused another partition."""
 _REFUSED_NAMES: Final = frozenset({31, 50, 53})
 
 
@@ -123,8 +123,8 @@ class Transactor:
         if kept is None:
             self._init(lane, action, None)
             return
-        # The open transaction is the lane's own. InitProducerId would abort it under a newer epoch, as if another
-        # producer had taken over the id.
+        # The open transaction is the lane's own, so EndTxn aborts it. InitProducerId would abort it under a newer
+        # epoch, as if another producer had taken over the id.
         keep = x.TransactionIdentity(action.tid.name, kept.producer_id, kept.epoch, kept.protocol)
         self._context.cluster.end_transaction(keep, False, self._then(lane, action, "aborted"))
 
@@ -162,7 +162,7 @@ class Transactor:
             if not isinstance(batch, j.Batch):
                 continue  # a journal's units only have `j.Batch`
             try:
-                # Stamp a copy: the bytes for the disk and for `rejected/` do not belong to a transaction.
+                # Stamp a copy: the bytes for the disk and for `rejected/` must not name a transaction's producer.
                 data = bytearray(self._disk.bytes_of(lane, lane.parcels[batch.handle], batch))
             except SpoolCorruptError as error:
                 if self._rejects.damaged(lane, batch, error):
@@ -242,9 +242,7 @@ class Transactor:
 
     @staticmethod
     def _marker_place(lane: Lane, transaction: u.Transaction) -> tuple[str, int] | None:
-        """A partition for the marker, which is an offset: the coordinator accepts offsets only of existing partitions.
-        None if none is left.
-        """
+        """A partition for the marker, which is an offset, and so needs an existing partition; None if none is left."""
         if transaction.batches:
             return lane.journal.views.address(transaction.batches[0].destination)
         first = next((at for each in transaction.offsets for at in each.positions), None)
@@ -439,7 +437,7 @@ class Transactor:
         if isinstance(action, u.InitProducerId):
             self._name_failed(action.tid.name, code, reason)
         if isinstance(action, (u.Produce, u.AddPartitions)) and code is not None:
-            # Units of a shared transaction are retried alone, which shows whose destination causes the error.
+            # Units of a shared transaction are retried alone, which shows which unit's destination causes the error.
             alone = not action.transaction.is_shared
             if alone and (code in DESTINATION_CODES or classify_produce(code).scope is Scope.DESTINATION):
                 for destination in self._refused(lane, action, refused):
@@ -501,5 +499,3 @@ class Transactor:
                 events.AtomicBatchRetried(again.action.unit.unit_id.hex(), again.attempt, again.reason)
             )
         self._context.timer(pause_s, UnitDue(lane, again.action))
-
-    # -- ends ------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Ends atomic batches: writes those that are given up to `rejected/`, and tells callers the fate."""
+"""Ends atomic batches: saves rejected ones in `rejected/`, and reports the outcome to callers, hooks and logs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class UnitEndings:
         if any(batch.position < 0 for batch in left):
             # 1. A batch was divided, because its topic's partitions are known now.
             # 2. In the same turn, another batch of the unit is found damaged, so the unit is given up.
-            # 3. The parts are written at the end of the turn; `rejected/` names their positions.
+            # 3. `rejected/` names the positions of the parts, which get them only at the end of the turn.
             lane.journal.units.put_aside(unit, kept=False, reason="Parts of it are not on disk yet")
             return
         for destination in dict.fromkeys(batch.destination for batch in left):

@@ -17,7 +17,7 @@ _LOOK_EVERY_S: Final = 5.0
 
 
 class Guard:
-    """The lock of the ledger's parts, and the callers that wait for a change: `Ledger` says who takes it, and when."""
+    """The lock of the ledger's parts (see `ledger.py`), and the callers that wait for a change."""
 
     def __init__(self) -> None:
         self.renew()
@@ -86,7 +86,7 @@ class WaitingCallers:
         return tuple(self._wake_flags)
 
     def wait_for(self, ready: Callable[[], bool], timeout: float | None, *, choosy: bool = False) -> bool:
-        """Wait until `ready()`. Returns False if the time ended first.
+        """Wait until `ready()` returns True. Returns False on timeout.
 
         Args:
             ready: Checks the condition, without side effects.
