@@ -75,7 +75,8 @@ class LaneOrder:
         debts, dead = [], []
         try:
             with directory.births():
-                # This order is needed because an owner announces where its incarnation begins before it writes.
+                # The logs are read later. Each has what earlier incarnations wrote, because an owner announces where
+                # its own incarnation begins before it writes anything.
                 others = [
                     (number, directory.begun(number), directory.is_owned(number))
                     for number in directory.lanes()
