@@ -641,7 +641,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         """Commit the transaction. Once it is on disk, the decision to commit is final and survives any crash.
 
         The call returns when `read_committed` consumers can see the records. It waits without a limit. If it is
-        interrupted, call it again; or a later producer's `init_transactions` finishes the transaction.
+        interrupted, call it again. Otherwise `init_transactions` of a later producer finishes the transaction.
 
         Raises:
             IllegalStateError: The producer has no `transactional_id`.

@@ -29,7 +29,7 @@ that works.
                      tables, requests that can be sent, and no data lost by an interrupt
     coordinator.py   the group: joins that end, offsets that are fresh, and commits that carry lineages
     consumer.py      a KafkaConsumer with these parts, with Arrow tables and a faster iterator
-    membership.py    what kafkasafe.aio needs of a KafkaConsumer that has no public name
+    membership.py    private parts of KafkaConsumer that kafkasafe.aio needs
 
 `pyproject.toml` says which module may import which.
 """

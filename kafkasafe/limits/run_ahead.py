@@ -68,8 +68,10 @@ class RunAhead:
         return self._outstanding_bytes + more_bytes >= self._ceiling_bytes
 
     def has_eased(self, more_bytes: int = 0) -> bool:
-        """Return whether a waiting sender should continue. The threshold is lower than that of `is_reached`, so that
-        senders wake less often.
+        """Return whether a waiting sender should continue.
+
+        The threshold is lower than that of `is_reached`. At the same threshold, each delivery would wake senders, and
+        they would soon have to wait again.
         """
         return self._outstanding_bytes + more_bytes < self._ceiling_bytes - self._limit_bytes // 4
 

@@ -1,8 +1,8 @@
 """Packs rows of many partitions into batches of each partition, a whole Arrow batch at a time.
 
 The cost of a row is its share of the calls into numpy and Arrow, so the packer makes as few calls as possible. It sorts
-the rows of an Arrow batch by partition once, and encodes all of them at once, with the offset deltas of their batches.
-Each batch then gets its piece of the bytes.
+the rows of an Arrow batch by partition, and then encodes all of them in one pass. Each row already has its offset delta
+in the record batch of its partition. Each record batch then gets its piece of the bytes.
 """
 
 from __future__ import annotations

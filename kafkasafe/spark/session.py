@@ -56,8 +56,8 @@ class Outcome:
     """The outcome of a micro-batch.
 
     Attributes:
-        name: `written`: one transaction wrote the batch. `resumed`: the batch took more than one transaction, or was
-            found committed after the answer to its commit was lost. `duplicate`: an earlier run had committed the
+        name: `written`: one transaction wrote the batch. `resumed`: the batch took more than one transaction, or the
+            answer to its commit was lost and the batch turned out to be committed. `duplicate`: an earlier run had committed the
             batch, so nothing was written.
         rows: Number of rows that this call committed.
         restarts: How often the transaction was restarted.

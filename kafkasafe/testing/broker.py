@@ -408,7 +408,7 @@ class KafkaCluster:
         self._nodes.resume(node)
 
     def wait_ready(self, nodes: Iterable[int] | None = None, timeout_s: float = 60.0) -> None:
-        """Returns when these brokers (default: all that run and are not paused) serve and are in the metadata.
+        """Waits until these brokers (default: all that run and are not paused) answer and are in the metadata.
 
         Raises:
             ClusterError: The brokers did not serve within `timeout_s`, or a process ended. The message has the end of

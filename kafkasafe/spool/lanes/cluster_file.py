@@ -43,7 +43,7 @@ class ClusterFile:
         self.known = cluster_id
 
     def bind(self, cluster_id: str, *, drained: Callable[[], bool]) -> tuple[str | None, bool]:
-        """Writes durably to which cluster the records in this directory belong. No other cluster may get them.
+        """Stores durably which cluster the records in this directory belong to. No other cluster may get them.
 
         Args:
             cluster_id: Id of the cluster that answers.
