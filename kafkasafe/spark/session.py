@@ -57,8 +57,8 @@ class Outcome:
 
     Attributes:
         name: `written`: one transaction wrote the batch. `resumed`: the batch took more than one transaction, or the
-            answer to its commit was lost and the batch turned out to be committed. `duplicate`: an earlier run had committed the
-            batch, so nothing was written.
+            answer to its commit was lost and the batch turned out to be committed. `duplicate`: an earlier run had
+            committed the batch, so nothing was written.
         rows: Number of rows that this call committed.
         restarts: How often the transaction was restarted.
         seconds: Duration in seconds.
