@@ -133,6 +133,18 @@ def test_marks_of_a_destination_whose_declaration_is_lost_end_no_command(capsys,
     assert "amaged" in out or "DAMAGED" in out or "LEFT AS IT IS" in out
 
 
+@pytest.mark.parametrize("command", ["commit", "abort"])
+def test_a_lane_that_lost_its_end_may_have_had_more_atomic_batches(capsys, lane, command):
+    """The commands said that no atomic batch was left, with exit code 0."""
+    segment = next(lane.path.glob("*.log"))
+    asked = ("spool", command, lane.path.parent, "-b", "127.0.0.1:9")
+    assert run(capsys, *asked)[0] == 0
+    segment.write_bytes(segment.read_bytes()[:-1])
+    code, out, _ = run(capsys, *asked)
+    assert (code, "lane-000 is DAMAGED" in out) == (1, True)
+    assert json.loads(run(capsys, *asked, "--json")[1])["damaged_lanes"] == ["lane-000"]
+
+
 def test_a_producer_starts_behind_a_lost_declaration_with_quarantine(tmp_path, fake_kafka):
     """1. The group that declares a partition is damaged. 2. Later groups have marks about this partition."""
     options = {"bootstrap_servers": fake_kafka.bootstrap_servers, "spool_dir": tmp_path, "client_id": "c"}
