@@ -248,9 +248,10 @@ LOG_EVENTS: Final[dict[str, LogEvent]] = {
         "Nothing.",
     ),
     "no_producer_id": LogEvent(
-        ("INFO",),
-        "The cluster has not assigned a producer id yet. The producer asks again.",
-        "Nothing. If the event repeats, read the message. With brokers before 2.8, also check the permission"
+        ("INFO", "WARNING"),
+        "The cluster has not assigned a producer id yet, so nothing can be sent. The producer asks again. After the"
+        " third refusal it is a WARNING.",
+        "INFO: nothing. WARNING: read the message. With brokers before 2.8, also check the permission"
         " IDEMPOTENT_WRITE.",
     ),
     "not_comparable": LogEvent(

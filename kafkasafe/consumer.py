@@ -289,13 +289,14 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
             timeout: The same time-out in seconds, as in the producer's `close`.
 
         Raises:
-            UsageError: Both time-outs were given. Nothing was closed.
+            UsageError: Both time-outs were given, or a rebalance listener calls this method. Nothing was closed.
             ValueError: The time-out is negative or nan. Nothing was closed.
             OSError: A file could not be written. The consumer is closed nevertheless.
         """
         timeout_ms = _close_ms(timeout_ms, timeout)
         if self._is_closed() or self._leave_to_parent():
             return
+        self._refuse_in_listener("close")
         # Ignore answers from now on: the objects that they would wake are about to be closed.
         self._reading.runner.retire()
         self._reading.parts.cancel()

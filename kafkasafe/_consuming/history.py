@@ -138,6 +138,12 @@ class History:
         """Return whether records before this position were read."""
         return bool(self.lineage.entries) and self.lineage.start_offset < position
 
+    def is_of_former(self, topic_id: bytes | None) -> bool:
+        """Return whether records of another topic than this one were read."""
+        return (
+            bool(self.lineage.entries) and None not in {topic_id, self.topic_id} and topic_id != self.topic_id
+        )
+
     def adopt(self, topic_id: bytes | None) -> None:
         """Note the id of the topic that has the name now; None if the brokers do not report ids."""
         if topic_id is None:

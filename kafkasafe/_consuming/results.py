@@ -151,10 +151,21 @@ class Results:
         if not state.awaiting_reset or state.reset_strategy != to.strategy:
             part.on(PositionEvent.ENDED)
             return
+        leadership = self._port.leadership(tp)
+        is_unplaced = part.reset == ("no_position", None)
+        if leadership is not None and is_unplaced and part.history.is_of_former(leadership[0]):
+            # 1. Metadata without a deleted topic end the assignment of its partitions. The group's offsets are deleted.
+            # 2. The topic is created again. The position is reset, although the consumer has read the former topic.
+            # 3. Go to the end of what was read, where the check reports that it is gone.
+            self._port.place(tp, part.history.lineage.end_offset)
+            self._rereading.placed(tp, part.history.lineage.end_offset)
+            part.on(PositionEvent.RESET_FOUND)
+            part.was_reset()
+            self._checking.check(tp, part, leadership)
+            return
         self._port.place(tp, to.offset)
         self._rereading.placed(tp, to.offset)
         part.on(PositionEvent.RESET_FOUND)
-        leadership = self._port.leadership(tp)
         if leadership is not None:
             # Check before the first fetch: the topic's id must be known then.
             self._positions.check(tp, part, leadership)

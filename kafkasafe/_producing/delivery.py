@@ -106,9 +106,12 @@ class Delivery:
         return f" The spool takes nothing for now: {trouble}." if trouble else ""
 
     def network_cause(self) -> str:
-        """Return the last sentence of a message, which says why no broker can be used."""
+        """Return the last sentence of a message, which says why no broker can be used, or none for sending."""
         error = self._cluster.last_error
-        return "" if error is None else f" Brokers cannot be used yet ({in_words(error)})"
+        if error is not None:
+            return f" Brokers cannot be used yet ({in_words(error)})"
+        refusal = self.pump.producer_id_refusal
+        return f" The cluster grants no producer id, so nothing can be sent: {refusal}" if refusal else ""
 
     def counts(self, *, raw: bool) -> dict[str, Any]:
         """See `SafeProducer.metrics`."""

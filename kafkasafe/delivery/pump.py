@@ -548,6 +548,11 @@ class Pump:
         """The producer's own lane and the adopted ones."""
         return tuple(self._context.lanes)
 
+    @property
+    def producer_id_refusal(self) -> str:
+        """Why the own lane has no producer id, with the remedy. Empty if no request for one has failed."""
+        return self._context.own.producer_id.refusal
+
     def doubts(self) -> list[str]:
         """Open questions about acknowledged records of this producer's lane, and why they are open, as text."""
         return [

@@ -139,6 +139,8 @@ class Recovery:
         self._drop_parents()
         ended: dict[int, Batch] = {}
         for index, mark in enumerate(recovered):
+            if self._replay.is_blind and self._is_orphan(mark):
+                continue
             match mark:
                 case m.Topic():
                     self._destinations.learn(mark)
@@ -198,6 +200,16 @@ class Recovery:
                         self._units.ids.forget_producer_ids()
                 case m.Undecidable() | m.Resolved():
                     pass  # the journal asks the cluster again, which may know more now, and then asks the user
+
+    def _is_orphan(self, mark: m.Mark) -> bool:
+        """Whether the group that declared the mark's destination is lost. Its batches are damage, too: no name is known
+        for them.
+        """
+        match mark:
+            case m.State() | m.Identified() | m.Committed() | m.Revived():
+                return mark.destination not in self._all
+            case _:
+                return False
 
     def _recover_committed(self, mark: m.Committed, ended: Mapping[int, Batch], *, repeats: bool) -> None:
         """Finish acknowledged batches.
@@ -294,7 +306,8 @@ class Recovery:
         delivery.
         """
         self._replay.take()
-        _explain_gap(self._destinations.declared(destination))
+        if destination in self._all:
+            _explain_gap(self._all[destination])
 
     def recovered_log(self) -> None:
         """End the last group: the log ends here, so no later group ends it."""

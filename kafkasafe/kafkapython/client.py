@@ -97,6 +97,11 @@ class _InterruptibleNet(NetworkSelector):
                 "This consumer belongs to the parent process. Open another one in this process"
             )
 
+    @property
+    def runs_here(self) -> bool:
+        """Whether the current thread is the I/O thread, which calls rebalance listeners and cannot wait for itself."""
+        return self._io_thread is threading.current_thread()
+
     def run(self, coro: Any, *args: Any) -> Any:
         """See kafka-python's method. It carries out a coroutine on the I/O thread, and waits for the result."""
         self.check_process()

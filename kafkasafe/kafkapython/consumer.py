@@ -109,6 +109,14 @@ class ExtendedConsumer(KafkaConsumer):
         """Raise ForkedProcessError in a forked child."""
         self._net.check_process()
 
+    def _refuse_in_listener(self, call: str) -> None:
+        """Raise UsageError on kafka-python's I/O thread, where kafka-python would close half of the consumer."""
+        if self._net.runs_here:
+            raise UsageError(
+                f"{call}() cannot be called in a rebalance listener, because the call waits for the thread that calls"
+                f" listeners. Call {call}() after poll() has returned"
+            )
+
     def _is_closed(self) -> bool:
         return bool(self._closed)
 

@@ -122,6 +122,44 @@ def test_show_says_what_is_known_of_each_batch(capsys, lane):
     ]
 
 
+@pytest.mark.parametrize("command", ["spool ls", "spool show", "spool verify", "spool repair", "health"])
+def test_marks_of_a_destination_whose_declaration_is_lost_end_no_command(capsys, lane, command):
+    """Its batches are damage, because no name is known for them. Its marks ended each command with a traceback."""
+    segment = next(lane.path.glob("*.log"))
+    content = segment.read_bytes()
+    segment.write_bytes(content.replace(b"orders", b"Orders", 1))
+    code, out, err = run(capsys, *command.split(), lane.path.parent)
+    assert (code, err) == (1, "")
+    assert "amaged" in out or "DAMAGED" in out or "LEFT AS IT IS" in out
+
+
+@pytest.mark.parametrize("command", ["commit", "abort"])
+def test_a_lane_that_lost_its_end_may_have_had_more_atomic_batches(capsys, lane, command):
+    """The commands said that no atomic batch was left, with exit code 0."""
+    segment = next(lane.path.glob("*.log"))
+    asked = ("spool", command, lane.path.parent, "-b", "127.0.0.1:9")
+    assert run(capsys, *asked)[0] == 0
+    segment.write_bytes(segment.read_bytes()[:-1])
+    code, out, _ = run(capsys, *asked)
+    assert (code, "lane-000 is DAMAGED" in out) == (1, True)
+    assert json.loads(run(capsys, *asked, "--json")[1])["damaged_lanes"] == ["lane-000"]
+
+
+def test_a_producer_starts_behind_a_lost_declaration_with_quarantine(tmp_path, fake_kafka):
+    """1. The group that declares a partition is damaged. 2. Later groups have marks about this partition."""
+    options = {"bootstrap_servers": fake_kafka.bootstrap_servers, "spool_dir": tmp_path, "client_id": "c"}
+    with SafeProducer(**options) as producer:
+        for number in range(3):
+            producer.send("topic-a", b"%d" % number, partition=0).get(60)
+    segment = next(tmp_path.glob("lane-000/*.log"))
+    content = segment.read_bytes()
+    for at in [found.start() for found in re.finditer(b"topic-a", content)][:2]:  # TOPIC and DESTINATION
+        content = content[:at] + b"T" + content[at + 1 :]
+    segment.write_bytes(content)
+    with SafeProducer(**options, on_corrupt="quarantine") as producer:
+        assert producer.send("topic-a", b"3", partition=0).get(60).offset == 3
+
+
 def test_show_reads_the_steps_of_a_lane_once(capsys, lane, monkeypatch):
     """A lane may have millions of marks."""
     read = inspection.steps_of

@@ -14,6 +14,7 @@ from commands import run
 
 from kafkasafe import SafeProducer, marks
 from kafkasafe.cli.spool.opened import OpenSpool
+from kafkasafe.errors import SpoolFormatError
 from kafkasafe.record import batch
 from kafkasafe.spool.files import OsFiles
 from kafkasafe.spool.lanes import SpoolDirectory
@@ -254,6 +255,25 @@ def test_in_a_tree_each_trouble_is_named_and_the_rest_is_shown(capsys, tmp_path)
     waiting = {row["directory"].rpartition("/")[2]: row["waiting_records"] for row in told["directories"]}
     assert (waiting["lost"], waiting["good"]) == (5, 1), "what lost its FORMAT is not absent"
     assert len(told["totals"]["troubles"]) == 3
+
+
+@pytest.mark.parametrize("content", [b"", b"kafkasafe-spool 1", bytes(18)])
+def test_a_directory_whose_format_is_damaged_is_in_the_tree_and_its_remedy_is_named(
+    capsys, tmp_path, content
+):
+    """The tree left it out, with its undelivered records, and a producer was told to use another directory."""
+    fill(tmp_path / "damaged", waiting=3)
+    (tmp_path / "damaged" / "FORMAT").write_bytes(content)
+    code, out, _ = run(capsys, "spool", "ls", "--tree", tmp_path)
+    assert code == 1
+    remedy = f"echo 'kafkasafe-spool 1' > {tmp_path}/damaged/FORMAT"
+    assert remedy in out
+    code, _, err = run(capsys, "spool", "ls", tmp_path / "damaged")
+    assert (code, remedy in err) == (3, True)
+    with pytest.raises(SpoolFormatError, match=r"holds lane-000, so the file is damaged\..*Restore it"):
+        SafeProducer(bootstrap_servers="127.0.0.1:9", spool_dir=tmp_path / "damaged")
+    subprocess.run(remedy, shell=True, check=True)
+    assert run(capsys, "spool", "ls", tmp_path / "damaged")[0] == 0
 
 
 def test_a_tree_that_is_not_there_is_a_usage_error(capsys, tmp_path):

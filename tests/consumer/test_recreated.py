@@ -140,6 +140,27 @@ def test_an_undecided_position_is_in_no_commit_of_all_positions(cluster, end):
         assert (reset.reason, reset.position) == ("no_position", 0)
 
 
+@pytest.mark.parametrize("reset", ["earliest", "latest"])
+def test_it_is_raised_though_the_topic_was_seen_to_be_missing_meanwhile(cluster, reset):
+    """The group takes the partition away, and the brokers delete its committed offset. So its position is reset."""
+    topic = new_topic(cluster, 1)
+    consuming.produce(cluster, topic, OLD)
+    with Consumers(cluster) as consumers:
+        consumer = consumers(topic, **options(topic, auto_offset_reset=reset))
+        until(lambda: consumer.poll(20) is not None and consumer.assignment())
+        consumer.seek(TopicPartition(topic, 0), 0)
+        collect(consumer, len(OLD))
+        consumer.commit()
+        cluster.delete_topic(topic)
+        until(lambda: not consumer.poll(20) and not consumer.assignment(), 60)
+        cluster.create_topic(topic, 1)
+        consuming.produce(cluster, topic, NEW)
+        event = told(consumer)
+        assert (event.reason, event.rolled_back, event.replaced) == ("recreated", (0, 9), (0, 9))
+        consumer.seek(TopicPartition(topic, 0), event.divergent_offset)
+        assert [record.value for record in collect(consumer, len(NEW))] == NEW
+
+
 def test_the_positions_of_other_partitions_are_committed_meanwhile(cluster):
     with Consumers(cluster) as consumers:
         tp, consumer = undecided(cluster, consumers)

@@ -3,13 +3,14 @@
 import threading
 
 import pytest
-from kafka import KafkaProducer
+from kafka import ConsumerRebalanceListener, KafkaProducer
 from waiting import until
 
 from kafkasafe._consuming.partition import AssignedPartition
 from kafkasafe._consuming.positions import Positions
 from kafkasafe._consuming.reading import Reading
 from kafkasafe.consumer import SafeConsumer
+from kafkasafe.errors import UsageError
 
 
 def test_only_the_consumers_thread_writes_what_is_known_of_a_partition(fake_kafka, monkeypatch):
@@ -54,6 +55,33 @@ def test_a_consumer_without_a_group_needs_no_interval_between_polls(fake_kafka):
     with SafeConsumer("t", **options) as consumer:
         assert consumer.poll(10) == {}
         assert consumer.health().ready
+
+
+@pytest.mark.parametrize("when", ["revoked", "assigned"])
+def test_close_in_a_rebalance_listener_is_refused_and_closes_nothing(fake_kafka, when):
+    """kafka-python calls listeners on its I/O thread, which cannot wait for itself. Half of the consumer was closed."""
+    fake_kafka.create_topic("t")
+    before = set(threading.enumerate())
+    consumer = SafeConsumer(bootstrap_servers=fake_kafka.bootstrap_servers, group_id="g")
+    refused = []
+
+    class Listener(ConsumerRebalanceListener):
+        def on_partitions_revoked(self, partitions):
+            self.close("revoked")
+
+        def on_partitions_assigned(self, partitions):
+            self.close("assigned")
+
+        def close(self, now):
+            if now == when and not refused:
+                with pytest.raises(UsageError, match=r"listener.*after poll") as error:
+                    consumer.close()
+                refused.append(error)
+
+    consumer.subscribe(["t"], listener=Listener())
+    until(lambda: consumer.poll(100) or (consumer.assignment() and refused))
+    consumer.close()
+    until(lambda: set(threading.enumerate()) <= before)
 
 
 def test_a_constructor_that_fails_leaves_nothing_behind(fake_kafka, monkeypatch, tmp_path):

@@ -1772,6 +1772,21 @@ def test_marks_and_batches_of_nothing_that_was_declared_are_damage() -> None:
             journal.recovery.recover_marks(1, [mark])
 
 
+def test_marks_of_a_destination_whose_declaration_is_lost_are_left_out() -> None:
+    """The later declaration of the same number counts, and what follows it."""
+    journal = j.Journal()
+    journal.recovery.recover_lost(0, 0)
+    journal.recovery.recover_torn(9)
+    orphans = [
+        m.State(9, 0, 0, 0, TOPIC_ID),
+        m.Committed(9, 0, ()),
+        m.Identified(9, m.IdentityReason.FIRST, -1, ()),
+        m.Revived(9, 0, ()),
+    ]
+    journal.recovery.recover_marks(1, [*orphans, m.Destination(9, "t", 0), m.State(9, 0, 3, 3, TOPIC_ID)])
+    assert journal.views.last_acked_offset("t", 0) == 3
+
+
 def test_a_hole_in_the_spool_stops_what_was_before_it() -> None:
     shell = Keeps()
     shell.flowing(1, 1, 1)

@@ -20,6 +20,7 @@ from kafka.admin import NewTopic
 
 from kafkasafe import RejectedError, SafeProducer, UndecidableError
 from kafkasafe.codes.verdicts import AnswerAction, classify_produce
+from kafkasafe.errors import WaitTimeoutError
 from kafkasafe.testing.broker import KafkaCluster
 from kafkasafe.testing.proxy import FaultProxy
 
@@ -322,6 +323,31 @@ def test_every_code_to_init_producer_id(wire, producers, tmp_path, caplog) -> No
     for records in everything:
         records.audit(wire.servers, log=log)
     assert not [r for r in caplog.records if r.name.startswith("kafkasafe") and r.exc_info]
+
+
+def test_who_waits_is_told_that_the_cluster_grants_no_producer_id(wire, producers, caplog) -> None:
+    """Without IDEMPOTENT_WRITE, brokers before 2.8 grant none. The errors gave no reason, and the log said it at INFO."""
+
+    def deny(exchange) -> None:
+        exchange.response.error_code = 31
+        exchange.response.producer_id = -1
+
+    topic = wire.topic(1)
+    wire.proxy.on("InitProducerId").edit(deny)
+    producer = producers(wire.servers)
+    future = producer.send(topic, b"1")
+    why = r"grants no producer id.*CLUSTER_?AUTHORIZATION_?FAILED.*IDEMPOTENT_WRITE"
+    caplog.set_level(logging.WARNING)
+
+    def is_logged():
+        return any(getattr(record, "event", "") == "no_producer_id" for record in caplog.records)
+
+    harness.until(is_logged)
+    for wait in (future.get, producer.flush):
+        with pytest.raises(WaitTimeoutError, match=f"(?i){why}"):
+            wait(1)
+    wire.proxy.clear()
+    assert future.get(60).offset == 0
 
 
 # --- answers that cannot be ------------------------------------------------------------------------------------------

@@ -186,7 +186,9 @@ def test_a_directory_that_is_not_writable_is_an_error_that_says_what_to_do():
     disk = Disk()
     disk.put(ROOT / "FORMAT", b"kafkasafe-spool 1\n")
     disk.fail("make_directory", call=1, error=13)
-    with pytest.raises(SpoolError, match=r"No lane .*Permission denied.*none was lost"):
+    with pytest.raises(
+        SpoolError, match=r"No lane .*Permission denied.*writable by this user.*none was lost"
+    ):
         recover(disk)
     disk.fail("open", error=13)
     with pytest.raises(SpoolError, match=re.escape("KAFKASAFE_SPOOL_DIR")):

@@ -65,17 +65,22 @@ class Wanted:
     staged: bool
 
 
-def _wanted(directory: Path, given: Sequence[str] | None) -> tuple[list[Wanted], list[str]]:
-    """The undecided atomic batches of lanes without an owner, and the names of the owned lanes, which are skipped."""
+def _wanted(directory: Path, given: Sequence[str] | None) -> tuple[list[Wanted], list[str], list[str]]:
+    """The undecided atomic batches of lanes without an owner, the names of the owned lanes, which are skipped, and the
+    names of damaged lanes, which may have had more atomic batches. If all batches are named, damage does not matter.
+    """
     lanes = open_directory(directory)
     found: list[Wanted] = []
     foreign: list[str] = []
+    damaged: list[str] = []
     for number in lanes.lanes():
         path = lanes.lane_path(number)
         if lanes.seems_owned(number):
             foreign.append(path.name)
             continue
         content = read_content(path, files=lanes.files)
+        if content.log.damage:
+            damaged.append(path.name)
         found += [
             Wanted(path.name, log.unit_id, log.step is ExchangeStep.PREPARE_ACKNOWLEDGED)
             for log in content.units
@@ -94,7 +99,7 @@ def _wanted(directory: Path, given: Sequence[str] | None) -> tuple[list[Wanted],
                     f"{problem} with an id that begins with {prefix}{where}", param_hint="--batch"
                 )
         found = [each for each in found if any(each.unit_id.hex().startswith(prefix) for prefix in prefixes)]
-    return found, foreign
+    return found, foreign, [] if given else damaged
 
 
 def _decide(
@@ -160,6 +165,7 @@ class DecisionReport:
         rows: The atomic batches to decide, as `unit_rows` returns them.
         wanted: Number of undecided batches that were found.
         foreign: Names of lanes that were skipped, because a process owns them.
+        damaged: Names of damaged lanes. Their lost parts may have held further batches.
         unreachable: Whether no broker could be used.
         aborts: Whether the command aborts batches. If it commits them, a dropped batch counts as left.
     """
@@ -167,6 +173,7 @@ class DecisionReport:
     rows: Sequence[dict[str, Any]]
     wanted: int
     foreign: Sequence[str]
+    damaged: Sequence[str]
     unreachable: bool
     aborts: bool
 
@@ -188,18 +195,25 @@ class DecisionReport:
     @property
     def exit_code(self) -> int:
         """The exit code of the command."""
-        return EXIT_FAILED if self.unreachable else EXIT_BROKEN if self.left else 0
+        return EXIT_FAILED if self.unreachable else EXIT_BROKEN if self.left or self.damaged else 0
 
     @property
     def fields(self) -> dict[str, Any]:
         """The part of the JSON output that both commands have."""
-        return {"left": self.left, "lanes_of_others": self.foreign, "batches": self.rows}
+        return {
+            "left": self.left,
+            "lanes_of_others": self.foreign,
+            "damaged_lanes": self.damaged,
+            "batches": self.rows,
+        }
 
     def lines(self) -> Iterator[str]:
         """Yields a line for each atomic batch, and one for each lane that was skipped."""
         yield from map(unit_line, self.rows)
         for name in self.foreign:
             yield f"{name} belongs to a running process, which decides its atomic batches"
+        for name in self.damaged:
+            yield f"{name} is DAMAGED, and may have held more atomic batches: see kafkasafe spool verify"
 
 
 def decide_staged(
@@ -219,10 +233,10 @@ def decide_staged(
         choose: Selects the batches to decide, with their outcomes.
     """
     directory = directory.resolve()
-    wanted, foreign = _wanted(directory, batch)
+    wanted, foreign, damaged = _wanted(directory, batch)
     chosen, decision = choose(wanted)
     rows: list[dict[str, Any]] = []
     unreachable = False
     if chosen:
         rows, unreachable = _decide(directory, options, chosen, decision, limit_s)
-    return DecisionReport(rows, len(wanted), foreign, unreachable, bool(decision.abort))
+    return DecisionReport(rows, len(wanted), foreign, damaged, unreachable, bool(decision.abort))

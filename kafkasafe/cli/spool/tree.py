@@ -18,6 +18,7 @@ from kafkasafe.cli.common import EXIT_BROKEN, cluster_trouble, counted, inspecte
 from kafkasafe.errors import SpoolError
 from kafkasafe.spool.files import OsFiles
 from kafkasafe.spool.lanes import SpoolDirectory, format_lost
+from kafkasafe.spool.lanes.format import LANE
 
 __all__ = ["root_of", "spools_below", "tree_below"]
 
@@ -79,7 +80,7 @@ def root_of(directory: Path | None) -> Path:
 def spools_below(root: Path, troubles: list[str]) -> Iterator[Path]:
     """Yields the spool directories at and below a directory, in order of path. Does not follow links.
 
-    Includes spool directories whose file FORMAT is missing.
+    Includes spool directories whose file FORMAT is missing or damaged.
 
     Args:
         root: The directory to begin with.
@@ -103,7 +104,8 @@ def _is_spool(path: Path, files: Sequence[str], folders: Sequence[str]) -> bool:
         # A pipe with this name must not make the command wait.
         if "FORMAT" not in files or (file.exists() and not file.is_file()):
             return format_lost(path, folders) is not None
-        return file.read_bytes().startswith(b"kafkasafe-spool ")
+        known = file.read_bytes().startswith(b"kafkasafe-spool ")
+        return known or any(LANE.fullmatch(name) for name in folders)
     except OSError:
         return True  # `_sums` reports the reason
 

@@ -49,6 +49,9 @@ such requests in two seconds, whatever the answers.
 """
 _CALM_S: Final = 2.0
 
+_ID_FAILURES: Final = 3
+"""After so many refusals of a producer id, the log says so as a WARNING: brokers that start refuse some."""
+
 _TURN_S: Final = 0.01
 """Average time between two inquiries of the producer. Each takes four or five requests."""
 _AT_ONCE_S: Final = 0.5
@@ -448,16 +451,24 @@ class Sender:
             self._context.progress.note()
             lane.journal.granted(result.producer_id, result.epoch)
             return
-        lane.producer_id.failed()
+        lane.producer_id.failed(reason := _with_remedy(result.error))
+        repeated = self._context.cluster.connected and lane.producer_id.failures > _ID_FAILURES
         self._log.limited(
-            logging.INFO,
+            logging.WARNING if repeated else logging.INFO,
             "no_producer_id",
             lane.name,
-            "No producer id yet: %s",
-            text(result.error),
+            "No producer id yet, so nothing can be sent: %s",
+            reason,
             lane=lane.name,
             attempt=lane.producer_id.failures,
             error=type(result.error).__name__,
         )
         pause_s = self._context.backoff.pause_s(lane.producer_id.failures)
         self._context.timer(pause_s, ProducerIdDue(lane))
+
+
+def _with_remedy(error: BaseException) -> str:
+    """An error with its name, and what to do about it if a broker answered it."""
+    if not isinstance(error, kafka_errors.BrokerResponseError) or error.errno is None:
+        return text(error)
+    return f"{text(error)}. {classify_code(error.errno).explanation}"

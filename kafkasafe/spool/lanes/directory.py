@@ -175,8 +175,10 @@ class SpoolDirectory:
                         if lock is not None:
                             return lock
         except OSError as error:
+            remedy = " The directory and all in it must be writable by this user."
             raise SpoolError(
-                f"No lane of {self.path} can be used: {error}. No record was accepted, none was lost"
+                f"No lane of {self.path} can be used: {error}."
+                f"{remedy if isinstance(error, PermissionError) else ''} No record was accepted, none was lost"
             ) from error
         raise LaneBusyError(f"All {_MAX_LANES} lanes of {self.path} belong to live processes")
 

@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -44,10 +44,10 @@ def format_lost(path: Path, names: Collection[str]) -> tuple[str, str] | None:
     if "FORMAT" in names or not lanes:
         return None
     wrong = (
-        f"{path} holds {min(lanes)}{f' and {len(lanes) - 1} more' if len(lanes) > 1 else ''}, but no file FORMAT, which"
+        f"{path} holds {_first_of(lanes)}, but no file FORMAT, which"
         " a copy or a clean-up may have left out. The next producer on it writes it again"
     )
-    remedy = f"Restore it: echo 'kafkasafe-spool {_VERSION}' > {shlex.quote(str(path / 'FORMAT'))}"
+    remedy = _restore(path)
     if "CLUSTER" not in names:
         wrong += (
             ". CLUSTER is missing as well: without the id of the cluster that the records are for, they go to the first"
@@ -56,6 +56,14 @@ def format_lost(path: Path, names: Collection[str]) -> tuple[str, str] | None:
         place = shlex.quote(str(path / "CLUSTER"))
         remedy = f"Write the cluster's id into {place} (kafka-cluster.sh cluster-id prints it). {remedy}"
     return wrong, remedy
+
+
+def _first_of(lanes: Sequence[str]) -> str:
+    return f"{min(lanes)}{f' and {len(lanes) - 1} more' if len(lanes) > 1 else ''}"
+
+
+def _restore(path: Path) -> str:
+    return f"Restore it: echo 'kafkasafe-spool {_VERSION}' > {shlex.quote(str(path / 'FORMAT'))}"
 
 
 def make_format(path: Path, files: Files) -> None:
@@ -88,6 +96,11 @@ def check_format(path: Path, files: Files) -> None:
     finally:
         files.close(handle)
     match = _FORMAT.fullmatch(content)
+    if match is None and (lanes := [name for name in files.list(path) if LANE.fullmatch(name)]):
+        raise SpoolFormatError(
+            f"{path / 'FORMAT'} is not that of a spool directory, but {path} holds {_first_of(lanes)}, so the file is"
+            f" damaged. Nothing was changed. {_restore(path)}"
+        )
     if match is None:
         raise SpoolFormatError(
             f"{path / 'FORMAT'} is not that of a spool directory: give spool_dir a directory of its own. Nothing was"
