@@ -100,7 +100,7 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         return self
 
     def _record(self) -> AcceptedRecord:
-        return AcceptedRecord(parts_of(self.producer), self.open_batch, self.index)
+        return AcceptedRecord(self.producer.parts, self.open_batch, self.index)
 
     # kafka-python assigns the next three attributes. This class computes them on access.
     @property
@@ -137,7 +137,7 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         if timeout is not None:
             timeout = timeout_of(timeout)
         record = self._record()
-        parts = parts_of(self.producer)
+        parts = self.producer.parts
         parts.accumulator.seal_one(self.open_batch)
         parts.delivery.pump.wait(record.durable_or_never, timeout)
         record.made_durable(timeout)
@@ -158,7 +158,7 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         """
         deadline = None if timeout is None else time.monotonic() + (timeout := timeout_of(timeout))
         record = self._record()
-        parts = parts_of(self.producer)
+        parts = self.producer.parts
         parts.accumulator.seal_one(self.open_batch)
         parts.delivery.pump.wait(record.done_or_never, timeout, choosy=True)
         if record.is_done:
@@ -174,7 +174,7 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         if not record.is_done:
             import asyncio  # the program that awaits has imported it
 
-            pump = parts_of(self.producer).delivery.pump
+            pump = self.producer.parts.delivery.pump
             if self.open_batch.parcels is None:
                 # Let the pump's thread seal the open batch: choosing partitions and encoding records would block the
                 # event loop.
@@ -343,6 +343,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
 
     DEFAULT_CONFIG: ClassVar[Mapping[str, Any]] = dict(DEFAULTS)
     """Options and their defaults."""
+    _UNLISTED = frozenset({"parts"})
     __dir__ = tidy_dir
     DEPRECATED_CONFIGS: ClassVar[Iterable[str]] = tuple(DEPRECATED)
 
@@ -359,7 +360,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         # `send` reads these two attributes. They save a step for each record.
         self._plain = parts.form.plain and self._transactions is None
         self._open_batches = parts.accumulator.open_batches
-        self._parts = parts
+        self.parts = parts
+        """The producer's objects, for its futures and for other clients that are built on them. Not for programs."""
         if config.prometheus:
             from kafkasafe.metrics import install
 
@@ -431,7 +433,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         else:
             if self._transactions is not None:
                 return self._transactions.send(self, topic, value, key, headers, partition, timestamp_ms)
-            key, value, special, size = self._parts.form.prepare(
+            key, value, special, size = self.parts.form.prepare(
                 topic, value, key, headers, partition, timestamp_ms
             )
         # Take no lock: it would cost more than the rest of this method. See `OpenBatch`.
@@ -458,7 +460,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
                     return future
         except LookupError:
             pass
-        return self._parts.admission.accept(self._future, topic, key, value, special, size, open_batch, index)
+        return self.parts.admission.accept(self._future, topic, key, value, special, size, open_batch, index)
 
     def batch(self, *, transactional_id: str = "") -> AtomicBatch:
         """Open an atomic batch: records of any topics and partitions, delivered together or not at all.
@@ -475,7 +477,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         Args:
             transactional_id: The transactional id to use. Default: one of this producer's own ids.
         """
-        self._parts.lifecycle.raise_closed()
+        self.parts.lifecycle.raise_closed()
         return AtomicBatch(opener_of(self), transactional_id)
 
     def _future(self, open_batch: OpenBatch, index: int) -> RecordFuture:
@@ -502,7 +504,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             DataLossError: The cluster lost acknowledged records that are not sent again (see `on_data_loss`). Raised
                 once for each loss; the next call raises the next one. Pending records are delivered nevertheless.
         """
-        self._parts.delivery.flush(timeout)
+        self.parts.delivery.flush(timeout)
 
     def durable(self, timeout: float | None = None) -> None:
         """Wait until every record accepted before is durable: fsynced in the spool, or in the cluster.
@@ -518,7 +520,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             SpoolWriteError: There is not enough memory to encode accepted records. The next call tries again.
             SpoolError: The spool failed permanently.
         """
-        self._parts.delivery.durable(timeout)
+        self.parts.delivery.durable(timeout)
 
     def close(self, timeout: float | None = None) -> None:
         """Make all accepted records durable, wait for deliveries, and release the spool.
@@ -545,7 +547,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
                 (`data_loss_unknown`), and the next producer on the directory repeats the check.
             ValueError: The timeout is negative or nan. The producer is still open. After all other errors it is closed.
         """
-        self._parts.shutdown.close(timeout)
+        self.parts.shutdown.close(timeout)
 
     def __del__(self) -> None:
         """Handle a producer that was dropped without `close()`: its pump goes on delivering as long as `close()` would.
@@ -553,7 +555,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         This method waits a second at most, as KafkaProducer's method does, so that records of the next producer come
         later. It takes no lock, because the garbage collector may call it at any time.
         """
-        if "_parts" in vars(self) and self._parts.shutdown.drop(self):
+        if "parts" in vars(self) and self.parts.shutdown.drop(self):
             with contextlib.suppress(Exception):
                 # An application may turn warnings into errors, but no caller could catch one here.
                 text = f"SafeProducer {self.client_id} was dropped without close(); it still delivers its records"
@@ -568,9 +570,9 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             TypeError: The topic is not a string.
             ValueError: The topic name is invalid.
         """
-        self._parts.lifecycle.raise_closed()
-        self._parts.admission.check_topic(topic)
-        return self._parts.delivery.partitions(topic)
+        self.parts.lifecycle.raise_closed()
+        self.parts.admission.check_topic(topic)
+        return self.parts.delivery.partitions(topic)
 
     def metrics(self, raw: bool = False) -> dict[str, Any]:
         """Return counters since the start as {"kafkasafe": {name: value}}, and a few values with KafkaProducer's names.
@@ -578,7 +580,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         The latter are in "producer-metrics". They are rates and averages since the start; those of KafkaProducer cover
         only the last minute.
         """
-        return self._parts.delivery.counts(raw=raw)
+        return self.parts.delivery.counts(raw=raw)
 
     def health(self) -> ProducerHealth:
         """Return whether the producer can accept records, and why not; separately, whether the cluster answers.
@@ -586,11 +588,11 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         It is meant for probes (docs/operations.md): it never waits for a disk, a lock or a broker. Any thread may call
         it at any time, even after `close`.
         """
-        return self._parts.admission.health()
+        return self.parts.admission.health()
 
     def metric_samples(self) -> Iterable[Sample]:
         """Return the values that `kafkasafe.metrics` collects."""
-        return producer_samples(self._pump, closed=self._parts.lifecycle.closed is not None)
+        return producer_samples(self._pump, closed=self.parts.lifecycle.closed is not None)
 
     def init_transactions(self) -> LastTransaction | None:
         """Take over the transactional id. Call it once, before the first transaction.
@@ -666,13 +668,13 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         self._in_transactions().abort()
 
     def _in_transactions(self) -> Transactions:
-        self._parts.lifecycle.check_fork()
+        self.parts.lifecycle.check_fork()
         transactions = self._transactions
         if transactions is None:
             raise kafka_errors.IllegalStateError(
                 "Transactional method invoked on a non-transactional producer: set transactional_id"
             )
-        self._parts.lifecycle.raise_closed()
+        self.parts.lifecycle.raise_closed()
         return transactions
 
     def resolve_undecidable(self, *, resend: bool) -> None:
@@ -690,7 +692,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         """
         if not isinstance(resend, bool):
             raise TypeError(f"resend must be True or False, not {resend!r}: nothing was decided")
-        self._parts.lifecycle.check_fork()
+        self.parts.lifecycle.check_fork()
         self._pump.resolve_undecidable(resend=resend)
 
     def bootstrap_connected(self) -> bool:
@@ -700,7 +702,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         The constructor does not fail if no broker can be reached, because records wait on disk. With a wrong password,
         CA or address this method keeps returning False, and `last_network_error` says why.
         """
-        return self._parts.cluster.connected
+        return self.parts.cluster.connected
 
     @property
     def last_network_error(self) -> BaseException | None:
@@ -708,7 +710,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
 
         None while the cluster answers, and before the first attempt.
         """
-        return self._parts.cluster.last_error
+        return self.parts.cluster.last_error
 
     @property
     def client_id(self) -> str:
@@ -753,16 +755,11 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             )
 
     def __repr__(self) -> str:
-        state = "closed" if self._parts.lifecycle.closed else "open"
+        state = "closed" if self.parts.lifecycle.closed else "open"
         where = "never" if self._config.in_memory else self._config.spool_dir
         return f"<SafeProducer {self._config.client_id} {state} spool={where}>"
 
 
 def opener_of(producer: SafeProducer) -> Opener:
     """Return what an atomic batch of a producer needs."""
-    return Opener(producer, parts_of(producer), RecordFuture)
-
-
-def parts_of(producer: SafeProducer) -> ProducerParts:
-    """Return the objects of a producer, for other clients that use them."""
-    return producer._parts  # noqa: SLF001  # not for programs
+    return Opener(producer, producer.parts, RecordFuture)

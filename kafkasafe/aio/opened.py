@@ -43,7 +43,7 @@ class Opened:
     @classmethod
     def of(cls, producer: threads.SafeProducer, loop: asyncio.AbstractEventLoop) -> Opened:
         """Make the objects for an inner producer. Called on its loop."""
-        parts = threads.parts_of(producer)
+        parts = producer.parts
         worker = Worker(f"kafkasafe-aio-{producer.client_id}")
         gate = SendGate(parts, worker, loop)
         return cls(

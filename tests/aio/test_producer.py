@@ -287,7 +287,7 @@ def test_a_cancelled_send_has_accepted_nothing(options, fake_kafka, case, how):
         elif case == "busy":
             held = threading.Event()
             ended = threading.Event()
-            lock = producer.client._parts.accumulator.lock
+            lock = producer.client.parts.accumulator.lock
 
             def hold():
                 with lock:
