@@ -24,7 +24,7 @@ from kafka import TopicPartition
 
 from kafkasafe._producing.batch_unit import BatchDecision, BatchUnit
 from kafkasafe._producing.open_batch import OpenBatch
-from kafkasafe._producing.opening import ProducerParts
+from kafkasafe._producing.record_future import OpenProducer, RecordFuture
 from kafkasafe._producing.spelling import ADD_CALLBACK, GET, IS_DONE, NEVER_CANCELLED, Absent, Tidy, tidy_dir
 from kafkasafe._producing.unit_offsets import UnitOffsets, is_out, positions_of, text_of
 from kafkasafe.delivery.batch_offsets import check_settings, offering
@@ -34,9 +34,6 @@ from kafkasafe.errors import BatchDroppedError, SpoolFullError, UsageError, Wait
 from kafkasafe.limits.patience import timeout_of
 from kafkasafe.record.batch import RECORD_OVERHEAD
 from kafkasafe.spool.own_lane import OwnLane
-
-if TYPE_CHECKING:
-    from kafkasafe.producer import RecordFuture, SafeProducer
 
 __all__ = ["AtomicBatch", "BatchMetadata", "BatchOutcome"]
 
@@ -73,11 +70,11 @@ class BatchOutcome(metaclass=Tidy):
         cancel = Absent(NEVER_CANCELLED)
         cancelled = Absent(NEVER_CANCELLED)
 
-    def __init__(self, producer: SafeProducer, parts: ProducerParts, unit: BatchUnit[BatchMetadata]) -> None:
+    def __init__(self, producer: OpenProducer, unit: BatchUnit[BatchMetadata]) -> None:
         head = unit.head
         self.batch_id = "" if head.unit_handle is None else head.unit_handle.unit_id.hex()
         self._producer = producer
-        self._parts = parts
+        self._parts = producer.parts
         self._head = head
         self._unit = unit
 
@@ -198,21 +195,6 @@ class BatchOutcome(metaclass=Tidy):
 
 
 @dataclass(frozen=True, slots=True)
-class Opener:
-    """The objects that a producer passes to an atomic batch when it opens one.
-
-    Attributes:
-        producer: The producer. It must live as long as futures and callbacks of the batch.
-        parts: The objects of the producer.
-        new_future: The producer's class of futures.
-    """
-
-    producer: SafeProducer
-    parts: ProducerParts
-    new_future: type[RecordFuture]
-
-
-@dataclass(frozen=True, slots=True)
 class BatchParts:
     """The objects of an atomic batch. Each owns its state.
 
@@ -237,11 +219,10 @@ class AtomicBatch:
     _informed: ClassVar[bool] = False
     """Whether the program is certain to learn that a batch was dropped before it can open another batch."""
 
-    def __init__(self, opener: Opener, transactional_id: str) -> None:
-        self._producer = opener.producer
-        self._parts = parts = opener.parts
+    def __init__(self, producer: OpenProducer, transactional_id: str) -> None:
+        self._producer = producer
+        self._parts = parts = producer.parts
         self._plain = parts.form.plain
-        self._new_future = opener.new_future
         self._transactional_id = text_of("transactional_id", transactional_id)
         self._open_batches: list[OpenBatch] = []
         self._open: dict[str, OpenBatch] = {}
@@ -327,7 +308,7 @@ class AtomicBatch:
                     open_batch.values[index] = value
                     open_batch.left = left
                     self._room -= size
-                    future: RecordFuture = self._new_future()
+                    future: RecordFuture = RecordFuture()
                     future.producer = self._producer
                     future.open_batch = open_batch
                     future.index = index
@@ -376,7 +357,8 @@ class AtomicBatch:
             index = next(open_batch.numbers)
         open_batch.left -= size
         open_batch.put(index, key, value, special)
-        future: RecordFuture = self._new_future().refer_to(self._producer, open_batch, index)
+        future: RecordFuture = RecordFuture()
+        future.refer_to(self._producer, open_batch, index)
         self._room -= size
         return future
 
@@ -470,7 +452,7 @@ class AtomicBatch:
         )
         head = Parcel("", -1, None, 0, 0, 0, unit_handle=unit_handle)
         unit = BatchUnit(head, self._open_batches, self._decision.first, self._parts, BatchMetadata)
-        outcome = BatchOutcome(self._producer, self._parts, unit)
+        outcome = BatchOutcome(self._producer, unit)
         self._decision.begin(unit, outcome)
         self._parts.admission.submit_unit(unit, self._most - self._room)
         self._decision.check_is(outcome)

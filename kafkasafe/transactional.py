@@ -21,11 +21,11 @@ from kafka.structs import ConsumerGroupMetadata
 
 from kafkasafe import marks as m
 from kafkasafe._producing.accepted_record import AcceptedRecord
+from kafkasafe._producing.record_future import OpenProducer, RecordFuture
 from kafkasafe.atomic import AtomicBatch, BatchOutcome
 from kafkasafe.codes.verdicts import FENCED_CODES, NOT_A_MEMBER_CODES
 from kafkasafe.errors import BatchDroppedError, WaitTimeoutError, dropped_for_code
 from kafkasafe.logs import EventLog
-from kafkasafe.producer import RecordFuture, SafeProducer, opener_of
 from kafkasafe.spool.refusals import because
 
 if TYPE_CHECKING:
@@ -309,16 +309,16 @@ class Transactions:
         self._earlier = []
         return last
 
-    def begin(self, producer: SafeProducer) -> None:
+    def begin(self, producer: OpenProducer) -> None:
         """See `SafeProducer.begin_transaction`."""
         self._raise_error()
         self._check(State.IN_TRANSACTION)
-        self._open = _Transaction(opener_of(producer), self._id)
+        self._open = _Transaction(producer, self._id)
         self._move(State.IN_TRANSACTION)
 
     def send(
         self,
-        producer: SafeProducer,
+        producer: OpenProducer,
         topic: str,
         value: Any,
         key: Any,
