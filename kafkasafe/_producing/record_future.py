@@ -246,9 +246,5 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         self.add_errback(f, *args, **kwargs)
         return self
 
-    def _add_cb_eb(self, cb: Callable[..., Any], eb: Callable[..., Any]) -> None:
-        self.add_callback(cb)
-        self.add_errback(eb)
-
     def __repr__(self) -> str:
         return repr(self._record())
