@@ -208,6 +208,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         # Take no lock: it would cost more than the rest of this method. See `OpenBatch`.
         open_batch: OpenBatch | None = None
         index = -1
+        future: RecordFuture
         try:
             open_batch = self._open_batches[topic]
             open_batch.left = left = open_batch.left - size
@@ -218,7 +219,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
                 if special is not None:
                     open_batch.special[index] = special
                 # Create the future before the record is accepted: if the stack is exhausted, this call raises.
-                future: RecordFuture = RecordFuture()
+                future = RecordFuture()
                 open_batch.values[index] = value
                 if open_batch.open:
                     # Four single assignments: a tuple assignment takes twice as long.
@@ -229,7 +230,10 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
                     return future
         except LookupError:
             pass
-        return self.parts.admission.accept(self._future, topic, key, value, special, size, open_batch, index)
+        future = RecordFuture()
+        return future.refer_to(
+            self, *self.parts.admission.accept(topic, key, value, special, size, open_batch, index)
+        )
 
     def batch(self, *, transactional_id: str = "") -> AtomicBatch:
         """Open an atomic batch: records of any topics and partitions, delivered together or not at all.
@@ -248,10 +252,6 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         """
         self.parts.lifecycle.raise_closed()
         return AtomicBatch(self, transactional_id)
-
-    def _future(self, open_batch: OpenBatch, index: int) -> RecordFuture:
-        future: RecordFuture = RecordFuture()
-        return future.refer_to(self, open_batch, index)
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until every record accepted before is acknowledged, rejected or dropped, and its callbacks have run.
