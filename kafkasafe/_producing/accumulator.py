@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 
 from kafkasafe._producing.encoding import Encoder
 from kafkasafe._producing.lifecycle import Lifecycle
-from kafkasafe._producing.open_batch import OpenBatch
+from kafkasafe._producing.open_batch import NOT_ENCODED, OpenBatch
 from kafkasafe._producing.open_batch_room import MOST_BYTES, room_for
 from kafkasafe._producing.partitioning import Partitioning
 from kafkasafe.config import ProducerConfig
@@ -151,7 +151,7 @@ class Accumulator:
             parcels: list[Parcel] = []
             for open_batch in unit.open_batches:
                 open_batch.shut()
-                parcels += open_batch.keep(open_batch.encoded or self._encoder.encoded(open_batch)).parcels
+                parcels += open_batch.keep(self._encoder.encoded(open_batch)).parcels
             for parcel in parcels:
                 parcel.belong_to(unit_handle)
             unit.carry(parcels)
@@ -187,8 +187,7 @@ class Accumulator:
         elif not head.done:
             unit.settle_empty()
         for open_batch in unit.open_batches:
-            if open_batch.parcels is None and open_batch.encoded is not None:
-                open_batch.submitted(open_batch.encoded.parcels)
+            open_batch.submitted()
             open_batch.forget()
             if open_batch.firsts or open_batch.callbacks or open_batch.errbacks:
                 open_batch.watch(open_batch.parcels or ())
@@ -322,18 +321,18 @@ class Accumulator:
             self.hand_over_units()  # batches accepted by an interrupted commit come first
         if open_batch.parcels is None:
             encoded = open_batch.encoded
-            if encoded is None:
+            if encoded is NOT_ENCODED:
                 encoded = self._encoder.encoded(open_batch)
                 # A signal handler may have sealed the open batch meanwhile. It has then submitted the parcels, with a
                 # head of their own.
-                own = open_batch.encoded is None
+                own = open_batch.encoded is NOT_ENCODED
                 if own and self._config.delivery == "transactional" and encoded.parcels:
                     encoded = replace(encoded, head=_as_unit(encoded.parcels))
                 encoded = open_batch.keep(encoded)
             # Submit the parcels before other threads can see them in `open_batch.parcels` and wait for them.
             head, parcels = encoded.head, encoded.parcels
             self._pump.submit(parcels if head is None else [head, *parcels])
-            open_batch.submitted(parcels)
+            open_batch.submitted()
             # Count partitions: several batches of one partition do not need more room.
             spread = len({parcel.partition for parcel in parcels})
             if spread > 1:
