@@ -42,7 +42,7 @@ from kafkasafe.cluster.api import (
     StaleFenceError,
 )
 from kafkasafe.cluster.client import Transport
-from kafkasafe.cluster.client.produce_call import ProduceCall, ProduceGroup
+from kafkasafe.cluster.client.produce import ProduceCall, ProduceGroup
 from kafkasafe.cluster.client.questions import _next_offset
 from kafkasafe.cluster.coordinators import Question
 from kafkasafe.cluster.network import AllAppended
@@ -237,7 +237,7 @@ def test_produce_responses_are_what_kafka_python_decodes(
     """What says that all was appended is decoded here, the rest there, and both say the same."""
     transport = over_sockets({"bootstrap_servers": f"127.0.0.1:{free_port}"})
     call = ProduceCall(
-        transport._produce_shared, 1, [(ProduceRequest(0, "t", 0, b"x"), memoryview(b"x"))], -1, 1000, print
+        transport._produce_router, 1, [(ProduceRequest(0, "t", 0, b"x"), memoryview(b"x"))], -1, 1000, print
     )
     header = ProduceHeader(version, 7)
 
@@ -589,7 +589,7 @@ def test_a_produce_response_that_leaves_a_partition_out(free_port: int) -> None:
     transport = over_sockets({"bootstrap_servers": f"127.0.0.1:{free_port}"})
     replies = Replies()
     entries = [(ProduceRequest(p, "t", p, b"x"), memoryview(b"x")) for p in range(2)]
-    call = ProduceCall(transport._produce_shared, 1, entries, -1, 1000, replies.produced)
+    call = ProduceCall(transport._produce_router, 1, entries, -1, 1000, replies.produced)
     answer_of = ProduceResponse.TopicProduceResponse
     answer = answer_of.PartitionProduceResponse(index=1, error_code=0, base_offset=5)
     response = ProduceResponse(responses=[answer_of(name="t", partition_responses=[answer])], version=9)
@@ -601,7 +601,7 @@ def test_a_produce_response_that_leaves_a_partition_out(free_port: int) -> None:
     assert isinstance(results[0], Failure)
     assert results[0].sent
     assert results[1].base_offset == 5
-    assert [transport._produce_shared.order.owing(("t", p)) for p in range(2)] == [None, None]
+    assert [transport._produce_router.order.owing(("t", p)) for p in range(2)] == [None, None]
     transport.close(60.0)
 
 

@@ -12,13 +12,12 @@ Each module uses only those listed before it:
     mailbox.py       jobs that other threads pass to the network thread
     schedule.py      the times of metadata requests
     link.py          the connection to one broker; links.py all of them, and the silent ones
-    produce_call.py  one Produce request, and the state that all of them share
     reachability.py  whether the cluster answers
     watched_topics.py    the topics that metadata requests name
     awaiting_metadata.py     what waits for an answer about metadata
     refresher.py     metadata requests and their effects
     router.py        the choice of the broker for a request
-    produce_router.py    batches become requests to leaders, in order
+    produce.py       batches become requests to leaders, in order
     questions.py         requests to a leader; broker_questions.py: to a certain broker, or to any
     service.py       calls from the network thread: begin, look, end
     transport.py     `Transport` itself, a façade

@@ -23,8 +23,7 @@ from kafkasafe.cluster.api import (
 from kafkasafe.cluster.client.broker_questions import BrokerQuestions
 from kafkasafe.cluster.client.links import Links
 from kafkasafe.cluster.client.mailbox import Mailbox
-from kafkasafe.cluster.client.produce_call import ProduceShared
-from kafkasafe.cluster.client.produce_router import ProduceRouter
+from kafkasafe.cluster.client.produce import ProduceRouter
 from kafkasafe.cluster.client.questions import LeaderQuestions
 from kafkasafe.cluster.client.reachability import Reachability
 from kafkasafe.cluster.client.refresher import Refresher
@@ -75,13 +74,20 @@ class Transport(Coordinated):
             network, mailbox, schedule, pin, leaders, links, reachability, topics, options=options
         )
         router = self._router = Router(network, mailbox, schedule, leaders, links, refresher, reachability)
-        shared = self._produce_shared = ProduceShared(network, schedule, leaders, links)
-        self._produce_router = ProduceRouter(
-            mailbox, leaders, links, refresher, shared, options.get("max_request_size", 1048576)
+        produce_router = self._produce_router = ProduceRouter(
+            network,
+            mailbox,
+            schedule,
+            leaders,
+            links,
+            refresher,
+            options.get("max_request_size", 1048576),
         )
         self._leader_questions = LeaderQuestions(network, mailbox, leaders, links, router)
         self._broker_questions = BrokerQuestions(network, mailbox, links, router)
-        self._life = network.serve(ClientService(network, mailbox, schedule, links, refresher, shared.order))
+        self._life = network.serve(
+            ClientService(network, mailbox, schedule, links, refresher, produce_router.order)
+        )
 
     def __repr__(self) -> str:
         connected = "connected" if self.connected else "not connected"

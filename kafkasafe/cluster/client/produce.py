@@ -1,8 +1,11 @@
-"""A Produce request to one broker, its batches, and the result of each. Decides which batches share a request."""
+"""Batches become Produce requests to the leaders of their partitions, in order; and the result of each batch.
+
+A batch whose leader is unknown is parked until the next metadata.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,47 +21,143 @@ from kafkasafe.cluster.api import (
 )
 from kafkasafe.cluster.client.calls import Call
 from kafkasafe.cluster.client.links import Links
+from kafkasafe.cluster.client.mailbox import Mailbox
 from kafkasafe.cluster.client.order import RequestOrder
+from kafkasafe.cluster.client.refresher import Refresher
 from kafkasafe.cluster.client.schedule import RefreshSchedule
 from kafkasafe.cluster.coordinators import highest_produce, lowest_produce
 from kafkasafe.cluster.leaders import Leaders
 from kafkasafe.cluster.network import AllAppended, Connection, Network, ProduceBatches
 from kafkasafe.cluster.terms import (
+    LEADER_NOT_AVAILABLE,
     MAX_OFFSET,
     STALE_METADATA,
     NodeId,
     TopicPartition,
     absurd,
+    error_of,
     plausible,
     safely,
 )
 
-__all__ = ["ProduceCall", "ProduceGroup", "ProduceShared"]
+__all__ = ["ProduceCall", "ProduceGroup", "ProduceRouter"]
 
 
-class ProduceShared:
-    """The state that all Produce requests of a transport share.
+class ProduceRouter:
+    """Combines batches into Produce requests, and sends these on the links to the leaders.
 
     Args:
         network: The addresses of brokers.
+        mailbox: Passes jobs to the network thread.
         schedule: Requests metadata when they are out of date.
-        leaders: Take the leader that another broker names.
-        links: Fail waiting requests whose partition has a new leader.
+        leaders: The leaders of partitions, by the latest metadata.
+        links: The links to the brokers.
+        refresher: Parks batches that wait for metadata.
+        max_request_bytes: Upper bound for the total size of several batches in one request.
 
     Attributes:
         order: The order of batches on their partitions.
         request_timeout_s: Option `request_timeout_ms`, in seconds.
     """
 
-    __slots__ = ("_leaders", "_links", "_network", "_schedule", "order", "request_timeout_s")
-
-    def __init__(self, network: Network, schedule: RefreshSchedule, leaders: Leaders, links: Links) -> None:
+    def __init__(
+        self,
+        network: Network,
+        mailbox: Mailbox,
+        schedule: RefreshSchedule,
+        leaders: Leaders,
+        links: Links,
+        refresher: Refresher,
+        max_request_bytes: int,
+    ) -> None:
         self._network = network
+        self._mailbox = mailbox
         self._schedule = schedule
         self._leaders = leaders
         self._links = links
+        self._refresher = refresher
+        self._max_request_bytes = max_request_bytes
         self.order = RequestOrder()
         self.request_timeout_s = network.request_timeout_s
+
+    def produce(
+        self,
+        requests: Sequence[ProduceRequest[Any]],
+        acks: int,
+        timeout_ms: int,
+        reply: ProduceCallback[Any],
+    ) -> None:
+        """See `Cluster`."""
+        if acks not in (-1, 1):
+            raise ValueError(f"acks must be -1 or 1, not {acks!r}: without acknowledgements nothing is safe")
+        batches = list(requests)
+
+        def fail(error: BaseException) -> None:
+            for request in batches:
+                safely(reply, request.token, Failure(error, sent=False))
+
+        self._mailbox.post(lambda: self._route(batches, acks, timeout_ms, reply, final=False), fail)
+
+    def _route(
+        self,
+        requests: Sequence[ProduceRequest[Any]],
+        acks: int,
+        timeout_ms: int,
+        reply: ProduceCallback[Any],
+        *,
+        final: bool,
+    ) -> None:
+        groups: dict[int, ProduceGroup] = {}
+        parked: list[ProduceRequest[Any]] = []
+        for request in requests:
+            leader = self._leaders.leader(request.topic, request.partition)
+            if isinstance(leader, int):
+                elsewhere = self.order.owing((request.topic, request.partition))
+                if elsewhere is not None and elsewhere != leader:
+                    # The old leader has unanswered batches, which this batch could overtake.
+                    moving = (
+                        f"{request.topic}-{request.partition} has requests outstanding at node {elsewhere}"
+                    )
+                    error: BaseException = kafka_errors.NotLeaderForPartitionError(moving)
+                    self._fail(request, error, reply)
+                    continue
+                try:
+                    data = memoryview(request.data).cast("B")
+                    if not data:
+                        raise ValueError("An empty batch")  # noqa: TRY301
+                except Exception as unusable:
+                    self._fail(request, unusable, reply)
+                    continue
+                group = groups.get(leader)
+                if group is None:
+                    group = groups[leader] = ProduceGroup(self._max_request_bytes)
+                group.add(request, data)
+                continue
+            invalid = self._refresher.watch(request.topic)
+            if invalid is None and leader is None and not final:
+                parked.append(request)
+                continue
+            unknown = error_of(LEADER_NOT_AVAILABLE, f"Nothing is known of {request.topic} yet")
+            self._fail(request, invalid or leader or unknown, reply)
+        for leader, group in groups.items():
+            link = self._links.link(leader)
+            for entries in group.frames:
+                link.submit(ProduceCall(self, leader, entries, acks, timeout_ms, reply))
+        if parked:
+
+            def fail(error: BaseException) -> None:
+                for request in parked:
+                    self._fail(request, error, reply)
+
+            self._refresher.park(
+                lambda final: self._route(parked, acks, timeout_ms, reply, final=final), fail
+            )
+
+    def _fail(self, request: ProduceRequest[Any], error: BaseException, reply: ProduceCallback[Any]) -> None:
+        fence = self.order.raise_fence((request.topic, request.partition))
+        safely(reply, request.token, Failure(error, sent=False, fence=fence))
+
+    # -- for calls that are answered -----------------------------------------------------------------------------
 
     def learn_broker(self, endpoint: Any) -> None:
         """Notes a broker that an answer named."""
@@ -80,12 +179,12 @@ class ProduceCall(Call):
     """A Produce request: at most one batch for each partition, all of one transaction or of none."""
 
     __slots__ = (
-        "_done", "acks", "reply", "requests", "shared", "timeout_ms", "transaction", "views",
+        "_done", "_router", "acks", "reply", "requests", "timeout_ms", "transaction", "views",
     )  # fmt: skip
 
     def __init__(
         self,
-        shared: ProduceShared,
+        router: ProduceRouter,
         node_id: NodeId,
         requests: list[tuple[ProduceRequest[Any], memoryview]],
         acks: int,
@@ -94,10 +193,10 @@ class ProduceCall(Call):
     ) -> None:
         targets = tuple((request.topic, request.partition) for request, _ in requests)
         # The broker needs time to report slow replicas before this client closes the connection.
-        super().__init__(max(shared.request_timeout_s, timeout_ms / 1000 + 1), targets)
+        super().__init__(max(router.request_timeout_s, timeout_ms / 1000 + 1), targets)
         self.timeout_s += max((request.patience_s for request, _ in requests), default=0.0)
         self._done = False
-        self.shared = shared
+        self._router = router
         self.requests = [request for request, _ in requests]
         # A view prevents its bytearray from being resized, so it is released as soon as possible.
         self.views = [view for _, view in requests]
@@ -106,12 +205,12 @@ class ProduceCall(Call):
         self.reply = reply
         self.transaction = requests[0][0].transaction
         for target in targets:
-            shared.order.enter(target, node_id)
+            router.order.enter(target, node_id)
 
     def request(self, conn: Connection) -> ProduceBatches | None:
         transaction = self.transaction
         version = conn.version("Produce", lowest_produce(transaction), highest_produce(transaction))
-        order = self.shared.order
+        order = self._router.order
         fresh: list[ProduceRequest[Any]] = []
         batches: list[tuple[str, int, Buffer]] = []
         for request, view in zip(self.requests, self.views, strict=True):
@@ -140,34 +239,34 @@ class ProduceCall(Call):
             self.fail(error, sent=True)
             return
         self._done = True
-        shared = self.shared
+        router = self._router
         stale = moved = False
         for request in self.requests:
             target = request.topic, request.partition
             answer = replies.get(target)
             if answer is None:
                 missing = kafka_errors.KafkaProtocolError("The Produce response left this partition out")
-                self._answer(request, Failure(missing, sent=True, fence=shared.order.raise_fence(target)))
+                self._answer(request, Failure(missing, sent=True, fence=router.order.raise_fence(target)))
                 continue
             if not answer.error_code and not -1 <= answer.base_offset < MAX_OFFSET:
                 self._answer(
-                    request, Failure(absurd(answer.base_offset), True, shared.order.raise_fence(target))
+                    request, Failure(absurd(answer.base_offset), True, router.order.raise_fence(target))
                 )
                 continue
-            fence = shared.order.raise_fence(target) if answer.error_code else shared.order.fence(target)
+            fence = router.order.raise_fence(target) if answer.error_code else router.order.fence(target)
             stale = stale or answer.error_code in STALE_METADATA
             if answer.leader_hint is not None:
-                moved = shared.take_hint(target, answer.leader_hint) or moved
+                moved = router.take_hint(target, answer.leader_hint) or moved
             self._answer(request, replace(answer, fence=fence) if fence else answer)
         if stale or moved:
-            shared.answered(stale=stale, moved=moved)
+            router.answered(stale=stale, moved=moved)
 
     def _parse(self, response: Any) -> Mapping[TopicPartition, ProduceReply]:
         if isinstance(response, AllAppended):
             return response.replies
         replies = {}
         for endpoint in response.node_endpoints or ():
-            self.shared.learn_broker(endpoint)
+            self._router.learn_broker(endpoint)
         for topic in response.responses:
             for answer in topic.partition_responses:
                 hint = answer.current_leader
@@ -192,11 +291,11 @@ class ProduceCall(Call):
         self._done = True
         self.views = []
         for request in self.requests:
-            fence = self.shared.order.raise_fence((request.topic, request.partition))
+            fence = self._router.order.raise_fence((request.topic, request.partition))
             self._answer(request, Failure(error, sent=sent, fence=fence))
 
     def _answer(self, request: ProduceRequest[Any], result: ProduceReply | Failure) -> None:
-        self.shared.order.leave((request.topic, request.partition))
+        self._router.order.leave((request.topic, request.partition))
         safely(self.reply, request.token, result)
 
 
