@@ -16,7 +16,6 @@ Each module uses only those listed before it:
     watched_topics.py    the topics that metadata requests name
     awaiting_metadata.py     what waits for an answer about metadata
     refresher.py     metadata requests and their effects
-    router.py        the choice of the broker for a request
     produce.py       batches become requests to leaders, in order
     questions.py         requests to a leader; broker_questions.py: to a certain broker, or to any
     service.py       calls from the network thread: begin, look, end

@@ -18,7 +18,6 @@ from kafkasafe.cluster.client.schedule import RefreshSchedule
 from kafkasafe.cluster.leaders import Leaders
 from kafkasafe.cluster.network import Network
 from kafkasafe.cluster.pin import ClusterPin
-from kafkasafe.cluster.preference import preference
 from kafkasafe.cluster.terms import SILENCE_S, NodeId
 
 __all__ = ["Links"]
@@ -70,19 +69,20 @@ class Links:
         return link
 
     def best(self, links: Iterable[BrokerLink], now: float) -> BrokerLink:
-        """The best of these links for a request."""
-        return min(links, key=lambda link: self.preference(link, now))
-
-    def preference(self, link: BrokerLink, now: float) -> tuple[object, ...]:
-        """The sort key of a link: the lowest is the best for a request."""
-        order = preference(
-            suspect=link.suspect_until > now,
-            ready=link.ready,
-            failures=link.failures,
-            bootstrap=isinstance(link.node_id, str),
-            in_flight=len(link.in_flight),
+        """The best of these links for a request. A link to one of `bootstrap_servers` is used only if no other link is
+        equally good.
+        """
+        return min(
+            links,
+            key=lambda link: (
+                link.suspect_until > now,
+                not link.ready,
+                link.failures,
+                isinstance(link.node_id, str),
+                len(link.in_flight),
+                self._network.random_fraction(),
+            ),
         )
-        return (*order, self._network.random_fraction())
 
     @property
     def usable(self) -> bool:

@@ -27,7 +27,6 @@ from kafkasafe.cluster.client.produce import ProduceRouter
 from kafkasafe.cluster.client.questions import LeaderQuestions
 from kafkasafe.cluster.client.reachability import Reachability
 from kafkasafe.cluster.client.refresher import Refresher
-from kafkasafe.cluster.client.router import Router
 from kafkasafe.cluster.client.schedule import RefreshSchedule
 from kafkasafe.cluster.client.service import ClientService
 from kafkasafe.cluster.client.watched_topics import WatchedTopics
@@ -73,7 +72,6 @@ class Transport(Coordinated):
         refresher = self._refresher = Refresher(
             network, mailbox, schedule, pin, leaders, links, reachability, topics, options=options
         )
-        router = self._router = Router(network, mailbox, schedule, leaders, links, refresher, reachability)
         produce_router = self._produce_router = ProduceRouter(
             network,
             mailbox,
@@ -83,8 +81,8 @@ class Transport(Coordinated):
             refresher,
             options.get("max_request_size", 1048576),
         )
-        self._leader_questions = LeaderQuestions(network, mailbox, leaders, links, router)
-        self._broker_questions = BrokerQuestions(network, mailbox, links, router)
+        self._leader_questions = LeaderQuestions(network, mailbox, schedule, leaders, links, refresher)
+        self._broker_questions = BrokerQuestions(network, mailbox, schedule, links, refresher, reachability)
         self._life = network.serve(
             ClientService(network, mailbox, schedule, links, refresher, produce_router.order)
         )
