@@ -540,7 +540,7 @@ def test_a_crash_of_the_network_thread_leaves_nobody_waiting_and_another_takes_i
         assert not transport.closed
         # It looks for a broker again, with connections of its own.
         until(lambda: transport._reachability.failed > failed)
-        thread = transport._life.thread
+        thread = transport._network.thread
     assert transport.closed
     assert not thread.is_alive()
 
@@ -809,7 +809,7 @@ class TestRequests:
 
             def count(task: Task, work: Any) -> None:
                 with counted:
-                    if threading.current_thread() in (transport._life.thread, threading.main_thread()):
+                    if threading.current_thread() in (transport._network.thread, threading.main_thread()):
                         made.append(getattr(work, "__qualname__", str(work)))
                 make(task, work)
 

@@ -37,11 +37,6 @@ class Mailbox:
         self.ended = False
         self.closing = False
 
-    @property
-    def in_child(self) -> bool:
-        """Whether this is a forked child: thread and connections belong to its parent."""
-        return os.getpid() != self._pid
-
     def post(self, run: Callable[[], None], fail: Callable[[BaseException], None]) -> None:
         """Passes a job to the network thread.
 
@@ -90,9 +85,7 @@ class Mailbox:
         return closing
 
     def reopen(self) -> None:
-        """Prepares for another network, which runs the jobs that came meanwhile."""
-        # Some callers found the flag set, or woke the crashed loop. Their jobs are in the mailbox already, so they will
-        # run.
+        """Prepares for another loop, which is woken when it starts, and runs the jobs that came meanwhile."""
         self._woken = False
         self.closing = False
 

@@ -1,6 +1,6 @@
 """Starts and closes the client on the network thread, and recovers it after a crash of that thread.
 
-`NetworkThread` decides when a thread starts and ends.
+The `Network` decides when a thread starts and ends.
 """
 
 from __future__ import annotations
@@ -78,21 +78,8 @@ class ClientService:
         self._links.begin_anew()
         self._order.begin_anew()
         self._schedule.begin_anew()
-
-    def reopen(self) -> None:
-        """See `Service`."""
         self._mailbox.reopen()
 
     def end(self, error: BaseException) -> None:
         """See `Service`."""
         self._mailbox.end(error)
-
-    @property
-    def ended(self) -> bool:
-        """See `Service`."""
-        return self._mailbox.ended
-
-    @property
-    def in_child(self) -> bool:
-        """See `Service`."""
-        return self._mailbox.in_child

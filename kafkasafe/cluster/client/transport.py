@@ -83,9 +83,7 @@ class Transport(Coordinated):
         )
         self._leader_questions = LeaderQuestions(network, mailbox, schedule, leaders, links, refresher)
         self._broker_questions = BrokerQuestions(network, mailbox, schedule, links, refresher, reachability)
-        self._life = network.serve(
-            ClientService(network, mailbox, schedule, links, refresher, produce_router.order)
-        )
+        network.serve(ClientService(network, mailbox, schedule, links, refresher, produce_router.order))
 
     def __repr__(self) -> str:
         connected = "connected" if self.connected else "not connected"
@@ -96,11 +94,11 @@ class Transport(Coordinated):
 
     def start(self) -> None:
         """Starts the network thread, which tries to connect to a broker until it succeeds. Idempotent."""
-        self._life.start()
+        self._network.start()
 
     def close(self, timeout_s: float) -> bool:
-        """See `Cluster`, and `NetworkThread.close` for the thread."""
-        return self._life.close(timeout_s)
+        """See `Cluster`."""
+        return self._network.close(timeout_s)
 
     @property
     def connected(self) -> bool:
