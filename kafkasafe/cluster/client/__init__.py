@@ -14,7 +14,6 @@ Each module uses only those listed before it:
     link.py          the connection to one broker; links.py all of them, and the silent ones
     reachability.py  whether the cluster answers
     watched_topics.py    the topics that metadata requests name
-    awaiting_metadata.py     what waits for an answer about metadata
     refresher.py     metadata requests and their effects
     produce.py       batches become requests to leaders, in order
     questions.py         requests to a leader; broker_questions.py: to a certain broker, or to any
