@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from kafka.producer.future import RecordMetadata
 
 from kafkasafe._producing.accepted_record import AcceptedRecord
+from kafkasafe._producing.open_batch import OpenBatch
 from kafkasafe._producing.opening import ProducerParts
 from kafkasafe._producing.spelling import Absent, Tidy, called, tidy_dir
-from kafkasafe.aio.due_batches import DueBatches
 from kafkasafe.aio.threads import running_loop
 from kafkasafe.delivery.awaiting import Fates, LoopWaits
 from kafkasafe.limits.patience import timeout_of
 
-__all__ = ["DoneCallbacks", "Owner", "RecordFuture", "waits_of"]
+__all__ = ["DoneCallbacks", "DueBatches", "Owner", "RecordFuture", "waits_of"]
 
 Call = Callable[["RecordFuture"], object]
 Key = tuple[int, int]
@@ -269,6 +269,40 @@ class DoneCallbacks:
         before = len(known[0])
         known[0][:] = [item for item in known[0] if item[0] != call]
         return before - len(known[0])
+
+
+class DueBatches:
+    """Collects open batches during an iteration of the loop, and lets the pump seal them afterwards.
+
+    So other tasks may still add records in the same iteration.
+    """
+
+    def __init__(self, parts: ProducerParts) -> None:
+        self._parts = parts
+        self._open_batches: set[OpenBatch] = set()
+
+    def add(self, open_batch: OpenBatch) -> None:
+        """Seal an open batch soon, unless it is sealed already.
+
+        Raises:
+            UsageError: The open batch belongs to an atomic batch that is not committed.
+        """
+        if open_batch.parcels is not None:
+            return
+        guard = open_batch.guard
+        if guard is not None:
+            guard("batch.send(...) is not awaited: await its future, or batch.outcome, after the block")
+        if not self._open_batches:
+            running_loop().call_soon(self._seal)
+        self._open_batches.add(open_batch)
+
+    def _seal(self) -> None:
+        open_batches, self._open_batches = self._open_batches, set()
+        for open_batch in open_batches:
+            # The pump seals the open batch. So records that are sent while the pump writes are included, and no other
+            # thread has to be woken.
+            open_batch.make_due()
+        self._parts.delivery.pump.wake()
 
 
 def waits_of(parts: ProducerParts) -> LoopWaits:

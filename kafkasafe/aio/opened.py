@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from kafkasafe import producer as threads
 from kafkasafe._producing.opening import ProducerParts
-from kafkasafe.aio.due_batches import DueBatches
-from kafkasafe.aio.futures import DoneCallbacks, waits_of
+from kafkasafe.aio.futures import DoneCallbacks, DueBatches, waits_of
 from kafkasafe.aio.gate import SendGate
 from kafkasafe.aio.threads import Worker, running_loop
 from kafkasafe.delivery.awaiting import LoopWaits
