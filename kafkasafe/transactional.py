@@ -186,7 +186,7 @@ class _Transaction(AtomicBatch):
     @property
     def is_empty(self) -> bool:
         """Whether it has neither records nor offsets."""
-        return not self._open_batches and not self._offsets
+        return not self._open_batches and not self.offsets
 
     def abort(self) -> None:
         """Discard the transaction, and call the errbacks of its records."""

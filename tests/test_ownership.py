@@ -118,7 +118,6 @@ FRIENDS = {
     # asyncio's loop: `get_running_loop` makes a system call for each record.
     "aio/producer.py": {"gate.place._thread_id"},
     "aio/record_queue.py": {"self._place._thread_id"},
-    "atomic.py": {"batch._decision", "batch._offsets", "batch._parts", "outcome._unit"},
     "consumer.py": {"consumer._reading"},
     "logging_handler.py": {"each._configs", "handler._begin"},
 }
