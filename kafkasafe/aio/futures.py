@@ -1,23 +1,25 @@
-"""The future that `await producer.send(...)` returns."""
+"""The future that `await producer.send(...)` returns, and the objects of the started producer that it uses."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kafka.producer.future import RecordMetadata
 
+from kafkasafe import producer as threads
 from kafkasafe._producing.accepted_record import AcceptedRecord
 from kafkasafe._producing.open_batch import OpenBatch
 from kafkasafe._producing.opening import ProducerParts
 from kafkasafe._producing.spelling import Absent, Tidy, called, tidy_dir
-from kafkasafe.aio.threads import running_loop
+from kafkasafe.aio.threads import Worker, running_loop
 from kafkasafe.delivery.awaiting import Fates, LoopWaits
 from kafkasafe.limits.patience import timeout_of
 
-__all__ = ["DoneCallbacks", "DueBatches", "Owner", "RecordFuture", "waits_of"]
+__all__ = ["DoneCallbacks", "Opened", "Owner", "RecordFuture", "waits_of"]
 
 Call = Callable[["RecordFuture"], object]
 Key = tuple[int, int]
@@ -37,34 +39,11 @@ EXCEPTION: Final = "use `exception()`, as in asyncio: it is None after success"
 ADD_DONE_CALLBACK: Final = "use `add_done_callback`"
 
 
-class Running(Protocol):
-    """The attributes of a started producer that a future uses; see `Opened`."""
-
-    @property
-    def parts(self) -> ProducerParts:
-        """The objects of the inner producer."""
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The producer's loop."""
-
-    @property
-    def due_batches(self) -> DueBatches:
-        """Open batches for which tasks wait."""
-
-    @property
-    def callbacks(self) -> DoneCallbacks:
-        """Callbacks of futures."""
-
-    def waits_here(self) -> LoopWaits:
-        """Return the object with which coroutines of the running loop wait for the producer."""
-
-
 class Owner(Protocol):
     """The producer of a future, which lives as long as the future."""
 
     @property
-    def opened(self) -> Running:
+    def opened(self) -> Opened:
         """The objects of the started producer."""
 
 
@@ -303,6 +282,44 @@ class DueBatches:
             # thread has to be woken.
             open_batch.make_due()
         self._parts.delivery.pump.wake()
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The objects of a producer between `start` and its end.
+
+    Attributes:
+        producer: The inner producer.
+        parts: The objects of the inner producer.
+        loop: The loop on which the producer was started.
+        worker: Thread that encodes batches.
+        waits: The object with which coroutines of `loop` wait.
+        due_batches: Open batches for which tasks wait.
+        callbacks: Callbacks of futures.
+    """
+
+    producer: threads.SafeProducer
+    parts: ProducerParts
+    loop: asyncio.AbstractEventLoop
+    worker: Worker
+    waits: LoopWaits
+    due_batches: DueBatches
+    callbacks: DoneCallbacks
+
+    @classmethod
+    def of(cls, producer: threads.SafeProducer, loop: asyncio.AbstractEventLoop) -> Opened:
+        """Make the objects for an inner producer. Called on its loop."""
+        parts = producer.parts
+        worker = Worker(f"kafkasafe-aio-{producer.client_id}")
+        return cls(producer, parts, loop, worker, waits_of(parts), DueBatches(parts), DoneCallbacks(loop))
+
+    def waits_here(self) -> LoopWaits:
+        """Return the object with which coroutines of the running loop wait for the producer.
+
+        The running loop may differ from the producer's loop, because a future may be awaited after the producer's loop
+        has ended.
+        """
+        return self.waits if running_loop() is self.loop else waits_of(self.parts)
 
 
 def waits_of(parts: ProducerParts) -> LoopWaits:

@@ -98,7 +98,7 @@ def test_a_loop_that_stopped_in_the_middle_leaves_its_producer_to_no_other(optio
     async def main():
         producer = SafeProducer(**options)
         await producer.start()
-        gate = producer.opened.gate
+        gate = producer._gate
         if foreign:  # as of a loop that does not tell its thread
             gate.place = _Place(loop)
         assert gate.place._thread_id == threading.get_ident()
