@@ -1,4 +1,4 @@
-"""The newest version of each request that kafkasafe speaks. All implementations of `Cluster` use this module. Pure."""
+"""The newest version of each request that kafkasafe speaks. Pure."""
 
 from __future__ import annotations
 

@@ -192,9 +192,6 @@ class Transport(Coordinated):
         """Asks a certain broker, or any broker; see `BrokerQuestions.ask`."""
         self._broker_questions.ask(question, reply, node=node)
 
-    def _ask_coordinator(self, node: Node | None, question: Question, reply: Reply[Any]) -> None:
-        self._broker_questions.ask(question, reply, node=node)
-
     def produce(
         self,
         requests: Sequence[ProduceRequest[Any]],
