@@ -42,7 +42,7 @@ from kafkasafe.cluster.api import (
     StaleFenceError,
 )
 from kafkasafe.cluster.client import Transport
-from kafkasafe.cluster.client.produce import ProduceCall, ProduceGroup
+from kafkasafe.cluster.client.produce import ProduceCall, shared_requests
 from kafkasafe.cluster.client.questions import _next_offset
 from kafkasafe.cluster.coordinators import Question
 from kafkasafe.cluster.network import AllAppended
@@ -616,11 +616,11 @@ def test_a_fetch_goes_on_behind_batches_of_any_format() -> None:
 
 
 def test_split_into_requests_by_partition_and_size() -> None:
-    group = ProduceGroup(1000)
+    batches = []
     for token, partition, size in (("a", 0, 400), ("b", 1, 400), ("c", 0, 10), ("d", 2, 5000), ("e", 3, 10)):
         request = ProduceRequest(token, "t", partition, bytes(size))
-        group.add(request, memoryview(request.data))
-    assert [[request.token for request, _ in frame] for frame in group.frames] == [
+        batches.append((request, memoryview(request.data)))
+    assert [[request.token for request, _ in frame] for frame in shared_requests(batches, 1000)] == [
         ["a", "b"],
         ["c"],
         ["d"],

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import kafka.errors as kafka_errors
 
@@ -40,7 +40,9 @@ from kafkasafe.cluster.terms import (
     safely,
 )
 
-__all__ = ["ProduceCall", "ProduceGroup", "ProduceRouter"]
+__all__ = ["ProduceCall", "ProduceRouter", "shared_requests"]
+
+_Batch: TypeAlias = tuple[ProduceRequest[Any], memoryview]
 
 
 class ProduceRouter:
@@ -107,7 +109,7 @@ class ProduceRouter:
         *,
         final: bool,
     ) -> None:
-        groups: dict[int, ProduceGroup] = {}
+        batches: dict[int, list[_Batch]] = {}
         parked: list[ProduceRequest[Any]] = []
         for request in requests:
             leader = self._leaders.leader(request.topic, request.partition)
@@ -128,10 +130,7 @@ class ProduceRouter:
                 except Exception as unusable:
                     self._fail(request, unusable, reply)
                     continue
-                group = groups.get(leader)
-                if group is None:
-                    group = groups[leader] = ProduceGroup(self._max_request_bytes)
-                group.add(request, data)
+                batches.setdefault(leader, []).append((request, data))
                 continue
             invalid = self._refresher.watch(request.topic)
             if invalid is None and leader is None and not final:
@@ -139,9 +138,9 @@ class ProduceRouter:
                 continue
             unknown = error_of(LEADER_NOT_AVAILABLE, f"Nothing is known of {request.topic} yet")
             self._fail(request, invalid or leader or unknown, reply)
-        for leader, group in groups.items():
+        for leader, of_leader in batches.items():
             link = self._links.link(leader)
-            for entries in group.frames:
+            for entries in shared_requests(of_leader, self._max_request_bytes):
                 link.submit(ProduceCall(self, leader, entries, acks, timeout_ms, reply))
         if parked:
 
@@ -186,7 +185,7 @@ class ProduceCall(Call):
         self,
         router: ProduceRouter,
         node_id: NodeId,
-        requests: list[tuple[ProduceRequest[Any], memoryview]],
+        requests: list[_Batch],
         acks: int,
         timeout_ms: int,
         reply: ProduceCallback[Any],
@@ -299,22 +298,19 @@ class ProduceCall(Call):
         safely(self.reply, request.token, result)
 
 
-class ProduceGroup:
+def shared_requests(batches: Sequence[_Batch], max_bytes: int) -> list[list[_Batch]]:
     """Splits the batches for one leader into requests: one batch for each partition, one transaction, bounded bytes."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self.frames: list[list[tuple[ProduceRequest[Any], memoryview]]] = []
-        self._max_bytes = max_bytes
-        self._bytes = 0
-        self._partitions: set[TopicPartition] = set()
-
-    def add(self, request: ProduceRequest[Any], data: memoryview) -> None:
+    found: list[list[_Batch]] = []
+    partitions: set[TopicPartition] = set()
+    size = 0
+    for request, data in batches:
         target = request.topic, request.partition
-        full = target in self._partitions or self._bytes + len(data) > self._max_bytes
-        if not self.frames or full or self.frames[-1][0][0].transaction != request.transaction:
-            self.frames.append([])
-            self._bytes = 0
-            self._partitions = set()
-        self.frames[-1].append((request, data))
-        self._bytes += len(data)
-        self._partitions.add(target)
+        full = target in partitions or size + len(data) > max_bytes
+        if not found or full or found[-1][0][0].transaction != request.transaction:
+            found.append([])
+            size = 0
+            partitions = set()
+        found[-1].append((request, data))
+        size += len(data)
+        partitions.add(target)
+    return found
