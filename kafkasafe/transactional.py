@@ -9,6 +9,7 @@ survives an outage.
 from __future__ import annotations
 
 import enum
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,7 +32,6 @@ from kafkasafe.spool.refusals import because
 if TYPE_CHECKING:
     from kafkasafe._producing.open_batch import OpenBatch
     from kafkasafe._producing.opening import ProducerParts
-    from kafkasafe.delivery.callbacks import CallbackThread
     from kafkasafe.delivery.engine.parcels import Parcel
 
 __all__ = ["LastTransaction", "TransactionFuture", "Transactions"]
@@ -127,13 +127,8 @@ class TransactionFuture(RecordFuture):
         """Whether the transaction is committed, aborted or dropped."""
         return self._transaction.aborted or super().is_done
 
-    @property
-    def exception(self) -> BaseException | None:  # type: ignore[override]
-        """Why the record was not delivered; None while it is pending, or if it was delivered."""
-        return self._record().error
-
     def _record(self) -> _RecordOfTransaction:
-        return _RecordOfTransaction(self._transaction, self.open_batch, self.index)
+        return _RecordOfTransaction(self.producer.parts, self._transaction, self.open_batch, self.index)
 
     def _raise_aborted(self) -> None:
         if self._transaction.aborted:
@@ -150,8 +145,10 @@ class _RecordOfTransaction(AcceptedRecord):
 
     __slots__ = ("_transaction",)
 
-    def __init__(self, transaction: _Transaction, open_batch: OpenBatch, index: int) -> None:
-        super().__init__(transaction.parts, open_batch, index)
+    def __init__(
+        self, parts: ProducerParts, transaction: _Transaction, open_batch: OpenBatch, index: int
+    ) -> None:
+        super().__init__(parts, open_batch, index)
         self._transaction = transaction
 
     @property
@@ -174,11 +171,6 @@ class _Transaction(AtomicBatch):
     _informed = True
 
     @property
-    def parts(self) -> ProducerParts:
-        """The producer's objects."""
-        return self._parts
-
-    @property
     def is_open(self) -> bool:
         """Whether records can still be added."""
         return not self._made
@@ -193,20 +185,13 @@ class _Transaction(AtomicBatch):
         open_batches = list(self._open_batches)  # `drop` clears the list
         self.drop()
         self.aborted = True
+        callbacks = self._parts.delivery.callbacks
         for open_batch in open_batches:
-            calls = list(zip(open_batch.errbacks[::2], open_batch.errbacks[1::2], strict=False))
-            if calls:
-                functions = [call for _, call in calls]
-                errors = [kafka_errors.TransactionAbortedError() for _ in calls]
-                callbacks = self._parts.delivery.callbacks
-                callbacks.put(_later(callbacks, functions, errors))
+            functions = open_batch.errbacks[1::2]
+            if functions:
+                errors = [kafka_errors.TransactionAbortedError() for _ in functions]
+                callbacks.put(functools.partial(callbacks.call, functions, errors))
             open_batch.forget()
-
-
-def _later(
-    callbacks: CallbackThread, calls: Sequence[Callable[[Any], object]], errors: Sequence[Any]
-) -> Callable[[], None]:
-    return lambda: callbacks.call(list(calls), list(errors), 0)
 
 
 class Transactions:
@@ -399,11 +384,7 @@ class Transactions:
     def commit(self) -> None:
         """See `SafeProducer.commit_transaction`."""
         self._raise_error()
-        if (
-            State.COMMITTING_TRANSACTION not in _FROM
-            or self._state not in _FROM[State.COMMITTING_TRANSACTION]
-        ):
-            self._move(State.COMMITTING_TRANSACTION)
+        self._check(State.COMMITTING_TRANSACTION)
         batch = self._open
         if batch is None:
             raise AssertionError("There is no transaction")
