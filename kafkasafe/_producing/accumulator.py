@@ -188,7 +188,6 @@ class Accumulator:
             unit.settle_empty()
         for open_batch in unit.open_batches:
             open_batch.submitted()
-            open_batch.forget()
             if open_batch.firsts or open_batch.callbacks or open_batch.errbacks:
                 open_batch.watch(open_batch.parcels or ())
 
@@ -342,7 +341,6 @@ class Accumulator:
             if any(parcel.durable or parcel.done for parcel in parcels):
                 # Wake callers: parcels are done already, but callers could not see them before.
                 self._pump.notify_waiters()
-            open_batch.forget()
         if open_batch.firsts or open_batch.callbacks or open_batch.errbacks:
             open_batch.watch(open_batch.parcels or ())
         if self.open_batches.get(open_batch.topic) is open_batch:

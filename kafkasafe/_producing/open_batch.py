@@ -222,8 +222,9 @@ class OpenBatch:
         return self.encoded
 
     def submitted(self) -> None:
-        """Record that the pump has the parcels. From now on, callers see them."""
+        """Record that the pump has the parcels. Callers see them from now on. Drop the unencoded records."""
         self.parcels = self.encoded.parcels
+        self.forget()
 
     @property
     def waiting(self) -> int:
@@ -254,7 +255,7 @@ class OpenBatch:
         self.guard = None
 
     def forget(self) -> None:
-        """Drop the unencoded records, after they were encoded."""
+        """Drop the unencoded records."""
         self.keys, self.values, self._taken = [], [], []
 
     def locate(self, index: int) -> tuple[Parcel, int]:
