@@ -7,7 +7,6 @@ encoding of requests are kafka-python's, as `kafkasafe/kafkapython` extends them
 
 Each module uses only those listed before it:
 
-    order.py         fences, and the brokers that have unanswered batches
     calls.py         one request and its single outcome
     mailbox.py       jobs that other threads pass to the network thread
     schedule.py      the times of metadata requests
@@ -15,10 +14,9 @@ Each module uses only those listed before it:
     reachability.py  whether the cluster answers
     watched_topics.py    the topics that metadata requests name
     refresher.py     metadata requests and their effects
-    produce.py       batches become requests to leaders, in order
+    produce.py       batches become requests to leaders, in order: fences, and the brokers with unanswered batches
     questions.py         requests to a leader; broker_questions.py: to a certain broker, or to any
-    service.py       calls from the network thread: begin, look, end
-    transport.py     `Transport` itself, a façade
+    transport.py     `Transport` itself: a façade, with its start, end and crash
 
 Each object owns its state, and gets the objects that it uses as constructor arguments (see `Transport.__init__`).
 

@@ -22,7 +22,6 @@ from kafkasafe.cluster.api import (
 from kafkasafe.cluster.client.calls import Call
 from kafkasafe.cluster.client.links import Links
 from kafkasafe.cluster.client.mailbox import Mailbox
-from kafkasafe.cluster.client.order import RequestOrder
 from kafkasafe.cluster.client.refresher import Refresher
 from kafkasafe.cluster.client.schedule import RefreshSchedule
 from kafkasafe.cluster.coordinators import highest_produce, lowest_produce
@@ -40,7 +39,7 @@ from kafkasafe.cluster.terms import (
     safely,
 )
 
-__all__ = ["ProduceCall", "ProduceRouter", "shared_requests"]
+__all__ = ["ProduceCall", "ProduceRouter", "RequestOrder", "shared_requests"]
 
 _Batch: TypeAlias = tuple[ProduceRequest[Any], memoryview]
 
@@ -172,6 +171,51 @@ class ProduceRouter:
             self._schedule.want()
         if moved:
             self._links.drop_moved()
+
+
+class RequestOrder:
+    """The fences of all partitions, and the brokers that have unanswered batches: stops batches that would overtake
+    others. Pure.
+    """
+
+    __slots__ = ("_fences", "_pending")
+
+    def __init__(self) -> None:
+        self._fences: dict[TopicPartition, int] = {}
+        # For each partition, the node that has its unanswered batches, and how many. Invariant: all unanswered batches
+        # of a partition are at one node.
+        self._pending: dict[TopicPartition, tuple[NodeId, int]] = {}
+
+    def fence(self, target: TopicPartition) -> int:
+        """How many of the partition's batches have failed so far; see `ProduceRequest.fence`."""
+        return self._fences.get(target, 0)
+
+    def raise_fence(self, target: TopicPartition) -> int:
+        """Notes a failed batch. Batches that a thread submits before it learns of the failure must not be sent."""
+        fence = self._fences.get(target, 0) + 1
+        self._fences[target] = fence
+        return fence
+
+    def owing(self, target: TopicPartition) -> NodeId | None:
+        """The node that has unanswered batches of the partition; None if no batch is unanswered."""
+        pending = self._pending.get(target)
+        return None if pending is None else pending[0]
+
+    def enter(self, target: TopicPartition, node_id: NodeId) -> None:
+        """Record that a batch is being sent to a node."""
+        self._pending[target] = (node_id, self._pending.get(target, (node_id, 0))[1] + 1)
+
+    def leave(self, target: TopicPartition) -> None:
+        """Record that a batch was answered or failed."""
+        node_id, count = self._pending[target]
+        if count == 1:
+            del self._pending[target]
+        else:
+            self._pending[target] = (node_id, count - 1)
+
+    def begin_anew(self) -> None:
+        """Forgets the unanswered batches, because all connections have ended. Fences keep their values."""
+        self._pending = {}
 
 
 class ProduceCall(Call):

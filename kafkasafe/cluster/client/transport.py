@@ -1,4 +1,7 @@
-"""`Transport` implements `Cluster` over a `Network`. It consists of objects of the other modules of this package."""
+"""`Transport` implements `Cluster` over a `Network`, and is the `Service` of that network.
+
+It consists of objects of the other modules of this package.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +31,12 @@ from kafkasafe.cluster.client.questions import LeaderQuestions
 from kafkasafe.cluster.client.reachability import Reachability
 from kafkasafe.cluster.client.refresher import Refresher
 from kafkasafe.cluster.client.schedule import RefreshSchedule
-from kafkasafe.cluster.client.service import ClientService
 from kafkasafe.cluster.client.watched_topics import WatchedTopics
 from kafkasafe.cluster.coordinators import Coordinated, Node, Question
 from kafkasafe.cluster.leaders import Leaders
 from kafkasafe.cluster.network import Network
 from kafkasafe.cluster.pin import ClusterPin
-from kafkasafe.cluster.terms import TopicPartition, log
+from kafkasafe.cluster.terms import TopicPartition, closed_error, log
 
 __all__ = ["Transport"]
 
@@ -72,7 +74,7 @@ class Transport(Coordinated):
         refresher = self._refresher = Refresher(
             network, mailbox, schedule, pin, leaders, links, reachability, topics, options=options
         )
-        produce_router = self._produce_router = ProduceRouter(
+        self._produce_router = ProduceRouter(
             network,
             mailbox,
             schedule,
@@ -83,7 +85,7 @@ class Transport(Coordinated):
         )
         self._leader_questions = LeaderQuestions(network, mailbox, schedule, leaders, links, refresher)
         self._broker_questions = BrokerQuestions(network, mailbox, schedule, links, refresher, reachability)
-        network.serve(ClientService(network, mailbox, schedule, links, refresher, produce_router.order))
+        network.serve(self)
 
     def __repr__(self) -> str:
         connected = "connected" if self.connected else "not connected"
@@ -119,6 +121,48 @@ class Transport(Coordinated):
     def broker_version(self) -> tuple[int, ...] | None:
         """Kafka version, from `api_version` or from the first broker reached; None before that."""
         return self._network.broker_version
+
+    # -- For the network -----------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """See `Service`."""
+        self._mailbox.post(lambda: self._schedule.want(urgent=True), lambda _: None)
+
+    def look(self) -> None:
+        """See `Service`."""
+        self._mailbox.look()
+
+    def shut_down(self) -> None:
+        """See `Service`."""
+        if self._mailbox.close():
+            return
+        error = closed_error()
+        self._refresher.fail_all(error)
+        self._links.close(error)
+        self._network.stop()
+
+    def close_soon(self) -> None:
+        """See `Service`."""
+        self._mailbox.post(self.shut_down, lambda _: None)
+
+    def interrupted(self, error: BaseException) -> bool:
+        """See `Service`."""
+        crashed = not self._mailbox.close()
+        why = error if crashed else closed_error()
+        self._refresher.fail_all(why)
+        self._links.abandon(why)
+        return crashed
+
+    def begin_anew(self) -> None:
+        """See `Service`."""
+        self._links.begin_anew()
+        self._produce_router.order.begin_anew()
+        self._schedule.begin_anew()
+        self._mailbox.reopen()
+
+    def end(self, error: BaseException) -> None:
+        """See `Service`."""
+        self._mailbox.end(error)
 
     # -- Which cluster -------------------------------------------------------------------------------------------
 
