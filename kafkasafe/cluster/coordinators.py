@@ -1,4 +1,4 @@
-"""The requests of `kafkasafe.cluster.transactions` as data, and how to read their answers.
+"""Requests as data with their versions; those of `kafkasafe.cluster.transactions`, and how to read their answers.
 
 A request has a name and fields, named as in Kafka's protocol. `Coordinated.ask` sends a request. Its answer is an
 object with the answer's fields as attributes.
@@ -27,7 +27,6 @@ from kafkasafe.cluster.transactions import (
     TransactionIdentity,
     TransactionsInitialized,
 )
-from kafkasafe.cluster.versions import newest
 
 __all__ = [
     "SOFTWARE",
@@ -37,6 +36,7 @@ __all__ = [
     "highest_produce",
     "lowest_produce",
     "metadata_question",
+    "newest",
     "protocol_of",
     "versions_of",
 ]
@@ -57,6 +57,27 @@ _FEATURE: Final = "transaction.version"
 _PROTOCOL_2: Final = 2
 _LAST_PRODUCE_1: Final = 11
 _FIRST_PRODUCE_2: Final = 12
+_NEWEST: Final[Mapping[str, int]] = {
+    # From v13 on, Produce and Fetch requests name topics by id.
+    "Produce": 12,
+    "Fetch": 12,
+    "ListOffsets": 10,
+    "Metadata": 13,
+    "InitProducerId": 5,
+    "OffsetForLeaderEpoch": 4,
+    "DescribeProducers": 0,
+}
+"""The newest version of each request that kafkasafe speaks."""
+
+
+def newest(name: str, maximum: int = 32767) -> int:
+    """Returns the newest version of a request that may be sent.
+
+    Args:
+        name: Kafka's name of the request.
+        maximum: The newest version whose meaning suits the caller.
+    """
+    return min(maximum, _NEWEST.get(name, maximum))
 
 
 def lowest_produce(identity: TransactionIdentity | None) -> int:
