@@ -427,7 +427,8 @@ class OpenBatch:
                     self._call(parcels[0], indexes, functions, [], due)
                     due = 0
                 callbacks, errbacks = take(self.callbacks), take(self.errbacks)
-                self._call(parcels[0], callbacks[::2], callbacks[1::2], errbacks[1::2], due)
+                if callbacks or errbacks or due:
+                    self._call(parcels[0], callbacks[::2], callbacks[1::2], errbacks[1::2], due)
             return
         indexes, functions = self._take_firsts()
         self._sort([*itertools.chain.from_iterable(zip(indexes, functions, strict=True))], [])
