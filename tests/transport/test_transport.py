@@ -573,7 +573,7 @@ def test_a_step_that_fails_does_not_end_the_network_thread(mocker: MockerFixture
     with opened(f"127.0.0.1:{free_port}") as transport:
         until(lambda: transport._reachability.failed)
         net, failed = transport._network.loop, transport._reachability.failed
-        gathered = mocker.patch.object(transport._mailbox, "_at_end", side_effect=ZeroDivisionError)
+        gathered = mocker.patch.object(transport._links, "ask_gathered", side_effect=ZeroDivisionError)
 
         async def waits() -> None:
             gathered()

@@ -30,7 +30,7 @@ class Links:
 
     Args:
         network: Makes the connections.
-        mailbox: Calls `ask_gathered` whenever it has run its jobs.
+        mailbox: While it is closing, silence is not watched.
         schedule: Requests metadata when a broker is lost or silent.
         pin: The cluster that connections must lead to.
         leaders: The leaders of partitions, by the latest metadata.
@@ -52,7 +52,6 @@ class Links:
         self._links: dict[NodeId, BrokerLink] = {}
         self._asking: list[BrokerLink] = []  # links with questions gathered in this turn of the loop
         self._ticking = False
-        mailbox.at_end_of_look(self.ask_gathered)
 
     def link(self, node_id: NodeId) -> BrokerLink:
         """The link to a broker."""

@@ -33,7 +33,6 @@ class Mailbox:
             collections.deque()
         )
         self._woken = False
-        self._at_end: Callable[[], None] = lambda: None
         self.ended = False
         self.closing = False
 
@@ -60,10 +59,6 @@ class Mailbox:
             self._woken = True
             self._network.wake()
 
-    def at_end_of_look(self, step: Callable[[], None]) -> None:
-        """Sets a function that `look` calls after it has run the jobs. May only be set before the thread starts."""
-        self._at_end = step
-
     def look(self) -> None:
         """On the network thread: runs all jobs."""
         self._woken = False
@@ -77,7 +72,6 @@ class Mailbox:
             except Exception:
                 # This is a bug in the job, but the other jobs must still run.
                 log.exception("A request could not be passed on", event="request_failed")
-        self._at_end()
 
     def close(self) -> bool:
         """On the network thread: makes jobs fail from now on. Returns whether the mailbox was closed already."""

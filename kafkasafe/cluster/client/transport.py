@@ -131,6 +131,7 @@ class Transport(Coordinated):
     def look(self) -> None:
         """See `Service`."""
         self._mailbox.look()
+        self._links.ask_gathered()
 
     def shut_down(self) -> None:
         """See `Service`."""
