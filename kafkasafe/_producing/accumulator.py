@@ -49,14 +49,6 @@ class AcceptedUnit(Protocol):
         """The open batches with the batch's records. No other thread adds to them."""
 
     @property
-    def parcels(self) -> list[Parcel]:
-        """The parcels that `carry` has noted."""
-
-    @property
-    def callbacks(self) -> Sequence[object]:
-        """Calls that wait for the end of the batch."""
-
-    @property
     def accepted(self) -> bool:
         """Whether it was decided that the batch is accepted."""
 
@@ -69,14 +61,8 @@ class AcceptedUnit(Protocol):
     def refuse(self) -> None:
         """Drop the batch, unless it was accepted or dropped already."""
 
-    def watch(self) -> None:
-        """Arrange that the callbacks are called when the batch ends."""
-
-    def settle_empty(self) -> None:
-        """End a batch without records and offsets."""
-
-    def handed_over(self) -> None:
-        """Record that the pump has the batch."""
+    def hand_over(self) -> None:
+        """Pass the accepted batch to the pump. A signal handler may interrupt and repeat it."""
 
 
 class Accumulator:
@@ -174,22 +160,8 @@ class Accumulator:
         with self.lock:
             for unit in list(self._units):
                 if unit.accepted:
-                    self._hand_over(unit)
+                    unit.hand_over()
                     self._units.pop(unit, None)
-                    unit.handed_over()
-
-    def _hand_over(self, unit: AcceptedUnit) -> None:
-        head, parcels = unit.head, unit.parcels
-        if unit.callbacks:
-            unit.watch()
-        if parcels or (head.unit_handle is not None and head.unit_handle.offsets):
-            self._pump.submit([head, *parcels])
-        elif not head.done:
-            unit.settle_empty()
-        for open_batch in unit.open_batches:
-            open_batch.submitted()
-            if open_batch.firsts or open_batch.callbacks or open_batch.errbacks:
-                open_batch.watch(open_batch.parcels or ())
 
     def seal_due(self, now: float) -> float:
         """Seal open batches that are due, on the pump's thread. Return when the next one is due."""

@@ -126,18 +126,25 @@ class BatchUnit:
         if self._decision is not None:
             self._decision.drop()
 
-    def handed_over(self) -> None:
-        """Record that the batch was handed to the pump, which decides about it from now on."""
+    def hand_over(self) -> None:
+        """Pass the accepted batch to the pump, which decides about it from now on. An empty one ends at once."""
+        head = self.head
+        if self.callbacks:
+            self.watch()
+        if self.parcels or (head.unit_handle is not None and head.unit_handle.offsets):
+            self._delivery.pump.submit([head, *self.parcels])
+        elif not head.done:
+            head.be_durable()
+            head.end()
+            if self.callbacks:
+                self._delivery.callbacks.put(lambda: self.call(0))
+        for open_batch in self.open_batches:
+            open_batch.submitted()
+            if open_batch.firsts or open_batch.callbacks or open_batch.errbacks:
+                open_batch.watch(open_batch.parcels or ())
         self._decision = None
         for open_batch in self.open_batches:
             open_batch.unguard()
-
-    def settle_empty(self) -> None:
-        """Mark an empty batch as durable and committed."""
-        self.head.be_durable()
-        self.head.end()
-        if self.callbacks:
-            self._delivery.callbacks.put(lambda: self.call(0))
 
     def add(self, wanted: bool, call: Callable[[Any], object], owner: object) -> None:
         """Add a function to call if the batch is committed (`wanted` is true), or if it is dropped (false). Keep a
