@@ -18,8 +18,6 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-import kafka.errors as kafka_errors
-
 from kafkasafe._producing.batch_unit import BatchDecision, BatchMetadata, BatchUnit
 from kafkasafe._producing.open_batch import OpenBatch
 from kafkasafe._producing.record_future import OpenProducer, RecordFuture
@@ -303,10 +301,7 @@ class AtomicBatch(metaclass=Tidy):
         parts = self._parts
         key, value, special, size = parts.form.prepare(topic, value, key, headers, partition, timestamp_ms)
         parts.admission.check_topic(topic)
-        if size > parts.accumulator.max_record_bytes:
-            raise kafka_errors.MessageSizeTooLargeError(
-                f"The record has {size} bytes, more than max_request_size={parts.config.max_record_bytes} allows"
-            )
+        parts.admission.check_size(size)
         if size > self._room:
             raise SpoolFullError(
                 f"An atomic batch may hold {self._most:,} bytes (spool_segment_bytes): this record was not added."
