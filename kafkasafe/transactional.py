@@ -338,18 +338,8 @@ class Transactions:
         parts.admission.check_topic(topic)
         if topic in self._checked_topics or parts.partitioning.knows(topic) or not parts.cluster.connected:
             return
-        cluster = parts.cluster
-
-        def partitions() -> Mapping[int, object]:
-            found = cluster.topic(topic)
-            return {} if found is None else found.partitions
-
-        if not partitions():
-            parts.delivery.pump.refresh_topic(topic)
-            parts.delivery.pump.wait(
-                lambda: bool(partitions()), min(_METADATA_WAIT_S, parts.config.max_block_s)
-            )
-        known = partitions()
+        limit_s = min(_METADATA_WAIT_S, parts.config.max_block_s)
+        known = parts.delivery.known_partitions(topic, limit_s)
         if known and partition not in known:
             raise ValueError(f"Unrecognized partition {partition} for topic {topic}: it has {len(known)}")
         self._checked_topics.add(topic)

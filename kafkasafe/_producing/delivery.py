@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from kafkasafe._producing.accumulator import Accumulator
@@ -146,20 +146,25 @@ class Delivery:
     def partitions(self, topic: str) -> set[int]:
         """See `SafeProducer.partitions_for`."""
         self._lifecycle.raise_closed()
-        known = self._cluster.topic(topic)
-        if known is None or not known.partitions:
+        limit_s = self._config.max_block_s
+        known = self.known_partitions(topic, limit_s)
+        if not known:
+            raise WaitTimeoutError(
+                f"Failed to update metadata after {limit_s:.1f} secs.{self.network_cause()}"
+            )
+        return set(known)
+
+    def known_partitions(self, topic: str, limit_s: float) -> Mapping[int, object]:
+        """Return the partitions of a topic, after a wait for metadata if necessary; empty if they are still unknown."""
+
+        def known() -> Mapping[int, object]:
+            info = self._cluster.topic(topic)
+            return {} if info is None else info.partitions
+
+        if not known():
             self.pump.refresh_topic(topic)
-
-            def answered() -> bool:
-                info = self._cluster.topic(topic)
-                return info is not None and bool(info.partitions)
-
-            if not self.pump.wait(answered, self._config.max_block_s):
-                raise WaitTimeoutError(
-                    f"Failed to update metadata after {self._config.max_block_s:.1f} secs.{self.network_cause()}"
-                )
-            known = self._cluster.topic(topic)
-        return set(known.partitions) if known is not None else set()
+            self.pump.wait(lambda: bool(known()), limit_s)
+        return known()
 
     def flush(self, timeout: float | None = None) -> None:
         """See `SafeProducer.flush`."""
