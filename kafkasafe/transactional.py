@@ -86,14 +86,14 @@ class TransactionFuture(RecordFuture):
     means that the record was accepted. After `commit_transaction` the future behaves like that of any other record.
     """
 
-    __slots__ = ("_partition", "_transaction")
+    __slots__ = ("_given_partition", "_transaction")
 
     _transaction: _Transaction
-    _partition: int
+    _given_partition: int
 
     def belong_to(self, transaction: _Transaction, partition: int) -> TransactionFuture:
         """Make this the future of a record of a transaction. Partition -1: none was given."""
-        self._transaction, self._partition = transaction, partition
+        self._transaction, self._given_partition = transaction, partition
         return self
 
     def get(self, timeout: float | None = None) -> RecordMetadata:
@@ -108,7 +108,7 @@ class TransactionFuture(RecordFuture):
         """
         self._raise_aborted()
         if self._transaction.is_open:
-            at = TopicPartition(self.open_batch.topic, self._partition)
+            at = TopicPartition(self.open_batch.topic, self._given_partition)
             return RecordMetadata(at.topic, at.partition, at, -1, -1, None, -1, -1, -1)
         return super().get(timeout)
 
@@ -127,7 +127,7 @@ class TransactionFuture(RecordFuture):
         """Whether the transaction is committed, aborted or dropped."""
         return self._transaction.aborted or super().is_done
 
-    def _record(self) -> _RecordOfTransaction:
+    def _accepted(self) -> _RecordOfTransaction:
         return _RecordOfTransaction(self.producer.parts, self._transaction, self.open_batch, self.index)
 
     def _raise_aborted(self) -> None:

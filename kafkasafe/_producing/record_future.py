@@ -85,7 +85,7 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         self.producer, self.open_batch, self.index, self.first_free = producer, open_batch, index, True
         return self
 
-    def _record(self) -> AcceptedRecord:
+    def _accepted(self) -> AcceptedRecord:
         return AcceptedRecord(self.producer.parts, self.open_batch, self.index)
 
     # kafka-python assigns the next three attributes. This class computes them on access.
@@ -103,7 +103,7 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
     @property
     def exception(self) -> BaseException | None:  # type: ignore[override]
         """Why the record was not delivered; None while it is pending, or if it was delivered."""
-        return self._record().error
+        return self._accepted().error
 
     def durable(self, timeout: float | None = None) -> RecordFuture:
         """Wait until the record is on disk (fsynced, with its batch id if it has one) or in the cluster.
@@ -122,7 +122,7 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         """
         if timeout is not None:
             timeout = timeout_of(timeout)
-        record = self._record()
+        record = self._accepted()
         parts = self.producer.parts
         parts.accumulator.seal_one(self.open_batch)
         parts.delivery.pump.wait(record.durable_or_never, timeout)
@@ -143,7 +143,7 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
                 record is delivered when its own cluster answers again.
         """
         deadline = None if timeout is None else time.monotonic() + (timeout := timeout_of(timeout))
-        record = self._record()
+        record = self._accepted()
         parts = self.producer.parts
         parts.accumulator.seal_one(self.open_batch)
         parts.delivery.pump.wait(record.done_or_never, timeout, choosy=True)
@@ -156,7 +156,7 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
 
         Cancelling the coroutine does not affect the record.
         """
-        record = self._record()
+        record = self._accepted()
         if not record.is_done:
             import asyncio  # the program that awaits has imported it
 
@@ -247,4 +247,4 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         return self
 
     def __repr__(self) -> str:
-        return repr(self._record())
+        return repr(self._accepted())

@@ -89,7 +89,7 @@ class RecordFuture(metaclass=Tidy):
         self.owner, self.open_batch, self.index = owner, open_batch, index
         return self
 
-    def _record(self) -> AcceptedRecord:
+    def _accepted(self) -> AcceptedRecord:
         return AcceptedRecord(self.owner.opened.parts, self.open_batch, self.index)
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
@@ -113,7 +113,7 @@ class RecordFuture(metaclass=Tidy):
                     metadata: RecordMetadata = open_batch.metadata(self.index)
                     return metadata
             opened = self.owner.opened
-            if open_batch.parcels is None or not self._record().is_done:
+            if open_batch.parcels is None or not self._accepted().is_done:
                 opened.due_batches.add(open_batch)
                 ledger = opened.parts.delivery.pump.ledger
                 # The same as `AcceptedRecord.wait_in_loop`, with fewer objects and calls for each record.
@@ -143,7 +143,7 @@ class RecordFuture(metaclass=Tidy):
         """
         if timeout is not None:
             timeout = timeout_of(timeout)
-        record = self._record()
+        record = self._accepted()
         if not record.durable_or_never():
             opened = self.owner.opened
             opened.due_batches.add(self.open_batch)
@@ -154,7 +154,7 @@ class RecordFuture(metaclass=Tidy):
     @called
     def done(self) -> bool:
         """Return whether the record was acknowledged, rejected or dropped."""
-        return self._record().is_done
+        return self._accepted().is_done
 
     def result(self) -> RecordMetadata:
         """Return the metadata of the record, or raise its error.
@@ -162,7 +162,7 @@ class RecordFuture(metaclass=Tidy):
         Raises:
             InvalidStateError: The record is not done.
         """
-        record = self._record()
+        record = self._accepted()
         if not record.is_done:
             raise asyncio.InvalidStateError("The record has no result yet: await the future")
         return record.result(None)
@@ -174,7 +174,7 @@ class RecordFuture(metaclass=Tidy):
         Raises:
             InvalidStateError: The record is not done.
         """
-        record = self._record()
+        record = self._accepted()
         if not record.is_done:
             raise asyncio.InvalidStateError("The record has no result yet: await the future")
         return record.error
@@ -208,7 +208,7 @@ class RecordFuture(metaclass=Tidy):
         return self.owner.opened.callbacks.remove((id(self.open_batch), self.index), call)
 
     def __repr__(self) -> str:
-        return repr(self._record())
+        return repr(self._accepted())
 
 
 class DoneCallbacks:
