@@ -313,8 +313,7 @@ class Accumulator:
             if any(parcel.durable or parcel.done for parcel in parcels):
                 # Wake callers: parcels are done already, but callers could not see them before.
                 self._pump.notify_waiters()
-        if open_batch.firsts or open_batch.callbacks or open_batch.errbacks:
-            open_batch.watch(open_batch.parcels or ())
+        open_batch.watch()
         if self.open_batches.get(open_batch.topic) is open_batch:
             other = self.open_batches.pop(open_batch.topic, None)
             if (

@@ -140,8 +140,7 @@ class BatchUnit:
                 self._delivery.callbacks.put(lambda: self.call(0))
         for open_batch in self.open_batches:
             open_batch.submitted()
-            if open_batch.firsts or open_batch.callbacks or open_batch.errbacks:
-                open_batch.watch(open_batch.parcels or ())
+            open_batch.watch()
         self._decision = None
         for open_batch in self.open_batches:
             open_batch.unguard()

@@ -133,9 +133,7 @@ class Delivery:
     def called(self, open_batch: OpenBatch | None, deadline: float | None) -> bool:
         """Wait for due callbacks of one or all open batches. Return False if the deadline passed first."""
         if open_batch is not None:
-            if open_batch.firsts or open_batch.callbacks or open_batch.errbacks:
-                # Another thread sealed the open batch, and may not have called `watch` yet.
-                open_batch.watch(open_batch.parcels or ())
+            open_batch.watch()  # another thread sealed the open batch, and may not have called it yet
             if not open_batch.watched:
                 return True
         if self.pump.is_current_thread():

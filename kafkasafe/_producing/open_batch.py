@@ -389,10 +389,18 @@ class OpenBatch:
         self._first_calls[0] = tuple(None if function is None else True for function in firsts)
         return indexes, [firsts[i] for i in indexes]
 
-    def watch(self, parcels: Iterable[Parcel]) -> None:
-        """Arrange that the callbacks of a sealed open batch are called when these parcels are done. Calling it twice
-        does no harm.
+    def watch(self) -> None:
+        """Arrange that the callbacks of this sealed open batch, if there are any, are called when its parcels are done.
+        Calling it twice does no harm.
         """
+        if self.firsts or self.callbacks or self.errbacks:
+            self._watch(self.parcels or ())
+
+    def watch_record(self, index: int) -> None:
+        """Do the same as `watch`, for the parcel of one record that has a callback."""
+        self._watch((self.locate(index)[0],))
+
+    def _watch(self, parcels: Iterable[Parcel]) -> None:
         self.watched = True
         if self._first_due < 0:
             firsts = self.first_calls()[: self.encoded.count]
@@ -401,7 +409,7 @@ class OpenBatch:
             parcel.watch(self.on_done)
             # The order matters: the pump sets the attributes that are read here, then looks for the watcher.
             if parcel.children is not None:
-                self.watch(child for child, _ in parcel.children)
+                self._watch(child for child, _ in parcel.children)
             if parcel.done:
                 parcel.take_watcher()
                 self.thread.put(self._call_done)

@@ -208,7 +208,7 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
             firsts = open_batch.first_calls()
             if self.index < len(firsts) and firsts[self.index] is not None:
                 if open_batch.parcels is not None:
-                    open_batch.watch((open_batch.locate(self.index)[0],))
+                    open_batch.watch_record(self.index)
                 return self
         return self._add_callback(f)
 
@@ -237,7 +237,7 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         calls += (self.index, call)
         # Look at `parcels` only after adding the call: the batch is sealed before the callback thread reads the list.
         if open_batch.parcels is not None:
-            open_batch.watch((open_batch.locate(self.index)[0],))
+            open_batch.watch_record(self.index)
         return True
 
     def add_both(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> RecordFuture:
