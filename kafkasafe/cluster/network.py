@@ -195,7 +195,7 @@ class Service(Protocol):
         """From any thread: makes the network thread look for a broker, as soon as it runs."""
 
     def look(self) -> None:
-        """Runs the jobs that other threads have passed to the network thread."""
+        """Runs the jobs that other threads have passed to the network thread, and sends what they gathered."""
 
     def shut_down(self) -> None:
         """Fails all outstanding requests, closes the connections, and stops the network. Idempotent."""
