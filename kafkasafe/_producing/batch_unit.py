@@ -142,8 +142,6 @@ class BatchUnit:
             open_batch.submitted()
             open_batch.watch()
         self._decision = None
-        for open_batch in self.open_batches:
-            open_batch.unguard()
 
     def add(self, wanted: bool, call: Callable[[Any], object], owner: object) -> None:
         """Add a function to call if the batch is committed (`wanted` is true), or if it is dropped (false). Keep a

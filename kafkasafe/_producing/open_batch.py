@@ -224,6 +224,7 @@ class OpenBatch:
     def submitted(self) -> None:
         """Record that the pump has the parcels. Callers see them from now on. Drop the unencoded records."""
         self.parcels = self.encoded.parcels
+        self.guard = None
         self.forget()
 
     @property
@@ -249,10 +250,6 @@ class OpenBatch:
         if encoded is NOT_ENCODED:
             return index < len(taken) and taken[index] is not ABSENT
         return index < encoded.count and index not in encoded.absent
-
-    def unguard(self) -> None:
-        """Record that the open batch's atomic batch was handed to the pump."""
-        self.guard = None
 
     def forget(self) -> None:
         """Drop the unencoded records."""
