@@ -14,17 +14,13 @@ records in that partition some seconds later than those in the other partitions.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-import kafka.errors as kafka_errors
-from kafka import TopicPartition
-
-from kafkasafe._producing.batch_unit import BatchDecision, BatchUnit
+from kafkasafe._producing.batch_unit import BatchDecision, BatchMetadata, BatchUnit
 from kafkasafe._producing.open_batch import OpenBatch
-from kafkasafe._producing.opening import ProducerParts
+from kafkasafe._producing.record_future import OpenProducer, RecordFuture
 from kafkasafe._producing.spelling import ADD_CALLBACK, GET, IS_DONE, NEVER_CANCELLED, Absent, Tidy, tidy_dir
 from kafkasafe._producing.unit_offsets import UnitOffsets, is_out, positions_of, text_of
 from kafkasafe.delivery.batch_offsets import check_settings, offering
@@ -32,27 +28,8 @@ from kafkasafe.delivery.engine.parcels import Parcel, UnitHandle
 from kafkasafe.errors import BatchDroppedError, SpoolFullError, UsageError, WaitTimeoutError
 from kafkasafe.limits.patience import timeout_of
 from kafkasafe.record.batch import RECORD_OVERHEAD
-from kafkasafe.spool.own_lane import OwnLane
-
-if TYPE_CHECKING:
-    from kafkasafe.producer import RecordFuture, SafeProducer
 
 __all__ = ["AtomicBatch", "BatchMetadata", "BatchOutcome"]
-
-
-@dataclass(frozen=True, slots=True)
-class BatchMetadata:
-    """A committed atomic batch.
-
-    Attributes:
-        batch_id: Id of the batch, as `kafkasafe spool ls` shows it.
-        offsets: For each partition, the offsets of the first and the last record (inclusive); -1 if not known.
-        records: Number of records.
-    """
-
-    batch_id: str
-    offsets: Mapping[TopicPartition, tuple[int, int]]
-    records: int
 
 
 class BatchOutcome(metaclass=Tidy):
@@ -62,6 +39,7 @@ class BatchOutcome(metaclass=Tidy):
         batch_id: Id of the batch, as `kafkasafe spool ls` shows it: 32 hexadecimal digits.
     """
 
+    _UNLISTED = frozenset({"unit"})
     __dir__ = tidy_dir
 
     if not TYPE_CHECKING:
@@ -72,13 +50,14 @@ class BatchOutcome(metaclass=Tidy):
         cancel = Absent(NEVER_CANCELLED)
         cancelled = Absent(NEVER_CANCELLED)
 
-    def __init__(self, producer: SafeProducer, parts: ProducerParts, unit: BatchUnit[BatchMetadata]) -> None:
+    def __init__(self, producer: OpenProducer, unit: BatchUnit) -> None:
         head = unit.head
         self.batch_id = "" if head.unit_handle is None else head.unit_handle.unit_id.hex()
         self._producer = producer
-        self._parts = parts
+        self._parts = producer.parts
         self._head = head
-        self._unit = unit
+        self.unit = unit
+        """The batch on its way to the pump, for other clients that are built on it. Not for programs."""
 
     def __repr__(self) -> str:
         if self.is_done:
@@ -102,7 +81,7 @@ class BatchOutcome(metaclass=Tidy):
         """
         if timeout is not None:
             timeout = timeout_of(timeout)
-        unit = self._unit
+        unit = self.unit
         if not self._parts.delivery.pump.wait(unit.is_kept, timeout) and not unit.is_kept():
             self._parts.delivery.raise_failure()
             raise unit.not_durable(timeout)
@@ -123,7 +102,7 @@ class BatchOutcome(metaclass=Tidy):
             WrongClusterError: The brokers belong to a different cluster than the one that the batch is meant for.
         """
         deadline = None if timeout is None else time.monotonic() + (timeout := timeout_of(timeout))
-        self._parts.delivery.pump.wait(self._unit.done_or_wrong_cluster, timeout)
+        self._parts.delivery.pump.wait(self.unit.done_or_wrong_cluster, timeout)
         if not self._head.done:
             self._parts.delivery.raise_failure()
             self._parts.delivery.raise_wrong_cluster()
@@ -132,12 +111,12 @@ class BatchOutcome(metaclass=Tidy):
                 kept = f"It is not on disk yet.{self._parts.delivery.disk_cause()}"
             raise WaitTimeoutError(
                 f"The batch was not committed after {timeout} s. {kept}"
-                f"{self._parts.delivery.network_cause()}{self._unit.because()}"
+                f"{self._parts.delivery.network_cause()}{self.unit.because()}"
             )
         self._parts.delivery.called(None, deadline)
         if self._head.error is not None:
             raise self._head.error.with_traceback(None)
-        return self._metadata()
+        return self.unit.metadata()
 
     @property
     def is_done(self) -> bool:
@@ -152,7 +131,7 @@ class BatchOutcome(metaclass=Tidy):
     @property
     def value(self) -> BatchMetadata | None:
         """The committed batch's metadata; None until it is committed."""
-        return self._metadata() if self.succeeded() else None
+        return self.unit.metadata() if self.succeeded() else None
 
     def succeeded(self) -> bool:
         """Return whether the batch was committed."""
@@ -178,78 +157,45 @@ class BatchOutcome(metaclass=Tidy):
         """
         if not callable(f):
             raise TypeError(f"add_callback: {f!r} is not callable")
-        return self._add(True, lambda metadata: f(*args, metadata, **kwargs))
+        self.unit.add(True, lambda metadata: f(*args, metadata, **kwargs), self._producer)
+        return self
 
     def add_errback(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> BatchOutcome:
         """Call `f(*args, exception, **kwargs)` when the batch is dropped."""
-        return self._add(False, lambda error: f(*args, error, **kwargs))
+        self.unit.add(False, lambda error: f(*args, error, **kwargs), self._producer)
+        return self
 
     def add_both(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> BatchOutcome:
         """Call `f` with the metadata or the exception when the batch is committed or dropped."""
         return self.add_callback(f, *args, **kwargs).add_errback(f, *args, **kwargs)
 
-    def _add(self, wanted: bool, call: Callable[[Any], object]) -> BatchOutcome:
-        self._unit.add(wanted, call, self._producer)
-        return self
 
-    def _metadata(self) -> BatchMetadata:
-        return self._unit.metadata()
-
-
-@dataclass(frozen=True, slots=True)
-class Opener:
-    """The objects that a producer passes to an atomic batch when it opens one.
-
-    Attributes:
-        producer: The producer. It must live as long as futures and callbacks of the batch.
-        parts: The objects of the producer.
-        new_future: The producer's class of futures.
-    """
-
-    producer: SafeProducer
-    parts: ProducerParts
-    new_future: type[RecordFuture]
-
-
-@dataclass(frozen=True, slots=True)
-class BatchParts:
-    """The objects of an atomic batch. Each owns its state.
-
-    Attributes:
-        lane: The lane of the producer.
-        decision: The decision about the batch.
-        offsets: The consumers' offsets that the batch commits.
-    """
-
-    lane: OwnLane
-    decision: BatchDecision[BatchMetadata, BatchOutcome]
-    offsets: UnitOffsets
-
-
-class AtomicBatch:
+class AtomicBatch(metaclass=Tidy):
     """Collects records and offsets that are delivered together or not at all. Only one thread may use it at a time.
 
     Before `commit` the batch is in memory only. After `commit` it is indivisible: in the spool, in Kafka, and for
     `read_committed` consumers.
     """
 
+    _UNLISTED = frozenset({"decision", "offsets"})
+    __dir__ = tidy_dir
     _informed: ClassVar[bool] = False
     """Whether the program is certain to learn that a batch was dropped before it can open another batch."""
 
-    def __init__(self, opener: Opener, transactional_id: str) -> None:
-        self._producer = opener.producer
-        self._parts = parts = opener.parts
+    def __init__(self, producer: OpenProducer, transactional_id: str) -> None:
+        self._producer = producer
+        self._parts = parts = producer.parts
         self._plain = parts.form.plain
-        self._new_future = opener.new_future
         self._transactional_id = text_of("transactional_id", transactional_id)
         self._open_batches: list[OpenBatch] = []
         self._open: dict[str, OpenBatch] = {}
         self._most = parts.config.spool_segment_bytes
         self._room = self._most
         """Number of bytes by which the batch may still grow: it must fit into one file of the spool."""
-        self._decision: BatchDecision[BatchMetadata, BatchOutcome] = BatchDecision()
-        self._made = self._decision.first.made
-        self._offsets = UnitOffsets(parts, self._decision.first)
+        # The next two are for other clients that are built on a batch, not for programs.
+        self.decision: BatchDecision[BatchOutcome] = BatchDecision()
+        self.offsets = UnitOffsets(parts, self.decision.first)
+        self._made = self.decision.first.made
 
     def __enter__(self) -> Self:
         return self
@@ -271,11 +217,11 @@ class AtomicBatch:
         Raises:
             UsageError: The batch is not committed yet, or was dropped.
         """
-        outcome = self._decision.outcome
+        outcome = self.decision.outcome
         if outcome is None:
             raise UsageError(
                 "This batch was dropped: none of its records is sent"
-                if self._decision.is_dropped
+                if self.decision.is_dropped
                 else "This batch is still open: commit it, or leave its with block, before you use its outcome"
             )
         # If the commit was interrupted, finish it.
@@ -301,7 +247,7 @@ class AtomicBatch:
             SpoolFullError: The batch would not fit into one file of the spool (`spool_segment_bytes`).
         """
         if self._made:
-            self._decision.check_is(None)
+            self.decision.check_is(None)
         open_batch: OpenBatch | None = None
         index = -1
         # The same fast path as in `SafeProducer.send`. All other records take the slow path below.
@@ -326,7 +272,7 @@ class AtomicBatch:
                     open_batch.values[index] = value
                     open_batch.left = left
                     self._room -= size
-                    future: RecordFuture = self._new_future()
+                    future: RecordFuture = RecordFuture()
                     future.producer = self._producer
                     future.open_batch = open_batch
                     future.index = index
@@ -354,10 +300,7 @@ class AtomicBatch:
         parts = self._parts
         key, value, special, size = parts.form.prepare(topic, value, key, headers, partition, timestamp_ms)
         parts.admission.check_topic(topic)
-        if size > parts.accumulator.max_record_bytes:
-            raise kafka_errors.MessageSizeTooLargeError(
-                f"The record has {size} bytes, more than max_request_size={parts.config.max_record_bytes} allows"
-            )
+        parts.admission.check_size(size)
         if size > self._room:
             raise SpoolFullError(
                 f"An atomic batch may hold {self._most:,} bytes (spool_segment_bytes): this record was not added."
@@ -375,7 +318,8 @@ class AtomicBatch:
             index = next(open_batch.numbers)
         open_batch.left -= size
         open_batch.put(index, key, value, special)
-        future: RecordFuture = self._new_future().refer_to(self._producer, open_batch, index)
+        future: RecordFuture = RecordFuture()
+        future.refer_to(self._producer, open_batch, index)
         self._room -= size
         return future
 
@@ -407,14 +351,14 @@ class AtomicBatch:
             KafkaTimeoutError: With a SafeConsumer: a batch of another producer with its offsets had no outcome within
                 the consumer's `request_timeout_ms`. This batch stays open.
         """
-        self._decision.check_open()
+        self.decision.check_open()
         offer = offering(offsets)
         if offer is not None:
             check_settings(offsets)
-            fate = self._offsets.claim(offsets.config["group_id"])
+            fate = self.offsets.claim(offsets.config["group_id"])
             lane = self._parts.delivery.pump.own_lane
             try:
-                self._offsets.take(fate, *offer(fate, lane))
+                self.offsets.take(fate, *offer(fate, lane))
             except BatchDroppedError:
                 self.drop()
                 raise
@@ -432,7 +376,7 @@ class AtomicBatch:
                 " kafkasafe.SafeConsumer does that by itself"
             )
         try:
-            self._offsets.give(given, informed=self._informed)
+            self.offsets.give(given, informed=self._informed)
         except BatchDroppedError:
             self.drop()
             raise
@@ -454,9 +398,9 @@ class AtomicBatch:
             BatchDroppedError: After `send_offsets` the consumer went back to an earlier offset. Nothing is sent, and
                 the consumer reads the records of all partitions of the batch again.
         """
-        self._decision.check_open()
-        if self._offsets.is_void:
-            self._offsets.miss()
+        self.decision.check_open()
+        if self.offsets.is_void:
+            self.offsets.miss()
             self.drop()
             raise BatchDroppedError(
                 "The consumer whose offsets are in this batch went back to an earlier offset or lost its partitions, so"
@@ -464,15 +408,15 @@ class AtomicBatch:
             )
         unit_handle = UnitHandle(
             transactional_id=self._transactional_id,
-            offsets=tuple(self._offsets.groups.values()),
-            readings=dict(self._offsets.readings),
+            offsets=tuple(self.offsets.groups.values()),
+            readings=dict(self.offsets.readings),
         )
         head = Parcel("", -1, None, 0, 0, 0, unit_handle=unit_handle)
-        unit = BatchUnit(head, self._open_batches, self._decision.first, self._parts, BatchMetadata)
-        outcome = BatchOutcome(self._producer, self._parts, unit)
-        self._decision.begin(unit, outcome)
+        unit = BatchUnit(head, self._open_batches, self.decision.first, self._parts)
+        outcome = BatchOutcome(self._producer, unit)
+        self.decision.begin(unit, outcome)
         self._parts.admission.submit_unit(unit, self._most - self._room)
-        self._decision.check_is(outcome)
+        self.decision.check_is(outcome)
         return outcome
 
     def drop(self) -> None:
@@ -481,7 +425,7 @@ class AtomicBatch:
         Raises:
             UsageError: The batch was committed before.
         """
-        self._decision.drop()
+        self.decision.drop()
         # Break the reference cycle: it would keep this batch and the producer alive until the next garbage collection.
         self._open.clear()
         self._open_batches.clear()
@@ -492,21 +436,10 @@ class AtomicBatch:
         Args:
             instead: What the message advises if the batch is still open.
         """
-        if self._decision.outcome is None:
+        if self.decision.outcome is None:
             raise UsageError(
                 "The batch of this record was dropped: the record is not sent"
-                if self._decision.is_dropped
+                if self.decision.is_dropped
                 else "The batch of this record is still open, and nothing of it is sent before the batch is committed:"
                 f" {instead}"
             )
-
-
-def parts_of(batch: AtomicBatch) -> BatchParts:
-    """Return the objects of an atomic batch, for other clients that are built on them."""
-    parts, decision, offsets = batch._parts, batch._decision, batch._offsets  # noqa: SLF001  # not for programs
-    return BatchParts(parts.delivery.pump.own_lane, decision, offsets)
-
-
-def unit_of(outcome: BatchOutcome) -> BatchUnit[BatchMetadata]:
-    """Return the unit of an atomic batch, for other clients that are built on it."""
-    return outcome._unit  # noqa: SLF001  # not for programs

@@ -29,7 +29,7 @@ from kafkasafe.errors import ConfigError, ProducerClosedError, SpoolError, Spool
 from kafkasafe.logs import apart
 from kafkasafe.options import ProducerOptions
 from kafkasafe.process.at_exit import at_end_of_child
-from kafkasafe.producer import SafeProducer, parts_of
+from kafkasafe.producer import SafeProducer
 
 __all__ = ["KafkaHandler"]
 
@@ -292,13 +292,13 @@ class KafkaHandler(logging.Handler):
         if self._producer is None:
             producer = SafeProducer(**self._configs)
             # `close` closes the producer, after all other exit handlers have logged.
-            parts_of(producer).shutdown.forgo_exit()
+            producer.parts.shutdown.forgo_exit()
             self._producer = producer
         return self._producer
 
     def _reopen_after(self, error: Exception) -> None:
         producer = self._producer
-        ended = producer is not None and parts_of(producer).delivery.pump.ledger.failure is not None
+        ended = producer is not None and producer.parts.delivery.pump.ledger.failure is not None
         if isinstance(error, (ProducerClosedError, SpoolError)) and ended and producer is not None:
             with contextlib.suppress(Exception):
                 producer.close(0.0)

@@ -6,38 +6,23 @@ This module has the public interface and `send`. The implementation is in `kafka
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
-import time
 import warnings
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
 import kafka.errors as kafka_errors
-from kafka.producer.future import FutureRecordMetadata, RecordMetadata
 from kafka.structs import TopicPartition
 
-from kafkasafe._producing.accepted_record import AcceptedRecord
-from kafkasafe._producing.delivery import safely
 from kafkasafe._producing.open_batch import OpenBatch, Special
 from kafkasafe._producing.opening import ProducerParts, opened
-from kafkasafe._producing.spelling import (
-    ADD_CALLBACK,
-    GET,
-    IS_DONE,
-    NEVER_CANCELLED,
-    Absent,
-    Tidy,
-    not_for_callers,
-    tidy_dir,
-)
-from kafkasafe.atomic import AtomicBatch, Opener
+from kafkasafe._producing.record_future import RecordFuture
+from kafkasafe._producing.spelling import Tidy, not_for_callers, tidy_dir
+from kafkasafe.atomic import AtomicBatch
 from kafkasafe.config import DEFAULTS, DEPRECATED, validate
-from kafkasafe.delivery.awaiting import LoopWaits
 from kafkasafe.delivery.metric_samples import producer_samples
 from kafkasafe.health.states import ProducerHealth
-from kafkasafe.limits.patience import timeout_of
 from kafkasafe.logs import EventLog
 from kafkasafe.options import ProducerOptions
 from kafkasafe.process.one_process import OfOneProcess
@@ -50,222 +35,6 @@ if TYPE_CHECKING:
 __all__ = ["RecordFuture", "SafeProducer"]
 
 log = EventLog("producer")
-
-
-_FATE: Final = "only the producer sets the result of a record"
-
-
-class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
-    """The future of one `send`: it has `durable`, and the members of `FutureRecordMetadata` that callers use.
-
-    As in kafka-python, `is_done`, `value` and `exception` are attributes. The methods of `kafkasafe.aio.RecordFuture`
-    are named as in asyncio. A future computes its state only when the program asks for it, so unused futures are cheap.
-    """
-
-    __slots__ = ("first_free", "index", "open_batch", "producer")
-
-    # The base class's constructor makes a lock and lists that are not needed here. `send` sets the four attributes
-    # itself, which saves a Python call for each record. They are not for programs, so `dir()` leaves them out.
-    __init__ = object.__init__
-    producer: SafeProducer
-    """The producer, which lives as long as the future."""
-    open_batch: OpenBatch
-    """The open batch that has the record."""
-    index: int
-    """The record's number in the open batch."""
-    first_free: bool
-    """Whether the record has no callback yet. The thread that adds its first callback deletes this attribute. If two
-    threads try at the same time, one of them fails, and adds its callback to the later callbacks.
-    """
-    _UNLISTED = frozenset(
-        {"args", "error_on_callbacks", "first_free", "index", "open_batch", "producer", "refer_to"}
-    )
-    __dir__ = tidy_dir
-
-    if not TYPE_CHECKING:
-        success = not_for_callers(_FATE)
-        failure = not_for_callers(_FATE)
-        rebind = not_for_callers(_FATE)
-        chain = not_for_callers("use `add_callback(other.success)` and `add_errback(other.failure)`")
-        done = Absent(IS_DONE)
-        result = Absent(GET)
-        add_done_callback = Absent(ADD_CALLBACK)
-        remove_done_callback = Absent("a callback cannot be removed")
-        cancel = Absent(NEVER_CANCELLED)
-        cancelled = Absent(NEVER_CANCELLED)
-
-    def refer_to(self, producer: SafeProducer, open_batch: OpenBatch, index: int) -> Self:
-        """Make this the future of record `index` of an open batch. `send` does the same without a call."""
-        self.producer, self.open_batch, self.index, self.first_free = producer, open_batch, index, True
-        return self
-
-    def _record(self) -> AcceptedRecord:
-        return AcceptedRecord(parts_of(self.producer), self.open_batch, self.index)
-
-    # kafka-python assigns the next three attributes. This class computes them on access.
-    @property
-    def is_done(self) -> bool:  # type: ignore[override]
-        """Whether the record was rejected, dropped, or acknowledged (with the acknowledgement durably recorded)."""
-        open_batch = self.open_batch
-        return open_batch.parcels is not None and open_batch.locate(self.index)[0].done
-
-    @property
-    def value(self) -> RecordMetadata | None:  # type: ignore[override]
-        """The metadata; None until the record is acknowledged."""
-        return self.open_batch.metadata(self.index) if self.succeeded() else None
-
-    @property
-    def exception(self) -> BaseException | None:  # type: ignore[override]
-        """Why the record was not delivered; None while it is pending, or if it was delivered."""
-        return self._record().error
-
-    def durable(self, timeout: float | None = None) -> RecordFuture:
-        """Wait until the record is on disk (fsynced, with its batch id if it has one) or in the cluster.
-
-        With `spool="never"` only the cluster makes a record durable: the method waits for its acknowledgement.
-
-        Args:
-            timeout: Seconds; None for no limit.
-
-        Returns:
-            The future itself. From then on, a crash of this process, of brokers, or of both cannot lose the record.
-
-        Raises:
-            KafkaTimeoutError: The record was not durable in time. It may still become durable.
-            SpoolError: The spool failed permanently.
-        """
-        if timeout is not None:
-            timeout = timeout_of(timeout)
-        record = self._record()
-        parts = parts_of(self.producer)
-        parts.accumulator.seal_one(self.open_batch)
-        parts.delivery.pump.wait(record.durable_or_never, timeout)
-        record.made_durable(timeout)
-        return self
-
-    def get(self, timeout: float | None = None) -> RecordMetadata:
-        """Wait for the cluster's acknowledgement, and for the record's callbacks.
-
-        Args:
-            timeout: Seconds; None for no limit. If the record's result is known by then, and only callbacks take
-                longer, the call ends with that result and not with a time-out.
-
-        Raises:
-            KafkaTimeoutError: The record was not acknowledged in time. It stays in the spool and is still delivered.
-            RejectedError: The cluster rejected the record.
-            WrongClusterError: The brokers belong to a different cluster than the one that the record is meant for. The
-                record is delivered when its own cluster answers again.
-        """
-        deadline = None if timeout is None else time.monotonic() + (timeout := timeout_of(timeout))
-        record = self._record()
-        parts = parts_of(self.producer)
-        parts.accumulator.seal_one(self.open_batch)
-        parts.delivery.pump.wait(record.done_or_never, timeout, choosy=True)
-        if record.is_done:
-            parts.delivery.called(self.open_batch, deadline)
-        return record.result(timeout)
-
-    def __await__(self) -> Generator[Any, None, RecordMetadata]:
-        """Wait in a coroutine: `await future` is a `get()` that blocks no thread and does not wait for callbacks.
-
-        Cancelling the coroutine does not affect the record.
-        """
-        record = self._record()
-        if not record.is_done:
-            import asyncio  # the program that awaits has imported it
-
-            pump = parts_of(self.producer).delivery.pump
-            if self.open_batch.parcels is None:
-                # Let the pump's thread seal the open batch: choosing partitions and encoding records would block the
-                # event loop.
-                self.open_batch.make_due()
-                pump.wake()
-            waits = LoopWaits.of(pump.ledger.waiters, asyncio.get_running_loop())
-            yield from record.wait_in_loop(waits)
-        return record.result(None)
-
-    def succeeded(self) -> bool:
-        """Return whether the record was acknowledged."""
-        return self.is_done and self.exception is None
-
-    def failed(self) -> bool:
-        """Return whether the record was rejected or dropped."""
-        return self.is_done and self.exception is not None
-
-    def retriable(self) -> bool:
-        """Return False: the producer itself retries every retriable error."""
-        return False
-
-    def add_callback(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> RecordFuture:
-        """Call `f(*args, metadata, **kwargs)` when the record is acknowledged.
-
-        The producer's callback thread calls it. If the record is acknowledged already, this method itself calls it at
-        once. `flush()`, `get()` and `close()` return after the callback. Adding a callback does not close the current
-        batch early.
-        """
-        if args or kwargs:
-            f = functools.partial(f, *args, **kwargs)
-        open_batch = self.open_batch
-        if open_batch.open:
-            # The common case needs no lock (see `OpenBatch`): store the callback, then check that the batch is still
-            # open. `firsts` has one place for each record. Only one caller gets it: deleting `first_free` succeeds only
-            # once.
-            try:
-                del self.first_free
-                open_batch.firsts[self.index] = f
-            except AttributeError:
-                return self._add_callback(f)
-            except IndexError:
-                open_batch.put_first(self.index, f)
-            if open_batch.open:
-                return self
-            firsts = open_batch.first_calls()
-            if self.index < len(firsts) and firsts[self.index] is not None:
-                if open_batch.parcels is not None:
-                    open_batch.watch((open_batch.locate(self.index)[0],))
-                return self
-        return self._add_callback(f)
-
-    def _add_callback(self, call: Callable[[RecordMetadata], Any]) -> RecordFuture:
-        """Add a callback the slow way: for later callbacks of a record, and for open batches that may be sealed
-        already.
-        """
-        if not self._enlisted(self.open_batch.callbacks, call) and self.succeeded():
-            safely(lambda: call(self.open_batch.metadata(self.index)))
-        return self
-
-    def add_errback(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> RecordFuture:
-        """Call `f(*args, exception, **kwargs)` when the record is rejected or dropped."""
-        call = functools.partial(f, *args, **kwargs) if args or kwargs else f
-        if not self._enlisted(self.open_batch.errbacks, call) and self.failed():
-            safely(lambda: call(self.exception))
-        return self
-
-    def _enlisted(self, calls: list[Any], call: Callable[..., Any]) -> bool:
-        """Return True if the callback thread will make the call; False if the record's result is final already."""
-        open_batch = self.open_batch
-        if open_batch.parcels is not None and self.is_done:
-            return False
-        if not calls:
-            open_batch.thread.start()
-        calls += (self.index, call)
-        # Look at `parcels` only after adding the call: the batch is sealed before the callback thread reads the list.
-        if open_batch.parcels is not None:
-            open_batch.watch((open_batch.locate(self.index)[0],))
-        return True
-
-    def add_both(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> RecordFuture:
-        """Call `f` with the metadata or the exception when the record's result is final."""
-        self.add_callback(f, *args, **kwargs)
-        self.add_errback(f, *args, **kwargs)
-        return self
-
-    def _add_cb_eb(self, cb: Callable[..., Any], eb: Callable[..., Any]) -> None:
-        self.add_callback(cb)
-        self.add_errback(eb)
-
-    def __repr__(self) -> str:
-        return repr(self._record())
 
 
 class SafeProducer(OfOneProcess, metaclass=Tidy):
@@ -343,6 +112,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
 
     DEFAULT_CONFIG: ClassVar[Mapping[str, Any]] = dict(DEFAULTS)
     """Options and their defaults."""
+    _UNLISTED = frozenset({"parts"})
     __dir__ = tidy_dir
     DEPRECATED_CONFIGS: ClassVar[Iterable[str]] = tuple(DEPRECATED)
 
@@ -359,7 +129,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         # `send` reads these two attributes. They save a step for each record.
         self._plain = parts.form.plain and self._transactions is None
         self._open_batches = parts.accumulator.open_batches
-        self._parts = parts
+        self.parts = parts
+        """The producer's objects, for its futures and for other clients that are built on them. Not for programs."""
         if config.prometheus:
             from kafkasafe.metrics import install
 
@@ -368,7 +139,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
 
     def _before_start(self, parts: ProducerParts) -> None:
         if parts.config.transactional_id is not None:
-            from kafkasafe.transactional import Transactions  # imports this module
+            from kafkasafe.transactional import Transactions  # few programs use it
 
             self._transactions = Transactions(parts)
             parts.shutdown.end_first(self._transactions)
@@ -431,12 +202,13 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         else:
             if self._transactions is not None:
                 return self._transactions.send(self, topic, value, key, headers, partition, timestamp_ms)
-            key, value, special, size = self._parts.form.prepare(
+            key, value, special, size = self.parts.form.prepare(
                 topic, value, key, headers, partition, timestamp_ms
             )
         # Take no lock: it would cost more than the rest of this method. See `OpenBatch`.
         open_batch: OpenBatch | None = None
         index = -1
+        future: RecordFuture
         try:
             open_batch = self._open_batches[topic]
             open_batch.left = left = open_batch.left - size
@@ -447,7 +219,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
                 if special is not None:
                     open_batch.special[index] = special
                 # Create the future before the record is accepted: if the stack is exhausted, this call raises.
-                future: RecordFuture = RecordFuture()
+                future = RecordFuture()
                 open_batch.values[index] = value
                 if open_batch.open:
                     # Four single assignments: a tuple assignment takes twice as long.
@@ -458,7 +230,10 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
                     return future
         except LookupError:
             pass
-        return self._parts.admission.accept(self._future, topic, key, value, special, size, open_batch, index)
+        future = RecordFuture()
+        return future.refer_to(
+            self, *self.parts.admission.accept(topic, key, value, special, size, open_batch, index)
+        )
 
     def batch(self, *, transactional_id: str = "") -> AtomicBatch:
         """Open an atomic batch: records of any topics and partitions, delivered together or not at all.
@@ -475,12 +250,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         Args:
             transactional_id: The transactional id to use. Default: one of this producer's own ids.
         """
-        self._parts.lifecycle.raise_closed()
-        return AtomicBatch(opener_of(self), transactional_id)
-
-    def _future(self, open_batch: OpenBatch, index: int) -> RecordFuture:
-        future: RecordFuture = RecordFuture()
-        return future.refer_to(self, open_batch, index)
+        self.parts.lifecycle.raise_closed()
+        return AtomicBatch(self, transactional_id)
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until every record accepted before is acknowledged, rejected or dropped, and its callbacks have run.
@@ -502,7 +273,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             DataLossError: The cluster lost acknowledged records that are not sent again (see `on_data_loss`). Raised
                 once for each loss; the next call raises the next one. Pending records are delivered nevertheless.
         """
-        self._parts.delivery.flush(timeout)
+        self.parts.delivery.flush(timeout)
 
     def durable(self, timeout: float | None = None) -> None:
         """Wait until every record accepted before is durable: fsynced in the spool, or in the cluster.
@@ -518,7 +289,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             SpoolWriteError: There is not enough memory to encode accepted records. The next call tries again.
             SpoolError: The spool failed permanently.
         """
-        self._parts.delivery.durable(timeout)
+        self.parts.delivery.durable(timeout)
 
     def close(self, timeout: float | None = None) -> None:
         """Make all accepted records durable, wait for deliveries, and release the spool.
@@ -545,7 +316,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
                 (`data_loss_unknown`), and the next producer on the directory repeats the check.
             ValueError: The timeout is negative or nan. The producer is still open. After all other errors it is closed.
         """
-        self._parts.shutdown.close(timeout)
+        self.parts.shutdown.close(timeout)
 
     def __del__(self) -> None:
         """Handle a producer that was dropped without `close()`: its pump goes on delivering as long as `close()` would.
@@ -553,7 +324,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         This method waits a second at most, as KafkaProducer's method does, so that records of the next producer come
         later. It takes no lock, because the garbage collector may call it at any time.
         """
-        if "_parts" in vars(self) and self._parts.shutdown.drop(self):
+        if "parts" in vars(self) and self.parts.shutdown.drop(self):
             with contextlib.suppress(Exception):
                 # An application may turn warnings into errors, but no caller could catch one here.
                 text = f"SafeProducer {self.client_id} was dropped without close(); it still delivers its records"
@@ -568,9 +339,9 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             TypeError: The topic is not a string.
             ValueError: The topic name is invalid.
         """
-        self._parts.lifecycle.raise_closed()
-        self._parts.admission.check_topic(topic)
-        return self._parts.delivery.partitions(topic)
+        self.parts.lifecycle.raise_closed()
+        self.parts.admission.check_topic(topic)
+        return self.parts.delivery.partitions(topic)
 
     def metrics(self, raw: bool = False) -> dict[str, Any]:
         """Return counters since the start as {"kafkasafe": {name: value}}, and a few values with KafkaProducer's names.
@@ -578,7 +349,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         The latter are in "producer-metrics". They are rates and averages since the start; those of KafkaProducer cover
         only the last minute.
         """
-        return self._parts.delivery.counts(raw=raw)
+        return self.parts.delivery.counts(raw=raw)
 
     def health(self) -> ProducerHealth:
         """Return whether the producer can accept records, and why not; separately, whether the cluster answers.
@@ -586,11 +357,11 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         It is meant for probes (docs/operations.md): it never waits for a disk, a lock or a broker. Any thread may call
         it at any time, even after `close`.
         """
-        return self._parts.admission.health()
+        return self.parts.admission.health()
 
     def metric_samples(self) -> Iterable[Sample]:
         """Return the values that `kafkasafe.metrics` collects."""
-        return producer_samples(self._pump, closed=self._parts.lifecycle.closed is not None)
+        return producer_samples(self._pump, closed=self.parts.lifecycle.closed is not None)
 
     def init_transactions(self) -> LastTransaction | None:
         """Take over the transactional id. Call it once, before the first transaction.
@@ -666,13 +437,13 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         self._in_transactions().abort()
 
     def _in_transactions(self) -> Transactions:
-        self._parts.lifecycle.check_fork()
+        self.parts.lifecycle.check_fork()
         transactions = self._transactions
         if transactions is None:
             raise kafka_errors.IllegalStateError(
                 "Transactional method invoked on a non-transactional producer: set transactional_id"
             )
-        self._parts.lifecycle.raise_closed()
+        self.parts.lifecycle.raise_closed()
         return transactions
 
     def resolve_undecidable(self, *, resend: bool) -> None:
@@ -690,7 +461,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         """
         if not isinstance(resend, bool):
             raise TypeError(f"resend must be True or False, not {resend!r}: nothing was decided")
-        self._parts.lifecycle.check_fork()
+        self.parts.lifecycle.check_fork()
         self._pump.resolve_undecidable(resend=resend)
 
     def bootstrap_connected(self) -> bool:
@@ -700,7 +471,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         The constructor does not fail if no broker can be reached, because records wait on disk. With a wrong password,
         CA or address this method keeps returning False, and `last_network_error` says why.
         """
-        return self._parts.cluster.connected
+        return self.parts.cluster.connected
 
     @property
     def last_network_error(self) -> BaseException | None:
@@ -708,7 +479,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
 
         None while the cluster answers, and before the first attempt.
         """
-        return self._parts.cluster.last_error
+        return self.parts.cluster.last_error
 
     @property
     def client_id(self) -> str:
@@ -753,16 +524,6 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             )
 
     def __repr__(self) -> str:
-        state = "closed" if self._parts.lifecycle.closed else "open"
+        state = "closed" if self.parts.lifecycle.closed else "open"
         where = "never" if self._config.in_memory else self._config.spool_dir
         return f"<SafeProducer {self._config.client_id} {state} spool={where}>"
-
-
-def opener_of(producer: SafeProducer) -> Opener:
-    """Return what an atomic batch of a producer needs."""
-    return Opener(producer, parts_of(producer), RecordFuture)
-
-
-def parts_of(producer: SafeProducer) -> ProducerParts:
-    """Return the objects of a producer, for other clients that use them."""
-    return producer._parts  # noqa: SLF001  # not for programs

@@ -9,6 +9,7 @@ survives an outage.
 from __future__ import annotations
 
 import enum
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,17 +22,16 @@ from kafka.structs import ConsumerGroupMetadata
 
 from kafkasafe import marks as m
 from kafkasafe._producing.accepted_record import AcceptedRecord
+from kafkasafe._producing.record_future import OpenProducer, RecordFuture
 from kafkasafe.atomic import AtomicBatch, BatchOutcome
 from kafkasafe.codes.verdicts import FENCED_CODES, NOT_A_MEMBER_CODES
 from kafkasafe.errors import BatchDroppedError, WaitTimeoutError, dropped_for_code
 from kafkasafe.logs import EventLog
-from kafkasafe.producer import RecordFuture, SafeProducer, opener_of
 from kafkasafe.spool.refusals import because
 
 if TYPE_CHECKING:
     from kafkasafe._producing.open_batch import OpenBatch
     from kafkasafe._producing.opening import ProducerParts
-    from kafkasafe.delivery.callbacks import CallbackThread
     from kafkasafe.delivery.engine.parcels import Parcel
 
 __all__ = ["LastTransaction", "TransactionFuture", "Transactions"]
@@ -86,14 +86,14 @@ class TransactionFuture(RecordFuture):
     means that the record was accepted. After `commit_transaction` the future behaves like that of any other record.
     """
 
-    __slots__ = ("_partition", "_transaction")
+    __slots__ = ("_given_partition", "_transaction")
 
     _transaction: _Transaction
-    _partition: int
+    _given_partition: int
 
     def belong_to(self, transaction: _Transaction, partition: int) -> TransactionFuture:
         """Make this the future of a record of a transaction. Partition -1: none was given."""
-        self._transaction, self._partition = transaction, partition
+        self._transaction, self._given_partition = transaction, partition
         return self
 
     def get(self, timeout: float | None = None) -> RecordMetadata:
@@ -108,7 +108,7 @@ class TransactionFuture(RecordFuture):
         """
         self._raise_aborted()
         if self._transaction.is_open:
-            at = TopicPartition(self.open_batch.topic, self._partition)
+            at = TopicPartition(self.open_batch.topic, self._given_partition)
             return RecordMetadata(at.topic, at.partition, at, -1, -1, None, -1, -1, -1)
         return super().get(timeout)
 
@@ -127,13 +127,8 @@ class TransactionFuture(RecordFuture):
         """Whether the transaction is committed, aborted or dropped."""
         return self._transaction.aborted or super().is_done
 
-    @property
-    def exception(self) -> BaseException | None:  # type: ignore[override]
-        """Why the record was not delivered; None while it is pending, or if it was delivered."""
-        return self._record().error
-
-    def _record(self) -> _RecordOfTransaction:
-        return _RecordOfTransaction(self._transaction, self.open_batch, self.index)
+    def _accepted(self) -> _RecordOfTransaction:
+        return _RecordOfTransaction(self.producer.parts, self._transaction, self.open_batch, self.index)
 
     def _raise_aborted(self) -> None:
         if self._transaction.aborted:
@@ -150,8 +145,10 @@ class _RecordOfTransaction(AcceptedRecord):
 
     __slots__ = ("_transaction",)
 
-    def __init__(self, transaction: _Transaction, open_batch: OpenBatch, index: int) -> None:
-        super().__init__(transaction.parts, open_batch, index)
+    def __init__(
+        self, parts: ProducerParts, transaction: _Transaction, open_batch: OpenBatch, index: int
+    ) -> None:
+        super().__init__(parts, open_batch, index)
         self._transaction = transaction
 
     @property
@@ -174,11 +171,6 @@ class _Transaction(AtomicBatch):
     _informed = True
 
     @property
-    def parts(self) -> ProducerParts:
-        """The producer's objects."""
-        return self._parts
-
-    @property
     def is_open(self) -> bool:
         """Whether records can still be added."""
         return not self._made
@@ -186,27 +178,20 @@ class _Transaction(AtomicBatch):
     @property
     def is_empty(self) -> bool:
         """Whether it has neither records nor offsets."""
-        return not self._open_batches and not self._offsets
+        return not self._open_batches and not self.offsets
 
     def abort(self) -> None:
         """Discard the transaction, and call the errbacks of its records."""
         open_batches = list(self._open_batches)  # `drop` clears the list
         self.drop()
         self.aborted = True
+        callbacks = self._parts.delivery.callbacks
         for open_batch in open_batches:
-            calls = list(zip(open_batch.errbacks[::2], open_batch.errbacks[1::2], strict=False))
-            if calls:
-                functions = [call for _, call in calls]
-                errors = [kafka_errors.TransactionAbortedError() for _ in calls]
-                callbacks = self._parts.delivery.callbacks
-                callbacks.put(_later(callbacks, functions, errors))
+            functions = open_batch.errbacks[1::2]
+            if functions:
+                errors = [kafka_errors.TransactionAbortedError() for _ in functions]
+                callbacks.put(functools.partial(callbacks.call, functions, errors))
             open_batch.forget()
-
-
-def _later(
-    callbacks: CallbackThread, calls: Sequence[Callable[[Any], object]], errors: Sequence[Any]
-) -> Callable[[], None]:
-    return lambda: callbacks.call(list(calls), list(errors), 0)
 
 
 class Transactions:
@@ -309,16 +294,16 @@ class Transactions:
         self._earlier = []
         return last
 
-    def begin(self, producer: SafeProducer) -> None:
+    def begin(self, producer: OpenProducer) -> None:
         """See `SafeProducer.begin_transaction`."""
         self._raise_error()
         self._check(State.IN_TRANSACTION)
-        self._open = _Transaction(opener_of(producer), self._id)
+        self._open = _Transaction(producer, self._id)
         self._move(State.IN_TRANSACTION)
 
     def send(
         self,
-        producer: SafeProducer,
+        producer: OpenProducer,
         topic: str,
         value: Any,
         key: Any,
@@ -353,18 +338,8 @@ class Transactions:
         parts.admission.check_topic(topic)
         if topic in self._checked_topics or parts.partitioning.knows(topic) or not parts.cluster.connected:
             return
-        cluster = parts.cluster
-
-        def partitions() -> Mapping[int, object]:
-            found = cluster.topic(topic)
-            return {} if found is None else found.partitions
-
-        if not partitions():
-            parts.delivery.pump.refresh_topic(topic)
-            parts.delivery.pump.wait(
-                lambda: bool(partitions()), min(_METADATA_WAIT_S, parts.config.max_block_s)
-            )
-        known = partitions()
+        limit_s = min(_METADATA_WAIT_S, parts.config.max_block_s)
+        known = parts.delivery.known_partitions(topic, limit_s)
         if known and partition not in known:
             raise ValueError(f"Unrecognized partition {partition} for topic {topic}: it has {len(known)}")
         self._checked_topics.add(topic)
@@ -399,11 +374,7 @@ class Transactions:
     def commit(self) -> None:
         """See `SafeProducer.commit_transaction`."""
         self._raise_error()
-        if (
-            State.COMMITTING_TRANSACTION not in _FROM
-            or self._state not in _FROM[State.COMMITTING_TRANSACTION]
-        ):
-            self._move(State.COMMITTING_TRANSACTION)
+        self._check(State.COMMITTING_TRANSACTION)
         batch = self._open
         if batch is None:
             raise AssertionError("There is no transaction")

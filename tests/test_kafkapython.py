@@ -25,9 +25,7 @@ ADAPTERS = PACKAGE / "kafkapython"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if ADAPTERS not in path.parents)
 
 FRIENDS = {
-    "aio/listeners.py": {"_running"},  # a field of the listener itself
     "logging_handler.py": {"_lock"},  # of the module logging
-    "spark/tokens.py": {"_name"},  # a field of the provider itself
 }
 """Private names of other objects which kafka-python's objects have, too."""
 

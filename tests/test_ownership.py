@@ -122,10 +122,8 @@ FRIENDS = {
     # asyncio's loop: `get_running_loop` makes a system call for each record.
     "aio/producer.py": {"gate.place._thread_id"},
     "aio/record_queue.py": {"self._place._thread_id"},
-    "atomic.py": {"batch._decision", "batch._offsets", "batch._parts", "outcome._unit"},
     "consumer.py": {"consumer._reading"},
     "logging_handler.py": {"each._configs", "handler._begin"},
-    "producer.py": {"producer._parts"},
 }
 """By file, the private attributes that its lines with `noqa: SLF001` name.
 
@@ -173,7 +171,7 @@ def private_of_producers(tree: ast.Module) -> Iterator[str]:
     ids=lambda path: str(path.relative_to(PACKAGE)),
 )
 def test_what_is_built_on_a_producers_objects_looks_into_no_private_of_the_producer(path):
-    """It gets the objects (`producer.parts_of`)."""
+    """It gets the objects (`SafeProducer.parts`)."""
     assert [*private_of_producers(ast.parse(path.read_text(encoding="utf-8")))] == []
 
 

@@ -64,7 +64,7 @@ def test_no_lock_is_held_over_disk_or_user_code(fake_kafka, tmp_path, monkeypatc
         seen.add(what)
         for producer in producers:
             for name, lock in (
-                ("Accumulator.lock", producer._parts.accumulator.lock),
+                ("Accumulator.lock", producer.parts.accumulator.lock),
                 ("Ledger.lock", producer._pump.ledger.lock),
             ):
                 if lock._is_owned():

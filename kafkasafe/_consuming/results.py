@@ -161,7 +161,7 @@ class Results:
             self._rereading.placed(tp, part.history.lineage.end_offset)
             part.on(PositionEvent.RESET_FOUND)
             part.was_reset()
-            self._checking.check(tp, part, leadership)
+            self._positions.check(tp, part, leadership)
             return
         self._port.place(tp, to.offset)
         self._rereading.placed(tp, to.offset)

@@ -7,6 +7,6 @@ Each object owns its state, and uses only objects that are named before it: `ope
 `shutdown.py` closes the producer.
 
 `opening.py` creates all of them. `registry.py` has the state that all producers of a process share, for the order on a
-directory and for forks. `SafeProducer`, atomic batches, transactions and coroutines use these objects. The objects know
-nothing about them.
+directory and for forks. `record_future.py` has the future of one `send`. `SafeProducer`, atomic batches, transactions
+and coroutines use these objects. The objects know nothing about them.
 """

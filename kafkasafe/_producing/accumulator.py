@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 
 from kafkasafe._producing.encoding import Encoder
 from kafkasafe._producing.lifecycle import Lifecycle
-from kafkasafe._producing.open_batch import OpenBatch
+from kafkasafe._producing.open_batch import NOT_ENCODED, OpenBatch
 from kafkasafe._producing.open_batch_room import MOST_BYTES, room_for
 from kafkasafe._producing.partitioning import Partitioning
 from kafkasafe.config import ProducerConfig
@@ -48,14 +48,6 @@ class AcceptedUnit(Protocol):
         """The open batches with the batch's records. No other thread adds to them."""
 
     @property
-    def parcels(self) -> list[Parcel]:
-        """The parcels that `carry` has noted."""
-
-    @property
-    def callbacks(self) -> Sequence[object]:
-        """Calls that wait for the end of the batch."""
-
-    @property
     def accepted(self) -> bool:
         """Whether it was decided that the batch is accepted."""
 
@@ -68,14 +60,8 @@ class AcceptedUnit(Protocol):
     def refuse(self) -> None:
         """Drop the batch, unless it was accepted or dropped already."""
 
-    def watch(self) -> None:
-        """Arrange that the callbacks are called when the batch ends."""
-
-    def settle_empty(self) -> None:
-        """End a batch without records and offsets."""
-
-    def handed_over(self) -> None:
-        """Record that the pump has the batch."""
+    def hand_over(self) -> None:
+        """Pass the accepted batch to the pump. A signal handler may interrupt and repeat it."""
 
 
 class Accumulator:
@@ -150,7 +136,7 @@ class Accumulator:
             parcels: list[Parcel] = []
             for open_batch in unit.open_batches:
                 open_batch.shut()
-                parcels += open_batch.keep(open_batch.encoded or self._encoder.encoded(open_batch)).parcels
+                parcels += open_batch.keep(self._encoder.encoded(open_batch)).parcels
             for parcel in parcels:
                 parcel.belong_to(unit_handle)
             unit.carry(parcels)
@@ -173,24 +159,8 @@ class Accumulator:
         with self.lock:
             for unit in list(self._units):
                 if unit.accepted:
-                    self._hand_over(unit)
+                    unit.hand_over()
                     self._units.pop(unit, None)
-                    unit.handed_over()
-
-    def _hand_over(self, unit: AcceptedUnit) -> None:
-        head, parcels = unit.head, unit.parcels
-        if unit.callbacks:
-            unit.watch()
-        if parcels or (head.unit_handle is not None and head.unit_handle.offsets):
-            self._pump.submit([head, *parcels])
-        elif not head.done:
-            unit.settle_empty()
-        for open_batch in unit.open_batches:
-            if open_batch.parcels is None and open_batch.encoded is not None:
-                open_batch.submitted(open_batch.encoded.parcels)
-            open_batch.forget()
-            if open_batch.firsts or open_batch.callbacks or open_batch.errbacks:
-                open_batch.watch(open_batch.parcels or ())
 
     def seal_due(self, now: float) -> float:
         """Seal open batches that are due, on the pump's thread. Return when the next one is due."""
@@ -321,18 +291,18 @@ class Accumulator:
             self.hand_over_units()  # batches accepted by an interrupted commit come first
         if open_batch.parcels is None:
             encoded = open_batch.encoded
-            if encoded is None:
+            if encoded is NOT_ENCODED:
                 encoded = self._encoder.encoded(open_batch)
                 # A signal handler may have sealed the open batch meanwhile. It has then submitted the parcels, with a
                 # head of their own.
-                own = open_batch.encoded is None
+                own = open_batch.encoded is NOT_ENCODED
                 if own and self._config.delivery == "transactional" and encoded.parcels:
                     encoded = replace(encoded, head=_as_unit(encoded.parcels))
                 encoded = open_batch.keep(encoded)
             # Submit the parcels before other threads can see them in `open_batch.parcels` and wait for them.
             head, parcels = encoded.head, encoded.parcels
             self._pump.submit(parcels if head is None else [head, *parcels])
-            open_batch.submitted(parcels)
+            open_batch.submitted()
             # Count partitions: several batches of one partition do not need more room.
             spread = len({parcel.partition for parcel in parcels})
             if spread > 1:
@@ -342,9 +312,7 @@ class Accumulator:
             if any(parcel.durable or parcel.done for parcel in parcels):
                 # Wake callers: parcels are done already, but callers could not see them before.
                 self._pump.notify_waiters()
-            open_batch.forget()
-        if open_batch.firsts or open_batch.callbacks or open_batch.errbacks:
-            open_batch.watch(open_batch.parcels or ())
+        open_batch.watch()
         if self.open_batches.get(open_batch.topic) is open_batch:
             other = self.open_batches.pop(open_batch.topic, None)
             if (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn
 
 import kafka.errors as kafka_errors
 
@@ -22,8 +22,6 @@ from kafkasafe.config.values import is_topic_name
 from kafkasafe.errors import SpoolFullError, WaitTimeoutError
 from kafkasafe.health.states import ProducerHealth, producer_health
 from kafkasafe.spool.refusals import error_for_send
-
-Future = TypeVar("Future")
 
 __all__ = ["STEP_S", "Admission"]
 
@@ -131,7 +129,6 @@ class Admission:
 
     def accept(
         self,
-        new_future: Callable[[OpenBatch, int], Future],
         topic: str,
         key: bytes | None,
         value: bytes | None,
@@ -139,12 +136,11 @@ class Admission:
         size: int,
         open_batch: OpenBatch | None = None,
         index: int = -1,
-    ) -> Future:
+    ) -> tuple[OpenBatch, int]:
         """Finish `send` if the open batch is missing or full, was sealed meanwhile, or has no list entry for the record
         yet.
 
         Args:
-            new_future: Makes the future of record `index` of an open batch. It is called before the record is accepted.
             topic: Topic of the record.
             key: Bytes or None.
             value: Bytes or None.
@@ -152,18 +148,20 @@ class Admission:
             size: See `RecordForm.prepare`.
             open_batch: The open batch that `send` tried, if any.
             index: The record's number in `open_batch`; negative if the record got no number.
+
+        Returns:
+            The open batch that has the record, and the record's number there.
         """
         self.check_size(size)
         if open_batch is not None and index >= 0 and not open_batch.open:
-            future = new_future(open_batch, index)
             with self._accumulator.lock:
                 self._accumulator.seal_or_leave(open_batch)
             if open_batch.took(index):
-                return future
+                return open_batch, index
         # If the stack is nearly exhausted, raise now, before the record is accepted.
         _probe(_FRAMES)
         if self._accumulator.interrupted():
-            return self._send_apart(new_future, topic, key, value, special)
+            return self._send_apart(topic, key, value, special)
         deadline: float | None = None
         may_wait = self._pump.ledger.ahead.is_far
         while True:
@@ -176,13 +174,12 @@ class Admission:
                     if open_batch is not None:
                         index = open_batch.enter(size)
                 if open_batch is not None:
-                    future = new_future(open_batch, index)
                     if index < open_batch.most:
                         open_batch.put(index, key, value, special)
                     if index >= open_batch.most - 1 or not open_batch.open:
                         self._accumulator.seal_or_leave(open_batch)
                     if open_batch.open or open_batch.took(index):
-                        return future
+                        return open_batch, index
                     # A signal handler interrupted this call and sealed the open batch without this record.
                     open_batch = None
                     continue
@@ -193,13 +190,8 @@ class Admission:
             deadline = self._wait_for_room(deadline)
 
     def _send_apart(
-        self,
-        new_future: Callable[[OpenBatch, int], Future],
-        topic: str,
-        key: bytes | None,
-        value: bytes | None,
-        special: Special | None,
-    ) -> Future:
+        self, topic: str, key: bytes | None, value: bytes | None, special: Special | None
+    ) -> tuple[OpenBatch, int]:
         """Accept a record in a signal handler that interrupted another call of this thread.
 
         The state of that call's work on the open batch is unknown. So this method seals the open batch as it is. It
@@ -211,10 +203,9 @@ class Admission:
             with self._accumulator.lock:
                 open_batch = self._new_open_batch(topic)
                 if open_batch is not None:
-                    future = new_future(open_batch, 0)
                     open_batch.put(next(open_batch.numbers), key, value, special)
                     self._accumulator.seal(open_batch)
-                    return future
+                    return open_batch, 0
             deadline = self._wait_for_room(deadline)
 
     def add_open_batch(self, topic: str) -> OpenBatch | None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from kafka import TopicPartition
@@ -22,13 +23,27 @@ from kafkasafe.spool.refusals import because
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["BatchDecision", "BatchUnit"]
+__all__ = ["BatchDecision", "BatchMetadata", "BatchUnit"]
 
-_Metadata = TypeVar("_Metadata")
 _Outcome = TypeVar("_Outcome")
 
 
-class BatchUnit(Generic[_Metadata]):
+@dataclass(frozen=True, slots=True)
+class BatchMetadata:
+    """A committed atomic batch.
+
+    Attributes:
+        batch_id: Id of the batch, as `kafkasafe spool ls` shows it.
+        offsets: For each partition, the offsets of the first and the last record (inclusive); -1 if not known.
+        records: Number of records.
+    """
+
+    batch_id: str
+    offsets: Mapping[TopicPartition, tuple[int, int]]
+    records: int
+
+
+class BatchUnit:
     """The records of an atomic batch on their way to the pump, the decision about them, and the calls after their end.
 
     Args:
@@ -36,8 +51,6 @@ class BatchUnit(Generic[_Metadata]):
         open_batches: The open batches with the batch's records.
         decision: The decision about the batch.
         parts: The producer's objects.
-        describe: Makes the metadata of the committed batch from its id, its offsets by partition, and the number of
-            its records.
 
     Attributes:
         parcels: The parcels of the batch's records, as soon as these are encoded.
@@ -48,19 +61,17 @@ class BatchUnit(Generic[_Metadata]):
         self,
         head: Parcel,
         open_batches: list[OpenBatch],
-        decision: FirstDecision[BatchUnit[_Metadata]],
+        decision: FirstDecision[BatchUnit],
         parts: ProducerParts,
-        describe: Callable[[str, Mapping[TopicPartition, tuple[int, int]], int], _Metadata],
     ) -> None:
         self.head = head
         self.open_batches = open_batches
         self.parcels: list[Parcel] = []
         self.callbacks: list[tuple[bool, Callable[[Any], object]]] = []
-        self._describe = describe
         self._delivery = parts.delivery
         self._in_memory = parts.config.in_memory
         self._owner: object = None
-        self._decision: FirstDecision[BatchUnit[_Metadata]] | None = decision
+        self._decision: FirstDecision[BatchUnit] | None = decision
         """None once the pump (the thread that writes and delivers) has the batch. The reset to None breaks a reference
         cycle, because the decision refers back to this object. The cycle would keep both, and the producer, alive until
         the next garbage collection."""
@@ -115,18 +126,22 @@ class BatchUnit(Generic[_Metadata]):
         if self._decision is not None:
             self._decision.drop()
 
-    def handed_over(self) -> None:
-        """Record that the batch was handed to the pump, which decides about it from now on."""
-        self._decision = None
-        for open_batch in self.open_batches:
-            open_batch.unguard()
-
-    def settle_empty(self) -> None:
-        """Mark an empty batch as durable and committed."""
-        self.head.be_durable()
-        self.head.end()
+    def hand_over(self) -> None:
+        """Pass the accepted batch to the pump, which decides about it from now on. An empty one ends at once."""
+        head = self.head
         if self.callbacks:
-            self._delivery.callbacks.put(lambda: self.call(0))
+            self.watch()
+        if self.parcels or (head.unit_handle is not None and head.unit_handle.offsets):
+            self._delivery.pump.submit([head, *self.parcels])
+        elif not head.done:
+            head.be_durable()
+            head.end()
+            if self.callbacks:
+                self._delivery.callbacks.put(lambda: self.call(0))
+        for open_batch in self.open_batches:
+            open_batch.submitted()
+            open_batch.watch()
+        self._decision = None
 
     def add(self, wanted: bool, call: Callable[[Any], object], owner: object) -> None:
         """Add a function to call if the batch is committed (`wanted` is true), or if it is dropped (false). Keep a
@@ -157,7 +172,7 @@ class BatchUnit(Generic[_Metadata]):
         mine = [call for wanted, call in callbacks if wanted is (error is None)]
         self._delivery.callbacks.call(mine, [answer] * len(mine), due)
 
-    def metadata(self) -> _Metadata:
+    def metadata(self) -> BatchMetadata:
         """Return the metadata of the committed batch."""
         found: dict[TopicPartition, tuple[int, int]] = {}
         records = 0
@@ -167,10 +182,10 @@ class BatchUnit(Generic[_Metadata]):
             found[at] = found.get(at, (parcel.base_offset, -1))[0], last
             records += parcel.count
         unit_handle = self.head.unit_handle
-        return self._describe("" if unit_handle is None else unit_handle.unit_id.hex(), found, records)
+        return BatchMetadata("" if unit_handle is None else unit_handle.unit_id.hex(), found, records)
 
 
-class BatchDecision(Generic[_Metadata, _Outcome]):
+class BatchDecision(Generic[_Outcome]):
     """The decision about an atomic batch, and the commits that were tried.
 
     Attributes:
@@ -178,8 +193,8 @@ class BatchDecision(Generic[_Metadata, _Outcome]):
     """
 
     def __init__(self) -> None:
-        self.first: FirstDecision[BatchUnit[_Metadata]] = FirstDecision()
-        self._attempts: dict[BatchUnit[_Metadata], _Outcome] = {}
+        self.first: FirstDecision[BatchUnit] = FirstDecision()
+        self._attempts: dict[BatchUnit, _Outcome] = {}
         """The outcome of each commit that was tried. One of them may be accepted."""
 
     @property
@@ -193,7 +208,7 @@ class BatchDecision(Generic[_Metadata, _Outcome]):
         unit = self.first.accepted
         return None if unit is None else self._attempts[unit]
 
-    def begin(self, unit: BatchUnit[_Metadata], outcome: _Outcome) -> None:
+    def begin(self, unit: BatchUnit, outcome: _Outcome) -> None:
         """Note a commit that is tried."""
         self._attempts[unit] = outcome
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from kafkasafe._producing.accumulator import Accumulator
@@ -136,9 +136,7 @@ class Delivery:
     def called(self, open_batch: OpenBatch | None, deadline: float | None) -> bool:
         """Wait for due callbacks of one or all open batches. Return False if the deadline passed first."""
         if open_batch is not None:
-            if open_batch.firsts or open_batch.callbacks or open_batch.errbacks:
-                # Another thread sealed the open batch, and may not have called `watch` yet.
-                open_batch.watch(open_batch.parcels or ())
+            open_batch.watch()  # another thread sealed the open batch, and may not have called it yet
             if not open_batch.watched:
                 return True
         if self.pump.is_current_thread():
@@ -149,20 +147,25 @@ class Delivery:
     def partitions(self, topic: str) -> set[int]:
         """See `SafeProducer.partitions_for`."""
         self._lifecycle.raise_closed()
-        known = self._cluster.topic(topic)
-        if known is None or not known.partitions:
+        limit_s = self._config.max_block_s
+        known = self.known_partitions(topic, limit_s)
+        if not known:
+            raise WaitTimeoutError(
+                f"Failed to update metadata after {limit_s:.1f} secs.{self.network_cause()}"
+            )
+        return set(known)
+
+    def known_partitions(self, topic: str, limit_s: float) -> Mapping[int, object]:
+        """Return the partitions of a topic, after a wait for metadata if necessary; empty if they are still unknown."""
+
+        def known() -> Mapping[int, object]:
+            info = self._cluster.topic(topic)
+            return {} if info is None else info.partitions
+
+        if not known():
             self.pump.refresh_topic(topic)
-
-            def answered() -> bool:
-                info = self._cluster.topic(topic)
-                return info is not None and bool(info.partitions)
-
-            if not self.pump.wait(answered, self._config.max_block_s):
-                raise WaitTimeoutError(
-                    f"Failed to update metadata after {self._config.max_block_s:.1f} secs.{self.network_cause()}"
-                )
-            known = self._cluster.topic(topic)
-        return set(known.partitions) if known is not None else set()
+            self.pump.wait(lambda: bool(known()), limit_s)
+        return known()
 
     def flush(self, timeout: float | None = None) -> None:
         """See `SafeProducer.flush`."""

@@ -10,7 +10,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kafkasafe._producing.open_batch import ABSENT, Encoded, Headers, OpenBatch, Sizes, Special, headers_bytes
+from kafkasafe._producing.open_batch import (
+    ABSENT,
+    NOT_ENCODED,
+    Encoded,
+    Headers,
+    OpenBatch,
+    Sizes,
+    Special,
+    headers_bytes,
+)
 from kafkasafe._producing.open_batch_room import fitting_edges
 from kafkasafe._producing.partitioning import Partitioning
 from kafkasafe.delivery.engine.parcels import UNCHOSEN, Indexes, Parcel, seems_given
@@ -53,7 +62,7 @@ class Encoder:
 
     def _encode(self, open_batch: OpenBatch) -> Encoded:
         values, keys = open_batch.close(), open_batch.keys
-        if open_batch.encoded is not None:
+        if open_batch.encoded is not NOT_ENCODED:
             return open_batch.encoded
         count = len(values)
         if not count:

@@ -21,7 +21,7 @@ from kafkasafe._producing.open_batch_room import MAX_RECORDS
 from kafkasafe.delivery.callbacks import CallbackThread, take
 from kafkasafe.delivery.engine.parcels import Indexes, Parcel
 
-__all__ = ["ABSENT", "Encoded", "Headers", "OpenBatch", "Sizes", "Special", "headers_bytes"]
+__all__ = ["ABSENT", "NOT_ENCODED", "Encoded", "Headers", "OpenBatch", "Sizes", "Special", "headers_bytes"]
 
 _FEW_RECORDS: Final = 16
 """Size of the lists of a new open batch, in records. They grow fourfold."""
@@ -37,7 +37,16 @@ Sizes = int | list[int]
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """The encoded records of an open batch. `OpenBatch` has the same attributes."""
+    """The encoded records of an open batch.
+
+    Attributes:
+        parcels: The parcels, each for one partition.
+        head: The parcel that represents all of them, if they are one unit.
+        count, absent: The open batch has the records with numbers below `count`, except those in `absent`.
+        sizes: Sizes of keys and values.
+        parcel_of, index_in: By number, the record's parcel and its index there; None if one parcel has all records, in
+            order.
+    """
 
     parcels: list[Parcel]
     head: Parcel | None = None
@@ -46,6 +55,10 @@ class Encoded:
     sizes: tuple[Sizes, Sizes] = (-1, -1)
     parcel_of: Indexes | None = None
     index_in: Indexes | None = None
+
+
+NOT_ENCODED: Final = Encoded([])
+"""`OpenBatch.encoded` before sealing."""
 
 
 class OpenBatch:
@@ -70,15 +83,10 @@ class OpenBatch:
         special: (partition, headers, timestamp) by number, of the records that have any of these.
         timestamp_ms: Timestamp of records without their own: when the first record was added.
         due: When the open batch must be sealed at the latest, monotonic seconds.
-        encoded: During sealing: the parcels, each for one partition, and the places of the records in them.
+        encoded: The encoded records, from sealing on.
         parcels: The parcels, as soon as the open batch is sealed.
-        count, absent: After sealing, the open batch has the records with numbers below `count`, except those in
-            `absent`.
         acked: The fields that all records' metadata share, if only the offsets differ: topic, partition, both together,
             base offset, timestamp, and sizes of key and value. Set at the first call for metadata.
-        parcel_of, index_in: By number, the record's parcel and its index there; None if one parcel has all records, in
-            order.
-        sizes: Sizes of keys and values.
         firsts: By number, the first callback of each record, if it was added before the open batch was sealed. The list
             ends at the last record with a callback. See `RecordFuture.add_callback`.
         callbacks, errbacks: Other callbacks that are not handled yet, as a flat list: record, function, record,
@@ -97,25 +105,20 @@ class OpenBatch:
         "_sorted",
         "_sorted_calls",
         "_taken",
-        "absent",
         "acked",
         "callbacks",
-        "count",
         "due",
         "encoded",
         "errbacks",
         "firsts",
         "guard",
-        "index_in",
         "keys",
         "left",
         "most",
         "numbers",
         "open",
-        "parcel_of",
         "parcels",
         "room",
-        "sizes",
         "special",
         "thread",
         "timestamp_ms",
@@ -145,13 +148,8 @@ class OpenBatch:
         self.special: dict[int, Special] = {}
         self.timestamp_ms = timestamp_ms
         self.due = due
-        self.encoded: Encoded | None = None
+        self.encoded = NOT_ENCODED
         self.parcels: list[Parcel] | None = None
-        self.count = 0
-        self.absent: frozenset[int] = frozenset()
-        self.parcel_of: Indexes | None = None
-        self.index_in: Indexes | None = None
-        self.sizes: tuple[Sizes, Sizes] = (-1, -1)
         self.firsts: list[Any] = []
         self.callbacks: list[Any] = []
         self.errbacks: list[Any] = []
@@ -217,17 +215,17 @@ class OpenBatch:
         """Store the encoded records, unless an encoding is stored already. Return the stored encoding.
 
         The first encoding counts, because its parcels may have been submitted: a signal handler may seal the open batch
-        while it interrupts the thread that seals it. `encoded` is set last, so the call may be repeated after a Ctrl-C.
+        while it interrupts the thread that seals it.
         """
-        if self.encoded is None:
-            self.count, self.absent, self.sizes = encoded.count, encoded.absent, encoded.sizes
-            self.parcel_of, self.index_in = encoded.parcel_of, encoded.index_in
+        if self.encoded is NOT_ENCODED:
             self.encoded = encoded
         return self.encoded
 
-    def submitted(self, parcels: list[Parcel]) -> None:
-        """Record that the pump has the parcels. From now on, callers see them."""
-        self.parcels = parcels
+    def submitted(self) -> None:
+        """Record that the pump has the parcels. Callers see them from now on. Drop the unencoded records."""
+        self.parcels = self.encoded.parcels
+        self.guard = None
+        self.forget()
 
     @property
     def waiting(self) -> int:
@@ -237,43 +235,36 @@ class OpenBatch:
         values = self._taken[0] if self._taken else self.values
         return len(values) - values.count(ABSENT)
 
-    def has(self, index: int) -> bool:
-        """Return whether a record is in this sealed open batch."""
-        return index < self.count and index not in self.absent
-
     def took(self, index: int) -> bool:
         """Return whether this open batch took a stored record. The batch is closed already, but may not be sealed yet.
 
         It takes no lock, because the sealing thread may hold the lock for as long as encoding takes.
         """
         taken: list[bytes | None] = []
-        if self.encoded is None:
+        if self.encoded is NOT_ENCODED:
             # Call `close`, as the sealing thread does: both get the list that the first call took. Meanwhile the
             # sealing thread may have encoded the records and dropped the list.
             with contextlib.suppress(IndexError):
                 taken = self.close()
         encoded = self.encoded
-        if encoded is None:
+        if encoded is NOT_ENCODED:
             return index < len(taken) and taken[index] is not ABSENT
         return index < encoded.count and index not in encoded.absent
 
-    def unguard(self) -> None:
-        """Record that the open batch's atomic batch was handed to the pump."""
-        self.guard = None
-
     def forget(self) -> None:
-        """Drop the unencoded records, after they were encoded."""
+        """Drop the unencoded records."""
         self.keys, self.values, self._taken = [], [], []
 
     def locate(self, index: int) -> tuple[Parcel, int]:
         """Return the parcel of record `index` and its index there, after all divisions of parcels."""
         if self.parcels is None:
             raise AssertionError("An open batch that is not sealed has no parcels")
-        if self.parcel_of is None or self.index_in is None:
-            parcel = self.parcels[0]
+        encoded = self.encoded
+        if encoded.parcel_of is None or encoded.index_in is None:
+            parcel = encoded.parcels[0]
         else:
-            parcel = self.parcels[int(self.parcel_of[index])]
-            index = int(self.index_in[index])
+            parcel = encoded.parcels[int(encoded.parcel_of[index])]
+            index = int(encoded.index_in[index])
         while parcel.children is not None and parcel.error is None:
             for child, indexes in parcel.children:
                 at = int(np.searchsorted(indexes, index))
@@ -297,10 +288,10 @@ class OpenBatch:
         if parcel.log_append_time >= 0:
             stamp = parcel.log_append_time
         offset = parcel.base_offset + at if parcel.base_offset >= 0 else -1
-        keys, values = self.sizes
+        keys, values = self.encoded.sizes
         place = TopicPartition(parcel.topic, parcel.partition)
         if (
-            self.parcel_of is None
+            self.encoded.parcel_of is None
             and parcel.parent is None
             and parcel.base_offset >= 0
             and not self.special
@@ -329,16 +320,16 @@ class OpenBatch:
         """
         if self.special or parcel.parent is not None:
             return map(self.metadata, indexes)
-        base, every = parcel.base_offset, isinstance(indexes, range)
+        base, every, index_in = parcel.base_offset, isinstance(indexes, range), self.encoded.index_in
         offsets: Iterable[int] = itertools.repeat(-1, len(indexes))
-        if base >= 0 and every and self.index_in is None:
+        if base >= 0 and every and index_in is None:
             offsets = range(base, base + len(indexes))
         elif base >= 0:
-            at = indexes if self.index_in is None else self.index_in[indexes].tolist()
+            at = indexes if index_in is None else index_in[indexes].tolist()
             offsets = map(base.__add__, at)
         place = parcel.topic, parcel.partition, TopicPartition(parcel.topic, parcel.partition)
         stamp = self.timestamp_ms if parcel.log_append_time < 0 else parcel.log_append_time
-        keys, values = self.sizes
+        keys, values = self.encoded.sizes
         fields: Iterable[tuple[Any, ...]]
         if isinstance(keys, int) and isinstance(values, int):
             # Only offsets differ. A product yields the constant fields without Python code for each record.
@@ -384,7 +375,7 @@ class OpenBatch:
         firsts = self.first_calls()
         if not isinstance(firsts, list):
             return (), ()
-        firsts = firsts[: self.count]
+        firsts = firsts[: self.encoded.count]
         every, self._first_due = self._first_due == len(firsts), 0
         # Drop the functions: a program may keep a future, and the future keeps this open batch.
         self.firsts = []
@@ -395,19 +386,27 @@ class OpenBatch:
         self._first_calls[0] = tuple(None if function is None else True for function in firsts)
         return indexes, [firsts[i] for i in indexes]
 
-    def watch(self, parcels: Iterable[Parcel]) -> None:
-        """Arrange that the callbacks of a sealed open batch are called when these parcels are done. Calling it twice
-        does no harm.
+    def watch(self) -> None:
+        """Arrange that the callbacks of this sealed open batch, if there are any, are called when its parcels are done.
+        Calling it twice does no harm.
         """
+        if self.firsts or self.callbacks or self.errbacks:
+            self._watch(self.parcels or ())
+
+    def watch_record(self, index: int) -> None:
+        """Do the same as `watch`, for the parcel of one record that has a callback."""
+        self._watch((self.locate(index)[0],))
+
+    def _watch(self, parcels: Iterable[Parcel]) -> None:
         self.watched = True
         if self._first_due < 0:
-            firsts = self.first_calls()[: self.count]
+            firsts = self.first_calls()[: self.encoded.count]
             self._first_due = len(firsts) - (0 if _all_there(firsts) else sum(f is None for f in firsts))
         for parcel in parcels:
             parcel.watch(self.on_done)
             # The order matters: the pump sets the attributes that are read here, then looks for the watcher.
             if parcel.children is not None:
-                self.watch(child for child, _ in parcel.children)
+                self._watch(child for child, _ in parcel.children)
             if parcel.done:
                 parcel.take_watcher()
                 self.thread.put(self._call_done)
@@ -418,7 +417,7 @@ class OpenBatch:
             self._sorted_calls + max(self._first_due, 0) + (len(self.callbacks) + len(self.errbacks)) // 2
         )
         # With several parcels, estimate the number of due callbacks by the parcel's share of the records.
-        due = 0 if parcel.children is not None else waiting * parcel.count // max(self.count, 1)
+        due = 0 if parcel.children is not None else waiting * parcel.count // max(self.encoded.count, 1)
         # Do this even if no callback seems to wait: the thread may be sorting callbacks, and have passed this parcel
         # already.
         self.thread.hand(self._call_done, due)
@@ -433,7 +432,8 @@ class OpenBatch:
                     self._call(parcels[0], indexes, functions, [], due)
                     due = 0
                 callbacks, errbacks = take(self.callbacks), take(self.errbacks)
-                self._call(parcels[0], callbacks[::2], callbacks[1::2], errbacks[1::2], due)
+                if callbacks or errbacks or due:
+                    self._call(parcels[0], callbacks[::2], callbacks[1::2], errbacks[1::2], due)
             return
         indexes, functions = self._take_firsts()
         self._sort([*itertools.chain.from_iterable(zip(indexes, functions, strict=True))], [])
@@ -469,10 +469,11 @@ class OpenBatch:
 
         If no parcel was divided, this needs no Python code for each record.
         """
-        if self.parcel_of is None:
+        parcel_of = self.encoded.parcel_of
+        if parcel_of is None:
             groups = [np.arange(len(indexes))]
         else:
-            numbers = self.parcel_of[indexes]
+            numbers = parcel_of[indexes]
             order = np.argsort(numbers, kind="stable")
             groups = np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
         for group in groups:

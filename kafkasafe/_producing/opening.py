@@ -129,7 +129,19 @@ def _made(
     """Make the objects. Each gets the objects that it uses."""
     lifecycle = Lifecycle()
     partitioning = Partitioning(config, cluster, partition_by)
-    pump, accumulator = _pumped(config, cluster, directory, files, lifecycle, partitioning)
+    # The pump and the accumulator use each other. Neither has a reference to the producer, so that a producer that the
+    # application drops is collected at once.
+    pump = Pump(
+        config,
+        cluster,
+        directory,
+        files,
+        choose=partitioning.choose,
+        seal_due=lambda now: accumulator.seal_due(now),  # noqa: PLW0108  # assigned below
+        on_topic=partitioning.learned,
+        released=lambda: accumulator.released(),  # noqa: PLW0108  # assigned below
+    )
+    accumulator = Accumulator(config, lifecycle, partitioning, pump)
     delivery = Delivery(config, lifecycle, cluster, pump, accumulator)
     admission = Admission(config, lifecycle, partitioning, accumulator, delivery)
     form = RecordForm(serializers, lifecycle, partitioning, admission)
@@ -146,32 +158,6 @@ def _made(
         GivenOffsets(NUMBERS),
         shutdown,
     )
-
-
-def _pumped(
-    config: ProducerConfig,
-    cluster: Cluster,
-    directory: SpoolDirectory,
-    files: Files,
-    lifecycle: Lifecycle,
-    partitioning: Partitioning,
-) -> tuple[Pump, Accumulator]:
-    """Make the pump and the accumulator, which use each other.
-
-    Neither has a reference to the producer, so that a producer that the application drops is collected at once.
-    """
-    pump = Pump(
-        config,
-        cluster,
-        directory,
-        files,
-        choose=partitioning.choose,
-        seal_due=lambda now: accumulator.seal_due(now),  # noqa: PLW0108  # assigned below
-        on_topic=partitioning.learned,
-        released=lambda: accumulator.released(),  # noqa: PLW0108  # assigned below
-    )
-    accumulator = Accumulator(config, lifecycle, partitioning, pump)
-    return pump, accumulator
 
 
 def _check_room(config: ProducerConfig, files: Files, used: int) -> None:

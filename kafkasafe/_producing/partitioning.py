@@ -6,6 +6,7 @@ Nothing here seals an open batch or waits.
 
 from __future__ import annotations
 
+import inspect
 import operator
 import random
 import warnings
@@ -15,14 +16,13 @@ from typing import Any, Final
 import numpy as np
 from kafka.structs import TopicPartition
 
-from kafkasafe._producing.signatures import takes
 from kafkasafe.cluster.api import Broker, Cluster
 from kafkasafe.config import ProducerConfig
 from kafkasafe.delivery.engine.parcels import Indexes
 from kafkasafe.logs import EventLog, apart
 from kafkasafe.record.partition import partition_for_key, partitions_for_keys
 
-__all__ = ["Partitioning", "as_int", "partitioner_of"]
+__all__ = ["Partitioning", "as_int", "partitioner_of", "takes"]
 
 log = EventLog("producer")
 
@@ -257,3 +257,16 @@ def as_int(item: Any, what: str, most: int) -> int:
     if not 0 <= number <= most:
         raise ValueError(f"{what} must be >= 0 and <= {most}, not {number}")
     return number
+
+
+def takes(function: Callable[..., Any], arguments: int) -> bool:
+    """Return whether a function of the application can be called with this number of positional arguments:
+    kafka-python's interfaces have older and newer forms.
+    """
+    try:
+        inspect.signature(function).bind(*range(arguments))
+    except TypeError:
+        return False
+    except ValueError:  # functions written in C may have no signature
+        return True
+    return True

@@ -9,8 +9,7 @@ from typing import Any, Final
 from kafkasafe._producing.admission import Admission
 from kafkasafe._producing.lifecycle import Lifecycle
 from kafkasafe._producing.open_batch import Headers, Special, headers_bytes
-from kafkasafe._producing.partitioning import Partitioning, as_int
-from kafkasafe._producing.signatures import takes
+from kafkasafe._producing.partitioning import Partitioning, as_int, takes
 from kafkasafe.config import ProducerConfig
 from kafkasafe.record.batch import RECORD_OVERHEAD
 

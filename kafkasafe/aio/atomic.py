@@ -55,7 +55,7 @@ class BatchOutcome(metaclass=Tidy):
 
     def __init__(self, outcome: atomic.BatchOutcome) -> None:
         self._outcome = outcome
-        self._unit = atomic.unit_of(outcome)
+        self._unit = outcome.unit
         self.batch_id = outcome.batch_id
 
     def __await__(self) -> Generator[Any, None, atomic.BatchMetadata]:
@@ -163,7 +163,6 @@ class AtomicBatch:
     def __init__(self, owner: Owner, batch: atomic.AtomicBatch) -> None:
         self._owner = owner
         self._batch = batch
-        self._parts = atomic.parts_of(batch)
         self._unawaited: set[_SendingOffsets] = set()
 
     async def __aenter__(self) -> Self:
@@ -172,7 +171,7 @@ class AtomicBatch:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._parts.decision.first.made:
+        if self._batch.decision.first.made:
             return
         if kind is None:
             await self.commit()
@@ -233,20 +232,21 @@ class AtomicBatch:
         if not isinstance(offsets, SafeConsumer):
             self._batch.send_offsets(offsets, group)
             return
-        parts = self._parts
-        parts.decision.check_open()
-        fate = parts.offsets.claim(str(offsets.client.config["group_id"]))
+        decision = self._batch.decision
+        decision.check_open()
+        fate = self._batch.offsets.claim(str(offsets.client.config["group_id"]))
         try:
-            offer = await calls_of(offsets).offer_positions(fate, parts.lane)
-            parts.decision.check_open()
-            parts.offsets.take(fate, *offer)
+            lane = self._owner.opened.parts.delivery.pump.own_lane
+            offer = await calls_of(offsets).offer_positions(fate, lane)
+            decision.check_open()
+            self._batch.offsets.take(fate, *offer)
         except BatchDroppedError:
             self._batch.drop()
             raise
         except BaseException as error:
             # The consumer's thread may still claim offsets for this batch, but these offsets do not become part of it.
             fate.forget()
-            if isinstance(error, asyncio.CancelledError) and parts.decision.outcome is None:
+            if isinstance(error, asyncio.CancelledError) and decision.outcome is None:
                 self._batch.drop()  # do not send the batch's records without these offsets
             raise
 
@@ -262,7 +262,7 @@ class AtomicBatch:
                 later.
             UsageError: The batch was committed or dropped before.
         """
-        self._parts.decision.check_open()
+        self._batch.decision.check_open()
         if self._unawaited:
             self._batch.drop()
             raise UsageError(

@@ -6,7 +6,7 @@ import asyncio
 import warnings
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack, cast
 
 import kafka.errors as kafka_errors
 from kafka.structs import TopicPartition
@@ -17,13 +17,13 @@ from kafkasafe.aio.arguments import as_partition, as_partitions
 from kafkasafe.aio.instead import LAST_STABLE_OFFSET
 from kafkasafe.aio.lifecycle import Lifecycle
 from kafkasafe.aio.listeners import Rebalances
-from kafkasafe.aio.look_ups import LookUps
 from kafkasafe.aio.positions import Positions
 from kafkasafe.aio.record_queue import RecordQueue
 from kafkasafe.aio.requests import RecordRequests
 from kafkasafe.aio.selection import Selection
 from kafkasafe.aio.thread_calls import ThreadCalls
 from kafkasafe.aio.thread_side import ThreadSide
+from kafkasafe.aio.threads import call_in_thread
 from kafkasafe.config import validate_consumer
 from kafkasafe.health.states import ConsumerHealth, unopened_consumer
 from kafkasafe.limits.patience import closing_timeout
@@ -31,6 +31,9 @@ from kafkasafe.options import AsyncConsumerOptions, ConsumerOptions
 from kafkasafe.process.one_process import OfOneProcess
 
 __all__ = ["SafeConsumer"]
+
+_LOOK_UP: Final = "kafkasafe-aio-look"
+"""The thread of a look-up: a separate one, so that the look-up does not delay a poll. Look-ups are thread-safe."""
 
 
 class SafeConsumer(OfOneProcess, metaclass=Tidy):
@@ -72,7 +75,6 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
         self._calls = calls = ThreadCalls(thread, records, rebalances, lifecycle)
         self._selection = Selection(topics, records, rebalances, lifecycle, calls)
         self._positions = Positions(thread, records, lifecycle, calls)
-        self._look_ups = LookUps(thread, calls)
 
     # -- start and close -----------------------------------------------------------------------------------------------
 
@@ -311,7 +313,9 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
 
     async def committed(self, partition: TopicPartition) -> int | None:
         """Return the last committed offset; None if nothing was committed."""
-        return await self._look_ups.committed(partition)
+        consumer, partition = self._thread.consumer, as_partition(partition)
+        found = await self._calls.do(lambda: consumer.committed(partition))
+        return None if found is None else int(found)
 
     def highwater(self, partition: TopicPartition) -> int | None:
         """Return the high watermark of the last fetch; None before the first fetch."""
@@ -320,7 +324,8 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
 
     async def topics(self) -> set[str]:
         """Return all topics that the client is allowed to see."""
-        return await self._look_ups.topics()
+        consumer = self._thread.consumer
+        return set(await self._calls.do(consumer.topics))
 
     async def partitions_for_topic(self, topic: str) -> set[int] | None:
         """Return the partitions of a topic; None if the topic does not exist.
@@ -330,25 +335,37 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
         Raises:
             TypeError: `topic` is not a string.
         """
-        return await self._look_ups.partitions_for_topic(topic)
+        if not isinstance(topic, str):
+            raise TypeError(f"topic must be a string, not {topic!r}")
+        consumer = self._thread.consumer
+        found = await self._calls.do(lambda: consumer.partitions_for_topic(topic))
+        return set(found) if found else None
 
     async def end_offsets(
         self, partitions: Iterable[TopicPartition], **options: Any
     ) -> dict[TopicPartition, int]:
         """Like `kafkasafe.SafeConsumer.end_offsets`: the results never go backwards, unless records are proven lost."""
-        return await self._look_ups.end_offsets(partitions, options)
+        consumer, asked = self._thread.consumer, list(as_partitions(partitions))
+        return dict(await call_in_thread(_LOOK_UP, lambda: consumer.end_offsets(asked, **options)))
 
     async def beginning_offsets(
         self, partitions: Iterable[TopicPartition], **options: Any
     ) -> dict[TopicPartition, int]:
         """Like `kafkasafe.SafeConsumer.beginning_offsets`."""
-        return await self._look_ups.beginning_offsets(partitions, options)
+        consumer, asked = self._thread.consumer, list(as_partitions(partitions))
+        return dict(await call_in_thread(_LOOK_UP, lambda: consumer.beginning_offsets(asked, **options)))
 
     async def offsets_for_times(
         self, timestamps: Mapping[TopicPartition, int], **options: Any
     ) -> dict[TopicPartition, Any]:
         """Like `kafkasafe.SafeConsumer.offsets_for_times`."""
-        return await self._look_ups.offsets_for_times(timestamps, options)
+        consumer = self._thread.consumer
+        if not isinstance(timestamps, Mapping):
+            raise TypeError(
+                f"timestamps must be a dict, such as {{TopicPartition('orders', 0): 1700000000000}}, not {timestamps!r}"
+            )
+        asked = {as_partition(tp): timestamp for tp, timestamp in timestamps.items()}
+        return dict(await call_in_thread(_LOOK_UP, lambda: consumer.offsets_for_times(asked, **options)))
 
     def health(self) -> ConsumerHealth:
         """Like `kafkasafe.SafeConsumer.health`. It never waits. Any thread may call it, even before `start`."""

@@ -1,23 +1,25 @@
-"""The future that `await producer.send(...)` returns."""
+"""The future that `await producer.send(...)` returns, and the objects of the started producer that it uses."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kafka.producer.future import RecordMetadata
 
+from kafkasafe import producer as threads
 from kafkasafe._producing.accepted_record import AcceptedRecord
+from kafkasafe._producing.open_batch import OpenBatch
 from kafkasafe._producing.opening import ProducerParts
 from kafkasafe._producing.spelling import Absent, Tidy, called, tidy_dir
-from kafkasafe.aio.due_batches import DueBatches
-from kafkasafe.aio.threads import running_loop
+from kafkasafe.aio.threads import Worker, running_loop
 from kafkasafe.delivery.awaiting import Fates, LoopWaits
 from kafkasafe.limits.patience import timeout_of
 
-__all__ = ["DoneCallbacks", "Owner", "RecordFuture", "waits_of"]
+__all__ = ["DoneCallbacks", "Opened", "Owner", "RecordFuture", "waits_of"]
 
 Call = Callable[["RecordFuture"], object]
 Key = tuple[int, int]
@@ -37,34 +39,11 @@ EXCEPTION: Final = "use `exception()`, as in asyncio: it is None after success"
 ADD_DONE_CALLBACK: Final = "use `add_done_callback`"
 
 
-class Running(Protocol):
-    """The attributes of a started producer that a future uses; see `Opened`."""
-
-    @property
-    def parts(self) -> ProducerParts:
-        """The objects of the inner producer."""
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The producer's loop."""
-
-    @property
-    def due_batches(self) -> DueBatches:
-        """Open batches for which tasks wait."""
-
-    @property
-    def callbacks(self) -> DoneCallbacks:
-        """Callbacks of futures."""
-
-    def waits_here(self) -> LoopWaits:
-        """Return the object with which coroutines of the running loop wait for the producer."""
-
-
 class Owner(Protocol):
     """The producer of a future, which lives as long as the future."""
 
     @property
-    def opened(self) -> Running:
+    def opened(self) -> Opened:
         """The objects of the started producer."""
 
 
@@ -110,7 +89,7 @@ class RecordFuture(metaclass=Tidy):
         self.owner, self.open_batch, self.index = owner, open_batch, index
         return self
 
-    def _record(self) -> AcceptedRecord:
+    def _accepted(self) -> AcceptedRecord:
         return AcceptedRecord(self.owner.opened.parts, self.open_batch, self.index)
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
@@ -134,7 +113,7 @@ class RecordFuture(metaclass=Tidy):
                     metadata: RecordMetadata = open_batch.metadata(self.index)
                     return metadata
             opened = self.owner.opened
-            if open_batch.parcels is None or not self._record().is_done:
+            if open_batch.parcels is None or not self._accepted().is_done:
                 opened.due_batches.add(open_batch)
                 ledger = opened.parts.delivery.pump.ledger
                 # The same as `AcceptedRecord.wait_in_loop`, with fewer objects and calls for each record.
@@ -164,7 +143,7 @@ class RecordFuture(metaclass=Tidy):
         """
         if timeout is not None:
             timeout = timeout_of(timeout)
-        record = self._record()
+        record = self._accepted()
         if not record.durable_or_never():
             opened = self.owner.opened
             opened.due_batches.add(self.open_batch)
@@ -175,7 +154,7 @@ class RecordFuture(metaclass=Tidy):
     @called
     def done(self) -> bool:
         """Return whether the record was acknowledged, rejected or dropped."""
-        return self._record().is_done
+        return self._accepted().is_done
 
     def result(self) -> RecordMetadata:
         """Return the metadata of the record, or raise its error.
@@ -183,7 +162,7 @@ class RecordFuture(metaclass=Tidy):
         Raises:
             InvalidStateError: The record is not done.
         """
-        record = self._record()
+        record = self._accepted()
         if not record.is_done:
             raise asyncio.InvalidStateError("The record has no result yet: await the future")
         return record.result(None)
@@ -195,7 +174,7 @@ class RecordFuture(metaclass=Tidy):
         Raises:
             InvalidStateError: The record is not done.
         """
-        record = self._record()
+        record = self._accepted()
         if not record.is_done:
             raise asyncio.InvalidStateError("The record has no result yet: await the future")
         return record.error
@@ -229,7 +208,7 @@ class RecordFuture(metaclass=Tidy):
         return self.owner.opened.callbacks.remove((id(self.open_batch), self.index), call)
 
     def __repr__(self) -> str:
-        return repr(self._record())
+        return repr(self._accepted())
 
 
 class DoneCallbacks:
@@ -269,6 +248,78 @@ class DoneCallbacks:
         before = len(known[0])
         known[0][:] = [item for item in known[0] if item[0] != call]
         return before - len(known[0])
+
+
+class DueBatches:
+    """Collects open batches during an iteration of the loop, and lets the pump seal them afterwards.
+
+    So other tasks may still add records in the same iteration.
+    """
+
+    def __init__(self, parts: ProducerParts) -> None:
+        self._parts = parts
+        self._open_batches: set[OpenBatch] = set()
+
+    def add(self, open_batch: OpenBatch) -> None:
+        """Seal an open batch soon, unless it is sealed already.
+
+        Raises:
+            UsageError: The open batch belongs to an atomic batch that is not committed.
+        """
+        if open_batch.parcels is not None:
+            return
+        guard = open_batch.guard
+        if guard is not None:
+            guard("batch.send(...) is not awaited: await its future, or batch.outcome, after the block")
+        if not self._open_batches:
+            running_loop().call_soon(self._seal)
+        self._open_batches.add(open_batch)
+
+    def _seal(self) -> None:
+        open_batches, self._open_batches = self._open_batches, set()
+        for open_batch in open_batches:
+            # The pump seals the open batch. So records that are sent while the pump writes are included, and no other
+            # thread has to be woken.
+            open_batch.make_due()
+        self._parts.delivery.pump.wake()
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The objects of a producer between `start` and its end.
+
+    Attributes:
+        producer: The inner producer.
+        parts: The objects of the inner producer.
+        loop: The loop on which the producer was started.
+        worker: Thread that encodes batches.
+        waits: The object with which coroutines of `loop` wait.
+        due_batches: Open batches for which tasks wait.
+        callbacks: Callbacks of futures.
+    """
+
+    producer: threads.SafeProducer
+    parts: ProducerParts
+    loop: asyncio.AbstractEventLoop
+    worker: Worker
+    waits: LoopWaits
+    due_batches: DueBatches
+    callbacks: DoneCallbacks
+
+    @classmethod
+    def of(cls, producer: threads.SafeProducer, loop: asyncio.AbstractEventLoop) -> Opened:
+        """Make the objects for an inner producer. Called on its loop."""
+        parts = producer.parts
+        worker = Worker(f"kafkasafe-aio-{producer.client_id}")
+        return cls(producer, parts, loop, worker, waits_of(parts), DueBatches(parts), DoneCallbacks(loop))
+
+    def waits_here(self) -> LoopWaits:
+        """Return the object with which coroutines of the running loop wait for the producer.
+
+        The running loop may differ from the producer's loop, because a future may be awaited after the producer's loop
+        has ended.
+        """
+        return self.waits if running_loop() is self.loop else waits_of(self.parts)
 
 
 def waits_of(parts: ProducerParts) -> LoopWaits:

@@ -126,7 +126,7 @@ class Listener(AsyncConsumerRebalanceListener):
     ) -> None:
         self._rebalances = rebalances
         self._given, self._loop, self._network = given, loop, network
-        self._running: asyncio.Task[None] | None = None
+        self._called_on_loop: asyncio.Task[None] | None = None
 
     async def on_partitions_revoked(self, revoked: Any) -> None:
         """Pass the call on to the program's listener. kafka-python calls this method."""
@@ -160,8 +160,8 @@ class Listener(AsyncConsumerRebalanceListener):
                 self._network.call_soon_threadsafe(finish)
 
         def begin() -> None:
-            self._running = self._loop.create_task(self._rebalances.call(method, given))
-            self._running.add_done_callback(answer)
+            self._called_on_loop = self._loop.create_task(self._rebalances.call(method, given))
+            self._called_on_loop.add_done_callback(answer)
 
         try:
             self._loop.call_soon_threadsafe(begin)

@@ -16,10 +16,9 @@ from kafkasafe import producer as threads
 from kafkasafe._producing.open_batch import Special
 from kafkasafe._producing.spelling import Absent, Tidy, tidy_dir
 from kafkasafe.aio.atomic import AtomicBatch
-from kafkasafe.aio.futures import RecordFuture
+from kafkasafe.aio.futures import Opened, RecordFuture
 from kafkasafe.aio.gate import SendGate
 from kafkasafe.aio.instead import BATCHES, BLOCK, UNIT, FunctionPartitioner, headers_of
-from kafkasafe.aio.opened import Opened
 from kafkasafe.aio.threads import call_in_thread, retrieve, running_loop
 from kafkasafe.config import validate
 from kafkasafe.errors import ConfigError, ProducerClosedError, UsageError
@@ -82,6 +81,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             )
         self._configs = cast("ProducerOptions", configs)
         self._started: Opened | None = None
+        self._gate: SendGate | None = None
         self._plain_gate: SendGate | None = None
         """The gate, if no serializer is set; else None."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -113,8 +113,10 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         producer = await call_in_thread(
             "kafkasafe-aio-start", lambda: threads.SafeProducer(**self._configs), undo=_let_be
         )
-        self._started = opened = Opened.of(producer, loop)
-        self._plain_gate = opened.gate if opened.parts.form.plain else None
+        opened = Opened.of(producer, loop)
+        self._gate = SendGate(opened.parts, opened.worker, loop)
+        self._started = opened
+        self._plain_gate = self._gate if opened.parts.form.plain else None
 
     async def stop(self) -> None:
         """Call `close()`. This is aiokafka's name for it."""
@@ -276,7 +278,9 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             except KeyError:
                 pass
         value, key, special, size = self._checked(topic, value, key, partition, timestamp_ms, headers)
-        gate = self.opened.gate
+        gate = self._gate
+        if gate is None:
+            raise self._not_started()
         return gate.try_now(self, topic, key, value, special, size) or await gate.wait_and_accept(
             self, topic, key, value, special, size
         )

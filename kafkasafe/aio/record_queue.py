@@ -14,8 +14,6 @@ from typing import Any, Final
 from kafka.structs import TopicPartition
 
 from kafkasafe.aio.fetched import Fetched, UnassignedError, first_unhanded
-from kafkasafe.aio.meanwhile import Meanwhile
-from kafkasafe.aio.move_log import MoveLog
 from kafkasafe.aio.polls import HandedOut, PollRequest, PollResult, Seen
 from kafkasafe.aio.threads import place_of
 
@@ -23,6 +21,86 @@ __all__ = ["RecordQueue"]
 
 _ATTEND_S: Final = 0.25
 """How long a program may process fetched records before the consumer serves its group membership again."""
+
+
+class _Meanwhile:
+    """Shows what the program has done with partitions since the running poll was requested.
+
+    1. A task polls. The consumer's thread asks the group coordinator, which takes a few milliseconds.
+    2. Another task receives records of `orders-0` that an earlier poll had fetched.
+    3. The poll ends: `orders-0` was revoked, or its position was moved back.
+    4. So the program holds records whose offsets it must not send.
+
+    Attributes:
+        paused: Partitions that the program has paused since the request.
+    """
+
+    def __init__(self) -> None:
+        self.paused: set[TopicPartition] = set()
+        self._before: dict[TopicPartition, int] = {}
+
+    def begin(self, fetched: Iterable[Fetched]) -> None:
+        """Record that a poll is requested."""
+        self.paused = set()
+        self.compare_with(fetched)
+
+    def compare_with(self, fetched: Iterable[Fetched]) -> None:
+        """Make `handed` compare with this moment from now on."""
+        self._before = first_unhanded({}, fetched)
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """Record that the program pauses partitions."""
+        self.paused.update(partitions)
+
+    def handed(self, fetched: Iterable[Fetched]) -> set[TopicPartition]:
+        """Return the partitions from which the program has received records since that moment."""
+        now = first_unhanded({}, fetched)
+        return {tp for tp, offset in self._before.items() if now.get(tp) != offset}
+
+    def forget(self, partition: TopicPartition) -> None:
+        """Leave out a partition, because its fetched records are dropped."""
+        self._before.pop(partition, None)
+
+
+class _MoveLog:
+    """Numbers the program's moves, so that records fetched before a move can be recognised.
+
+    Attributes:
+        count: Number of the latest move or subscription.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._moved: dict[TopicPartition, int] = {}
+        self._subscribed = 0
+        self._restarted = 0
+
+    def move(self, partitions: Iterable[TopicPartition]) -> None:
+        """Record that the positions of these partitions move."""
+        self.count += 1
+        self._moved.update(dict.fromkeys(partitions, self.count))
+
+    def subscribe(self) -> None:
+        """Note a new subscription."""
+        self.count += 1
+        self._subscribed = self.count
+
+    def restart(self) -> None:
+        """Record that everything that was fetched before is outdated."""
+        self.count += 1
+        self._restarted = self.count
+
+    def has_moved(self, partition: TopicPartition, since: int) -> bool:
+        """Return whether the position of a partition has moved after move number `since`."""
+        return self._moved.get(partition, 0) > since
+
+    def has_subscribed(self, since: int) -> bool:
+        """Return whether the program has subscribed after move number `since`."""
+        return self._subscribed > since
+
+    def has_restarted(self, since: int) -> bool:
+        """Return whether everything that was fetched at move number `since` is outdated."""
+        return self._restarted > since
 
 
 class RecordQueue:
@@ -36,8 +114,8 @@ class RecordQueue:
         """First offset, by partition, of the records that the last request returned."""
         self._assigned: frozenset[TopicPartition] = frozenset()
         self._paused: set[TopicPartition] = set()
-        self._moves = MoveLog()
-        self._meanwhile = Meanwhile()
+        self._moves = _MoveLog()
+        self._meanwhile = _Meanwhile()
         self._handed_late = False
         """Whether records of a partition were handed out during a poll that gave up the partition or moved it back."""
         self._kept = 0

@@ -1,8 +1,7 @@
-"""The requests of `kafkasafe.cluster.transactions` as data, and how to read their answers. Every implementation of
-`Cluster` uses this module.
+"""Requests as data with their versions; those of `kafkasafe.cluster.transactions`, and how to read their answers.
 
-A request has a name and fields, named as in Kafka's protocol. `Coordinated._ask_coordinator` encodes a request, and
-returns an object that has the answer's fields as attributes.
+A request has a name and fields, named as in Kafka's protocol. `Coordinated.ask` sends a request. Its answer is an
+object with the answer's fields as attributes.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from kafkasafe.cluster.transactions import (
     TransactionIdentity,
     TransactionsInitialized,
 )
-from kafkasafe.cluster.versions import newest
 
 __all__ = [
     "SOFTWARE",
@@ -38,6 +36,7 @@ __all__ = [
     "highest_produce",
     "lowest_produce",
     "metadata_question",
+    "newest",
     "protocol_of",
     "versions_of",
 ]
@@ -58,6 +57,27 @@ _FEATURE: Final = "transaction.version"
 _PROTOCOL_2: Final = 2
 _LAST_PRODUCE_1: Final = 11
 _FIRST_PRODUCE_2: Final = 12
+_NEWEST: Final[Mapping[str, int]] = {
+    # From v13 on, Produce and Fetch requests name topics by id.
+    "Produce": 12,
+    "Fetch": 12,
+    "ListOffsets": 10,
+    "Metadata": 13,
+    "InitProducerId": 5,
+    "OffsetForLeaderEpoch": 4,
+    "DescribeProducers": 0,
+}
+"""The newest version of each request that kafkasafe speaks."""
+
+
+def newest(name: str, maximum: int = 32767) -> int:
+    """Returns the newest version of a request that may be sent.
+
+    Args:
+        name: Kafka's name of the request.
+        maximum: The newest version whose meaning suits the caller.
+    """
+    return min(maximum, _NEWEST.get(name, maximum))
 
 
 def lowest_produce(identity: TransactionIdentity | None) -> int:
@@ -127,7 +147,7 @@ class Coordinated:
         # Several threads read and write this dict; each access is atomic.
         self._coordinators: dict[tuple[int, str], Node] = {}
 
-    def _ask_coordinator(self, node: Node | None, question: Question, reply: Reply[Any]) -> None:
+    def ask(self, question: Question, reply: Reply[Any], *, node: Node | None = None) -> None:
         """Asks one broker, or any one if `node` is None. The reply is the result of `Question.parse`, or `Failure`."""
         raise NotImplementedError
 
@@ -150,7 +170,7 @@ class Coordinated:
             "producer_id": -1,
             "producer_epoch": -1,
         }
-        self._ask_coordinator(None, Question("InitProducerId", fields, parse, 0, 5), reply)
+        self.ask(Question("InitProducerId", fields, parse, 0, 5), reply)
 
     # -- finding -----------------------------------------------------------------------------------------------------
 
@@ -172,7 +192,7 @@ class Coordinated:
             reply(Failure(answer.error, sent=False) if isinstance(answer, Failure) else answer)
 
         fields = {"key": key, "key_type": kind, "coordinator_keys": [key]}
-        self._ask_coordinator(None, Question("FindCoordinator", fields, parse, 1, 4), found)
+        self.ask(Question("FindCoordinator", fields, parse, 1, 4), found)
 
     def _through(
         self,
@@ -197,7 +217,7 @@ class Coordinated:
             elif isinstance(node, int):
                 reply(of_code(node))
             else:
-                self._ask_coordinator(node, question, answered)
+                self.ask(question, answered, node=node)
 
         self._coordinator(kind, key, found)
 

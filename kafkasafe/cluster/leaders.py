@@ -1,5 +1,4 @@
-"""What brokers report about topics and their leaders, and which reports a client accepts. Every implementation of
-`Cluster` uses this module. Pure.
+"""What brokers report about topics and their leaders, and which reports a client accepts. Pure.
 
 Metadata answers and their rows are objects of kafka-python, or have the same attributes.
 """

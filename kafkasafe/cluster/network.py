@@ -26,7 +26,6 @@ from kafkasafe.cluster.terms import NodeId, TopicPartition
 __all__ = [
     "AllAppended",
     "Connection",
-    "Life",
     "ManyOffsets",
     "Network",
     "OffsetRow",
@@ -196,7 +195,7 @@ class Service(Protocol):
         """From any thread: makes the network thread look for a broker, as soon as it runs."""
 
     def look(self) -> None:
-        """Runs the jobs that other threads have passed to the network thread."""
+        """Runs the jobs that other threads have passed to the network thread, and sends what they gathered."""
 
     def shut_down(self) -> None:
         """Fails all outstanding requests, closes the connections, and stops the network. Idempotent."""
@@ -208,31 +207,10 @@ class Service(Protocol):
         """Fails all outstanding requests, as the network has ended. Returns whether it ended without `shut_down`."""
 
     def begin_anew(self) -> None:
-        """Prepares for another network, which will replace the one that crashed."""
-
-    def reopen(self) -> None:
-        """Accepts jobs again, because the other network runs."""
+        """Prepares for connections of another loop, which will replace the one that crashed."""
 
     def end(self, error: BaseException) -> None:
-        """Fails all requests from now on, because no other network will replace the one that ended."""
-
-    @property
-    def ended(self) -> bool:
-        """Whether `end` was called."""
-
-    @property
-    def in_child(self) -> bool:
-        """Whether this is a forked child."""
-
-
-class Life(Protocol):
-    """Starts and ends the network thread."""
-
-    def start(self) -> None:
-        """See `Cluster.start`."""
-
-    def close(self, timeout_s: float) -> bool:
-        """See `Cluster.close`."""
+        """Fails all requests from now on, because no other loop will replace the one that ended."""
 
 
 class Network(Protocol):
@@ -299,8 +277,14 @@ class Network(Protocol):
     def learn_brokers(self, brokers: Iterable[Any]) -> tuple[int, ...]:
         """Replaces the known brokers with those of a metadata answer. Returns their node ids."""
 
-    def serve(self, service: Service) -> Life:
+    def serve(self, service: Service) -> None:
         """Sets the client that the network calls back. Call it once, before any other method."""
+
+    def start(self) -> None:
+        """See `Cluster.start`."""
+
+    def close(self, timeout_s: float) -> bool:
+        """See `Cluster.close`."""
 
     def stop(self) -> None:
         """Ends the network. It makes no connections from now on."""

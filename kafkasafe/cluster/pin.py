@@ -1,4 +1,4 @@
-"""Checks that a client communicates with only one cluster. Every implementation of `Cluster` uses this module."""
+"""Checks that a client communicates with only one cluster."""
 
 from __future__ import annotations
 

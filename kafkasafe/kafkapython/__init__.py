@@ -17,7 +17,7 @@ that works.
     sockets.py       sockets: large responses without copies, and closing that leaves nothing open
     manager.py       connections: name look-ups on threads of their own, and attempts that close their sockets
     connection.py    connections, as the client's port has them: requests as data, and bytes
-    network.py       the network of a client: the loop, connections and addresses
+    network.py       the network of a client: the loop and its thread, connections and addresses
     metadata.py      metadata: no request for an update gets lost
     admin.py         the admin client, without leaks if it cannot connect
     subscription.py  positions: another object names the offsets of a commit

@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 from kafkasafe.cluster.api import Cluster
 from kafkasafe.cluster.client import Transport
 from kafkasafe.kafkapython.network import SocketNetwork
-from kafkasafe.kafkapython.network_thread import NetworkThread
 
 __all__ = ["Connect", "announced", "connect", "over_sockets"]
 
@@ -43,7 +42,7 @@ def over_sockets(options: Mapping[str, Any]) -> Transport:
             `reconnect_backoff_max_ms` defaults to 1000 here, so that a cluster that comes back is noticed soon.
             `max_in_flight_requests_per_connection` is ignored: the caller limits its requests itself.
     """
-    return Transport(SocketNetwork(options, NetworkThread), options)
+    return Transport(SocketNetwork(options), options)
 
 
 @contextlib.contextmanager

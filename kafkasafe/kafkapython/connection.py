@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -140,9 +141,10 @@ class DirectConnection:
 def _frame(request: Sendable) -> Frame:
     version = request.version
     if isinstance(request, ProduceBatches):
-        return Frame(f"ProduceRequest({len(request.batches)} batches)", version, _produce(request))
+        what = f"ProduceRequest({len(request.batches)} batches)"
+        return Frame(what, version, functools.partial(_produce, request))
     if isinstance(request, ManyOffsets):
-        return Frame("ListOffsetsRequest", version, _offsets(request))
+        return Frame("ListOffsetsRequest", version, functools.partial(_offsets, request))
     made = requests.made(request.name, request.fields)
 
     def encoder(correlation_id: int, client_id: str) -> tuple[Any, list[Any]]:
@@ -153,34 +155,28 @@ def _frame(request: Sendable) -> Frame:
     return Frame(f"{request.name}Request", version, encoder)
 
 
-def _produce(request: ProduceBatches) -> Callable[[int, str], tuple[Any, list[Any]]]:
-    def encoder(correlation_id: int, client_id: str) -> tuple[Any, list[Any]]:
-        parts = encode_produce(
-            request.version,
-            correlation_id,
-            client_id,
-            request.acks,
-            request.timeout_ms,
-            request.batches,
-            request.transactional_id,
-        )
-        request.batches.clear()
-        return ProduceHeader(request.version, correlation_id), parts
-
-    return encoder
+def _produce(request: ProduceBatches, correlation_id: int, client_id: str) -> tuple[Any, list[Any]]:
+    parts = encode_produce(
+        request.version,
+        correlation_id,
+        client_id,
+        request.acks,
+        request.timeout_ms,
+        request.batches,
+        request.transactional_id,
+    )
+    request.batches.clear()
+    return ProduceHeader(request.version, correlation_id), parts
 
 
-def _offsets(request: ManyOffsets) -> Callable[[int, str], tuple[Any, list[Any]]]:
-    def encoder(correlation_id: int, client_id: str) -> tuple[Any, list[Any]]:
-        encoded = encode_offsets(
-            request.version,
-            correlation_id,
-            client_id,
-            request.numbers,
-            request.timestamp,
-            request.isolation_level,
-            request.timeout_ms,
-        )
-        return OffsetsHeader(request.version, correlation_id), [encoded]
-
-    return encoder
+def _offsets(request: ManyOffsets, correlation_id: int, client_id: str) -> tuple[Any, list[Any]]:
+    encoded = encode_offsets(
+        request.version,
+        correlation_id,
+        client_id,
+        request.numbers,
+        request.timestamp,
+        request.isolation_level,
+        request.timeout_ms,
+    )
+    return OffsetsHeader(request.version, correlation_id), [encoded]

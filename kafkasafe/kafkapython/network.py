@@ -1,10 +1,12 @@
-"""The network of a client, over sockets: kafka-python's event loop, its manager of connections, and its address book.
+"""The network of a client, over sockets: kafka-python's event loop and its thread, which is replaced after a crash; its
+manager of connections, and its address book.
 
 This module knows no topics, and makes no decisions about requests.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 import threading
@@ -12,9 +14,12 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
+import kafka.errors as kafka_errors
+
 from kafkasafe.cluster.api import Broker
-from kafkasafe.cluster.network import Life, Service
-from kafkasafe.cluster.terms import NodeId
+from kafkasafe.cluster.backoff import Backoff
+from kafkasafe.cluster.network import Service
+from kafkasafe.cluster.terms import NodeId, closed_error
 from kafkasafe.kafkapython.connection import DirectConnection
 from kafkasafe.kafkapython.loop import Loop
 from kafkasafe.kafkapython.manager import DirectManager
@@ -25,6 +30,8 @@ __all__ = ["SocketNetwork"]
 
 _MANAGER_OPTIONS: Final = frozenset(DirectManager.DEFAULT_CONFIG) | {"socks5_proxy"}
 _LOOP_OPTIONS: Final = frozenset(Loop.DEFAULT_CONFIG)
+_CALM_S: Final = 60.0  # if a network thread ran for this long, its crash is not counted as a repeated one
+_CRASH_BACKOFF: Final = Backoff(0.1, 5.0, jitter=0.0)
 
 
 class SocketNetwork:
@@ -34,9 +41,9 @@ class SocketNetwork:
         options: `KafkaProducer`'s options. Options that do not concern connections or metadata are ignored.
             `reconnect_backoff_max_ms` defaults to 1000 here, so that a cluster that comes back is noticed soon.
             `max_in_flight_requests_per_connection` is ignored: the caller limits its requests itself.
-        life: Makes the object that starts and ends the loop's thread.
 
     Attributes:
+        thread: The network thread; None before `start`.
         loop: The event loop. After a crash, a new loop replaces it.
         manager: Makes connections for this loop.
         client_id: See `Network`.
@@ -46,8 +53,7 @@ class SocketNetwork:
         reconnect_backoff_max_s: See `Network`.
     """
 
-    def __init__(self, options: Mapping[str, Any], life: Callable[[SocketNetwork, Service], Life]) -> None:
-        self._life = life
+    def __init__(self, options: Mapping[str, Any]) -> None:
         settings: dict[str, Any] = {
             key: value for key, value in options.items() if key in _MANAGER_OPTIONS | _LOOP_OPTIONS
         }
@@ -72,42 +78,106 @@ class SocketNetwork:
         sockets.append((socket.SOL_SOCKET, socket.SO_LINGER, LINGER_RESET))
         settings["socket_options"] = sockets
         self._settings = settings
-        self._on_wake: Callable[[], None] = lambda: None
-        self._on_exit: Callable[[], None] = lambda: None
+        self._service: Service
+        self._pid = os.getpid()
+        self._born_at = 0.0
+        self._crashes = 0
+        self._start_lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._ended = False
         limit_foreign()
+        self.thread: threading.Thread | None = None
         self.client_id: str = settings["client_id"]
         self.loop: Any
         self.manager: Any
-        self.renew()
+        self._renew()
         config: dict[str, Any] = self.manager.config
         self.request_timeout_s: float = config["request_timeout_ms"] / 1000
         self.metadata_max_age_s: float = config["metadata_max_age_ms"] / 1000
         self.reconnect_backoff_s: float = config["reconnect_backoff_ms"] / 1000
         self.reconnect_backoff_max_s: float = config["reconnect_backoff_max_ms"] / 1000
 
-    def serve(self, service: Service) -> Life:
+    # -- The thread ----------------------------------------------------------------------------------------------
+
+    def serve(self, service: Service) -> None:
         """See `Network`."""
-        return self._life(self, service)
+        self._service = service
+        self.loop.serve(service.look, self._on_exit)
 
-    def call_back(self, *, on_wake: Callable[[], None], on_exit: Callable[[], None]) -> None:
-        """Sets the functions that this loop and its successors call when another thread has woken them, and when they
-        end.
+    def start(self) -> None:
+        """Starts the network thread, which tries to connect to a broker until it succeeds. Idempotent."""
+        with self._start_lock:
+            if self.thread is None and not self._ended:
+                self._start()
+
+    def _start(self) -> None:
+        self._service.begin()
+        self._born_at = time.monotonic()
+        self.thread = self.loop.started()
+
+    def close(self, timeout_s: float) -> bool:
+        """Ends the thread and closes all sockets. Outstanding requests get a `Failure`. Idempotent.
+
+        Args:
+            timeout_s: How long to wait for the thread to end, in seconds.
+
+        Returns:
+            Whether the thread has ended. If the thread has not ended (because a callback blocks), it ends as soon as it
+            can.
         """
-        self._on_wake, self._on_exit = on_wake, on_exit
-        self.loop.serve(on_wake, on_exit)
+        if os.getpid() != self._pid:
+            return True  # this child shares the loop's epoll with its parent, and must not use it
+        with self._start_lock:
+            if self.thread is None:
+                if not self._ended:
+                    self._service.shut_down()
+                    self._on_exit()
+                    self.loop.close()
+                return True
+        if threading.current_thread() is self.thread:
+            self._service.shut_down()
+            return False
+        self._stopped.set()
+        self._service.close_soon()
+        deadline = time.monotonic() + timeout_s
+        while True:
+            # A new thread may have replaced the former one after a crash.
+            thread = self.thread
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread is self.thread or thread.is_alive():
+                return not thread.is_alive()
 
-    def renew(self) -> None:
-        """Replaces the loop with a new one that has its own connections."""
+    def _on_exit(self) -> None:
+        """Called when the loop has ended, by `close` or by a crash: every caller must get an answer."""
+        error: BaseException = kafka_errors.KafkaConnectionError(
+            "The network thread ended by an error, see the log"
+        )
+        crashed = self._service.interrupted(error)
+        if crashed:
+            self._crashes = 0 if time.monotonic() - self._born_at > _CALM_S else self._crashes + 1
+            if not self._stopped.wait(_CRASH_BACKOFF.pause_s(self._crashes + 1)):
+                self._begin_anew()
+                return
+        self._ended = True
+        self._service.end(error if crashed else closed_error())
+
+    def _begin_anew(self) -> None:
+        """On the crashed thread: starts another loop with its own connections. Earlier requests have failed.
+
+        The client keeps its metadata, and the jobs that callers have posted meanwhile.
+        """
+        with self._start_lock:
+            self._renew()
+            self.loop.serve(self._service.look, self._on_exit)
+            self._service.begin_anew()
+            self.wake()
+            self._start()
+
+    def _renew(self) -> None:
         make_loop: Any = Loop
         make_manager: Any = DirectManager
         self.loop = make_loop(**{k: v for k, v in self._settings.items() if k in _LOOP_OPTIONS})
-        self.loop.serve(self._on_wake, self._on_exit)
         self.manager = make_manager(self.loop, **self._settings)
-
-    def start(self) -> threading.Thread:
-        """Starts the loop's thread."""
-        thread: threading.Thread = self.loop.started()
-        return thread
 
     def stop(self) -> None:
         """Refuses to make connections from now on, and ends the loop after this turn."""

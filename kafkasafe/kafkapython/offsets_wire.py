@@ -15,6 +15,7 @@ from typing import Any, Final
 from kafka.protocol.consumer import ListOffsetsRequest, ListOffsetsResponse
 
 from kafkasafe.cluster.network import OffsetRow
+from kafkasafe.kafkapython.wire import uvarint
 
 __all__ = ["OffsetRows", "OffsetsHeader", "decode_offsets", "encode_offsets"]
 
@@ -71,7 +72,7 @@ def encode_offsets(
     row_end += b"\0" if flexible else b""
     for topic, numbers in topics.items():
         encoded = topic.encode()
-        size = _uvarint(len(encoded) + 1) if flexible else struct.pack(">h", len(encoded))
+        size = uvarint(len(encoded) + 1) if flexible else struct.pack(">h", len(encoded))
         parts += (size, encoded, _count(len(numbers), flexible=flexible))
         parts += [part for number in numbers for part in (_INT32.pack(number), row_end)]
         parts.append(b"\0" if flexible else b"")
@@ -193,7 +194,7 @@ def decode_offsets(version: int, data: bytes, at: int) -> OffsetRows | None:
 
 
 def _count(number: int, *, flexible: bool) -> bytes:
-    return _uvarint(number + 1) if flexible else _INT32.pack(number)
+    return uvarint(number + 1) if flexible else _INT32.pack(number)
 
 
 def _counted(data: bytes, at: int, *, flexible: bool) -> tuple[int, int]:
@@ -209,12 +210,3 @@ def _counted(data: bytes, at: int, *, flexible: bool) -> tuple[int, int]:
         if byte < 0x80:  # the last byte
             return number - 1, at
         shift += 7
-
-
-def _uvarint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:  # seven bits a byte
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)

@@ -17,7 +17,7 @@ from kafkasafe.cluster.api import Buffer, ProduceReply
 from kafkasafe.cluster.network import AllAppended
 from kafkasafe.cluster.terms import MAX_OFFSET, TopicPartition, plausible
 
-__all__ = ["Frame", "ProduceHeader", "decode_appended", "encode_produce"]
+__all__ = ["Frame", "ProduceHeader", "decode_appended", "encode_produce", "uvarint"]
 
 _FLEXIBLE_PRODUCE: Final = 9
 
@@ -29,7 +29,8 @@ _NO_MORE: Final = b"\1\0\0"  # no errors of records, no message, no tagged field
 _ONE_BYTE: Final = 0x7F
 
 
-def _uvarint(number: int) -> bytes:
+def uvarint(number: int) -> bytes:
+    """Encodes an unsigned number with seven bits in each byte."""
     out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)
@@ -71,8 +72,8 @@ def encode_produce(
     if flexible:
         head += b"\x00"  # no tagged fields
         transaction = b"" if transactional_id is None else transactional_id.encode()
-        head += (b"\x00" if transactional_id is None else _uvarint(len(transaction) + 1)) + transaction
-        head += struct.pack(">hi", acks, timeout_ms) + _uvarint(len(topics) + 1)
+        head += (b"\x00" if transactional_id is None else uvarint(len(transaction) + 1)) + transaction
+        head += struct.pack(">hi", acks, timeout_ms) + uvarint(len(topics) + 1)
     else:
         transaction = b"" if transactional_id is None else transactional_id.encode()
         head += struct.pack(">h", -1 if transactional_id is None else len(transaction)) + transaction
@@ -81,12 +82,12 @@ def encode_produce(
     for topic, partitions in topics.items():
         encoded = topic.encode()
         if flexible:
-            head += _uvarint(len(encoded) + 1) + encoded + _uvarint(len(partitions) + 1)
+            head += uvarint(len(encoded) + 1) + encoded + uvarint(len(partitions) + 1)
         else:
             head += struct.pack(">h", len(encoded)) + encoded + struct.pack(">i", len(partitions))
         for partition, data in partitions:
             head += struct.pack(">i", partition)
-            head += _uvarint(len(data) + 1) if flexible else struct.pack(">i", len(data))
+            head += uvarint(len(data) + 1) if flexible else struct.pack(">i", len(data))
             parts += (head, data)
             head = bytearray(b"\x00" if flexible else b"")
         if flexible:

@@ -35,24 +35,26 @@ class TokenFunction(AbstractTokenProvider):
     """
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        self._function = name
         self._extensions: dict[str, str] = {}
 
     def __repr__(self) -> str:
-        return f"TokenFunction({self._name!r})"
+        return f"TokenFunction({self._function!r})"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, TokenFunction) and other._name == self._name
+        return isinstance(other, TokenFunction) and other._function == self._function
 
     def __hash__(self) -> int:
-        return hash(self._name)
+        return hash(self._function)
 
     def token(self) -> str:
         """Returns a currently valid token."""
-        made: Any = function_of(self._name)()
+        made: Any = function_of(self._function)()
         token, extensions = made if isinstance(made, tuple) else (made, {})
         if not isinstance(token, str) or not token:
-            raise TypeError(f"{self._name} returned {type(token).__name__}: a token must be non-empty text")
+            raise TypeError(
+                f"{self._function} returned {type(token).__name__}: a token must be non-empty text"
+            )
         self._extensions = dict(extensions)
         return token
 

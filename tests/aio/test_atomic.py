@@ -119,7 +119,7 @@ def test_a_commit_that_is_cancelled_while_it_waits_is_not_accepted_later(options
         async with SafeProducer(**options) as producer:
             batch = producer.batch()
             batch.send("orders", b"1")
-            with producer.client._parts.accumulator.lock:
+            with producer.client.parts.accumulator.lock:
                 with pytest.raises(TimeoutError):
                     await asyncio.wait_for(batch.commit(), 0.05)
                 with pytest.raises(UsageError, match="dropped"):

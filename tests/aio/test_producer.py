@@ -15,6 +15,7 @@ from helpers import LONG_S, Ticks, cancelled_at, longest_callback, run, until
 
 import kafkasafe
 from kafkasafe._producing.encoding import Encoder
+from kafkasafe._producing.open_batch import NOT_ENCODED
 from kafkasafe.aio import RecordFuture, SafeProducer
 from kafkasafe.aio.gate import _QUOTA
 from kafkasafe.aio.threads import _Place
@@ -97,7 +98,7 @@ def test_a_loop_that_stopped_in_the_middle_leaves_its_producer_to_no_other(optio
     async def main():
         producer = SafeProducer(**options)
         await producer.start()
-        gate = producer.opened.gate
+        gate = producer._gate
         if foreign:  # as of a loop that does not tell its thread
             gate.place = _Place(loop)
         assert gate.place._thread_id == threading.get_ident()
@@ -212,7 +213,7 @@ def test_what_was_delivered_before_its_sender_could_see_that_is_seen(options, mo
             future = await producer.send("orders", b"v" * 16_000)
             open_batch = producer.client._open_batches["orders"]
             other = asyncio.create_task(producer.send("orders", b"v" * 16_000))
-            await until(lambda: open_batch.encoded is not None)  # by the thread that is held up
+            await until(lambda: open_batch.encoded is not NOT_ENCODED)  # by the thread that is held up
             task = asyncio.ensure_future(future)
             await until(lambda: pump.ledger.waiters)
             waiting.set()
@@ -287,7 +288,7 @@ def test_a_cancelled_send_has_accepted_nothing(options, fake_kafka, case, how):
         elif case == "busy":
             held = threading.Event()
             ended = threading.Event()
-            lock = producer.client._parts.accumulator.lock
+            lock = producer.client.parts.accumulator.lock
 
             def hold():
                 with lock:

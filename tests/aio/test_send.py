@@ -76,14 +76,14 @@ class Sealing:
         begun = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(begun,))
         self._thread.start()
-        if not self._client._parts.accumulator.lock._is_owned():
+        if not self._client.parts.accumulator.lock._is_owned():
             begun.wait(LONG_S)
         # When what is under test waits, or has ended.
         asyncio.get_running_loop().call_soon(self._go_on.set)
 
     def _run(self, begun):
         client = self._client
-        with client._parts.accumulator.lock:
+        with client.parts.accumulator.lock:
             open_batch = client._open_batches.get("orders")
             if open_batch is not None and self._where == "not yet taken":
                 open_batch.open = False
@@ -91,11 +91,11 @@ class Sealing:
                 open_batch.open = False
                 open_batch.close()
             elif open_batch is not None and self._where == "sealed":
-                client._parts.accumulator.seal(open_batch)
+                client.parts.accumulator.seal(open_batch)
             begun.set()
             self._go_on.wait(LONG_S)
             if open_batch is not None:
-                client._parts.accumulator.seal(open_batch)
+                client.parts.accumulator.seal(open_batch)
 
     async def over(self):
         if self._thread is not None:
@@ -114,7 +114,7 @@ def test_another_thread_seals_in_the_middle_of_send(options, fake_kafka, where, 
             for step in range(10_000):
                 await asyncio.sleep(0)  # all that this iteration of the loop takes is left
                 # The first opens a batch and has the quota counted; the 17th of it needs room for more.
-                producer.client._parts.accumulator.seal_all()
+                producer.client.parts.accumulator.seal_all()
                 for i in range(16 if room == "to be made" else 2):
                     sent.append(b"%d before %d" % (step, i))
                     futures.append(await producer.send("orders", sent[-1], b"k"))
@@ -172,7 +172,7 @@ def test_ctrl_c_anywhere_in_send(options, fake_kafka, room):
                 if not at.pressed:
                     return step
                 await asyncio.to_thread(
-                    producer.client._parts.accumulator.seal_all
+                    producer.client.parts.accumulator.seal_all
                 )  # another thread has its turn
         raise AssertionError("it never ended")
 

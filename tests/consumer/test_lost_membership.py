@@ -213,7 +213,7 @@ def test_a_safe_consumer_that_fell_out_of_its_group_sends_nothing(
             except BatchDroppedError:
                 records = None
             else:
-                assert batch._offsets.groups["g"].generation_id >= 0
+                assert batch.offsets.groups["g"].generation_id >= 0
         assert (records is None) is (name == "settle")
         fake_kafka.advance(60)  # the session of the member that it was is over
         read_all(servers, producer, consumer)

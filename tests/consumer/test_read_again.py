@@ -218,7 +218,7 @@ def test_a_batch_that_is_open_while_its_consumer_is_moved_back_is_not_sent(pair,
     with pytest.raises(BatchDroppedError):
         outcome.get(60)
     assert polled(consumer) == [5, 6, 7, 8, 9]
-    with pytest.raises(UsageError if batch._decision.is_dropped else BatchDroppedError):
+    with pytest.raises(UsageError if batch.decision.is_dropped else BatchDroppedError):
         batch.commit()
 
 
@@ -368,9 +368,9 @@ def test_only_positions_that_moved_are_sent(fake_kafka, pair):
     batch = producer.batch()
     batch.send_offsets(consumer)
     batch.send_offsets(consumer)
-    assert [(each.partition, each.offset) for each in batch._offsets.groups["g"].positions] == [(0, 15)]
+    assert [(each.partition, each.offset) for each in batch.offsets.groups["g"].positions] == [(0, 15)]
     batch.commit().get(60)
     with producer.batch() as batch:
         batch.send_offsets(consumer)
-    assert batch._offsets.groups == {}
+    assert batch.offsets.groups == {}
     until(lambda: committed(fake_kafka) == 15)

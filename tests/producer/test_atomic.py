@@ -286,7 +286,7 @@ def test_a_callback_that_is_added_while_others_are_called_is_called_as_well(prod
     outcome = batch.outcome
     outcome.get(60)
     called = []
-    unit = outcome._unit
+    unit = outcome.unit
     calls = unit.callbacks
     unit.call(0)
     calls.append((True, called.append))

@@ -151,7 +151,7 @@ def test_slow_callbacks_hold_up_send_and_are_all_called(some_kafka, producers, m
         send()
     with pytest.raises(KafkaTimeoutError, match="callback"):
         producer.flush(0.5)
-    last = producer._parts.delivery.callbacks.due()
+    last = producer.parts.delivery.callbacks.due()
     assert 4000 <= last <= accepted
     producer.close(timeout=0.5)
     assert [record.event for record in caplog.records if "callbacks had not run" in record.getMessage()] == [
@@ -178,7 +178,7 @@ def test_slow_callbacks_that_come_to_an_end_only_slow_send_down(some_kafka, prod
         producer.send(topic, b"x" * 100).add_callback(callback)
         if number % 50 == 0:
             time.sleep(0.002)
-            most = max(most, producer._parts.delivery.callbacks.due())
+            most = max(most, producer.parts.delivery.callbacks.due())
     producer.close()
     assert len(called) == 4000
     assert most < 2000

@@ -72,9 +72,9 @@ def test_ctrl_c_before_the_first_record_of_a_batch(kafka, producers, mocker):
     topic = harness.new_topic(kafka, 1)
     producer = producers(kafka.bootstrap_servers, linger_ms=1)
     producer.send(topic, b"0").get(60)
-    with producer._parts.accumulator.lock:
+    with producer.parts.accumulator.lock:
         # As an interrupt leaves it that comes right after the batch was opened.
-        producer._parts.admission.add_open_batch(topic)
+        producer.parts.admission.add_open_batch(topic)
     time.sleep(0.2)
     turn = mocker.spy(producer._pump, "_turn")
     time.sleep(0.5)
@@ -258,8 +258,8 @@ def test_a_signal_handler_seals_what_is_being_sealed(tmp_path):
                 return next(self.numbers)
 
         open_batch.numbers = Handled(open_batch.numbers)
-        with producer._parts.accumulator.lock:
-            producer._parts.accumulator.seal(open_batch)
+        with producer.parts.accumulator.lock:
+            producer.parts.accumulator.seal(open_batch)
         assert first.durable(60) is not None
         assert open_batch.count == 1
     finally:

@@ -283,7 +283,7 @@ def test_looking_at_the_cluster(some_kafka, producers):
     topic = harness.new_topic(some_kafka, 4)
     producer = producers(some_kafka.bootstrap_servers)
     assert producer.partitions_for(topic) == {0, 1, 2, 3}
-    producer._parts.partitioning._counts.pop(
+    producer.parts.partitioning._counts.pop(
         topic, None
     )  # as long as records wait for their partition to be chosen
     with pytest.raises(ValueError, match=r"Unrecognized partition 4 for topic .*: it has 4"):

@@ -160,7 +160,7 @@ def test_a_disk_that_fails(fake_kafka, producers, disk, code, name):
     producer.send("orders", b"1").get(60)
     disk.code = code
     later = producer.send("orders", b"2")
-    producer._parts.accumulator.seal_all()
+    producer.parts.accumulator.seal_all()
     harness.until(lambda: names(producer.health()) == [name], what=name)
     assert producer.health().alive
     disk.code = 0
@@ -194,7 +194,7 @@ def test_a_disk_that_hangs(fake_kafka, producers, disk, monkeypatch):
     producer.send("orders", b"1").durable(60)
     disk.go_on.clear()
     later = producer.send("orders", b"2")
-    producer._parts.accumulator.seal_all()
+    producer.parts.accumulator.seal_all()
     harness.until(lambda: names(producer.health()) == ["disk_stuck"], what="stuck")
     disk.go_on.set()
     later.durable(60)
@@ -208,7 +208,7 @@ def test_it_takes_no_lock(fake_kafka, producers):
     done = threading.Event()
 
     def hold() -> None:
-        with producer._parts.accumulator.lock, producer._pump.ledger.lock:
+        with producer.parts.accumulator.lock, producer._pump.ledger.lock:
             held.set()
             assert done.wait(60)
 
@@ -262,7 +262,7 @@ def test_an_undecidable_batch(producers):
         producer.send("orders", b"0").get(60)
         proxy.on("Produce", topic="orders", partition=0).answer_without_forwarding(47)
         late = producer.send("orders", b"1")
-        producer._parts.accumulator.seal_all()
+        producer.parts.accumulator.seal_all()
         harness.until(lambda: not producer.health().ready, what="undecidable")
         health = producer.health()
         assert (names(health), health.alive, health.undecidable_batches) == (["undecidable"], True, 1)

@@ -37,7 +37,7 @@ def open_batch_of(producer, topic: str):
 
 def sealed(producer, topic: str, open_batch) -> list:
     """Seal the open batch; return its parcels."""
-    producer._parts.accumulator.seal_one(open_batch)
+    producer.parts.accumulator.seal_one(open_batch)
     return open_batch.parcels
 
 
@@ -62,7 +62,7 @@ def test_records_without_keys_have_the_usual_room(fake_kafka, producers, topic):
     for _ in range(300):
         producer.send(topic, b"x" * 100)
     open_batch = open_batch_of(producer, topic)
-    assert open_batch.room == producer._parts.accumulator.open_batch_bytes
+    assert open_batch.room == producer.parts.accumulator.open_batch_bytes
     assert len(sealed(producer, topic, open_batch)) == 1
 
 
@@ -113,7 +113,7 @@ def test_open_batches_of_many_topics_share_the_additional_room(fake_kafka, produ
         spread(producer, topic)
     for topic in topics:
         producer.send(topic, b"x", KEYS[0])
-    usual, most = producer._parts.accumulator.open_batch_bytes, producer._parts.accumulator.most_room
+    usual, most = producer.parts.accumulator.open_batch_bytes, producer.parts.accumulator.most_room
     rooms = [open_batch_of(producer, topic).room for topic in topics]
     assert rooms[0] > 3 * usual
     assert rooms[-1] == usual
@@ -138,7 +138,7 @@ def test_the_room_is_the_usual_one_where_more_would_break_a_limit(fake_kafka, pr
     producer = producers(fake_kafka.bootstrap_servers, linger_ms=600_000, **options)
     spread(producer, topic)
     producer.send(topic, b"x", KEYS[0])
-    assert open_batch_of(producer, topic).room == producer._parts.accumulator.open_batch_bytes
+    assert open_batch_of(producer, topic).room == producer.parts.accumulator.open_batch_bytes
     producer.flush()
 
 

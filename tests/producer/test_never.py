@@ -41,7 +41,7 @@ def unspooled(broker):
 
     yield life
     for producer in opened:
-        producer._parts.lifecycle.end(producer._parts.lifecycle.closed or RuntimeError("the test is over"))
+        producer.parts.lifecycle.end(producer.parts.lifecycle.closed or RuntimeError("the test is over"))
         producer._pump.stop(10.0)
 
 

@@ -197,8 +197,8 @@ def test_the_last_call_says_what_is_lost(some_wire, producers, caplog):
     assert any("3 acknowledged records are gone" in note for note in body.value.__notes__)
 
     # Nobody is there to catch it: the log has it.
-    opened["exit"]._parts.shutdown._at_exit()
-    assert opened["exit"]._parts.lifecycle.closed is not None
+    opened["exit"].parts.shutdown._at_exit()
+    assert opened["exit"].parts.lifecycle.closed is not None
     with pytest.warns(ResourceWarning):
         collect(opened, "dropped")
     for name in ("exit", "dropped"):

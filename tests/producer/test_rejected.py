@@ -100,7 +100,7 @@ def test_a_record_too_large_for_the_topic(kafka, producers, batching, spool):
     for number in range(LARGE - 30, LARGE + 30):
         futures[number] = harness.send(producer, topic, number)
         if batching == "alone":
-            futures[number].durable(60) if spool == "always" else producer._parts.accumulator.seal_all()
+            futures[number].durable(60) if spool == "always" else producer.parts.accumulator.seal_all()
     check(kafka, topic, producer, futures, {LARGE}, 10, dead, "MESSAGE_TOO_LARGE")
     producer.close()
 

@@ -91,7 +91,7 @@ def test_ctrl_c_in_close(broker, producers, interrupting):
     producer = producers(broker.servers, linger_ms=60_000)
     for number in range(100):
         producer.send(topic, b"%d" % number)
-    producer._parts.shutdown._flush_disk = lambda *_: (_ for _ in ()).throw(interrupting)
+    producer.parts.shutdown._flush_disk = lambda *_: (_ for _ in ()).throw(interrupting)
     with pytest.raises(interrupting):
         producer.close()
     broker.proxy.restore()
@@ -368,10 +368,10 @@ def test_the_network_thread_crashes_while_records_are_sent(kafka, producers):
     for number in range(3000):
         futures.append(producer.send(topic, b"%d" % number))
         if number % 1000 == 500:
-            crashed = producer._parts.cluster._network.loop
+            crashed = producer.parts.cluster._network.loop
             crashed._schedule_tasks = lambda: 1 / 0
             crashed.wakeup()
-            harness.until(lambda crashed=crashed: producer._parts.cluster._network.loop is not crashed, 120)
+            harness.until(lambda crashed=crashed: producer.parts.cluster._network.loop is not crashed, 120)
     producer.flush(120)
     assert producer.bootstrap_connected()
     assert [future.get(0).offset for future in futures] == list(range(3000))
@@ -410,7 +410,7 @@ def test_a_deleted_topic_stays_deleted_and_is_forgotten(kafka, producers, monkey
     producer = producers(kafka.bootstrap_servers, **options)
     lives_on(producer, other)
     harness.until(lambda: known(producer) == {other}, 120)
-    harness.until(lambda: topic not in producer._parts.cluster._topics.names, 120)
+    harness.until(lambda: topic not in producer.parts.cluster._topics.names, 120)
     producer.close()
     assert not exists(topic)
     producer = producers(kafka.bootstrap_servers, **options)

@@ -106,13 +106,13 @@ def test_an_atomic_batch_that_waits_for_room_sleeps(tmp_path, monkeypatch):
 
     monkeypatch.setattr("kafkasafe._producing.opening.OsFiles", Stuck)
     producer = SafeProducer(bootstrap_servers="127.0.0.1:9", spool_dir=tmp_path / "spool", max_block_ms=500)
-    wait = producer._parts.admission._wait_for_room
+    wait = producer.parts.admission._wait_for_room
 
     def counted(*arguments):
         asked.append(arguments)
         return wait(*arguments)
 
-    monkeypatch.setattr(producer._parts.admission, "_wait_for_room", counted)
+    monkeypatch.setattr(producer.parts.admission, "_wait_for_room", counted)
     try:
         producer.send("orders", b"first").durable(120)
         stuck.set()

@@ -123,7 +123,7 @@ def test_a_record_that_never_came(fake_kafka, producers, keyed, known):
         assert metadata.serialized_value_size == (-1 if record.value is None else len(record.value))
     assert sorted(called) == sorted(future.get(0) for future in futures)
     # Nothing else is in a batch of its own.
-    open_batch = producer._parts.admission.add_open_batch(topic)
+    open_batch = producer.parts.admission.add_open_batch(topic)
     next(open_batch.numbers)
     producer.flush(60)
     assert producer.send(topic, b"1", b"1").get(60)
@@ -207,7 +207,7 @@ def test_a_signal_handler_in_the_middle_of_add_callback(fake_kafka, producers, a
             before.add_callback(note["before"])
         future = producer.send("t", b"2", b"b")
         act = {
-            "sealed": lambda: producer._parts.accumulator.seal_one(future.open_batch),
+            "sealed": lambda: producer.parts.accumulator.seal_one(future.open_batch),
             "acknowledged": lambda: producer.flush(60),
             "another": lambda: future.add_callback(note["second"]),
         }[what]
@@ -259,7 +259,7 @@ def test_close_refuses_new_records_before_it_seals_what_it_has(producers, monkey
     """The other way round a record accepted in between would be in no open batch that anybody seals."""
     producer = producers(harness.dead_address(), linger_ms=60_000)
     producer.send("orders", b"before")
-    seal_all = producer._parts.accumulator.seal_all
+    seal_all = producer.parts.accumulator.seal_all
     caught = []
 
     def send():
@@ -274,7 +274,7 @@ def test_close_refuses_new_records_before_it_seals_what_it_has(producers, monkey
         sender.start()
         sender.join(60)
 
-    monkeypatch.setattr(producer._parts.accumulator, "seal_all", sealing)
+    monkeypatch.setattr(producer.parts.accumulator, "seal_all", sealing)
     producer.close(timeout=0)
     assert len(caught) == 1
 
@@ -303,7 +303,7 @@ def test_ctrl_c_at_each_place_of_send(fake_kafka, producers, room):
             break
         doubtful.add(b"%d" % step)
         places.add(at.place)
-        sealing = threading.Thread(target=producer._parts.accumulator.seal_all, daemon=True)
+        sealing = threading.Thread(target=producer.parts.accumulator.seal_all, daemon=True)
         sealing.start()
         sealing.join(60)
         assert not sealing.is_alive(), places

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kafkasafe.cluster.client.order import RequestOrder
+from kafkasafe.cluster.client.produce import RequestOrder
 
 ONE = "t", 0
 OTHER = "t", 1

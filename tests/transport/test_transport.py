@@ -42,7 +42,7 @@ from kafkasafe.cluster.api import (
     StaleFenceError,
 )
 from kafkasafe.cluster.client import Transport
-from kafkasafe.cluster.client.produce_call import ProduceCall, ProduceGroup
+from kafkasafe.cluster.client.produce import ProduceCall, shared_requests
 from kafkasafe.cluster.client.questions import _next_offset
 from kafkasafe.cluster.coordinators import Question
 from kafkasafe.cluster.network import AllAppended
@@ -237,7 +237,7 @@ def test_produce_responses_are_what_kafka_python_decodes(
     """What says that all was appended is decoded here, the rest there, and both say the same."""
     transport = over_sockets({"bootstrap_servers": f"127.0.0.1:{free_port}"})
     call = ProduceCall(
-        transport._produce_shared, 1, [(ProduceRequest(0, "t", 0, b"x"), memoryview(b"x"))], -1, 1000, print
+        transport._produce_router, 1, [(ProduceRequest(0, "t", 0, b"x"), memoryview(b"x"))], -1, 1000, print
     )
     header = ProduceHeader(version, 7)
 
@@ -540,7 +540,7 @@ def test_a_crash_of_the_network_thread_leaves_nobody_waiting_and_another_takes_i
         assert not transport.closed
         # It looks for a broker again, with connections of its own.
         until(lambda: transport._reachability.failed > failed)
-        thread = transport._life.thread
+        thread = transport._network.thread
     assert transport.closed
     assert not thread.is_alive()
 
@@ -573,7 +573,7 @@ def test_a_step_that_fails_does_not_end_the_network_thread(mocker: MockerFixture
     with opened(f"127.0.0.1:{free_port}") as transport:
         until(lambda: transport._reachability.failed)
         net, failed = transport._network.loop, transport._reachability.failed
-        gathered = mocker.patch.object(transport._mailbox, "_at_end", side_effect=ZeroDivisionError)
+        gathered = mocker.patch.object(transport._links, "ask_gathered", side_effect=ZeroDivisionError)
 
         async def waits() -> None:
             gathered()
@@ -589,7 +589,7 @@ def test_a_produce_response_that_leaves_a_partition_out(free_port: int) -> None:
     transport = over_sockets({"bootstrap_servers": f"127.0.0.1:{free_port}"})
     replies = Replies()
     entries = [(ProduceRequest(p, "t", p, b"x"), memoryview(b"x")) for p in range(2)]
-    call = ProduceCall(transport._produce_shared, 1, entries, -1, 1000, replies.produced)
+    call = ProduceCall(transport._produce_router, 1, entries, -1, 1000, replies.produced)
     answer_of = ProduceResponse.TopicProduceResponse
     answer = answer_of.PartitionProduceResponse(index=1, error_code=0, base_offset=5)
     response = ProduceResponse(responses=[answer_of(name="t", partition_responses=[answer])], version=9)
@@ -601,7 +601,7 @@ def test_a_produce_response_that_leaves_a_partition_out(free_port: int) -> None:
     assert isinstance(results[0], Failure)
     assert results[0].sent
     assert results[1].base_offset == 5
-    assert [transport._produce_shared.order.owing(("t", p)) for p in range(2)] == [None, None]
+    assert [transport._produce_router.order.owing(("t", p)) for p in range(2)] == [None, None]
     transport.close(60.0)
 
 
@@ -616,11 +616,11 @@ def test_a_fetch_goes_on_behind_batches_of_any_format() -> None:
 
 
 def test_split_into_requests_by_partition_and_size() -> None:
-    group = ProduceGroup(1000)
+    batches = []
     for token, partition, size in (("a", 0, 400), ("b", 1, 400), ("c", 0, 10), ("d", 2, 5000), ("e", 3, 10)):
         request = ProduceRequest(token, "t", partition, bytes(size))
-        group.add(request, memoryview(request.data))
-    assert [[request.token for request, _ in frame] for frame in group.frames] == [
+        batches.append((request, memoryview(request.data)))
+    assert [[request.token for request, _ in frame] for frame in shared_requests(batches, 1000)] == [
         ["a", "b"],
         ["c"],
         ["d"],
@@ -809,7 +809,7 @@ class TestRequests:
 
             def count(task: Task, work: Any) -> None:
                 with counted:
-                    if threading.current_thread() in (transport._life.thread, threading.main_thread()):
+                    if threading.current_thread() in (transport._network.thread, threading.main_thread()):
                         made.append(getattr(work, "__qualname__", str(work)))
                 make(task, work)
 

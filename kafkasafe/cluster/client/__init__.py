@@ -7,21 +7,16 @@ encoding of requests are kafka-python's, as `kafkasafe/kafkapython` extends them
 
 Each module uses only those listed before it:
 
-    order.py         fences, and the brokers that have unanswered batches
     calls.py         one request and its single outcome
     mailbox.py       jobs that other threads pass to the network thread
     schedule.py      the times of metadata requests
     link.py          the connection to one broker; links.py all of them, and the silent ones
-    produce_call.py  one Produce request, and the state that all of them share
     reachability.py  whether the cluster answers
     watched_topics.py    the topics that metadata requests name
-    awaiting_metadata.py     what waits for an answer about metadata
     refresher.py     metadata requests and their effects
-    router.py        the choice of the broker for a request
-    produce_router.py    batches become requests to leaders, in order
+    produce.py       batches become requests to leaders, in order: fences, and the brokers with unanswered batches
     questions.py         requests to a leader; broker_questions.py: to a certain broker, or to any
-    service.py       calls from the network thread: begin, look, end
-    transport.py     `Transport` itself, a façade
+    transport.py     `Transport` itself: a façade, with its start, end and crash
 
 Each object owns its state, and gets the objects that it uses as constructor arguments (see `Transport.__init__`).
 

@@ -9,9 +9,12 @@ import kafka.errors as kafka_errors
 
 from kafkasafe.cluster.api import Failure, Reply, TopicInfo, TopicsListed
 from kafkasafe.cluster.client.calls import QuestionCall
+from kafkasafe.cluster.client.link import BrokerLink
 from kafkasafe.cluster.client.links import Links
 from kafkasafe.cluster.client.mailbox import Mailbox
-from kafkasafe.cluster.client.router import Router
+from kafkasafe.cluster.client.reachability import Reachability
+from kafkasafe.cluster.client.refresher import Refresher
+from kafkasafe.cluster.client.schedule import RefreshSchedule
 from kafkasafe.cluster.coordinators import Node, Question, metadata_question
 from kafkasafe.cluster.leaders import topic_at, topics_listed
 from kafkasafe.cluster.network import Network
@@ -36,22 +39,30 @@ class BrokerQuestions:
     Args:
         network: The addresses of brokers, and the time limit of requests.
         mailbox: Passes jobs to the network thread.
+        schedule: Requests metadata if no broker is known.
         links: The links to the brokers.
-        router: Finds the best broker.
+        refresher: Parks requests until a broker is known.
+        reachability: Whether the cluster has answered.
     """
 
-    def __init__(self, network: Network, mailbox: Mailbox, links: Links, router: Router) -> None:
+    def __init__(
+        self,
+        network: Network,
+        mailbox: Mailbox,
+        schedule: RefreshSchedule,
+        links: Links,
+        refresher: Refresher,
+        reachability: Reachability,
+    ) -> None:
         self._network = network
         self._mailbox = mailbox
+        self._schedule = schedule
         self._links = links
-        self._router = router
+        self._refresher = refresher
+        self._reachability = reachability
 
     def list_topics(self, reply: Reply[TopicsListed]) -> None:
-        """Asks any broker for all topics. They are not watched.
-
-        Args:
-            reply: Gets `TopicsListed` or `Failure`.
-        """
+        """See `Cluster`."""
         self.ask(metadata_question(None, topics_listed), reply)
 
     def topic_at(self, node: int, topic: str, reply: Reply[TopicInfo]) -> None:
@@ -65,11 +76,7 @@ class BrokerQuestions:
                 error = kafka_errors.NodeNotReadyError(f"Node {node} is not known")
                 safely(reply, Failure(error, sent=False))
                 return
-            self._links.link(node).submit(
-                QuestionCall(
-                    metadata_question([topic], parse), reply, timeout_s=self._network.request_timeout_s
-                )
-            )
+            self._submit(self._links.link(node), metadata_question([topic], parse), reply)
 
         self._mailbox.post(run, not_sent(reply))
 
@@ -82,14 +89,25 @@ class BrokerQuestions:
             node: (node id, host, port) of the broker, as another broker reported them; None: any broker.
         """
 
-        def make() -> QuestionCall:
-            return QuestionCall(question, reply, timeout_s=self._network.request_timeout_s)
-
         def run() -> None:
             if node is None:
-                self._router.route_any(make, final=False, reply=reply)
+                self._ask_any(question, reply, final=False)
             else:
                 self._network.learn_broker(_Endpoint(*node))
-                self._links.link(node[0]).submit(make())
+                self._submit(self._links.link(node[0]), question, reply)
 
         self._mailbox.post(run, not_sent(reply))
+
+    def _ask_any(self, question: Question, reply: Reply[Any], *, final: bool) -> None:
+        links = [self._links.link(node) for node in self._network.nodes()]
+        if links and (self._reachability.answered or final):
+            self._submit(self._links.best(links, self._network.now()), question, reply)
+        elif final:
+            unknown = kafka_errors.NodeNotReadyError("No broker is known yet")
+            safely(reply, Failure(unknown, sent=False))
+        else:
+            self._refresher.park(lambda final: self._ask_any(question, reply, final=final), not_sent(reply))
+            self._schedule.want()
+
+    def _submit(self, link: BrokerLink, question: Question, reply: Reply[Any]) -> None:
+        link.submit(QuestionCall(question, reply, timeout_s=self._network.request_timeout_s))

@@ -12,10 +12,9 @@ from typing import Any, ClassVar, TypeAlias
 import kafka.errors as kafka_errors
 
 from kafkasafe.cluster.api import LIST_OFFSETS_VERSIONS, Failure, Reached, Reply
-from kafkasafe.cluster.coordinators import Question
+from kafkasafe.cluster.coordinators import Question, newest
 from kafkasafe.cluster.network import Connection, ManyOffsets, OffsetRow, Request, Sendable
 from kafkasafe.cluster.terms import TopicPartition, safely
-from kafkasafe.cluster.versions import newest
 
 __all__ = [
     "Call",

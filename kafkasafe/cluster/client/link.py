@@ -1,6 +1,6 @@
 """The connection to one broker: when it is opened and closed, and the requests that wait for it or are in flight.
 
-`router` decides which broker a request goes to.
+Other modules decide which broker a request goes to.
 """
 
 from __future__ import annotations

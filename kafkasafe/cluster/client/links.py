@@ -18,7 +18,6 @@ from kafkasafe.cluster.client.schedule import RefreshSchedule
 from kafkasafe.cluster.leaders import Leaders
 from kafkasafe.cluster.network import Network
 from kafkasafe.cluster.pin import ClusterPin
-from kafkasafe.cluster.preference import preference
 from kafkasafe.cluster.terms import SILENCE_S, NodeId
 
 __all__ = ["Links"]
@@ -31,7 +30,7 @@ class Links:
 
     Args:
         network: Makes the connections.
-        mailbox: Calls `ask_gathered` whenever it has run its jobs.
+        mailbox: While it is closing, silence is not watched.
         schedule: Requests metadata when a broker is lost or silent.
         pin: The cluster that connections must lead to.
         leaders: The leaders of partitions, by the latest metadata.
@@ -53,7 +52,6 @@ class Links:
         self._links: dict[NodeId, BrokerLink] = {}
         self._asking: list[BrokerLink] = []  # links with questions gathered in this turn of the loop
         self._ticking = False
-        mailbox.at_end_of_look(self.ask_gathered)
 
     def link(self, node_id: NodeId) -> BrokerLink:
         """The link to a broker."""
@@ -70,19 +68,20 @@ class Links:
         return link
 
     def best(self, links: Iterable[BrokerLink], now: float) -> BrokerLink:
-        """The best of these links for a request."""
-        return min(links, key=lambda link: self.preference(link, now))
-
-    def preference(self, link: BrokerLink, now: float) -> tuple[object, ...]:
-        """The sort key of a link: the lowest is the best for a request."""
-        order = preference(
-            suspect=link.suspect_until > now,
-            ready=link.ready,
-            failures=link.failures,
-            bootstrap=isinstance(link.node_id, str),
-            in_flight=len(link.in_flight),
+        """The best of these links for a request. A link to one of `bootstrap_servers` is used only if no other link is
+        equally good.
+        """
+        return min(
+            links,
+            key=lambda link: (
+                link.suspect_until > now,
+                not link.ready,
+                link.failures,
+                isinstance(link.node_id, str),
+                len(link.in_flight),
+                self._network.random_fraction(),
+            ),
         )
-        return (*order, self._network.random_fraction())
 
     @property
     def usable(self) -> bool:

@@ -33,14 +33,8 @@ class Mailbox:
             collections.deque()
         )
         self._woken = False
-        self._at_end: Callable[[], None] = lambda: None
         self.ended = False
         self.closing = False
-
-    @property
-    def in_child(self) -> bool:
-        """Whether this is a forked child: thread and connections belong to its parent."""
-        return os.getpid() != self._pid
 
     def post(self, run: Callable[[], None], fail: Callable[[BaseException], None]) -> None:
         """Passes a job to the network thread.
@@ -65,10 +59,6 @@ class Mailbox:
             self._woken = True
             self._network.wake()
 
-    def at_end_of_look(self, step: Callable[[], None]) -> None:
-        """Sets a function that `look` calls after it has run the jobs. May only be set before the thread starts."""
-        self._at_end = step
-
     def look(self) -> None:
         """On the network thread: runs all jobs."""
         self._woken = False
@@ -82,7 +72,6 @@ class Mailbox:
             except Exception:
                 # This is a bug in the job, but the other jobs must still run.
                 log.exception("A request could not be passed on", event="request_failed")
-        self._at_end()
 
     def close(self) -> bool:
         """On the network thread: makes jobs fail from now on. Returns whether the mailbox was closed already."""
@@ -90,9 +79,7 @@ class Mailbox:
         return closing
 
     def reopen(self) -> None:
-        """Prepares for another network, which runs the jobs that came meanwhile."""
-        # Some callers found the flag set, or woke the crashed loop. Their jobs are in the mailbox already, so they will
-        # run.
+        """Prepares for another loop, which is woken when it starts, and runs the jobs that came meanwhile."""
         self._woken = False
         self.closing = False
 

@@ -1,9 +1,13 @@
-"""Requests to a partition's leader, and the interpretation of the answers, as `kafkasafe.cluster.api` defines them."""
+"""Requests to a partition's leader, and the interpretation of the answers, as `kafkasafe.cluster.api` defines them.
+
+A request whose leader is unknown is parked until the next metadata.
+"""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import kafka.errors as kafka_errors
@@ -19,17 +23,38 @@ from kafkasafe.cluster.api import (
     RecordsFetched,
     Reply,
 )
-from kafkasafe.cluster.client.calls import EpochsWanted, OffsetsCall, OffsetsWanted, ReachCall
+from kafkasafe.cluster.client.calls import (
+    EpochsWanted,
+    OffsetsCall,
+    OffsetsWanted,
+    PartitionQuestion,
+    QuestionCall,
+    ReachCall,
+    Wanted,
+)
 from kafkasafe.cluster.client.links import Links
 from kafkasafe.cluster.client.mailbox import Mailbox
-from kafkasafe.cluster.client.router import Router
+from kafkasafe.cluster.client.refresher import Refresher
+from kafkasafe.cluster.client.schedule import RefreshSchedule
 from kafkasafe.cluster.coordinators import Question
 from kafkasafe.cluster.leaders import Leaders
 from kafkasafe.cluster.network import Network, OffsetRow
-from kafkasafe.cluster.terms import MAX_OFFSET, TopicPartition, absurd, not_sent, plausible, safely
+from kafkasafe.cluster.terms import (
+    LEADER_NOT_AVAILABLE,
+    MAX_OFFSET,
+    STALE_METADATA,
+    TopicPartition,
+    absurd,
+    error_of,
+    not_sent,
+    plausible,
+    safely,
+)
 from kafkasafe.record.batch import HEADER_BYTES, Compression, is_abort, iter_headers
 
 __all__ = ["LeaderQuestions"]
+
+_INT64: Final = struct.Struct(">q")
 
 # Oldest version of Fetch that carries RecordBatch v2 (brokers from 0.11).
 _MIN_FETCH: Final = 4
@@ -50,38 +75,40 @@ class LeaderQuestions:
     Args:
         network: The time limit of requests.
         mailbox: Passes jobs to the network thread.
+        schedule: Requests metadata when they are out of date.
         leaders: Leaders of partitions, by the latest metadata.
         links: The links to the brokers.
-        router: Finds the leader of a partition.
+        refresher: Parks requests that wait for metadata.
     """
 
     def __init__(
-        self, network: Network, mailbox: Mailbox, leaders: Leaders, links: Links, router: Router
+        self,
+        network: Network,
+        mailbox: Mailbox,
+        schedule: RefreshSchedule,
+        leaders: Leaders,
+        links: Links,
+        refresher: Refresher,
     ) -> None:
         self._network = network
         self._mailbox = mailbox
+        self._schedule = schedule
         self._leaders = leaders
         self._links = links
-        self._router = router
+        self._refresher = refresher
 
     def reach(self, topic: str, partition: int, reply: Reply[Reached]) -> None:
-        """Connects to the leader if necessary, without a request; see `Cluster`."""
+        """See `Cluster`."""
 
         def submit(leader: int) -> None:
             self._links.link(leader).submit(
                 ReachCall(leader, reply, self._network.request_timeout_s, (topic, partition))
             )
 
-        self._router.to_leader(topic, partition, submit, not_sent(reply))
+        self._to_leader(topic, partition, submit, not_sent(reply))
 
     def describe_producers(self, topic: str, partition: int, reply: Reply[ProducersDescribed]) -> None:
-        """Asks the leader which producers it remembers (KIP-664).
-
-        Args:
-            topic: Topic name.
-            partition: Partition number.
-            reply: Gets `ProducersDescribed`, or `Failure`; with `UnsupportedVersionError` from brokers < 2.8.
-        """
+        """See `Cluster`."""
 
         def parse(response: Any) -> ProducersDescribed:
             answer = _only(response.topics, "partitions", "partition_index", topic, partition)
@@ -94,20 +121,12 @@ class LeaderQuestions:
             return ProducersDescribed(answer.error_code, producers, answer.error_message)
 
         fields = {"topics": [{"name": topic, "partition_indexes": [partition]}]}
-        self._router.ask_leader(topic, partition, Question("DescribeProducers", fields, parse), reply)
+        self._ask(topic, partition, Question("DescribeProducers", fields, parse), reply)
 
     def fetch_headers(
         self, topic: str, partition: int, offset: int, max_bytes: int, reply: Reply[HeadersFetched]
     ) -> None:
-        """Reads batch headers from a log, isolation read_uncommitted, without waiting for new ones.
-
-        Args:
-            topic: Topic name.
-            partition: Partition number.
-            offset: Where to begin; the batch that contains it comes first.
-            max_bytes: About how many bytes of batches to transfer. A larger first batch is transferred whole.
-            reply: Gets `HeadersFetched` or `Failure`. A batch that was damaged in transit is a `Failure`.
-        """
+        """See `Cluster`."""
 
         def parse(response: Any) -> HeadersFetched:
             if response.error_code:
@@ -141,7 +160,7 @@ class LeaderQuestions:
             min_bytes=0,
             isolation_level=0,
         )
-        self._router.ask_leader(topic, partition, Question("Fetch", fields, parse, _MIN_FETCH), reply)
+        self._ask(topic, partition, Question("Fetch", fields, parse, _MIN_FETCH), reply)
 
     def fetch_records(
         self,
@@ -156,21 +175,7 @@ class LeaderQuestions:
         current_leader_epoch: int = -1,
         last_fetched_epoch: int = -1,
     ) -> None:
-        """Reads whole batches from a log.
-
-        Args:
-            topic: Topic name.
-            partition: Partition number.
-            offset: Where to begin; the batch that contains it comes first.
-            max_bytes: About how many bytes of batches to transfer. A larger first batch is transferred whole.
-            reply: Gets `RecordsFetched` or `Failure`.
-            isolation_level: 1 (read_committed): up to the last stable offset, with a list of aborted transactions.
-            max_wait_ms: How long the broker may wait for a first byte.
-            current_leader_epoch: The leader epoch that the caller expects. A leader with another epoch answers 74 or 75
-                (Kafka 2.1 and later). -1: any leader may answer.
-            last_fetched_epoch: Leader epoch of the record before `offset`; -1 for none. A leader whose log differs
-                there reports the divergence (Kafka 2.7 and later).
-        """
+        """See `Cluster`."""
 
         def parse(response: Any) -> RecordsFetched:
             if response.error_code:
@@ -207,7 +212,7 @@ class LeaderQuestions:
             min_bytes=1,
             isolation_level=isolation_level,
         )
-        self._router.ask_leader(topic, partition, Question("Fetch", fields, parse, _MIN_FETCH), reply)
+        self._ask(topic, partition, Question("Fetch", fields, parse, _MIN_FETCH), reply)
 
     def list_offset(
         self,
@@ -218,18 +223,7 @@ class LeaderQuestions:
         *,
         isolation_level: int = 0,
     ) -> None:
-        """Asks the leader for an offset.
-
-        Args:
-            topic: Topic name.
-            partition: Partition number.
-            timestamp: -1 for the end (the high watermark), -2 for the start of the log, -3 for the record with the
-                largest timestamp (Kafka 3.0 and later, else UnsupportedVersionError), -4 for the start of what the
-                leader has on its own disk (3.4 and later), -5 for the last offset in remote storage (3.9 and later),
-                else ms since the epoch.
-            reply: Gets `OffsetListed` or `Failure`.
-            isolation_level: 1 (read_committed): the end is the last stable offset.
-        """
+        """See `Cluster`."""
         self._list_offset(topic, partition, timestamp, reply, replica_id=-1, isolation_level=isolation_level)
 
     def list_offsets(
@@ -240,7 +234,7 @@ class LeaderQuestions:
         *,
         isolation_level: int = 0,
     ) -> None:
-        """Asks leaders about many partitions in few requests; see `Cluster`."""
+        """See `Cluster`."""
 
         def run() -> None:
             by_leader: dict[int, list[TopicPartition]] = {}
@@ -268,16 +262,7 @@ class LeaderQuestions:
         self._mailbox.post(run, not_sent(reply))
 
     def log_end_offset(self, topic: str, partition: int, reply: Reply[OffsetListed]) -> None:
-        """Asks the leader where its log ends, which may be beyond the high watermark.
-
-        The request has the id of a debugging replica (-2), because a broker answers that even if it does not lead. From
-        Kafka 2.4 on, the request also has the leader epoch, so a former leader answers 74 instead.
-
-        Args:
-            topic: Topic name.
-            partition: Partition number.
-            reply: Gets `OffsetListed` or `Failure`.
-        """
+        """See `Cluster`."""
         self._list_offset(topic, partition, -1, reply, replica_id=-2)
 
     def _list_offset(
@@ -306,7 +291,7 @@ class LeaderQuestions:
             }
 
         kind = OffsetsWanted(replica_id, isolation_level, min(timestamp, 0))
-        self._router.question(topic, partition, kind, wanted, parse, reply)
+        self._share(topic, partition, kind, wanted, parse, reply)
 
     def offset_for_leader_epoch(
         self,
@@ -317,16 +302,7 @@ class LeaderQuestions:
         *,
         current_leader_epoch: int = -1,
     ) -> None:
-        """Asks the leader where an epoch ends in its log (KIP-279).
-
-        Args:
-            topic: Topic name.
-            partition: Partition number.
-            leader_epoch: The epoch.
-            reply: Gets `EpochEnd` or `Failure`.
-            current_leader_epoch: The leader epoch that the caller expects. A leader with another epoch answers 74 or 75
-                (Kafka 2.1 and later). -1: any leader may answer.
-        """
+        """See `Cluster`."""
 
         def parse(answer: Any) -> EpochEnd:
             end_offset = plausible(answer.end_offset, MAX_OFFSET)
@@ -339,7 +315,86 @@ class LeaderQuestions:
                 "leader_epoch": leader_epoch,
             }
 
-        self._router.question(topic, partition, EpochsWanted(), wanted, parse, reply)
+        self._share(topic, partition, EpochsWanted(), wanted, parse, reply)
+
+    # -- the way to the leader ----------------------------------------------------------------------------------
+
+    def _ask(self, topic: str, partition: int, question: Question, reply: Reply[Any]) -> None:
+        """Asks the leader of a partition. An exception of `parse` becomes the `Failure`."""
+        noticed = replace(question, parse=self._noticing(question.parse))
+
+        def submit(leader: int) -> None:
+            self._links.link(leader).submit(
+                QuestionCall(
+                    noticed,
+                    reply,
+                    timeout_s=self._network.request_timeout_s,
+                    targets=((topic, partition),),
+                )
+            )
+
+        self._to_leader(topic, partition, submit, not_sent(reply))
+
+    def _share(
+        self,
+        topic: str,
+        partition: int,
+        kind: Wanted,
+        wanted: Callable[[], dict[str, int]],
+        parse: Callable[[Any], Any],
+        reply: Reply[Any],
+    ) -> None:
+        """Like `_ask`, but the question shares a request with others of its kind."""
+        fail = not_sent(reply)
+
+        def submit(leader: int) -> None:
+            fields = wanted()
+            try:
+                for number in fields.values():
+                    _INT64.pack(number)
+            except struct.error as error:  # fail only this question, not those that would share its request
+                fail(error)
+                return
+            self._links.ask(
+                leader, kind, PartitionQuestion((topic, partition), fields, self._noticing(parse), reply)
+            )
+
+        self._to_leader(topic, partition, submit, fail)
+
+    def _noticing(self, parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Requests metadata if an answer shows that they are out of date."""
+
+        def parsed(answer: Any) -> Any:
+            result = parse(answer)
+            if result.error_code in STALE_METADATA:
+                self._schedule.want()
+            return result
+
+        return parsed
+
+    def _to_leader(
+        self,
+        topic: str,
+        partition: int,
+        submit: Callable[[int], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        """Calls `submit` with the leader's node id on the network thread, or `fail`."""
+
+        def route(final: bool) -> None:
+            leader = self._leaders.leader(topic, partition)
+            if isinstance(leader, int):
+                submit(leader)
+                return
+            invalid = self._refresher.watch(topic)
+            if invalid is not None:
+                fail(invalid)
+            elif leader is None and not final:
+                self._refresher.park(route, fail)
+            else:
+                fail(leader or error_of(LEADER_NOT_AVAILABLE, f"Nothing is known of {topic} yet"))
+
+        self._mailbox.post(lambda: route(False), fail)
 
 
 def _fetch_fields(

@@ -8,14 +8,13 @@ from __future__ import annotations
 import functools
 import heapq
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import kafka.errors as kafka_errors
 
 from kafkasafe.cluster.api import Failure, MetadataRefreshed, Reply, TopicInfo
 from kafkasafe.cluster.backoff import Backoff
-from kafkasafe.cluster.client.awaiting_metadata import AwaitingMetadata, ParkedRequest, Waiting
 from kafkasafe.cluster.client.calls import QuestionCall
 from kafkasafe.cluster.client.link import BrokerLink
 from kafkasafe.cluster.client.links import Links
@@ -38,6 +37,62 @@ from kafkasafe.cluster.terms import (
 __all__ = ["Refresher"]
 
 
+@dataclass(frozen=True, slots=True)
+class _ParkedRequest:
+    """A request that cannot be routed before the next answer.
+
+    Attributes:
+        route: Routes it again. Its argument says whether this is the last try.
+        fail: Called instead of `route`, with the reason.
+    """
+
+    route: Callable[[bool], None]
+    fail: Callable[[BaseException], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """What one metadata request serves.
+
+    Attributes:
+        replies: Replies of callers that asked for metadata.
+        parked: Requests that could not be routed.
+    """
+
+    replies: list[Reply[Any]] = field(default_factory=list)
+    parked: list[_ParkedRequest] = field(default_factory=list)
+
+
+class _AwaitingMetadata:
+    """Replies and parked requests that came since the last metadata request began."""
+
+    def __init__(self) -> None:
+        self._replies: list[Reply[Any]] = []
+        self._replies_of_new: list[Reply[Any]] = []
+        self._parked: list[_ParkedRequest] = []
+
+    def add(self, reply: Reply[Any], *, of_new: bool) -> None:
+        """Adds a reply. `of_new`: its caller asked only about topics that no request has named yet."""
+        (self._replies_of_new if of_new else self._replies).append(reply)
+
+    def park(self, request: _ParkedRequest) -> None:
+        """Adds a request."""
+        self._parked.append(request)
+
+    def take_parked(self) -> list[_ParkedRequest]:
+        """Removes and returns the parked requests."""
+        parked, self._parked = self._parked, []
+        return parked
+
+    def take(self, *, of_new: bool) -> _Waiting:
+        """Removes and returns what the request that begins now serves. One about new topics does not serve all."""
+        replies, self._replies_of_new = self._replies_of_new, []
+        if of_new:
+            return _Waiting(replies)
+        replies, self._replies = self._replies + replies, []
+        return _Waiting(replies, self.take_parked())
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Attempt:
     """A metadata request in progress.
@@ -50,7 +105,7 @@ class _Attempt:
 
     link: BrokerLink
     of_new: bool
-    waiting: Waiting
+    waiting: _Waiting
 
 
 class Refresher:
@@ -94,7 +149,7 @@ class Refresher:
         self._missing_backoff = Backoff(retry_backoff_s, MISSING_TOPIC_POLL_MAX_S, least_s=0.0, jitter=0.0)
         self._auto_create: bool = options.get("allow_auto_create_topics", True)
         self._listeners: list[Callable[[MetadataRefreshed], None]] = []
-        self._awaiting = AwaitingMetadata()
+        self._awaiting = _AwaitingMetadata()
         self._attempt: _Attempt | None = None
         self._patience: Any = None
         """The timer for a broker that does not answer in time."""
@@ -271,7 +326,7 @@ class Refresher:
             route: Called to route it again. Its argument says whether this is the last try.
             fail: Called instead of `route`, with the reason.
         """
-        self._awaiting.park(ParkedRequest(route, fail))
+        self._awaiting.park(_ParkedRequest(route, fail))
 
     def fail_all(self, error: BaseException) -> None:
         """Fails all parked requests, because the loop ends."""

@@ -1,4 +1,7 @@
-"""`Transport` implements `Cluster` over a `Network`. It consists of objects of the other modules of this package."""
+"""`Transport` implements `Cluster` over a `Network`, and is the `Service` of that network.
+
+It consists of objects of the other modules of this package.
+"""
 
 from __future__ import annotations
 
@@ -23,20 +26,17 @@ from kafkasafe.cluster.api import (
 from kafkasafe.cluster.client.broker_questions import BrokerQuestions
 from kafkasafe.cluster.client.links import Links
 from kafkasafe.cluster.client.mailbox import Mailbox
-from kafkasafe.cluster.client.produce_call import ProduceShared
-from kafkasafe.cluster.client.produce_router import ProduceRouter
+from kafkasafe.cluster.client.produce import ProduceRouter
 from kafkasafe.cluster.client.questions import LeaderQuestions
 from kafkasafe.cluster.client.reachability import Reachability
 from kafkasafe.cluster.client.refresher import Refresher
-from kafkasafe.cluster.client.router import Router
 from kafkasafe.cluster.client.schedule import RefreshSchedule
-from kafkasafe.cluster.client.service import ClientService
 from kafkasafe.cluster.client.watched_topics import WatchedTopics
 from kafkasafe.cluster.coordinators import Coordinated, Node, Question
 from kafkasafe.cluster.leaders import Leaders
 from kafkasafe.cluster.network import Network
 from kafkasafe.cluster.pin import ClusterPin
-from kafkasafe.cluster.terms import TopicPartition, log
+from kafkasafe.cluster.terms import TopicPartition, closed_error, log
 
 __all__ = ["Transport"]
 
@@ -74,14 +74,18 @@ class Transport(Coordinated):
         refresher = self._refresher = Refresher(
             network, mailbox, schedule, pin, leaders, links, reachability, topics, options=options
         )
-        router = self._router = Router(network, mailbox, schedule, leaders, links, refresher, reachability)
-        shared = self._produce_shared = ProduceShared(network, schedule, leaders, links)
         self._produce_router = ProduceRouter(
-            mailbox, leaders, links, refresher, shared, options.get("max_request_size", 1048576)
+            network,
+            mailbox,
+            schedule,
+            leaders,
+            links,
+            refresher,
+            options.get("max_request_size", 1048576),
         )
-        self._leader_questions = LeaderQuestions(network, mailbox, leaders, links, router)
-        self._broker_questions = BrokerQuestions(network, mailbox, links, router)
-        self._life = network.serve(ClientService(network, mailbox, schedule, links, refresher, shared.order))
+        self._leader_questions = LeaderQuestions(network, mailbox, schedule, leaders, links, refresher)
+        self._broker_questions = BrokerQuestions(network, mailbox, schedule, links, refresher, reachability)
+        network.serve(self)
 
     def __repr__(self) -> str:
         connected = "connected" if self.connected else "not connected"
@@ -92,11 +96,11 @@ class Transport(Coordinated):
 
     def start(self) -> None:
         """Starts the network thread, which tries to connect to a broker until it succeeds. Idempotent."""
-        self._life.start()
+        self._network.start()
 
     def close(self, timeout_s: float) -> bool:
-        """See `Cluster`, and `NetworkThread.close` for the thread."""
-        return self._life.close(timeout_s)
+        """See `Cluster`."""
+        return self._network.close(timeout_s)
 
     @property
     def connected(self) -> bool:
@@ -117,6 +121,49 @@ class Transport(Coordinated):
     def broker_version(self) -> tuple[int, ...] | None:
         """Kafka version, from `api_version` or from the first broker reached; None before that."""
         return self._network.broker_version
+
+    # -- For the network -----------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """See `Service`."""
+        self._mailbox.post(lambda: self._schedule.want(urgent=True), lambda _: None)
+
+    def look(self) -> None:
+        """See `Service`."""
+        self._mailbox.look()
+        self._links.ask_gathered()
+
+    def shut_down(self) -> None:
+        """See `Service`."""
+        if self._mailbox.close():
+            return
+        error = closed_error()
+        self._refresher.fail_all(error)
+        self._links.close(error)
+        self._network.stop()
+
+    def close_soon(self) -> None:
+        """See `Service`."""
+        self._mailbox.post(self.shut_down, lambda _: None)
+
+    def interrupted(self, error: BaseException) -> bool:
+        """See `Service`."""
+        crashed = not self._mailbox.close()
+        why = error if crashed else closed_error()
+        self._refresher.fail_all(why)
+        self._links.abandon(why)
+        return crashed
+
+    def begin_anew(self) -> None:
+        """See `Service`."""
+        self._links.begin_anew()
+        self._produce_router.order.begin_anew()
+        self._schedule.begin_anew()
+        self._mailbox.reopen()
+
+    def end(self, error: BaseException) -> None:
+        """See `Service`."""
+        self._mailbox.end(error)
 
     # -- Which cluster -------------------------------------------------------------------------------------------
 
@@ -188,9 +235,6 @@ class Transport(Coordinated):
 
     def ask(self, question: Question, reply: Reply[Any], *, node: Node | None = None) -> None:
         """Asks a certain broker, or any broker; see `BrokerQuestions.ask`."""
-        self._broker_questions.ask(question, reply, node=node)
-
-    def _ask_coordinator(self, node: Node | None, question: Question, reply: Reply[Any]) -> None:
         self._broker_questions.ask(question, reply, node=node)
 
     def produce(

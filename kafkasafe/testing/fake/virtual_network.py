@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 import kafka.errors as kafka_errors
 
 from kafkasafe.cluster.api import Broker
-from kafkasafe.cluster.network import Life, ManyOffsets, OffsetRow, ProduceBatches, Sendable, Service, Written
+from kafkasafe.cluster.network import ManyOffsets, OffsetRow, ProduceBatches, Sendable, Service, Written
 from kafkasafe.cluster.terms import NodeId, closed_error
 from kafkasafe.testing.fake.asking import Fields
 from kafkasafe.testing.fake.pipes import Pipe
@@ -82,28 +82,28 @@ class VirtualNetwork:
         self._setup_timeout_s: float = options.get("socket_connection_setup_timeout_ms", 10_000) / 1000
         self._brokers: dict[int, Broker] = {}
         self._service: Service | None = None
-        self._started = self._stopped = False
+        self._started = self._stopped = self._ended = False
         self._busy = False
         """Whether a function of the client is running. If so, `wake` calls the client later."""
 
-    # -- Life ----------------------------------------------------------------------------------------------------
+    # -- Start and end -------------------------------------------------------------------------------------------
 
-    def serve(self, service: Service) -> Life:
+    def serve(self, service: Service) -> None:
         """See `Network`."""
         self._service = service
-        return self
 
     def start(self) -> None:
-        """See `Life`."""
+        """See `Network`."""
         if not self._started and not self._stopped and self._service is not None:
             self._started = True
             self._service.begin()
             self.wake()
 
     def close(self, timeout_s: float) -> bool:  # noqa: ARG002 - it takes no time
-        """See `Life`."""
+        """See `Network`."""
         service = self._service
-        if service is not None and not service.ended:
+        if service is not None and not self._ended:
+            self._ended = True
             error = closed_error()
             self.enter(service.shut_down)
             self.enter(service.interrupted, error)

@@ -1,0 +1,360 @@
+"""Batches become Produce requests to the leaders of their partitions, in order; and the result of each batch.
+
+A batch whose leader is unknown is parked until the next metadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import kafka.errors as kafka_errors
+
+from kafkasafe.cluster.api import (
+    Buffer,
+    Failure,
+    ProduceCallback,
+    ProduceReply,
+    ProduceRequest,
+    StaleFenceError,
+)
+from kafkasafe.cluster.client.calls import Call
+from kafkasafe.cluster.client.links import Links
+from kafkasafe.cluster.client.mailbox import Mailbox
+from kafkasafe.cluster.client.refresher import Refresher
+from kafkasafe.cluster.client.schedule import RefreshSchedule
+from kafkasafe.cluster.coordinators import highest_produce, lowest_produce
+from kafkasafe.cluster.leaders import Leaders
+from kafkasafe.cluster.network import AllAppended, Connection, Network, ProduceBatches
+from kafkasafe.cluster.terms import (
+    LEADER_NOT_AVAILABLE,
+    MAX_OFFSET,
+    STALE_METADATA,
+    NodeId,
+    TopicPartition,
+    absurd,
+    error_of,
+    plausible,
+    safely,
+)
+
+__all__ = ["ProduceCall", "ProduceRouter", "RequestOrder", "shared_requests"]
+
+_Batch: TypeAlias = tuple[ProduceRequest[Any], memoryview]
+
+
+class ProduceRouter:
+    """Combines batches into Produce requests, and sends these on the links to the leaders.
+
+    Args:
+        network: The addresses of brokers.
+        mailbox: Passes jobs to the network thread.
+        schedule: Requests metadata when they are out of date.
+        leaders: The leaders of partitions, by the latest metadata.
+        links: The links to the brokers.
+        refresher: Parks batches that wait for metadata.
+        max_request_bytes: Upper bound for the total size of several batches in one request.
+
+    Attributes:
+        order: The order of batches on their partitions.
+        request_timeout_s: Option `request_timeout_ms`, in seconds.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        mailbox: Mailbox,
+        schedule: RefreshSchedule,
+        leaders: Leaders,
+        links: Links,
+        refresher: Refresher,
+        max_request_bytes: int,
+    ) -> None:
+        self._network = network
+        self._mailbox = mailbox
+        self._schedule = schedule
+        self._leaders = leaders
+        self._links = links
+        self._refresher = refresher
+        self._max_request_bytes = max_request_bytes
+        self.order = RequestOrder()
+        self.request_timeout_s = network.request_timeout_s
+
+    def produce(
+        self,
+        requests: Sequence[ProduceRequest[Any]],
+        acks: int,
+        timeout_ms: int,
+        reply: ProduceCallback[Any],
+    ) -> None:
+        """See `Cluster`."""
+        if acks not in (-1, 1):
+            raise ValueError(f"acks must be -1 or 1, not {acks!r}: without acknowledgements nothing is safe")
+        batches = list(requests)
+
+        def fail(error: BaseException) -> None:
+            for request in batches:
+                safely(reply, request.token, Failure(error, sent=False))
+
+        self._mailbox.post(lambda: self._route(batches, acks, timeout_ms, reply, final=False), fail)
+
+    def _route(
+        self,
+        requests: Sequence[ProduceRequest[Any]],
+        acks: int,
+        timeout_ms: int,
+        reply: ProduceCallback[Any],
+        *,
+        final: bool,
+    ) -> None:
+        batches: dict[int, list[_Batch]] = {}
+        parked: list[ProduceRequest[Any]] = []
+        for request in requests:
+            leader = self._leaders.leader(request.topic, request.partition)
+            if isinstance(leader, int):
+                elsewhere = self.order.owing((request.topic, request.partition))
+                if elsewhere is not None and elsewhere != leader:
+                    # The old leader has unanswered batches, which this batch could overtake.
+                    moving = (
+                        f"{request.topic}-{request.partition} has requests outstanding at node {elsewhere}"
+                    )
+                    error: BaseException = kafka_errors.NotLeaderForPartitionError(moving)
+                    self._fail(request, error, reply)
+                    continue
+                try:
+                    data = memoryview(request.data).cast("B")
+                    if not data:
+                        raise ValueError("An empty batch")  # noqa: TRY301
+                except Exception as unusable:
+                    self._fail(request, unusable, reply)
+                    continue
+                batches.setdefault(leader, []).append((request, data))
+                continue
+            invalid = self._refresher.watch(request.topic)
+            if invalid is None and leader is None and not final:
+                parked.append(request)
+                continue
+            unknown = error_of(LEADER_NOT_AVAILABLE, f"Nothing is known of {request.topic} yet")
+            self._fail(request, invalid or leader or unknown, reply)
+        for leader, of_leader in batches.items():
+            link = self._links.link(leader)
+            for entries in shared_requests(of_leader, self._max_request_bytes):
+                link.submit(ProduceCall(self, leader, entries, acks, timeout_ms, reply))
+        if parked:
+
+            def fail(error: BaseException) -> None:
+                for request in parked:
+                    self._fail(request, error, reply)
+
+            self._refresher.park(
+                lambda final: self._route(parked, acks, timeout_ms, reply, final=final), fail
+            )
+
+    def _fail(self, request: ProduceRequest[Any], error: BaseException, reply: ProduceCallback[Any]) -> None:
+        fence = self.order.raise_fence((request.topic, request.partition))
+        safely(reply, request.token, Failure(error, sent=False, fence=fence))
+
+    # -- for calls that are answered -----------------------------------------------------------------------------
+
+    def learn_broker(self, endpoint: Any) -> None:
+        """Notes a broker that an answer named."""
+        self._network.learn_broker(endpoint)
+
+    def take_hint(self, target: TopicPartition, hint: tuple[int, int]) -> bool:
+        """Notes a leader and its epoch that an answer named. Returns whether the leader changed."""
+        return self._leaders.take_hint(target, hint, self._network.addresses())
+
+    def answered(self, *, stale: bool, moved: bool) -> None:
+        """Notes an answer that showed out-of-date metadata, or that named another leader."""
+        if stale:
+            self._schedule.want()
+        if moved:
+            self._links.drop_moved()
+
+
+class RequestOrder:
+    """The fences of all partitions, and the brokers that have unanswered batches: stops batches that would overtake
+    others. Pure.
+    """
+
+    __slots__ = ("_fences", "_pending")
+
+    def __init__(self) -> None:
+        self._fences: dict[TopicPartition, int] = {}
+        # For each partition, the node that has its unanswered batches, and how many. Invariant: all unanswered batches
+        # of a partition are at one node.
+        self._pending: dict[TopicPartition, tuple[NodeId, int]] = {}
+
+    def fence(self, target: TopicPartition) -> int:
+        """How many of the partition's batches have failed so far; see `ProduceRequest.fence`."""
+        return self._fences.get(target, 0)
+
+    def raise_fence(self, target: TopicPartition) -> int:
+        """Notes a failed batch. Batches that a thread submits before it learns of the failure must not be sent."""
+        fence = self._fences.get(target, 0) + 1
+        self._fences[target] = fence
+        return fence
+
+    def owing(self, target: TopicPartition) -> NodeId | None:
+        """The node that has unanswered batches of the partition; None if no batch is unanswered."""
+        pending = self._pending.get(target)
+        return None if pending is None else pending[0]
+
+    def enter(self, target: TopicPartition, node_id: NodeId) -> None:
+        """Record that a batch is being sent to a node."""
+        self._pending[target] = (node_id, self._pending.get(target, (node_id, 0))[1] + 1)
+
+    def leave(self, target: TopicPartition) -> None:
+        """Record that a batch was answered or failed."""
+        node_id, count = self._pending[target]
+        if count == 1:
+            del self._pending[target]
+        else:
+            self._pending[target] = (node_id, count - 1)
+
+    def begin_anew(self) -> None:
+        """Forgets the unanswered batches, because all connections have ended. Fences keep their values."""
+        self._pending = {}
+
+
+class ProduceCall(Call):
+    """A Produce request: at most one batch for each partition, all of one transaction or of none."""
+
+    __slots__ = (
+        "_done", "_router", "acks", "reply", "requests", "timeout_ms", "transaction", "views",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        router: ProduceRouter,
+        node_id: NodeId,
+        requests: list[_Batch],
+        acks: int,
+        timeout_ms: int,
+        reply: ProduceCallback[Any],
+    ) -> None:
+        targets = tuple((request.topic, request.partition) for request, _ in requests)
+        # The broker needs time to report slow replicas before this client closes the connection.
+        super().__init__(max(router.request_timeout_s, timeout_ms / 1000 + 1), targets)
+        self.timeout_s += max((request.patience_s for request, _ in requests), default=0.0)
+        self._done = False
+        self._router = router
+        self.requests = [request for request, _ in requests]
+        # A view prevents its bytearray from being resized, so it is released as soon as possible.
+        self.views = [view for _, view in requests]
+        self.acks = acks
+        self.timeout_ms = timeout_ms
+        self.reply = reply
+        self.transaction = requests[0][0].transaction
+        for target in targets:
+            router.order.enter(target, node_id)
+
+    def request(self, conn: Connection) -> ProduceBatches | None:
+        transaction = self.transaction
+        version = conn.version("Produce", lowest_produce(transaction), highest_produce(transaction))
+        order = self._router.order
+        fresh: list[ProduceRequest[Any]] = []
+        batches: list[tuple[str, int, Buffer]] = []
+        for request, view in zip(self.requests, self.views, strict=True):
+            fence = order.fence((request.topic, request.partition))
+            if request.fence is None or request.fence == fence:
+                fresh.append(request)
+                batches.append((request.topic, request.partition, view))
+            else:
+                error = StaleFenceError(f"fence {request.fence}, now {fence}")
+                self._answer(request, Failure(error, sent=False, fence=fence))
+        self.requests = fresh
+        self.views = []
+        if not fresh:
+            self._done = True
+            return None
+
+        name = None if transaction is None else transaction.transactional_id
+        return ProduceBatches(version, self.acks, self.timeout_ms, batches, name)
+
+    def succeed(self, response: Any) -> None:
+        if self._done:
+            return
+        try:
+            replies = self._parse(response)
+        except Exception as error:  # the caller gets a reply even if the answer is malformed
+            self.fail(error, sent=True)
+            return
+        self._done = True
+        router = self._router
+        stale = moved = False
+        for request in self.requests:
+            target = request.topic, request.partition
+            answer = replies.get(target)
+            if answer is None:
+                missing = kafka_errors.KafkaProtocolError("The Produce response left this partition out")
+                self._answer(request, Failure(missing, sent=True, fence=router.order.raise_fence(target)))
+                continue
+            if not answer.error_code and not -1 <= answer.base_offset < MAX_OFFSET:
+                self._answer(
+                    request, Failure(absurd(answer.base_offset), True, router.order.raise_fence(target))
+                )
+                continue
+            fence = router.order.raise_fence(target) if answer.error_code else router.order.fence(target)
+            stale = stale or answer.error_code in STALE_METADATA
+            if answer.leader_hint is not None:
+                moved = router.take_hint(target, answer.leader_hint) or moved
+            self._answer(request, replace(answer, fence=fence) if fence else answer)
+        if stale or moved:
+            router.answered(stale=stale, moved=moved)
+
+    def _parse(self, response: Any) -> Mapping[TopicPartition, ProduceReply]:
+        if isinstance(response, AllAppended):
+            return response.replies
+        replies = {}
+        for endpoint in response.node_endpoints or ():
+            self._router.learn_broker(endpoint)
+        for topic in response.responses:
+            for answer in topic.partition_responses:
+                hint = answer.current_leader
+                known = hint is not None and hint.leader_id >= 0
+                replies[topic.name, answer.index] = ProduceReply(
+                    error_code=answer.error_code,
+                    base_offset=answer.base_offset,
+                    log_append_time=answer.log_append_time_ms,
+                    log_start_offset=plausible(answer.log_start_offset, MAX_OFFSET),
+                    record_errors=tuple(
+                        (record.batch_index, record.batch_index_error_message or "")
+                        for record in answer.record_errors or ()
+                    ),
+                    error_message=answer.error_message,
+                    leader_hint=(hint.leader_id, hint.leader_epoch) if known else None,
+                )
+        return replies
+
+    def fail(self, error: BaseException, *, sent: bool) -> None:
+        if self._done:
+            return
+        self._done = True
+        self.views = []
+        for request in self.requests:
+            fence = self._router.order.raise_fence((request.topic, request.partition))
+            self._answer(request, Failure(error, sent=sent, fence=fence))
+
+    def _answer(self, request: ProduceRequest[Any], result: ProduceReply | Failure) -> None:
+        self._router.order.leave((request.topic, request.partition))
+        safely(self.reply, request.token, result)
+
+
+def shared_requests(batches: Sequence[_Batch], max_bytes: int) -> list[list[_Batch]]:
+    """Splits the batches for one leader into requests: one batch for each partition, one transaction, bounded bytes."""
+    found: list[list[_Batch]] = []
+    partitions: set[TopicPartition] = set()
+    size = 0
+    for request, data in batches:
+        target = request.topic, request.partition
+        full = target in partitions or size + len(data) > max_bytes
+        if not found or full or found[-1][0][0].transaction != request.transaction:
+            found.append([])
+            size = 0
+            partitions = set()
+        found[-1].append((request, data))
+        size += len(data)
+        partitions.add(target)
+    return found
