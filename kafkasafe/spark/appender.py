@@ -35,7 +35,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from kafka.errors import ProducerFencedError, for_code
+from kafka.errors import ProducerFencedError
 
 from kafkasafe.classification import classify
 from kafkasafe.cluster.api import Failure, HeadersFetched, ProduceReply, ProduceRequest
@@ -46,7 +46,7 @@ from kafkasafe.errors import RejectedError, SparkError, WaitTimeoutError
 from kafkasafe.logs import EventLog
 from kafkasafe.record import batch
 from kafkasafe.record.arrow_pack import divide
-from kafkasafe.spark.transactions import identity_of
+from kafkasafe.spark.transactions import coded, identity_of
 from kafkasafe.spark.txn import Report, WriterIdentity
 
 __all__ = ["CLAIM_ROWS", "Appender", "FencedError", "RestartError", "claim_base"]
@@ -240,11 +240,8 @@ class Appender:
             if isinstance(reply, Failure):
                 self._failed(place, reply.error, "produce")
             elif reply.error_code:
-                error: Any = for_code(reply.error_code)(
-                    f"{place.topic}-{place.partition}: {reply.error_message or 'Produce'}"
-                )
-                error.errno = reply.error_code
-                self._failed(place, error, "produce")
+                message = f"{place.topic}-{place.partition}: {reply.error_message or 'Produce'}"
+                self._failed(place, coded(reply.error_code, message), "produce")
             elif reply.base_offset < 0 and (self._on_acked is not None or not place.claimed):
                 self._fail(
                     RestartError(f"{place.topic}-{place.partition} acknowledged a batch without its offset")
@@ -263,12 +260,11 @@ class Appender:
             if isinstance(answer, Failure):
                 self._failed(place, answer.error, "fetch")
             elif answer.error_code:
-                error: Any = for_code(answer.error_code)(f"{place.topic}-{place.partition}: Fetch")
-                error.errno = answer.error_code
-                self._failed(place, error, "fetch")
+                message = f"{place.topic}-{place.partition}: Fetch"
+                self._failed(place, coded(answer.error_code, message), "fetch")
             elif not answer.headers:
                 # The batch is acknowledged, but this leader's high watermark has not reached it yet (KIP-207).
-                self._failed(place, for_code(78)(f"{place.topic}-{place.partition}: Fetch"), "fetch")
+                self._failed(place, coded(78, f"{place.topic}-{place.partition}: Fetch"), "fetch")
             else:
                 self._judge_claim(place, answer.headers[0])
         self._go_on(place)

@@ -26,9 +26,8 @@ from kafkasafe.cluster.client import Transport
 from kafkasafe.errors import CheckpointMismatchError, WaitTimeoutError
 from kafkasafe.record import batch
 from kafkasafe.spark.option_values import error
-from kafkasafe.spark.sink_errors import coded, no_broker
 from kafkasafe.spark.sink_options import SinkOptions
-from kafkasafe.spark.transactions import Pending, TransactionRequests, call, identity_of, retry_until
+from kafkasafe.spark.transactions import Pending, TransactionRequests, call, coded, identity_of, retry_until
 from kafkasafe.spark.txn import Marker, MarkerLog, WriterIdentity
 
 __all__ = ["MarkerStore"]
@@ -97,7 +96,7 @@ class MarkerStore:
                     f"The marker topic {topic!r} cannot be created or described ({failed}): create it by hand with"
                     " cleanup.policy=compact, or set markerTopic to another topic.",
                 ) from failed
-            raise no_broker(self._options, "the driver", failed) from failed
+            raise self._options.no_broker("the driver", failed) from failed
         self._partition = zlib.crc32(self._id.encode()) % count
         self._started = True
 

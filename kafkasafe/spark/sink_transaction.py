@@ -17,8 +17,7 @@ from kafkasafe.cluster.client import Transport
 from kafkasafe.spark.appender import Appender, RestartError
 from kafkasafe.spark.marker_store import MarkerStore
 from kafkasafe.spark.option_values import error
-from kafkasafe.spark.sink_errors import unknown_topic
-from kafkasafe.spark.sink_options import SinkOptions
+from kafkasafe.spark.sink_options import SinkOptions, unknown_topic
 from kafkasafe.spark.transactions import TransactionRequests
 from kafkasafe.spark.txn import AppendState, Report, WriterIdentity, judge_partitions
 

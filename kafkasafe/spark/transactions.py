@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias, TypeVar
 
 import tenacity
-from kafka.errors import for_code
+from kafka.errors import KafkaError, for_code
 
 from kafkasafe.cluster.api import Failure, MetadataRefreshed, ProducersDescribed, Reply, TopicInfo
 from kafkasafe.cluster.backoff import PAUSES, Backoff
@@ -35,7 +35,7 @@ from kafkasafe.errors import WaitTimeoutError
 from kafkasafe.retry import RetryPolicy
 from kafkasafe.spark.txn import WriterIdentity
 
-__all__ = ["Pending", "TopicPartition", "TransactionRequests", "call", "identity_of", "retry_until"]
+__all__ = ["Pending", "TopicPartition", "TransactionRequests", "call", "coded", "identity_of", "retry_until"]
 
 TopicPartition: TypeAlias = tuple[str, int]
 T = TypeVar("T")
@@ -72,16 +72,21 @@ _PERMISSIONS: Final[Mapping[int, tuple[str, Mapping[str, str], str]]] = {
 }
 
 
-def _error(code: int, message: str) -> Exception:
+def _error(code: int, message: str) -> KafkaError:
     """Creates the error for an answer. `message` must begin with the name of the request."""
     if code in _PERMISSIONS:
         what, permissions, otherwise = _PERMISSIONS[code]
         permission = permissions.get(message.split(maxsplit=1)[0], otherwise)
         message += f": this user needs the permission {permission} on {what}"
-    error: Any = for_code(code)(message)
-    error.errno = code  # kafka-python has no class for some codes; keep the number for those too
-    shown: Exception = error
-    return shown
+    return coded(code, message)
+
+
+def coded(code: int, message: str) -> KafkaError:
+    """Creates the error of an answer. Keeps the code even if kafka-python has no class for it."""
+    made: Any = for_code(code)(message)
+    made.errno = code
+    error: KafkaError = made
+    return error
 
 
 def _identity(grant: WriterIdentity) -> TransactionIdentity:

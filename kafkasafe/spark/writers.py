@@ -31,8 +31,7 @@ from kafkasafe.spark.option_values import error
 from kafkasafe.spark.plans import plan_in_checkpoint
 from kafkasafe.spark.session import Outcome, Session
 from kafkasafe.spark.sink import app_version, refuse_version, stream_id, wanted_columns
-from kafkasafe.spark.sink_errors import no_broker, unknown_topic
-from kafkasafe.spark.sink_options import SinkOptions, sink_options
+from kafkasafe.spark.sink_options import SinkOptions, sink_options, unknown_topic
 from kafkasafe.spark.source import arrow_type
 from kafkasafe.spark.staging import StagedBatch, Stager, fetch_staged
 from kafkasafe.spark.tasks import EncodeRows, inline_limit, partition_count, transport_of
@@ -198,7 +197,7 @@ def _partition_count(options: SinkOptions, topic: str) -> int:
             raise unknown_topic(topic) from failed
         if isinstance(code, int) and code > 0:
             raise
-        raise no_broker(options, "executors", failed) from failed
+        raise options.no_broker("executors", failed) from failed
 
 
 class _Kept:
