@@ -17,10 +17,9 @@ from pyspark.sql.types import ArrayType, BinaryType, IntegerType, StringType, St
 from kafkasafe.errors import ConfigError, UsageError
 from kafkasafe.spark import stats
 from kafkasafe.spark.appender import FencedError, RestartError
-from kafkasafe.spark.arrow import map_in_arrow
 from kafkasafe.spark.collected import RowTooLargeError, Size, bound_of, collect_rows, later_size
 from kafkasafe.spark.failures import dead_worker
-from kafkasafe.spark.java import java_frame, jvm_of
+from kafkasafe.spark.java import java_frame, jvm_of, map_in_arrow
 from kafkasafe.spark.option_values import error
 from kafkasafe.spark.plans import commits_are_validated, plan_of_query
 from kafkasafe.spark.session import Outcome, Session

@@ -16,7 +16,7 @@ from kafkasafe.errors import CheckpointMismatchError, ConfigError, UsageError
 from kafkasafe.record.partition import partition_for_key
 from kafkasafe.spark import FencedError, MetricsListener, foreach_batch_sink, write_batch
 from kafkasafe.spark.appender import RestartError
-from kafkasafe.spark.arrow import map_in_arrow
+from kafkasafe.spark.java import map_in_arrow
 from kafkasafe.spark.listener import _behind, _Collector
 from kafkasafe.spark.marker_store import MarkerStore
 from kafkasafe.spark.plans import commits_are_validated
