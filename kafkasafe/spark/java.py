@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = ["gateway", "java_frame", "java_session", "jvm_of", "map_in_arrow"]
+__all__ = ["gateway", "java_frame", "java_session", "jvm_of", "map_in_arrow", "spark_context"]
 
 
 def java_frame(df: DataFrame) -> Any:
@@ -20,6 +21,11 @@ def java_frame(df: DataFrame) -> Any:
 def java_session(session: SparkSession) -> Any:
     """Returns the Java object of a session; None with Spark Connect."""
     return getattr(session, "_jsparkSession", None)
+
+
+def spark_context(session: SparkSession) -> SparkContext | None:
+    """Returns the context of a session; None with Spark Connect."""
+    return getattr(session, "_sc", None)
 
 
 def jvm_of(session: SparkSession) -> Any:

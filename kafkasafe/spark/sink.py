@@ -19,7 +19,7 @@ from kafkasafe.spark import stats
 from kafkasafe.spark.appender import FencedError, RestartError
 from kafkasafe.spark.collected import RowTooLargeError, Size, bound_of, collect_rows, later_size
 from kafkasafe.spark.failures import dead_worker
-from kafkasafe.spark.java import java_frame, jvm_of, map_in_arrow
+from kafkasafe.spark.java import java_frame, jvm_of, map_in_arrow, spark_context
 from kafkasafe.spark.option_values import error
 from kafkasafe.spark.plans import commits_are_validated, plan_of_query
 from kafkasafe.spark.session import Outcome, Session
@@ -47,7 +47,6 @@ __all__ = ["ForeachBatchSink", "foreach_batch_sink", "write_batch"]
 log = logging.getLogger(__name__)
 
 _QUERY: Final = "sql.streaming.queryId"
-_BATCH: Final = "streaming.sql.batchId"
 _RUN: Final = "spark.jobGroup.id"  # the run id of a streaming query
 _TRACKER_S: Final = 2.0
 _TRACKER_POLL_S: Final = 0.002
@@ -241,12 +240,11 @@ class ForeachBatchSink:
                 micro-batch.
         """
         warn_of_other_python(df.sparkSession)
-        properties = _Properties(df)
-        query_id = properties.get(_QUERY)
+        query_id = _property(df, _QUERY)
         app_id = stream_id(
             self._options, query_id, "here (Spark Connect, or a call from outside of foreachBatch)"
         )
-        run = properties.get(_RUN)
+        run = _property(df, _RUN)
         _claim_turn(app_id, run, batch_id, self)
         with self._lock:
             session = self._sessions.get(app_id)
@@ -296,15 +294,10 @@ def _claim_turn(app_id: str, run: str | None, batch_id: int, sink: ForeachBatchS
         )
 
 
-class _Properties:
-    """Spark's local properties of the thread that runs the query."""
-
-    def __init__(self, df: DataFrame) -> None:
-        self._context = getattr(df.sparkSession, "_sc", None)
-
-    def get(self, name: str) -> str | None:
-        value = None if self._context is None else self._context.getLocalProperty(name)
-        return None if value is None else str(value)
+def _property(df: DataFrame, name: str) -> str | None:
+    """Returns a local property of the thread that runs the query; None if it is not set, and with Spark Connect."""
+    context = spark_context(df.sparkSession)
+    return None if context is None else context.getLocalProperty(name)
 
 
 class _Job:
@@ -466,7 +459,7 @@ class _Job:
         Raises:
             RestartError: A stage ran more than once.
         """
-        context = getattr(self._df.sparkSession, "_sc", None)
+        context = spark_context(self._df.sparkSession)
         if context is None:
             return
         tracker = context.statusTracker()
@@ -553,7 +546,7 @@ def _are_headers(kind: Any) -> bool:
 
 def _cores(df: DataFrame) -> int | None:
     """Returns how many tasks can run at once; None if the number is unknown (Spark Connect)."""
-    context = getattr(df.sparkSession, "_sc", None)
+    context = spark_context(df.sparkSession)
     return None if context is None else int(context.defaultParallelism)
 
 
