@@ -27,7 +27,7 @@ from kafkasafe.errors import CheckpointMismatchError, WaitTimeoutError
 from kafkasafe.record import batch
 from kafkasafe.spark.option_values import error
 from kafkasafe.spark.sink_options import SinkOptions
-from kafkasafe.spark.transactions import Pending, TransactionRequests, call, coded, identity_of, retry_until
+from kafkasafe.spark.transactions import Pending, TransactionRequests, call, coded, identity_of, retry_for
 from kafkasafe.spark.txn import Marker, MarkerLog, WriterIdentity
 
 __all__ = ["MarkerStore"]
@@ -171,8 +171,7 @@ class MarkerStore:
             if answer.error_code:
                 raise coded(answer.error_code, f"{topic}-{number}: {answer.error_message or 'Produce'}")
 
-        deadline = time.monotonic() + self._options.delivery_timeout_s
-        retry_until(append, deadline=deadline, what=f"The marker in {topic}", api="produce")
+        retry_for(self._options.delivery_timeout_s, append, what=f"The marker in {topic}", api="produce")
 
     def _from_topic(self) -> str | None:
         """Returns the newest committed marker in the marker topic; None if there is none."""
@@ -216,8 +215,9 @@ class MarkerStore:
                 raise coded(_NOT_YET, f"{topic}-{number} returned no records at {at}")
             return answer
 
-        deadline = time.monotonic() + self._options.api_timeout_s
-        return retry_until(attempt, deadline=deadline, what=f"The markers in {topic}-{number}", api="fetch")
+        return retry_for(
+            self._options.api_timeout_s, attempt, what=f"The markers in {topic}-{number}", api="fetch"
+        )
 
     def _bound_of_markers(self, which: int) -> int:
         def attempt(left_s: float) -> int:
@@ -231,7 +231,6 @@ class MarkerStore:
                 raise coded(answer.error_code, f"ListOffsets of {self._options.marker_topic}")
             return answer.offset
 
-        deadline = time.monotonic() + self._options.api_timeout_s
-        return retry_until(
-            attempt, deadline=deadline, what="The bounds of the marker topic", api="ListOffsets"
+        return retry_for(
+            self._options.api_timeout_s, attempt, what="The bounds of the marker topic", api="ListOffsets"
         )

@@ -27,7 +27,7 @@ from kafkasafe.cluster.inquiry import pause_s
 from kafkasafe.errors import SparkError
 from kafkasafe.record import batch
 from kafkasafe.spark.appender import Appender, FencedError, RestartError
-from kafkasafe.spark.transactions import TransactionRequests, call, retry_until
+from kafkasafe.spark.transactions import TransactionRequests, call, retry_for
 from kafkasafe.spark.txn import WriterIdentity
 
 __all__ = ["StagedBatch", "Stager", "StagingError", "fetch_staged"]
@@ -103,9 +103,9 @@ class Stager:
         self._partition = random.randrange(
             _ensure(transport, topic, timeout_s=api_timeout_s, largest_bytes=largest_bytes)
         )
-        granted: ProducerIdGranted = retry_until(
+        granted: ProducerIdGranted = retry_for(
+            api_timeout_s,
             lambda left_s: call(transport.init_producer_id, left_s),
-            deadline=time.monotonic() + api_timeout_s,
             what="InitProducerId",
             api="InitProducerId",
         )

@@ -35,7 +35,7 @@ from kafkasafe.errors import WaitTimeoutError
 from kafkasafe.retry import RetryPolicy
 from kafkasafe.spark.txn import WriterIdentity
 
-__all__ = ["Pending", "TopicPartition", "TransactionRequests", "call", "coded", "identity_of", "retry_until"]
+__all__ = ["Pending", "TopicPartition", "TransactionRequests", "call", "coded", "identity_of", "retry_for"]
 
 TopicPartition: TypeAlias = tuple[str, int]
 T = TypeVar("T")
@@ -137,24 +137,25 @@ def call(send: Callable[[Reply[Any]], None], timeout_s: float) -> Any:
     return Pending(send).answer(timeout_s)
 
 
-def retry_until(attempt: Callable[[float], T], *, deadline: float, what: str, api: str | None = None) -> T:
+def retry_for(timeout_s: float, attempt: Callable[[float], T], *, what: str, api: str) -> T:
     """Returns the result of `attempt`. Repeats the attempt as long as `classify` says that its error can be retried.
 
     Args:
+        timeout_s: When to give up, in seconds from now.
         attempt: Makes one attempt. Its argument is the remaining time in seconds.
-        deadline: When to give up, on the clock of `time.monotonic`.
         what: Name of the request for the message, for example "InitProducerId of x".
         api: Request kind, for the verdict.
 
     Raises:
         KafkaError: An error that is not retriable, or the last error after the deadline.
     """
+    deadline = time.monotonic() + timeout_s
 
     def tried() -> T:
         return attempt(deadline - time.monotonic())
 
     tried.__qualname__ = what
-    policy = RetryPolicy(deadline_ms=1000 * max(0.0, deadline - time.monotonic()), wait=_wait_s, api=api)
+    policy = RetryPolicy(deadline_ms=1000 * timeout_s, wait=_wait_s, api=api)
     return policy.call(tried)
 
 
@@ -198,8 +199,7 @@ class TransactionRequests:
                 raise _error(answer.error_code, what + place(answer))
             return answer
 
-        deadline = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
-        return retry_until(attempt, deadline=deadline, what=what, api=api)
+        return retry_for(self._timeout_s if timeout_s is None else timeout_s, attempt, what=what, api=api)
 
     # --- the transaction ---
 
@@ -319,8 +319,7 @@ class TransactionRequests:
                     raise _error(info.error_code, f"Metadata of {name}")
             return {name: metadata.topics[name] for name in names}
 
-        deadline = time.monotonic() + self._timeout_s
-        return retry_until(attempt, deadline=deadline, what=f"Metadata of {', '.join(names)}", api="Metadata")
+        return retry_for(self._timeout_s, attempt, what=f"Metadata of {', '.join(names)}", api="Metadata")
 
     def create_topic(self, name: str, *, partitions: int, config: Mapping[str, str]) -> None:
         """Creates a topic with the brokers' default replication. Does nothing if it exists."""
@@ -346,8 +345,7 @@ class TransactionRequests:
             question = Question("CreateTopics", fields, parse, 4)
             call(lambda reply: self._transport.ask(question, reply), left_s)
 
-        deadline = time.monotonic() + self._timeout_s
-        retry_until(attempt, deadline=deadline, what=f"CreateTopics of {name}", api="CreateTopics")
+        retry_for(self._timeout_s, attempt, what=f"CreateTopics of {name}", api="CreateTopics")
 
     def producers(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, ProducersDescribed]:
         """Returns the producer states that the leaders of partitions remember. Asks the leaders concurrently."""
@@ -383,6 +381,5 @@ class TransactionRequests:
             if failed is not None:
                 raise failed
 
-        deadline = time.monotonic() + self._timeout_s
-        retry_until(attempt, deadline=deadline, what="DescribeProducers", api="DescribeProducers")
+        retry_for(self._timeout_s, attempt, what="DescribeProducers", api="DescribeProducers")
         return found
