@@ -409,7 +409,7 @@ def test_every_step_has_its_ends_and_nothing_else_is_legal():
     for step in Step:
         for event in Event:
             machine = MicroBatch(max_restarts=9, goes_on=True)
-            machine._step = step
+            machine.step = step
             if event in TRANSITIONS.get(step, {}):
                 machine.on(event)
             else:
