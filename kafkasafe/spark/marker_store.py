@@ -106,7 +106,6 @@ class MarkerStore:
         Raises:
             CheckpointMismatchError: The marker cannot be decoded.
         """
-        self.start()
         found = self._requests.committed_offset((self._options.marker_topic, 0))
         # Offsets of groups without members expire (offsets.retention.minutes). Then read the marker topic instead.
         content = self._from_topic() if found is None else found[1]

@@ -218,7 +218,7 @@ class TransactionRequests:
         return WriterIdentity(self._id, identity.producer_id, identity.epoch, identity.protocol)
 
     def add_partitions(self, grant: WriterIdentity, partitions: Iterable[TopicPartition]) -> None:
-        """Adds partitions to the transaction. The first one begins it."""
+        """Adds partitions to the transaction. The first one begins it. Adding a partition again has no effect."""
         places = list(partitions)
 
         def place(answer: PartitionsAdded) -> str:
