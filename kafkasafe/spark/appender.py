@@ -106,7 +106,6 @@ class Appender:
         transport: A started transport. The caller still owns it and closes it.
         grant: The transaction's grant. The transaction must already contain the partitions. If its transactional id is
             empty, the appender uses no transaction, and the grant holds an idempotent producer's own id and epoch.
-        attempt: Number of the task's attempt.
         delivery_timeout_s: Time limit for one batch.
         request_timeout_ms: How long the broker may wait for its replicas.
         buffer_bytes: Number of pending bytes above which `append` blocks.
@@ -121,7 +120,6 @@ class Appender:
         transport: Transport,
         grant: WriterIdentity,
         *,
-        attempt: int,
         delivery_timeout_s: float,
         request_timeout_ms: int,
         buffer_bytes: int,
@@ -130,7 +128,6 @@ class Appender:
     ) -> None:
         self._transport = transport
         self._grant = grant
-        self._attempt = attempt
         self._delivery_timeout_s = delivery_timeout_s
         self._request_timeout_ms = request_timeout_ms
         self._buffer_bytes = buffer_bytes
@@ -144,10 +141,6 @@ class Appender:
         self._error: BaseException | None = None
         self.retries = 0
         self.bytes = 0
-
-    def has(self, topic: str, partition: int) -> bool:
-        """Returns whether the partition already has a batch. If not, the next batch is its claim."""
-        return (topic, partition) in self._places
 
     def append(self, topic: str, partition: int, data: bytearray) -> None:
         """Queues a batch; the batches of a partition are sent in order.
@@ -191,10 +184,7 @@ class Appender:
             KafkaError: Another error that a retry cannot fix; KafkaTimeoutError after `delivery_timeout_s`.
         """
         self._wait(lambda: self._buffered == 0)
-        return [
-            Report(topic, partition, place.sequence, self._attempt)
-            for (topic, partition), place in self._places.items()
-        ]
+        return [Report(*key, place.sequence) for key, place in self._places.items()]
 
     # --- on either thread ---
 

@@ -105,7 +105,6 @@ class SinkTransaction:
         return Appender(
             self._transport,
             grant,
-            attempt=0,
             delivery_timeout_s=options.delivery_timeout_s,
             request_timeout_ms=options.request_timeout_ms,
             buffer_bytes=options.buffer_bytes,

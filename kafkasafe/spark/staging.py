@@ -114,7 +114,6 @@ class Stager:
         self._appender = Appender(
             transport,
             WriterIdentity("", granted.producer_id, granted.epoch),
-            attempt=0,
             delivery_timeout_s=delivery_timeout_s,
             request_timeout_ms=request_timeout_ms,
             buffer_bytes=buffer_bytes,

@@ -65,7 +65,6 @@ REPORT_SCHEMA: Final = (
     .add("topic", StringType())
     .add("partition", IntegerType())
     .add("rows", LongType())
-    .add("attempt", IntegerType())
     .add("bytes", LongType())
     .add("retries", LongType())
     .add("stage", IntegerType())
@@ -163,7 +162,6 @@ class _Sender:
         appender = Appender(
             transport,
             grant,
-            attempt=context.attemptNumber(),
             delivery_timeout_s=options.delivery_timeout_s,
             request_timeout_ms=options.request_timeout_ms,
             buffer_bytes=options.buffer_bytes,
@@ -198,7 +196,6 @@ def _report_batch(reports: list[Report], appender: Appender, stage: int) -> Any:
             "topic": _arrow.array([report.topic for report in reports], _arrow.string()),
             "partition": _arrow.array([report.partition for report in reports], _arrow.int32()),
             "rows": _arrow.array([report.rows for report in reports], _arrow.int64()),
-            "attempt": _arrow.array([report.attempt for report in reports], _arrow.int32()),
             "bytes": _arrow.array([appender.bytes * one for one in first], _arrow.int64()),
             "retries": _arrow.array([appender.retries * one for one in first], _arrow.int64()),
             "stage": _arrow.array([stage] * count, _arrow.int32()),
@@ -208,7 +205,7 @@ def _report_batch(reports: list[Report], appender: Appender, stage: int) -> Any:
 
 def reports_of(rows: Iterable[Any]) -> list[Report]:
     """Converts rows of `REPORT_SCHEMA` into reports."""
-    return [Report(row["topic"], row["partition"], row["rows"], row["attempt"]) for row in rows]
+    return [Report(row["topic"], row["partition"], row["rows"]) for row in rows]
 
 
 # --------------------------------------------------------------------------------------------------------------

@@ -446,13 +446,11 @@ class Report:
         topic: Topic name.
         partition: Partition number.
         rows: Number of records, ≥ 1.
-        attempt: Number of the task's attempt, from 0.
     """
 
     topic: str
     partition: int
     rows: int
-    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -577,7 +577,7 @@ GRANT = WriterIdentity("app", 7, 3)
         ([Report("t", 0, 5)], {("t", 0): AppendState(4, 4)}, "holds 0 records"),
         ([], {("t", 0): AppendState(3, 0)}, "holds 1 records"),
         ([Report("t", 0, 5)], {}, "Nothing was asked"),
-        ([Report("t", 0, 5), Report("t", 0, 5, 1)], {("t", 0): AppendState(3, 4)}, "two tasks"),
+        ([Report("t", 0, 5), Report("t", 0, 5)], {("t", 0): AppendState(3, 4)}, "two tasks"),
     ],
 )
 def test_reports_are_held_against_the_logs(reports, appended, says):
