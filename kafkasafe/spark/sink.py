@@ -7,6 +7,7 @@ import re
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -255,7 +256,7 @@ class ForeachBatchSink:
             done: Outcome | None = None
             try:
                 plan = plan_of_query(df.sparkSession, query_id, batch_id)
-                done = self.last = session.write(batch_id, query_id or "", job, plan=plan, count=job.count)
+                done = self.last = session.write(batch_id, query_id or "", job, plan=plan, count=df.count)
                 if done.name == "duplicate" and commits_are_validated(df.sparkSession, query_id):
                     df.write.format("noop").mode("overwrite").save()
                 if done.name == "written":
@@ -314,6 +315,7 @@ class _Job:
             second job writes them: until then, nothing is sent.
 
     Attributes:
+        totals: `bytes` and `retries` of all transactions of the micro-batch.
         had_large_row: Whether the driver refused to collect the rows, because one of them is too large.
     """
 
@@ -333,7 +335,7 @@ class _Job:
             previous is not None and previous.bytes < options.inline_bytes and options.exchange is not True
         )
         self._df, self._columns, self._bound = _checked(df, options)
-        self.totals: dict[str, int] = {}
+        self.totals: Counter[str] = Counter()
         self.had_large_row = False
 
     def __call__(self, grant: WriterIdentity) -> Sequence[Report]:
@@ -349,12 +351,9 @@ class _Job:
             except Exception as failed:
                 raise _translated(failed) from failed
         for name in ("bytes", "retries"):
-            self._count(name, sum(row[name] for row in rows))
+            self.totals[name] += sum(row[name] for row in rows)
         self._check_stages(rows)
         return reports_of(rows)
-
-    def _count(self, name: str, number: int) -> None:
-        self.totals[name] = self.totals.get(name, 0) + number
 
     def _returned(self) -> list[tuple[str, int, bytearray]] | None:
         """Has the tasks return the rows. Returns (topic, partition, batch), or None if there are too many.
@@ -409,12 +408,8 @@ class _Job:
                 appender.append(topic, partition, data)
             return appender.finish()
         finally:
-            self._count("bytes", appender.bytes)
-            self._count("retries", appender.retries)
-
-    def count(self) -> int:
-        """Counts the rows of the data frame."""
-        return self._df.count()
+            self.totals["bytes"] += appender.bytes
+            self.totals["retries"] += appender.retries
 
     def _plan(self, grant: WriterIdentity) -> tuple[DataFrame, bool]:
         options, df = self._options, self._df

@@ -24,7 +24,6 @@ from kafka.errors import KafkaError
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from kafkasafe.cluster.client import Transport
 from kafkasafe.errors import UsageError
 from kafkasafe.spark import outcomes, tasks
 from kafkasafe.spark.option_values import error
@@ -158,7 +157,9 @@ class _Writer:
             for index, (topic, partition, count) in enumerate(zip(*columns, strict=True)):
                 kept.put(topic, partition, count, memoryview(part.column("data")[index].as_buffer()))
         inline, staged = kept.finish()
-        _check(rows, inline, staged)
+        encoded = sum(piece.rows for piece in inline) + sum(piece.rows for piece in staged)
+        if encoded != rows:
+            raise RuntimeError(f"A task got {rows} rows but encoded {encoded}: a bug in kafkasafe, report it")
         return Message(context.getLocalProperty(_QUERY) or "", batch_id, rows, inline, staged)
 
     def _named(self, part: Any) -> Any:
@@ -179,13 +180,6 @@ class _Writer:
             yield from parts
 
         yield from EncodeRows(options=self._options, counts=counts, slots=1, turn=turn)(again())
-
-
-def _check(rows: int, inline: Sequence[Inline], staged: Sequence[StagedBatch]) -> None:
-    pieces: list[Inline | StagedBatch] = [*inline, *staged]
-    encoded = sum(piece.rows for piece in pieces)
-    if encoded != rows:
-        raise RuntimeError(f"A task got {rows} rows but encoded {encoded}: a bug in kafkasafe, report it")
 
 
 def _partition_count(options: SinkOptions, topic: str) -> int:
@@ -306,7 +300,7 @@ class StreamWriter(_Writer, _Stream):  # type: ignore[misc]
         done: Outcome | None = None
         try:
             plan = plan_in_checkpoint(self._checkpoint, batchId)
-            done = session.write(batchId, query_id, work, plan=plan, count=work.count)
+            done = session.write(batchId, query_id, work, plan=plan, count=lambda: work.rows)
         finally:
             outcomes.tell(query_id, done, restarts=session.restarts, retries=work.retries, bytes=work.bytes)
         _log_outcome(app_id, batchId, done)
@@ -347,46 +341,45 @@ def _log_outcome(app_id: str, batch_id: int, done: Outcome) -> None:
 
 
 class _Work:
-    """The step WRITE, which appends the batches of the messages. It may be repeated with another grant."""
+    """The step WRITE, which appends the batches of the messages. It may be repeated with another grant.
+
+    Attributes:
+        rows: Number of rows that the tasks read.
+    """
 
     def __init__(self, options: SinkOptions, session: Session, reports: Sequence[Message]) -> None:
         self._options = options
-        self._transport = session.transport
-        self._transaction = session.transaction
+        self._session = session
         self._inline = [piece for message in reports for piece in message.inline]
         self._staged = [piece for message in reports for piece in message.staged]
-        self._rows = sum(message.rows for message in reports)
+        self.rows = sum(message.rows for message in reports)
         self.retries = 0
         self.bytes = 0
 
-    def count(self) -> int:
-        """Returns the number of rows that the tasks read."""
-        return self._rows
-
     def __call__(self, grant: WriterIdentity) -> Sequence[Report]:
         pieces: list[Inline | StagedBatch] = [*self._inline, *self._staged]
-        appender = self._transaction.appender(grant, {(piece.topic, piece.partition) for piece in pieces})
+        appender = self._session.transaction.appender(
+            grant, {(piece.topic, piece.partition) for piece in pieces}
+        )
         try:
             for piece in self._inline:
                 appender.append(piece.topic, piece.partition, bytearray(piece.data))
-            for place, data in self._fetched(self._transport):
+            for place, data in fetch_staged(
+                self._session.transport,
+                self._options.staging_topic,
+                self._staged,
+                timeout_s=self._options.delivery_timeout_s,
+            ):
                 appender.append(place.topic, place.partition, data)
             reports = appender.finish()
         finally:
             self.retries += appender.retries
             self.bytes += appender.bytes
-        _check(self._rows, self._inline, self._staged)
-        if (sent := sum(report.rows for report in reports)) != self._rows:
+        if (sent := sum(report.rows for report in reports)) != self.rows:
             raise RuntimeError(
-                f"Tasks encoded {self._rows} rows, {sent} were sent: a bug in kafkasafe, report it"
+                f"Tasks encoded {self.rows} rows, {sent} were sent: a bug in kafkasafe, report it"
             )
         return reports
-
-    def _fetched(self, transport: Transport) -> Iterator[tuple[StagedBatch, bytearray]]:
-        options = self._options
-        return fetch_staged(
-            transport, options.staging_topic, self._staged, timeout_s=options.delivery_timeout_s
-        )
 
 
 _sessions: dict[tuple[int, str, str], Session] = {}
