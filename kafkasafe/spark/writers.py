@@ -12,6 +12,7 @@ docs/spark-guarantees.md explains this design and lists what happens after a cra
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter
 from pyspark.sql.types import StructType
 
 from kafkasafe.errors import UsageError
+from kafkasafe.record.arrow_pack import PackedBatch
 from kafkasafe.spark import outcomes, tasks
 from kafkasafe.spark.option_values import error
 from kafkasafe.spark.plans import plan_in_checkpoint
@@ -35,6 +37,7 @@ from kafkasafe.spark.source import arrow_type
 from kafkasafe.spark.staging import StagedBatch, Stager, fetch_staged
 from kafkasafe.spark.tasks import EncodeRows, inline_limit, partition_count, transport_of
 from kafkasafe.spark.txn import Report, WriterIdentity
+from kafkasafe.spark.workers import spare_collections
 
 __all__ = ["BatchWriter", "Inline", "Message", "StreamWriter", "batch_writer", "stream_writer"]
 
@@ -152,10 +155,10 @@ class _Writer:
                     rows += part.num_rows
                     yield self._named(part)
 
-        for part in self._encoded(counted(), max(batch_id, 0)):
-            columns = [part.column(name).to_pylist() for name in ("topic", "partition", "rows")]
-            for index, (topic, partition, count) in enumerate(zip(*columns, strict=True)):
-                kept.put(topic, partition, count, memoryview(part.column("data")[index].as_buffer()))
+        for (topic, partition), count, data in self._encoded(
+            counted(), context.partitionId(), max(batch_id, 0)
+        ):
+            kept.put(topic, partition, count, data)
         inline, staged = kept.finish()
         encoded = sum(piece.rows for piece in inline) + sum(piece.rows for piece in staged)
         if encoded != rows:
@@ -168,18 +171,15 @@ class _Writer:
             [part.column(names.index(name)) for name in self._columns.values()], names=list(self._columns)
         )
 
-    def _encoded(self, parts: Iterator[Any], turn: int) -> Iterator[Any]:
+    def _encoded(self, parts: Iterator[Any], task: int, turn: int) -> Iterator[PackedBatch]:
         first = next(parts, None)
         if first is None:
             return
+        spare_collections()
         topic = self._options.topic
         counts = {} if topic is None else {topic: _partition_count(self._options, topic)}
-
-        def again() -> Iterator[Any]:
-            yield first
-            yield from parts
-
-        yield from EncodeRows(options=self._options, counts=counts, slots=1, turn=turn)(again())
+        encode = EncodeRows(options=self._options, counts=counts, slots=1, turn=turn)
+        yield from encode.packed(itertools.chain([first], parts), task=task)
 
 
 def _partition_count(options: SinkOptions, topic: str) -> int:
@@ -204,7 +204,7 @@ class _Kept:
         self._bytes = 0
         self._stager: Stager | None = None
 
-    def put(self, topic: str, partition: int, rows: int, data: memoryview) -> None:
+    def put(self, topic: str, partition: int, rows: int, data: bytearray) -> None:
         if self._stager is None:
             self._bytes += len(data)
             self._held.append(Inline(topic, partition, rows, bytes(data)))
