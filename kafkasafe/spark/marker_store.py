@@ -81,7 +81,7 @@ class MarkerStore:
             self._requests.create_topic(
                 topic, partitions=_MARKER_PARTITIONS, config={"cleanup.policy": "compact"}
             )
-            count = len(self._requests.topics([topic])[topic].partitions)
+            count = self._requests.partition_count(topic)
         except KafkaError as failed:
             code = getattr(failed, "errno", None)
             if code in _NOT_LET_IN:

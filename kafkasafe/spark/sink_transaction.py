@@ -119,7 +119,7 @@ class SinkTransaction:
             KafkaError: No broker answers.
         """
         try:
-            return len(self._requests.topics([topic])[topic].partitions)
+            return self._requests.partition_count(topic)
         except KafkaError as failed:
             if getattr(failed, "errno", None) == 3:
                 raise unknown_topic(topic) from failed

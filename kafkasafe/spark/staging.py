@@ -190,7 +190,7 @@ def _ensure(transport: Transport, topic: str, *, timeout_s: float, largest_bytes
         if getattr(failed, "errno", None) != _UNAUTHORIZED:
             raise
         # Without the permission to create topics, an existing one may still be used.
-    return len(coordinator.topics([topic])[topic].partitions)
+    return coordinator.partition_count(topic)
 
 
 # --- reading staged batches -------------------------------------------------------------------------------------------

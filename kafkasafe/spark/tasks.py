@@ -297,8 +297,8 @@ def partition_count(options: SinkOptions, topic: str) -> int:
     Raises:
         KafkaError: The topic does not exist, or no broker answers.
     """
-    coordinator = TransactionRequests(transport_of(options), "", timeout_s=options.api_timeout_s)
-    return len(coordinator.topics([topic])[topic].partitions)
+    requests = TransactionRequests(transport_of(options), "", timeout_s=options.api_timeout_s)
+    return requests.partition_count(topic)
 
 
 @dataclass(frozen=True)

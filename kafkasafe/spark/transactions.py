@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeAlias, TypeVar
 
 import tenacity
 from kafka.errors import KafkaError, for_code
 
-from kafkasafe.cluster.api import Failure, MetadataRefreshed, ProducersDescribed, Reply, TopicInfo
+from kafkasafe.cluster.api import Failure, MetadataRefreshed, ProducersDescribed, Reply
 from kafkasafe.cluster.backoff import PAUSES, Backoff
 from kafkasafe.cluster.client import Transport
 from kafkasafe.cluster.coordinators import Question
@@ -300,26 +300,25 @@ class TransactionRequests:
 
     # --- topics ---
 
-    def topics(self, names: Sequence[str]) -> Mapping[str, TopicInfo]:
-        """Returns the metadata of topics. Waits until all topics exist and their leaders are known.
+    def partition_count(self, name: str) -> int:
+        """Returns the number of a topic's partitions. Waits until the topic exists and its leaders are known.
 
         Raises:
-            KafkaError: A topic still does not exist when the time is over (UnknownTopicOrPartitionError).
+            KafkaError: The topic still does not exist when the time is over (UnknownTopicOrPartitionError).
         """
 
-        def attempt(left_s: float) -> Mapping[str, TopicInfo]:
+        def attempt(left_s: float) -> int:
             metadata: MetadataRefreshed = call(
-                lambda reply: self._transport.refresh_metadata(list(names), reply), left_s
+                lambda reply: self._transport.refresh_metadata([name], reply), left_s
             )
-            for name in names:
-                info = metadata.topics.get(name)
-                if info is None:
-                    raise _error(3, name)
-                if info.error_code:
-                    raise _error(info.error_code, f"Metadata of {name}")
-            return {name: metadata.topics[name] for name in names}
+            info = metadata.topics.get(name)
+            if info is None:
+                raise _error(3, name)
+            if info.error_code:
+                raise _error(info.error_code, f"Metadata of {name}")
+            return len(info.partitions)
 
-        return retry_for(self._timeout_s, attempt, what=f"Metadata of {', '.join(names)}", api="Metadata")
+        return retry_for(self._timeout_s, attempt, what=f"Metadata of {name}", api="Metadata")
 
     def create_topic(self, name: str, *, partitions: int, config: Mapping[str, str]) -> None:
         """Creates a topic with the brokers' default replication. Does nothing if it exists."""
