@@ -128,13 +128,20 @@ class MarkerStore:
         (before KIP-890).
         """
         send = self._send_to_topic(grant, marker)
-        first = Pending(send)
+        attempts = [Pending(send)]
         try:
             self.write_to_group(grant, marker)
         except BaseException:
-            first.wait(_BRIEF_S)
+            attempts[0].wait(_BRIEF_S)
             raise
-        self._settle_topic(first, send)
+        topic, number = self.place
+
+        def append(left_s: float) -> None:
+            answer: ProduceReply = (attempts.pop() if attempts else Pending(send)).answer(left_s)
+            if answer.error_code:
+                raise coded(answer.error_code, f"{topic}-{number}: {answer.error_message or 'Produce'}")
+
+        retry_for(self._options.delivery_timeout_s, append, what=f"The marker in {topic}", api="produce")
 
     def write_to_group(self, grant: WriterIdentity, marker: Marker) -> None:
         """Writes the marker in the transaction, but only as an offset of the group, which expires."""
@@ -144,7 +151,7 @@ class MarkerStore:
 
     def _send_to_topic(self, grant: WriterIdentity, marker: Marker) -> Callable[[Reply[ProduceReply]], None]:
         """Returns the function that sends the marker to the marker topic, each time it is called."""
-        topic, number = self._options.marker_topic, self._partition
+        topic, number = self.place
         data = batch.encode(
             [self._id.encode()], [marker.encode().encode()], timestamps=int(time.time() * 1000)
         )
@@ -160,21 +167,9 @@ class MarkerStore:
 
         return send
 
-    def _settle_topic(self, first: Pending, send: Callable[[Reply[ProduceReply]], None]) -> None:
-        """Waits until the marker topic has the marker. Sends the marker again if the first attempt failed."""
-        topic, number = self._options.marker_topic, self._partition
-        attempts = [first]
-
-        def append(left_s: float) -> None:
-            answer: ProduceReply = (attempts.pop() if attempts else Pending(send)).answer(left_s)
-            if answer.error_code:
-                raise coded(answer.error_code, f"{topic}-{number}: {answer.error_message or 'Produce'}")
-
-        retry_for(self._options.delivery_timeout_s, append, what=f"The marker in {topic}", api="produce")
-
     def _from_topic(self) -> str | None:
         """Returns the newest committed marker in the marker topic; None if there is none."""
-        topic, number = self._options.marker_topic, self._partition
+        topic, number = self.place
         found = MarkerLog(self._id.encode())
         end, at = self._bound_of_markers(LATEST), self._bound_of_markers(EARLIEST)
         while at < end:
@@ -199,7 +194,7 @@ class MarkerStore:
         return found.content
 
     def _fetch_markers(self, at: int) -> RecordsFetched:
-        topic, number = self._options.marker_topic, self._partition
+        topic, number = self.place
 
         def attempt(left_s: float) -> RecordsFetched:
             answer: RecordsFetched = call(
@@ -221,10 +216,7 @@ class MarkerStore:
     def _bound_of_markers(self, which: int) -> int:
         def attempt(left_s: float) -> int:
             answer: OffsetListed = call(
-                lambda reply: self._transport.list_offset(
-                    self._options.marker_topic, self._partition, which, reply
-                ),
-                left_s,
+                lambda reply: self._transport.list_offset(*self.place, which, reply), left_s
             )
             if answer.error_code:
                 raise coded(answer.error_code, f"ListOffsets of {self._options.marker_topic}")
