@@ -273,7 +273,7 @@ def test_the_sink_of_spark_speaks_the_same_versions_as_a_producer(change, monkey
     grant = coordinator.fence(60_000)
     coordinator.add_partitions(grant, [(topic, 0)])
     limits = {"delivery_timeout_s": 60, "request_timeout_ms": 30_000, "buffer_bytes": 1000}
-    appender = Appender(client, grant, attempt=0, claims=False, **limits)
+    appender = Appender(client, grant, claims=False, **limits)
     appender.append(topic, 0, encode([None], [b"x"], timestamps=backend.now_ms))
     assert appender.finish()
     coordinator.commit_offset(grant, (topic, 0), 1, "")
