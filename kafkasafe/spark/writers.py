@@ -219,17 +219,7 @@ class _Kept:
         return (), tuple(self._stager.finish())
 
     def _stage(self) -> None:
-        options = self._options
-        self._stager = Stager(
-            transport_of(options),
-            options.staging_topic,
-            delivery_timeout_s=options.delivery_timeout_s,
-            request_timeout_ms=options.request_timeout_ms,
-            api_timeout_s=options.api_timeout_s,
-            buffer_bytes=options.buffer_bytes,
-            # A batch with a single record may slightly exceed the limit for a record.
-            largest_bytes=2 * max(options.batch_bytes, options.max_record_bytes),
-        )
+        self._stager = Stager(transport_of(self._options), self._options)
         for piece in self._held:
             self._stager.put(piece.topic, piece.partition, piece.rows, piece.data)
         self._held.clear()
@@ -364,12 +354,7 @@ class _Work:
         try:
             for piece in self._inline:
                 appender.append(piece.topic, piece.partition, bytearray(piece.data))
-            for place, data in fetch_staged(
-                self._session.transport,
-                self._options.staging_topic,
-                self._staged,
-                timeout_s=self._options.delivery_timeout_s,
-            ):
+            for place, data in fetch_staged(self._session.transport, self._options, self._staged):
                 appender.append(place.topic, place.partition, data)
             reports = appender.finish()
         finally:
