@@ -14,6 +14,7 @@ from kafkasafe.errors import RejectedError
 from kafkasafe.kafkapython.connect import over_sockets
 from kafkasafe.record import arrow_encode, batch
 from kafkasafe.spark.appender import Appender, FencedError, RestartError, claim_base
+from kafkasafe.spark.sink_options import sink_options
 from kafkasafe.spark.transactions import TransactionRequests
 from kafkasafe.spark.txn import Report
 
@@ -47,13 +48,8 @@ def begin(coordinator, topic):
 
 
 def appender(transport, grant):
-    return Appender(
-        transport,
-        grant,
-        delivery_timeout_s=60,
-        request_timeout_ms=30_000,
-        buffer_bytes=1_000_000,
-    )
+    options = {"kafka.delivery.timeout.ms": 60_000, "kafka.buffer.memory": 1_000_000}
+    return Appender(transport, grant, sink_options({"kafka.bootstrap.servers": "none:1", **options}))
 
 
 def encoded(*values, claim=False):

@@ -46,6 +46,7 @@ from kafkasafe.errors import RejectedError, SparkError, WaitTimeoutError
 from kafkasafe.logs import EventLog
 from kafkasafe.record import batch
 from kafkasafe.record.arrow_pack import divide
+from kafkasafe.spark.sink_options import SinkOptions
 from kafkasafe.spark.transactions import coded, identity_of
 from kafkasafe.spark.txn import Report, WriterIdentity
 
@@ -106,9 +107,8 @@ class Appender:
         transport: A started transport. The caller still owns it and closes it.
         grant: The transaction's grant. The transaction must already contain the partitions. If its transactional id is
             empty, the appender uses no transaction, and the grant holds an idempotent producer's own id and epoch.
-        delivery_timeout_s: Time limit for one batch.
-        request_timeout_ms: How long the broker may wait for its replicas.
-        buffer_bytes: Number of pending bytes above which `append` blocks.
+        options: Options of the sink or writer: the time limit for one batch, how long the broker may wait for its
+            replicas, and the number of pending bytes above which `append` blocks.
         claims: False if no other attempt can have the grant. Then no batch is a claim, and none is read back.
         on_acked: Called on the network thread with (topic, partition, offset of the first record) of each acknowledged
             batch, in order for each partition. The function is not called for claims. For a divided batch, the function
@@ -119,18 +119,14 @@ class Appender:
         self,
         transport: Transport,
         grant: WriterIdentity,
+        options: SinkOptions,
         *,
-        delivery_timeout_s: float,
-        request_timeout_ms: int,
-        buffer_bytes: int,
         claims: bool = True,
         on_acked: Callable[[str, int, int], None] | None = None,
     ) -> None:
         self._transport = transport
         self._grant = grant
-        self._delivery_timeout_s = delivery_timeout_s
-        self._request_timeout_ms = request_timeout_ms
-        self._buffer_bytes = buffer_bytes
+        self._options = options
         self._claims = claims
         self._on_acked = on_acked
         # Guards all fields below. A thread that holds this lock calls nothing but `notify`.
@@ -172,7 +168,7 @@ class Appender:
             place.waiting.append(data)
             self._buffered += len(data)
         self._go_on(place)
-        self._wait(lambda: self._buffered <= self._buffer_bytes)
+        self._wait(lambda: self._buffered <= self._options.buffer_bytes)
 
     def finish(self) -> list[Report]:
         """Waits until all in-sync replicas have acknowledged every batch.
@@ -202,7 +198,7 @@ class Appender:
                 if not place.waiting:
                     return
                 place.sending = place.waiting.popleft()
-                place.give_up_at = time.monotonic() + self._delivery_timeout_s
+                place.give_up_at = time.monotonic() + self._options.delivery_timeout_s
                 if len(place.sending) > self._most_bytes.get(place.topic, len(place.sending)):
                     place.too_large = batch.read_header(place.sending).count > 1
                     if place.too_large:
@@ -218,7 +214,7 @@ class Appender:
         self._transport.produce(
             [ProduceRequest(place, place.topic, place.partition, data, transaction=identity_of(self._grant))],
             -1,
-            self._request_timeout_ms,
+            self._options.request_timeout_ms,
             self._on_reply,
         )
 
@@ -363,7 +359,8 @@ class Appender:
                     if now > place.give_up_at:
                         raise WaitTimeoutError(
                             f"{place.topic}-{place.partition} acknowledged no batch within"
-                            f" {self._delivery_timeout_s:g} s (kafka.delivery.timeout.ms); last error: {place.error!r}"
+                            f" {self._options.delivery_timeout_s:g} s (kafka.delivery.timeout.ms); last error:"
+                            f" {place.error!r}"
                         )
                     if place.again_at <= now:
                         due.append(place)

@@ -101,15 +101,7 @@ class SinkTransaction:
         if new := set(places) - known:
             self._requests.add_partitions(grant, new)
         self._kept = grant
-        options = self._options
-        return Appender(
-            self._transport,
-            grant,
-            delivery_timeout_s=options.delivery_timeout_s,
-            request_timeout_ms=options.request_timeout_ms,
-            buffer_bytes=options.buffer_bytes,
-            claims=False,
-        )
+        return Appender(self._transport, grant, self._options, claims=False)
 
     def partition_count(self, topic: str) -> int:
         """Asks the brokers how many partitions a topic has.

@@ -98,9 +98,7 @@ class Stager:
         self._appender = Appender(
             transport,
             WriterIdentity("", granted.producer_id, granted.epoch),
-            delivery_timeout_s=options.delivery_timeout_s,
-            request_timeout_ms=options.request_timeout_ms,
-            buffer_bytes=options.buffer_bytes,
+            options,
             claims=False,  # no other task has this id
             on_acked=lambda _, __, offset: self._offsets.append(offset),
         )

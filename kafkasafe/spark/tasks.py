@@ -159,13 +159,7 @@ class _Sender:
         options, grant = self.options, self.grant
         transport = transport_of(options)
         requests = TransactionRequests(transport, grant.transactional_id, timeout_s=options.api_timeout_s)
-        appender = Appender(
-            transport,
-            grant,
-            delivery_timeout_s=options.delivery_timeout_s,
-            request_timeout_ms=options.request_timeout_ms,
-            buffer_bytes=options.buffer_bytes,
-        )
+        appender = Appender(transport, grant, options)
         added: set[tuple[str, int]] = set()
         try:
             if context.attemptNumber() and not alone:
