@@ -382,9 +382,3 @@ def _session(options: SinkOptions, app_id: str) -> Session:
     for old in list(_sessions)[:-_MOST_SESSIONS]:
         _sessions.pop(old).close()
     return session
-
-
-def close_sessions() -> None:
-    """Closes this process's sessions. The next commit opens new ones."""
-    while _sessions:
-        _sessions.popitem()[1].close()
