@@ -415,7 +415,8 @@ class _Job:
         options, df = self._options, self._df
         topic = options.topic
         count = self._transaction.partitions  # partitions in the transaction; the topic may have more by now
-        cores = _cores(df)
+        context = spark_context(df.sparkSession)
+        cores = None if context is None else int(context.defaultParallelism)  # tasks that can run at once
         parallelism = cores or 2
         # Without an exchange, the stage that computes the rows runs at most one task for each Kafka partition. If there
         # are fewer partitions than cores, some cores would be idle.
@@ -537,12 +538,6 @@ def _are_headers(kind: Any) -> bool:
         return False
     fields = [(field.name, type(field.dataType)) for field in kind.elementType.fields]
     return fields == [("key", StringType), ("value", BinaryType)]
-
-
-def _cores(df: DataFrame) -> int | None:
-    """Returns how many tasks can run at once; None if the number is unknown (Spark Connect)."""
-    context = spark_context(df.sparkSession)
-    return None if context is None else int(context.defaultParallelism)
 
 
 def _has(df: DataFrame, name: str) -> bool:
