@@ -76,6 +76,7 @@ class _Batch:
 
     number: int
     query_id: str
+    work: Callable[[WriterIdentity], Sequence[Report]]
     plan: str
     count: Callable[[], int] | None
     remember: bool
@@ -96,7 +97,6 @@ class _BatchWrite:
         transaction: SinkTransaction,
         markers: MarkerStore,
         batch: _Batch,
-        work: Callable[[WriterIdentity], Sequence[Report]],
         machine: MicroBatch,
         grant: WriterIdentity | None,
     ) -> None:
@@ -105,7 +105,6 @@ class _BatchWrite:
         self._transaction = transaction
         self._markers = markers
         self._batch = batch
-        self._work = work
         self._machine = machine
         self._grant = grant
         self._reports: Sequence[Report] = ()
@@ -115,8 +114,9 @@ class _BatchWrite:
         self.following: tuple[WriterIdentity, Marker] | None = None
         """After a commit: the grant for the next transaction, and the marker that was committed."""
 
-    def run(self, began: float) -> Outcome:
-        """Carries out all steps. `began`: when the call began, for the outcome. Raises as `Session.write`."""
+    def run(self) -> Outcome:
+        """Carries out all steps. Raises as `Session.write`."""
+        began = time.monotonic()
         machine, batch_id = self._machine, self._batch.number
         while not machine.over:
             step = machine.step
@@ -150,7 +150,7 @@ class _BatchWrite:
             case Step.OPEN:
                 transaction.open(grant, remember=batch.remember)
             case Step.WRITE:
-                self._reports = self._work(grant)
+                self._reports = batch.work(grant)
             case Step.VERIFY:
                 transaction.verify(grant, self._reports)
             case Step.MARK:
@@ -334,7 +334,6 @@ class Session:
             KafkaError: A step failed permanently.
             Exception: The exception that `work` raised. The transaction is aborted.
         """
-        began = time.monotonic()
         carried, self._carried = self._carried, None
         grant: WriterIdentity | None = None
         if carried is not None and count is not None and may_go_on(carried[1], batch_id, query_id, plan=plan):
@@ -345,11 +344,10 @@ class Session:
             self._app_id,
             self.transaction,
             self.markers,
-            _Batch(batch_id, query_id, plan, count, remember),
-            work,
+            _Batch(batch_id, query_id, work, plan, count, remember),
             self._machine,
             grant,
         )
-        outcome = writing.run(began)
+        outcome = writing.run()
         self._carried = writing.following
         return outcome
