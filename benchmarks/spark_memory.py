@@ -75,7 +75,7 @@ def main() -> None:
     # Start a new worker for each task, so that memory of earlier tasks does not count.
     with spark_and_broker(None, spark_python_worker_reuse="false") as (spark, cluster):
         from kafkasafe.spark import register, write_batch
-        from kafkasafe.spark.arrow import map_in_arrow
+        from kafkasafe.spark.java import map_in_arrow
 
         register(spark)
         settings = {"kafka.bootstrap.servers": ",".join(cluster.bootstrap_servers)}

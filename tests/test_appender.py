@@ -14,6 +14,7 @@ from kafkasafe.errors import RejectedError
 from kafkasafe.kafkapython.connect import over_sockets
 from kafkasafe.record import arrow_encode, batch
 from kafkasafe.spark.appender import Appender, FencedError, RestartError, claim_base
+from kafkasafe.spark.sink_options import sink_options
 from kafkasafe.spark.transactions import TransactionRequests
 from kafkasafe.spark.txn import Report
 
@@ -46,15 +47,9 @@ def begin(coordinator, topic):
     return grant
 
 
-def appender(transport, grant, attempt=0):
-    return Appender(
-        transport,
-        grant,
-        attempt=attempt,
-        delivery_timeout_s=60,
-        request_timeout_ms=30_000,
-        buffer_bytes=1_000_000,
-    )
+def appender(transport, grant):
+    options = {"kafka.delivery.timeout.ms": 60_000, "kafka.buffer.memory": 1_000_000}
+    return Appender(transport, grant, sink_options({"kafka.bootstrap.servers": "none:1", **options}))
 
 
 def encoded(*values, claim=False):
@@ -92,9 +87,7 @@ def test_batches_arrive_in_order_and_are_reported(kafka, transport, coordinator,
     grant = begin(coordinator, topic)
     task = appender(transport, grant)
     for partition in (0, 1):
-        assert not task.has(topic, partition)
         task.append(topic, partition, encoded(b"0", b"1", claim=True))
-        assert task.has(topic, partition)
         for number in range(2, 30):
             task.append(topic, partition, encoded(b"%d" % number))
     assert task.finish() == [Report(topic, 0, 30), Report(topic, 1, 30)]
@@ -130,7 +123,7 @@ def test_of_two_attempts_one_ends_before_it_has_changed_anything(
     kafka, transport, coordinator, topic, second
 ):
     grant = begin(coordinator, topic)
-    first, late = appender(transport, grant), appender(transport, grant, attempt=1)
+    first, late = appender(transport, grant), appender(transport, grant)
     first.append(topic, 0, encoded(b"a", b"b", claim=True))
     first.finish()
     # The leader says success to the same number of records, with the first attempt's offset.
@@ -145,7 +138,7 @@ def test_of_two_attempts_one_ends_before_it_has_changed_anything(
 def test_two_attempts_at_the_same_time(kafka, transport, coordinator, topic):
     for number in range(10):
         grant = begin(coordinator, topic)
-        tasks = [appender(transport, grant, attempt) for attempt in (0, 1)]
+        tasks = [appender(transport, grant) for _ in range(2)]
         ends: list[list[Report] | None] = [None, None]
         # Whoever loses hears of it from any call.
         for attempt, task in enumerate(tasks):

@@ -35,7 +35,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from kafka.errors import ProducerFencedError, for_code
+from kafka.errors import ProducerFencedError
 
 from kafkasafe.classification import classify
 from kafkasafe.cluster.api import Failure, HeadersFetched, ProduceReply, ProduceRequest
@@ -46,7 +46,8 @@ from kafkasafe.errors import RejectedError, SparkError, WaitTimeoutError
 from kafkasafe.logs import EventLog
 from kafkasafe.record import batch
 from kafkasafe.record.arrow_pack import divide
-from kafkasafe.spark.transactions import identity_of
+from kafkasafe.spark.sink_options import SinkOptions
+from kafkasafe.spark.transactions import coded, identity_of
 from kafkasafe.spark.txn import Report, WriterIdentity
 
 __all__ = ["CLAIM_ROWS", "Appender", "FencedError", "RestartError", "claim_base"]
@@ -106,10 +107,8 @@ class Appender:
         transport: A started transport. The caller still owns it and closes it.
         grant: The transaction's grant. The transaction must already contain the partitions. If its transactional id is
             empty, the appender uses no transaction, and the grant holds an idempotent producer's own id and epoch.
-        attempt: Number of the task's attempt.
-        delivery_timeout_s: Time limit for one batch.
-        request_timeout_ms: How long the broker may wait for its replicas.
-        buffer_bytes: Number of pending bytes above which `append` blocks.
+        options: Options of the sink or writer: the time limit for one batch, how long the broker may wait for its
+            replicas, and the number of pending bytes above which `append` blocks.
         claims: False if no other attempt can have the grant. Then no batch is a claim, and none is read back.
         on_acked: Called on the network thread with (topic, partition, offset of the first record) of each acknowledged
             batch, in order for each partition. The function is not called for claims. For a divided batch, the function
@@ -120,20 +119,14 @@ class Appender:
         self,
         transport: Transport,
         grant: WriterIdentity,
+        options: SinkOptions,
         *,
-        attempt: int,
-        delivery_timeout_s: float,
-        request_timeout_ms: int,
-        buffer_bytes: int,
         claims: bool = True,
         on_acked: Callable[[str, int, int], None] | None = None,
     ) -> None:
         self._transport = transport
         self._grant = grant
-        self._attempt = attempt
-        self._delivery_timeout_s = delivery_timeout_s
-        self._request_timeout_ms = request_timeout_ms
-        self._buffer_bytes = buffer_bytes
+        self._options = options
         self._claims = claims
         self._on_acked = on_acked
         # Guards all fields below. A thread that holds this lock calls nothing but `notify`.
@@ -144,10 +137,6 @@ class Appender:
         self._error: BaseException | None = None
         self.retries = 0
         self.bytes = 0
-
-    def has(self, topic: str, partition: int) -> bool:
-        """Returns whether the partition already has a batch. If not, the next batch is its claim."""
-        return (topic, partition) in self._places
 
     def append(self, topic: str, partition: int, data: bytearray) -> None:
         """Queues a batch; the batches of a partition are sent in order.
@@ -179,7 +168,7 @@ class Appender:
             place.waiting.append(data)
             self._buffered += len(data)
         self._go_on(place)
-        self._wait(lambda: self._buffered <= self._buffer_bytes)
+        self._wait(lambda: self._buffered <= self._options.buffer_bytes)
 
     def finish(self) -> list[Report]:
         """Waits until all in-sync replicas have acknowledged every batch.
@@ -191,10 +180,7 @@ class Appender:
             KafkaError: Another error that a retry cannot fix; KafkaTimeoutError after `delivery_timeout_s`.
         """
         self._wait(lambda: self._buffered == 0)
-        return [
-            Report(topic, partition, place.sequence, self._attempt)
-            for (topic, partition), place in self._places.items()
-        ]
+        return [Report(*key, place.sequence) for key, place in self._places.items()]
 
     # --- on either thread ---
 
@@ -212,7 +198,7 @@ class Appender:
                 if not place.waiting:
                     return
                 place.sending = place.waiting.popleft()
-                place.give_up_at = time.monotonic() + self._delivery_timeout_s
+                place.give_up_at = time.monotonic() + self._options.delivery_timeout_s
                 if len(place.sending) > self._most_bytes.get(place.topic, len(place.sending)):
                     place.too_large = batch.read_header(place.sending).count > 1
                     if place.too_large:
@@ -228,7 +214,7 @@ class Appender:
         self._transport.produce(
             [ProduceRequest(place, place.topic, place.partition, data, transaction=identity_of(self._grant))],
             -1,
-            self._request_timeout_ms,
+            self._options.request_timeout_ms,
             self._on_reply,
         )
 
@@ -240,11 +226,8 @@ class Appender:
             if isinstance(reply, Failure):
                 self._failed(place, reply.error, "produce")
             elif reply.error_code:
-                error: Any = for_code(reply.error_code)(
-                    f"{place.topic}-{place.partition}: {reply.error_message or 'Produce'}"
-                )
-                error.errno = reply.error_code
-                self._failed(place, error, "produce")
+                message = f"{place.topic}-{place.partition}: {reply.error_message or 'Produce'}"
+                self._failed(place, coded(reply.error_code, message), "produce")
             elif reply.base_offset < 0 and (self._on_acked is not None or not place.claimed):
                 self._fail(
                     RestartError(f"{place.topic}-{place.partition} acknowledged a batch without its offset")
@@ -263,12 +246,11 @@ class Appender:
             if isinstance(answer, Failure):
                 self._failed(place, answer.error, "fetch")
             elif answer.error_code:
-                error: Any = for_code(answer.error_code)(f"{place.topic}-{place.partition}: Fetch")
-                error.errno = answer.error_code
-                self._failed(place, error, "fetch")
+                message = f"{place.topic}-{place.partition}: Fetch"
+                self._failed(place, coded(answer.error_code, message), "fetch")
             elif not answer.headers:
                 # The batch is acknowledged, but this leader's high watermark has not reached it yet (KIP-207).
-                self._failed(place, for_code(78)(f"{place.topic}-{place.partition}: Fetch"), "fetch")
+                self._failed(place, coded(78, f"{place.topic}-{place.partition}: Fetch"), "fetch")
             else:
                 self._judge_claim(place, answer.headers[0])
         self._go_on(place)
@@ -377,7 +359,8 @@ class Appender:
                     if now > place.give_up_at:
                         raise WaitTimeoutError(
                             f"{place.topic}-{place.partition} acknowledged no batch within"
-                            f" {self._delivery_timeout_s:g} s (kafka.delivery.timeout.ms); last error: {place.error!r}"
+                            f" {self._options.delivery_timeout_s:g} s (kafka.delivery.timeout.ms); last error:"
+                            f" {place.error!r}"
                         )
                     if place.again_at <= now:
                         due.append(place)

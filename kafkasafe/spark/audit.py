@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 
 from kafkasafe.history.audit import IdCount, SequenceRun, runs
-from kafkasafe.spark.arrow import map_in_arrow
+from kafkasafe.spark.java import map_in_arrow
 from kafkasafe.spark.notices import Notices
 from kafkasafe.spark.options import ReadOptions, Subscribe
 from kafkasafe.spark.planner import Range

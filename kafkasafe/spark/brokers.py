@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from kafkasafe.cluster.api import Cluster, OffsetListed, TopicInfo, in_words
+from kafkasafe.cluster.api import EARLIEST, Cluster, OffsetListed, TopicInfo, in_words
 from kafkasafe.cluster.inquiry import ProcedureRunner, RunningProcedure
 from kafkasafe.cluster.lookups import LookUps
 from kafkasafe.cluster.procedures import Procedure
@@ -127,6 +127,18 @@ class Brokers:
         results: Any = {key: inquiry.result for key, inquiry in inquiries.items()}
         found: dict[K, T] = results
         return found
+
+    def starts(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        """Returns the first offset of each partition's log. Raises as `gather`."""
+        found = self.gather(
+            {partition: self.lookups.listed(*partition, EARLIEST) for partition in partitions}
+        )
+        return {partition: answer.offset for partition, answer in found.items()}
+
+    def ends(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        """Returns the end of each partition's log. Raises as `gather`."""
+        found = self.gather({partition: self.lookups.end(*partition) for partition in partitions})
+        return {partition: end.offset for partition, end in found.items()}
 
     def at_once(self, partitions: Sequence[Partition], timestamp: int) -> Mapping[Partition, OffsetListed]:
         """Asks each leader once for an offset of all its partitions. Returns the answers that came in time."""

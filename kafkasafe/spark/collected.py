@@ -105,16 +105,12 @@ def later_size(previous: Size | None, rows: int, sent_bytes: int, *, was_refused
     return Size(rows, sent_bytes, _PAUSE if was_refused else left)
 
 
-class _Guard(NamedTuple):
-    """Selects the rows and contents that a task may return."""
-
-    columns: tuple[Column, ...]
-    condition: Column
-
-
 @functools.lru_cache(maxsize=16)
-def _guard(_jvm: Any, columns: tuple[str, ...], bound: Bound) -> _Guard:
-    """Returns the expressions for a bound. They are cached, because parsing them takes longer than running them."""
+def _guard(_jvm: Any, columns: tuple[str, ...], bound: Bound) -> tuple[tuple[Column, ...], Column]:
+    """Returns the columns and the condition that select what a task may return.
+
+    They are cached, because parsing them takes longer than running them.
+    """
     from pyspark.sql.functions import expr
 
     sized = " + ".join(f"coalesce(bigint(octet_length({name})), 0L)" for name in columns if name in _SIZED)
@@ -126,7 +122,7 @@ def _guard(_jvm: Any, columns: tuple[str, ...], bound: Bound) -> _Guard:
     chosen += [f"{fits} AS {_FITS}", f"monotonically_increasing_id() & {_INDEX}L AS {_ROW}"]
     # Do not use `limit`: Spark compiles new code for each use, and needs several jobs, because it limits all tasks
     # together.
-    return _Guard(tuple(map(expr, chosen)), expr(f"{_ROW} <= {bound.rows}"))
+    return tuple(map(expr, chosen)), expr(f"{_ROW} <= {bound.rows}")
 
 
 def collect_rows(df: DataFrame, columns: Sequence[str], bound: Bound) -> list[Any] | None:
@@ -144,8 +140,8 @@ def collect_rows(df: DataFrame, columns: Sequence[str], bound: Bound) -> list[An
         RowTooLargeError: A row is larger than the bound. No task has more rows than the bound.
         Exception: The job failed.
     """
-    guard = _guard(jvm_of(df.sparkSession), tuple(columns), bound)
-    table = df.select(*guard.columns).where(guard.condition).toArrow()
+    chosen, condition = _guard(jvm_of(df.sparkSession), tuple(columns), bound)
+    table = df.select(*chosen).where(condition).toArrow()
     if np.max(table.column(_ROW).to_numpy(), initial=-1) >= bound.rows:
         return None
     if not np.all(table.column(_FITS).to_numpy()):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark import SparkContext
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
-__all__ = ["gateway", "java_column", "java_frame", "java_session", "jvm_of"]
+__all__ = ["gateway", "java_frame", "java_session", "jvm_of", "map_in_arrow", "spark_context"]
 
 
 def java_frame(df: DataFrame) -> Any:
@@ -20,10 +23,9 @@ def java_session(session: SparkSession) -> Any:
     return getattr(session, "_jsparkSession", None)
 
 
-def java_column(column: Column) -> Any:
-    """Returns the Java object of a column. Not with Spark Connect."""
-    column_of_java: Any = column
-    return column_of_java._jc
+def spark_context(session: SparkSession) -> SparkContext | None:
+    """Returns the context of a session; None with Spark Connect."""
+    return getattr(session, "_sc", None)
 
 
 def jvm_of(session: SparkSession) -> Any:
@@ -37,3 +39,33 @@ def gateway() -> Any:
     from pyspark import SparkContext
 
     return SparkContext._gateway
+
+
+def map_in_arrow(
+    df: DataFrame,
+    function: Callable[[Iterator[Any]], Iterator[Any]],
+    schema: str | StructType,
+    *,
+    columns: Sequence[str] | None = None,
+) -> DataFrame:
+    """Does the same as `df.mapInArrow(function, schema)`, but without pandas.
+
+    PySpark's own method requires pandas, although it does not use it.
+
+    Args:
+        df: The data frame.
+        function: Maps Arrow batches to Arrow batches of the given schema. Spark pickles the function.
+        schema: Schema of the result. The JVM has to parse a schema that is given as text.
+        columns: The names of the data frame's columns, if they are known. Otherwise the JVM is asked for them.
+    """
+    jdf = java_frame(df)
+    if jdf is None:  # Spark Connect, whose client needs pandas anyway
+        return df.mapInArrow(function, schema)
+    from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
+    from pyspark.sql.udf import UserDefinedFunction
+    from pyspark.util import PythonEvalType
+
+    make: Any = UserDefinedFunction
+    udf = make(function, returnType=schema, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
+    column: Any = udf(*[df[f"`{name}`"] for name in columns or df.columns])
+    return ClassicDataFrame(jdf.mapInArrow(column._jc, False, None), df.sparkSession)

@@ -26,9 +26,8 @@ from kafkasafe.cluster.client import Transport
 from kafkasafe.errors import CheckpointMismatchError, WaitTimeoutError
 from kafkasafe.record import batch
 from kafkasafe.spark.option_values import error
-from kafkasafe.spark.sink_errors import coded, no_broker
 from kafkasafe.spark.sink_options import SinkOptions
-from kafkasafe.spark.transactions import Pending, TransactionRequests, call, identity_of, retry_until
+from kafkasafe.spark.transactions import Pending, TransactionRequests, call, coded, identity_of, retry_for
 from kafkasafe.spark.txn import Marker, MarkerLog, WriterIdentity
 
 __all__ = ["MarkerStore"]
@@ -82,7 +81,7 @@ class MarkerStore:
             self._requests.create_topic(
                 topic, partitions=_MARKER_PARTITIONS, config={"cleanup.policy": "compact"}
             )
-            count = len(self._requests.topics([topic])[topic].partitions)
+            count = self._requests.partition_count(topic)
         except KafkaError as failed:
             code = getattr(failed, "errno", None)
             if code in _NOT_LET_IN:
@@ -97,7 +96,7 @@ class MarkerStore:
                     f"The marker topic {topic!r} cannot be created or described ({failed}): create it by hand with"
                     " cleanup.policy=compact, or set markerTopic to another topic.",
                 ) from failed
-            raise no_broker(self._options, "the driver", failed) from failed
+            raise self._options.no_broker("the driver", failed) from failed
         self._partition = zlib.crc32(self._id.encode()) % count
         self._started = True
 
@@ -107,7 +106,6 @@ class MarkerStore:
         Raises:
             CheckpointMismatchError: The marker cannot be decoded.
         """
-        self.start()
         found = self._requests.committed_offset((self._options.marker_topic, 0))
         # Offsets of groups without members expire (offsets.retention.minutes). Then read the marker topic instead.
         content = self._from_topic() if found is None else found[1]
@@ -130,13 +128,20 @@ class MarkerStore:
         (before KIP-890).
         """
         send = self._send_to_topic(grant, marker)
-        first = Pending(send)
+        attempts = [Pending(send)]
         try:
             self.write_to_group(grant, marker)
         except BaseException:
-            first.wait(_BRIEF_S)
+            attempts[0].wait(_BRIEF_S)
             raise
-        self._settle_topic(first, send)
+        topic, number = self.place
+
+        def append(left_s: float) -> None:
+            answer: ProduceReply = (attempts.pop() if attempts else Pending(send)).answer(left_s)
+            if answer.error_code:
+                raise coded(answer.error_code, f"{topic}-{number}: {answer.error_message or 'Produce'}")
+
+        retry_for(self._options.delivery_timeout_s, append, what=f"The marker in {topic}", api="produce")
 
     def write_to_group(self, grant: WriterIdentity, marker: Marker) -> None:
         """Writes the marker in the transaction, but only as an offset of the group, which expires."""
@@ -146,7 +151,7 @@ class MarkerStore:
 
     def _send_to_topic(self, grant: WriterIdentity, marker: Marker) -> Callable[[Reply[ProduceReply]], None]:
         """Returns the function that sends the marker to the marker topic, each time it is called."""
-        topic, number = self._options.marker_topic, self._partition
+        topic, number = self.place
         data = batch.encode(
             [self._id.encode()], [marker.encode().encode()], timestamps=int(time.time() * 1000)
         )
@@ -162,22 +167,9 @@ class MarkerStore:
 
         return send
 
-    def _settle_topic(self, first: Pending, send: Callable[[Reply[ProduceReply]], None]) -> None:
-        """Waits until the marker topic has the marker. Sends the marker again if the first attempt failed."""
-        topic, number = self._options.marker_topic, self._partition
-        attempts = [first]
-
-        def append(left_s: float) -> None:
-            answer: ProduceReply = (attempts.pop() if attempts else Pending(send)).answer(left_s)
-            if answer.error_code:
-                raise coded(answer.error_code, f"{topic}-{number}: {answer.error_message or 'Produce'}")
-
-        deadline = time.monotonic() + self._options.delivery_timeout_s
-        retry_until(append, deadline=deadline, what=f"The marker in {topic}", api="produce")
-
     def _from_topic(self) -> str | None:
         """Returns the newest committed marker in the marker topic; None if there is none."""
-        topic, number = self._options.marker_topic, self._partition
+        topic, number = self.place
         found = MarkerLog(self._id.encode())
         end, at = self._bound_of_markers(LATEST), self._bound_of_markers(EARLIEST)
         while at < end:
@@ -202,7 +194,7 @@ class MarkerStore:
         return found.content
 
     def _fetch_markers(self, at: int) -> RecordsFetched:
-        topic, number = self._options.marker_topic, self._partition
+        topic, number = self.place
 
         def attempt(left_s: float) -> RecordsFetched:
             answer: RecordsFetched = call(
@@ -217,22 +209,19 @@ class MarkerStore:
                 raise coded(_NOT_YET, f"{topic}-{number} returned no records at {at}")
             return answer
 
-        deadline = time.monotonic() + self._options.api_timeout_s
-        return retry_until(attempt, deadline=deadline, what=f"The markers in {topic}-{number}", api="fetch")
+        return retry_for(
+            self._options.api_timeout_s, attempt, what=f"The markers in {topic}-{number}", api="fetch"
+        )
 
     def _bound_of_markers(self, which: int) -> int:
         def attempt(left_s: float) -> int:
             answer: OffsetListed = call(
-                lambda reply: self._transport.list_offset(
-                    self._options.marker_topic, self._partition, which, reply
-                ),
-                left_s,
+                lambda reply: self._transport.list_offset(*self.place, which, reply), left_s
             )
             if answer.error_code:
                 raise coded(answer.error_code, f"ListOffsets of {self._options.marker_topic}")
             return answer.offset
 
-        deadline = time.monotonic() + self._options.api_timeout_s
-        return retry_until(
-            attempt, deadline=deadline, what="The bounds of the marker topic", api="ListOffsets"
+        return retry_for(
+            self._options.api_timeout_s, attempt, what="The bounds of the marker topic", api="ListOffsets"
         )

@@ -111,12 +111,10 @@ class Planner:
         self._topics.require(partitions)
         begins = self._bounds.begins(partitions)
         ends = self._bounds.ends(partitions)
-        starts = self._brokers.gather(
-            {partition: self._brokers.lookups.listed(*partition, EARLIEST) for partition in partitions}
-        )
+        starts = self._brokers.starts(partitions)
         ranges = []
         for partition in partitions:
-            begin, end, log_start = begins[partition], ends[partition], starts[partition].offset
+            begin, end, log_start = begins[partition], ends[partition], starts[partition]
             if begin > end and self._bounds.begin_was_chosen(partition):
                 raise error(
                     "OFFSETS_DO_NOT_MATCH",
@@ -134,13 +132,8 @@ class Planner:
         """Returns the first offset and the end of each partition's log."""
         self._logs.forget_unchanged()
         partitions = self._topics.partitions(fresh=False)
-        starts = self._brokers.gather(
-            {partition: self._brokers.lookups.listed(*partition, EARLIEST) for partition in partitions}
-        )
-        ends = self._brokers.gather(
-            {partition: self._brokers.lookups.end(*partition) for partition in partitions}
-        )
-        return {partition: (starts[partition].offset, ends[partition].offset) for partition in partitions}
+        starts, ends = self._brokers.starts(partitions), self._brokers.ends(partitions)
+        return {partition: (starts[partition], ends[partition]) for partition in partitions}
 
     def latest(self, start: Positions, limit: int = 0, at_least: int = 0) -> Positions:
         """Plans where the next micro-batch ends.
@@ -204,11 +197,7 @@ class Planner:
     def stop_at_latest(self) -> None:
         """Limits all later plans to the current end of each partition (Trigger.AvailableNow)."""
         self._logs.forget_unchanged()
-        partitions = self._topics.partitions(fresh=True)
-        ends = self._brokers.gather(
-            {partition: self._brokers.lookups.end(*partition) for partition in partitions}
-        )
-        self._target = {partition: end.offset for partition, end in ends.items()}
+        self._target = self._brokers.ends(self._topics.partitions(fresh=True))
 
     def opening(self) -> Positions:
         """Plans where the first micro-batch of a run ends, for Spark versions that do not say where it begins.
@@ -230,14 +219,11 @@ class Planner:
                 raise  # requests for end offsets would fail too
             self.refused = problem
         partitions = self._topics.partitions(fresh=False)
-        ends = self._brokers.gather(
-            {partition: self._brokers.lookups.end(*partition) for partition in partitions}
-        )
         marks = {}
-        for partition, end in ends.items():
+        for partition, end in self._brokers.ends(partitions).items():
             # A partition created between the two requests is read from its first record.
             begin = UNRESOLVED if begins is None else begins.get(partition, Mark(0)).offset
-            marks[partition] = Mark(end.offset, first=begin)
+            marks[partition] = Mark(end, first=begin)
         return Positions(marks, self._topics.ids(partitions))
 
     def ranges(self, start: Positions, end: Positions) -> list[Range]:

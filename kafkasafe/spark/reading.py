@@ -257,7 +257,7 @@ class _Fetching:
     def _after_error(self, answer: Any, position: int, failures: int) -> int:
         """Handles an error response, pauses, and returns the offset to continue from."""
         problem: Any = answer.error if isinstance(answer, Failure) else answer.error_code
-        if answer_code(answer) == _OUT_OF_RANGE:
+        if (answer.code if isinstance(answer, Failure) else answer.error_code) == _OUT_OF_RANGE:
             position = self._out_of_range(position)
         else:
             verdict = classify(problem, "fetch")
@@ -312,12 +312,6 @@ class _Fetching:
             f" to {piece.end}) for {self._options.stall_timeout_s:g} s: {self._last_problem}. Check that the partition"
             " has a leader that the executors can reach, or raise kafkaConsumer.pollTimeoutMs. Nothing was skipped."
         )
-
-
-def answer_code(answer: Any) -> int | None:
-    """Returns Kafka's error code of a response or failure; 0 or None without a code."""
-    code: int | None = answer.code if isinstance(answer, Failure) else answer.error_code
-    return code
 
 
 # --- connections, kept between tasks --------------------------------------------------------------------------------

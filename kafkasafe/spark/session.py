@@ -19,12 +19,12 @@ from kafka.errors import KafkaTimeoutError
 
 from kafkasafe.classification import classify
 from kafkasafe.cluster.client import Transport
+from kafkasafe.codes.verdicts import FENCED_CODES, SPOILT_CODES
 from kafkasafe.errors import CheckpointMismatchError, WaitTimeoutError
 from kafkasafe.kafkapython.connect import over_sockets
 from kafkasafe.spark.appender import FencedError, RestartError
 from kafkasafe.spark.marker_store import MarkerStore
 from kafkasafe.spark.mismatch import mismatch
-from kafkasafe.spark.sink_errors import is_fenced, is_spoilt
 from kafkasafe.spark.sink_options import SinkOptions
 from kafkasafe.spark.sink_transaction import SinkTransaction
 from kafkasafe.spark.transactions import TransactionRequests
@@ -76,6 +76,7 @@ class _Batch:
 
     number: int
     query_id: str
+    work: Callable[[WriterIdentity], Sequence[Report]]
     plan: str
     count: Callable[[], int] | None
     remember: bool
@@ -96,7 +97,6 @@ class _BatchWrite:
         transaction: SinkTransaction,
         markers: MarkerStore,
         batch: _Batch,
-        work: Callable[[WriterIdentity], Sequence[Report]],
         machine: MicroBatch,
         grant: WriterIdentity | None,
     ) -> None:
@@ -105,7 +105,6 @@ class _BatchWrite:
         self._transaction = transaction
         self._markers = markers
         self._batch = batch
-        self._work = work
         self._machine = machine
         self._grant = grant
         self._reports: Sequence[Report] = ()
@@ -115,8 +114,9 @@ class _BatchWrite:
         self.following: tuple[WriterIdentity, Marker] | None = None
         """After a commit: the grant for the next transaction, and the marker that was committed."""
 
-    def run(self, began: float) -> Outcome:
-        """Carries out all steps. `began`: when the call began, for the outcome. Raises as `Session.write`."""
+    def run(self) -> Outcome:
+        """Carries out all steps. Raises as `Session.write`."""
+        began = time.monotonic()
         machine, batch_id = self._machine, self._batch.number
         while not machine.over:
             step = machine.step
@@ -150,7 +150,7 @@ class _BatchWrite:
             case Step.OPEN:
                 transaction.open(grant, remember=batch.remember)
             case Step.WRITE:
-                self._reports = self._work(grant)
+                self._reports = batch.work(grant)
             case Step.VERIFY:
                 transaction.verify(grant, self._reports)
             case Step.MARK:
@@ -208,9 +208,9 @@ class _BatchWrite:
         """Takes the error of a step. Returns the outcome of the step."""
         self._failure = raised
         event = self._event(step, raised)
-        if event is Event.REFUSED and step in _OPEN and self._grant is not None and not is_fenced(raised):
+        if event is Event.REFUSED and step in _OPEN and self._grant is not None and not _is_fenced(raised):
             self._transaction.abort(self._grant)
-        if event is Event.BROKEN and is_fenced(raised):
+        if event is Event.BROKEN and _is_fenced(raised):
             self._failure = FencedError(
                 f"Batch {self._batch.number} of {self._app_id} took longer than kafka.transaction.timeout.ms="
                 f"{self._options.transaction_timeout_ms}, so the cluster ended its transaction: raise that"
@@ -220,16 +220,16 @@ class _BatchWrite:
         return event
 
     def _event(self, step: Step, failure: BaseException) -> Event:
-        if step is Step.OPEN and self._machine.is_carried and (is_fenced(failure) or is_spoilt(failure)):
+        if step is Step.OPEN and self._machine.is_carried and (_is_fenced(failure) or _is_spoilt(failure)):
             return Event.LAPSED
-        if is_fenced(failure):
+        if _is_fenced(failure):
             # The coordinator returns the same errors to a driver whose transaction timed out and to a driver that was
             # replaced.
             timed_out = self._transaction.has_timed_out
             return Event.BROKEN if timed_out and step is not Step.FENCE else Event.REFUSED
         if step is Step.FENCE or not isinstance(failure, Exception):
             return Event.REFUSED
-        if isinstance(failure, RestartError) or is_spoilt(failure):
+        if isinstance(failure, RestartError) or _is_spoilt(failure):
             return Event.BROKEN
         if step is Step.COMMIT and (isinstance(failure, KafkaTimeoutError) or classify(failure).retriable):
             return Event.UNKNOWN
@@ -242,13 +242,23 @@ class _BatchWrite:
             failure.add_note(
                 f"kafkasafe: batch {batch_id} of {self._app_id} was started {machine.restarts} times (maxRestarts)"
             )
-        if is_fenced(failure) and not isinstance(failure, FencedError):
+        if _is_fenced(failure) and not isinstance(failure, FencedError):
             raise FencedError(
                 f"Another driver began a transaction for {self._app_id} while batch {batch_id} was being"
                 " written: only one driver at a time may use a txnAppId. Only rows that were committed before are"
                 " visible. Give each driver a txnAppId of its own, or stop the other driver and start again."
             ) from failure
         raise failure
+
+
+def _is_fenced(failure: BaseException) -> bool:
+    """Returns whether the coordinator or a leader refused the epoch, because a newer one exists."""
+    return isinstance(failure, FencedError) or getattr(failure, "errno", None) in FENCED_CODES
+
+
+def _is_spoilt(failure: BaseException) -> bool:
+    """Returns whether the transaction cannot be committed any more, but a new one can."""
+    return getattr(failure, "errno", None) in SPOILT_CODES
 
 
 class Session:
@@ -324,7 +334,6 @@ class Session:
             KafkaError: A step failed permanently.
             Exception: The exception that `work` raised. The transaction is aborted.
         """
-        began = time.monotonic()
         carried, self._carried = self._carried, None
         grant: WriterIdentity | None = None
         if carried is not None and count is not None and may_go_on(carried[1], batch_id, query_id, plan=plan):
@@ -335,11 +344,10 @@ class Session:
             self._app_id,
             self.transaction,
             self.markers,
-            _Batch(batch_id, query_id, plan, count, remember),
-            work,
+            _Batch(batch_id, query_id, work, plan, count, remember),
             self._machine,
             grant,
         )
-        outcome = writing.run(began)
+        outcome = writing.run()
         self._carried = writing.following
         return outcome

@@ -7,6 +7,7 @@ import re
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,10 +18,9 @@ from pyspark.sql.types import ArrayType, BinaryType, IntegerType, StringType, St
 from kafkasafe.errors import ConfigError, UsageError
 from kafkasafe.spark import stats
 from kafkasafe.spark.appender import FencedError, RestartError
-from kafkasafe.spark.arrow import map_in_arrow
 from kafkasafe.spark.collected import RowTooLargeError, Size, bound_of, collect_rows, later_size
 from kafkasafe.spark.failures import dead_worker
-from kafkasafe.spark.java import java_frame, jvm_of
+from kafkasafe.spark.java import java_frame, jvm_of, map_in_arrow, spark_context
 from kafkasafe.spark.option_values import error
 from kafkasafe.spark.plans import commits_are_validated, plan_of_query
 from kafkasafe.spark.session import Outcome, Session
@@ -48,7 +48,6 @@ __all__ = ["ForeachBatchSink", "foreach_batch_sink", "write_batch"]
 log = logging.getLogger(__name__)
 
 _QUERY: Final = "sql.streaming.queryId"
-_BATCH: Final = "streaming.sql.batchId"
 _RUN: Final = "spark.jobGroup.id"  # the run id of a streaming query
 _TRACKER_S: Final = 2.0
 _TRACKER_POLL_S: Final = 0.002
@@ -242,12 +241,11 @@ class ForeachBatchSink:
                 micro-batch.
         """
         warn_of_other_python(df.sparkSession)
-        properties = _Properties(df)
-        query_id = properties.get(_QUERY)
+        query_id = _property(df, _QUERY)
         app_id = stream_id(
             self._options, query_id, "here (Spark Connect, or a call from outside of foreachBatch)"
         )
-        run = properties.get(_RUN)
+        run = _property(df, _RUN)
         _claim_turn(app_id, run, batch_id, self)
         with self._lock:
             session = self._sessions.get(app_id)
@@ -258,7 +256,7 @@ class ForeachBatchSink:
             done: Outcome | None = None
             try:
                 plan = plan_of_query(df.sparkSession, query_id, batch_id)
-                done = self.last = session.write(batch_id, query_id or "", job, plan=plan, count=job.count)
+                done = self.last = session.write(batch_id, query_id or "", job, plan=plan, count=df.count)
                 if done.name == "duplicate" and commits_are_validated(df.sparkSession, query_id):
                     df.write.format("noop").mode("overwrite").save()
                 if done.name == "written":
@@ -297,15 +295,10 @@ def _claim_turn(app_id: str, run: str | None, batch_id: int, sink: ForeachBatchS
         )
 
 
-class _Properties:
-    """Spark's local properties of the thread that runs the query."""
-
-    def __init__(self, df: DataFrame) -> None:
-        self._context = getattr(df.sparkSession, "_sc", None)
-
-    def get(self, name: str) -> str | None:
-        value = None if self._context is None else self._context.getLocalProperty(name)
-        return None if value is None else str(value)
+def _property(df: DataFrame, name: str) -> str | None:
+    """Returns a local property of the thread that runs the query; None if it is not set, and with Spark Connect."""
+    context = spark_context(df.sparkSession)
+    return None if context is None else context.getLocalProperty(name)
 
 
 class _Job:
@@ -322,6 +315,7 @@ class _Job:
             second job writes them: until then, nothing is sent.
 
     Attributes:
+        totals: `bytes` and `retries` of all transactions of the micro-batch.
         had_large_row: Whether the driver refused to collect the rows, because one of them is too large.
     """
 
@@ -341,7 +335,7 @@ class _Job:
             previous is not None and previous.bytes < options.inline_bytes and options.exchange is not True
         )
         self._df, self._columns, self._bound = _checked(df, options)
-        self.totals: dict[str, int] = {}
+        self.totals: Counter[str] = Counter()
         self.had_large_row = False
 
     def __call__(self, grant: WriterIdentity) -> Sequence[Report]:
@@ -357,12 +351,9 @@ class _Job:
             except Exception as failed:
                 raise _translated(failed) from failed
         for name in ("bytes", "retries"):
-            self._count(name, sum(row[name] for row in rows))
+            self.totals[name] += sum(row[name] for row in rows)
         self._check_stages(rows)
         return reports_of(rows)
-
-    def _count(self, name: str, number: int) -> None:
-        self.totals[name] = self.totals.get(name, 0) + number
 
     def _returned(self) -> list[tuple[str, int, bytearray]] | None:
         """Has the tasks return the rows. Returns (topic, partition, batch), or None if there are too many.
@@ -417,18 +408,15 @@ class _Job:
                 appender.append(topic, partition, data)
             return appender.finish()
         finally:
-            self._count("bytes", appender.bytes)
-            self._count("retries", appender.retries)
-
-    def count(self) -> int:
-        """Counts the rows of the data frame."""
-        return self._df.count()
+            self.totals["bytes"] += appender.bytes
+            self.totals["retries"] += appender.retries
 
     def _plan(self, grant: WriterIdentity) -> tuple[DataFrame, bool]:
         options, df = self._options, self._df
         topic = options.topic
         count = self._transaction.partitions  # partitions in the transaction; the topic may have more by now
-        cores = _cores(df)
+        context = spark_context(df.sparkSession)
+        cores = None if context is None else int(context.defaultParallelism)  # tasks that can run at once
         parallelism = cores or 2
         # Without an exchange, the stage that computes the rows runs at most one task for each Kafka partition. If there
         # are fewer partitions than cores, some cores would be idle.
@@ -467,7 +455,7 @@ class _Job:
         Raises:
             RestartError: A stage ran more than once.
         """
-        context = getattr(self._df.sparkSession, "_sc", None)
+        context = spark_context(self._df.sparkSession)
         if context is None:
             return
         tracker = context.statusTracker()
@@ -550,12 +538,6 @@ def _are_headers(kind: Any) -> bool:
         return False
     fields = [(field.name, type(field.dataType)) for field in kind.elementType.fields]
     return fields == [("key", StringType), ("value", BinaryType)]
-
-
-def _cores(df: DataFrame) -> int | None:
-    """Returns how many tasks can run at once; None if the number is unknown (Spark Connect)."""
-    context = getattr(df.sparkSession, "_sc", None)
-    return None if context is None else int(context.defaultParallelism)
 
 
 def _has(df: DataFrame, name: str) -> bool:

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kafkasafe.errors import ConfigError
 from kafkasafe.record.batch import Compression
 from kafkasafe.spark.kafka_options import kafka_options
 from kafkasafe.spark.option_table import OptionTable, QueryOption
 from kafkasafe.spark.option_values import INT32, anything, boolean, error, one_of, text, whole
 
-__all__ = ["SINK", "SinkOptions", "sink_options"]
+__all__ = ["SINK", "SinkOptions", "sink_options", "unknown_topic"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,21 @@ class SinkOptions:
     def servers(self) -> str:
         """The bootstrap servers as text, for messages."""
         return ",".join(self.connection["bootstrap_servers"])
+
+    def no_broker(self, who: str, failed: BaseException) -> ConfigError:
+        """Creates the error for a cluster that does not answer. `who` is "the driver" or "executors"."""
+        return error(
+            "NO_BROKER",
+            f"No broker of kafka.bootstrap.servers={self.servers} answered within {self.api_timeout_s:g} s"
+            f" ({failed}): check host and port, kafka.security.protocol, and that {who} can reach the brokers.",
+        )
+
+
+def unknown_topic(topic: str) -> ConfigError:
+    """Creates the error for a topic that does not exist."""
+    return error(
+        "UNKNOWN_TOPIC", f"Topic {topic!r} does not exist and the brokers do not create it: create it."
+    )
 
 
 SINK: Final = OptionTable(

@@ -17,8 +17,7 @@ from kafkasafe.cluster.client import Transport
 from kafkasafe.spark.appender import Appender, RestartError
 from kafkasafe.spark.marker_store import MarkerStore
 from kafkasafe.spark.option_values import error
-from kafkasafe.spark.sink_errors import unknown_topic
-from kafkasafe.spark.sink_options import SinkOptions
+from kafkasafe.spark.sink_options import SinkOptions, unknown_topic
 from kafkasafe.spark.transactions import TransactionRequests
 from kafkasafe.spark.txn import AppendState, Report, WriterIdentity, judge_partitions
 
@@ -38,6 +37,9 @@ class SinkTransaction:
         markers: The markers, whose partition is part of the transactions.
         options: Options of the sink.
         app_id: The application id, for messages.
+
+    Attributes:
+        partitions: Number of the topic's partitions in the open transaction; 0 if the option `topic` is not set.
     """
 
     def __init__(
@@ -54,13 +56,8 @@ class SinkTransaction:
         self._options = options
         self._app_id = app_id
         self._opened_at = 0.0
-        self._partitions = 0
+        self.partitions = 0
         self._kept: WriterIdentity | None = None  # the grant under which only this process appends
-
-    @property
-    def partitions(self) -> int:
-        """The number of the topic's partitions in the open transaction; 0 if the option `topic` is not set."""
-        return self._partitions
 
     @property
     def has_timed_out(self) -> bool:
@@ -87,12 +84,8 @@ class SinkTransaction:
         places = {self._markers.place} if remember else set()
         topic = self._options.topic
         if topic is not None:
-            self._partitions = self.partition_count(topic)
-            places |= {(topic, number) for number in range(self._partitions)}
-        self.add(grant, places)
-
-    def add(self, grant: WriterIdentity, places: Collection[tuple[str, int]]) -> None:
-        """Adds partitions to the transaction. Adding a partition again has no effect."""
+            self.partitions = self.partition_count(topic)
+            places |= {(topic, number) for number in range(self.partitions)}
         self._requests.add_partitions(grant, places)
 
     def appender(self, grant: WriterIdentity, places: Collection[tuple[str, int]]) -> Appender:
@@ -106,18 +99,9 @@ class SinkTransaction:
         """
         known = {(self._options.topic, number) for number in range(self.partitions)}
         if new := set(places) - known:
-            self.add(grant, new)
+            self._requests.add_partitions(grant, new)
         self._kept = grant
-        options = self._options
-        return Appender(
-            self._transport,
-            grant,
-            attempt=0,
-            delivery_timeout_s=options.delivery_timeout_s,
-            request_timeout_ms=options.request_timeout_ms,
-            buffer_bytes=options.buffer_bytes,
-            claims=False,
-        )
+        return Appender(self._transport, grant, self._options, claims=False)
 
     def partition_count(self, topic: str) -> int:
         """Asks the brokers how many partitions a topic has.
@@ -126,9 +110,8 @@ class SinkTransaction:
             ConfigError: The topic does not exist.
             KafkaError: No broker answers.
         """
-        self._markers.start()
         try:
-            return len(self._requests.topics([topic])[topic].partitions)
+            return self._requests.partition_count(topic)
         except KafkaError as failed:
             if getattr(failed, "errno", None) == 3:
                 raise unknown_topic(topic) from failed

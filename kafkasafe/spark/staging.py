@@ -27,7 +27,8 @@ from kafkasafe.cluster.inquiry import pause_s
 from kafkasafe.errors import SparkError
 from kafkasafe.record import batch
 from kafkasafe.spark.appender import Appender, FencedError, RestartError
-from kafkasafe.spark.transactions import TransactionRequests, call, retry_until
+from kafkasafe.spark.sink_options import SinkOptions
+from kafkasafe.spark.transactions import TransactionRequests, call, retry_for
 from kafkasafe.spark.txn import WriterIdentity
 
 __all__ = ["StagedBatch", "Stager", "StagingError", "fetch_staged"]
@@ -77,35 +78,18 @@ class Stager:
 
     Args:
         transport: A started transport. The caller still owns it.
-        topic: The staging topic. It is created if it does not exist.
-        delivery_timeout_s: Time limit for one batch.
-        request_timeout_ms: How long the broker may wait for its replicas.
-        api_timeout_s: Time limit for the topic and the producer id.
-        buffer_bytes: Number of pending bytes above which `put` blocks.
-        largest_bytes: Size of the largest batch, for the topic's `max.message.bytes`.
+        options: Options of the writer. They name the staging topic, which is created if it does not exist.
 
     Raises:
         KafkaError: The topic or a producer id is not available.
     """
 
-    def __init__(
-        self,
-        transport: Transport,
-        topic: str,
-        *,
-        delivery_timeout_s: float,
-        request_timeout_ms: int,
-        api_timeout_s: float,
-        buffer_bytes: int,
-        largest_bytes: int,
-    ) -> None:
-        self._topic = topic
-        self._partition = random.randrange(
-            _ensure(transport, topic, timeout_s=api_timeout_s, largest_bytes=largest_bytes)
-        )
-        granted: ProducerIdGranted = retry_until(
+    def __init__(self, transport: Transport, options: SinkOptions) -> None:
+        self._topic = options.staging_topic
+        self._partition = random.randrange(_ensure(transport, options))
+        granted: ProducerIdGranted = retry_for(
+            options.api_timeout_s,
             lambda left_s: call(transport.init_producer_id, left_s),
-            deadline=time.monotonic() + api_timeout_s,
             what="InitProducerId",
             api="InitProducerId",
         )
@@ -114,10 +98,7 @@ class Stager:
         self._appender = Appender(
             transport,
             WriterIdentity("", granted.producer_id, granted.epoch),
-            attempt=0,
-            delivery_timeout_s=delivery_timeout_s,
-            request_timeout_ms=request_timeout_ms,
-            buffer_bytes=buffer_bytes,
+            options,
             claims=False,  # no other task has this id
             on_acked=lambda _, __, offset: self._offsets.append(offset),
         )
@@ -165,12 +146,15 @@ class _reporting:  # noqa: N801  # reads as a statement
             ) from raised
 
 
-def _ensure(transport: Transport, topic: str, *, timeout_s: float, largest_bytes: int) -> int:
+def _ensure(transport: Transport, options: SinkOptions) -> int:
     """Returns the number of the staging topic's partitions. Creates the topic if it does not exist."""
+    topic = options.staging_topic
     known = transport.topic(topic)
     if known is not None and known.partitions and not known.error_code:
         return len(known.partitions)  # another metadata request so soon would have to wait
-    coordinator = TransactionRequests(transport, "", timeout_s=timeout_s)
+    coordinator = TransactionRequests(transport, "", timeout_s=options.api_timeout_s)
+    # A batch with a single record may slightly exceed the limit for a record.
+    largest_bytes = 2 * max(options.batch_bytes, options.max_record_bytes)
     # Create the topic before any other request: brokers that create topics automatically would not use our settings.
     try:
         coordinator.create_topic(
@@ -191,22 +175,21 @@ def _ensure(transport: Transport, topic: str, *, timeout_s: float, largest_bytes
         if getattr(failed, "errno", None) != _UNAUTHORIZED:
             raise
         # Without the permission to create topics, an existing one may still be used.
-    return len(coordinator.topics([topic])[topic].partitions)
+    return coordinator.partition_count(topic)
 
 
 # --- reading staged batches -------------------------------------------------------------------------------------------
 
 
 def fetch_staged(
-    transport: Transport, topic: str, wanted: Iterable[StagedBatch], *, timeout_s: float
+    transport: Transport, options: SinkOptions, wanted: Iterable[StagedBatch]
 ) -> Iterator[tuple[StagedBatch, bytearray]]:
     """Yields the staged batches, for each partition in the order of their offsets.
 
     Args:
         transport: A started transport. The caller still owns it.
-        topic: The staging topic.
+        options: Options of the writer: the staging topic, and `delivery_timeout_s` as maximum time without progress.
         wanted: The batches, in any order, each once.
-        timeout_s: Maximum time without progress.
 
     Raises:
         StagingError: A batch does not exist, or was changed.
@@ -216,7 +199,7 @@ def fetch_staged(
         sorted(wanted, key=lambda piece: (piece.at_partition, piece.at_offset)),
         key=lambda piece: piece.at_partition,
     ):
-        yield from _Fetching(transport, topic, partition, list(pieces), timeout_s).run()
+        yield from _Fetching(transport, options, partition, list(pieces)).run()
 
 
 class _Fetching:
@@ -225,16 +208,15 @@ class _Fetching:
     def __init__(
         self,
         transport: Transport,
-        topic: str,
+        options: SinkOptions,
         partition: int,
         pieces: Sequence[StagedBatch],
-        timeout_s: float,
     ) -> None:
         self._transport = transport
-        self._topic = topic
+        self._topic = options.staging_topic
         self._partition = partition
         self._pieces = pieces
-        self._timeout_s = timeout_s
+        self._timeout_s = options.delivery_timeout_s
         self._answers: queue.SimpleQueue[RecordsFetched | Failure] = queue.SimpleQueue()
 
     def run(self) -> Iterator[tuple[StagedBatch, bytearray]]:

@@ -65,7 +65,6 @@ REPORT_SCHEMA: Final = (
     .add("topic", StringType())
     .add("partition", IntegerType())
     .add("rows", LongType())
-    .add("attempt", IntegerType())
     .add("bytes", LongType())
     .add("retries", LongType())
     .add("stage", IntegerType())
@@ -138,28 +137,6 @@ class _Sender:
     grant: WriterIdentity
     add: bool
 
-    def appender(self, transport: Transport) -> Appender:
-        options = self.options
-        return Appender(
-            transport,
-            self.grant,
-            attempt=task_context().attemptNumber(),
-            delivery_timeout_s=options.delivery_timeout_s,
-            request_timeout_ms=options.request_timeout_ms,
-            buffer_bytes=options.buffer_bytes,
-        )
-
-    def added(
-        self, transport: Transport, places: set[tuple[str, int]], wanted: Iterable[tuple[str, int]]
-    ) -> None:
-        """Adds new places (topic, partition) to the transaction, in one request, if the task must do so."""
-        new = set(wanted) - places
-        if new and self.add:
-            TransactionRequests(
-                transport, self.grant.transactional_id, timeout_s=self.options.api_timeout_s
-            ).add_partitions(self.grant, sorted(new))
-        places |= new
-
     def send(
         self,
         encoded: Iterable[tuple[Sequence[tuple[str, int]], Iterable[tuple[tuple[str, int], bytearray]]]],
@@ -179,15 +156,19 @@ class _Sender:
         """
         spare_collections()
         context = task_context()
-        transport = transport_of(self.options)
-        appender = self.appender(transport)
-        places: set[tuple[str, int]] = set()
+        options, grant = self.options, self.grant
+        transport = transport_of(options)
+        requests = TransactionRequests(transport, grant.transactional_id, timeout_s=options.api_timeout_s)
+        appender = Appender(transport, grant, options)
+        added: set[tuple[str, int]] = set()
         try:
             if context.attemptNumber() and not alone:
                 # An earlier attempt may still write to partitions for which this attempt has no rows.
                 raise RestartError("A task that writes to several partitions was started again")  # noqa: TRY301
             for wanted, batches in encoded:
-                self.added(transport, places, wanted)
+                if self.add and (new := set(wanted) - added):
+                    requests.add_partitions(grant, sorted(new))
+                    added |= new
                 for place, data in batches:
                     appender.append(*place, data)
             reports = appender.finish()
@@ -209,7 +190,6 @@ def _report_batch(reports: list[Report], appender: Appender, stage: int) -> Any:
             "topic": _arrow.array([report.topic for report in reports], _arrow.string()),
             "partition": _arrow.array([report.partition for report in reports], _arrow.int32()),
             "rows": _arrow.array([report.rows for report in reports], _arrow.int64()),
-            "attempt": _arrow.array([report.attempt for report in reports], _arrow.int32()),
             "bytes": _arrow.array([appender.bytes * one for one in first], _arrow.int64()),
             "retries": _arrow.array([appender.retries * one for one in first], _arrow.int64()),
             "stage": _arrow.array([stage] * count, _arrow.int32()),
@@ -219,7 +199,7 @@ def _report_batch(reports: list[Report], appender: Appender, stage: int) -> Any:
 
 def reports_of(rows: Iterable[Any]) -> list[Report]:
     """Converts rows of `REPORT_SCHEMA` into reports."""
-    return [Report(row["topic"], row["partition"], row["rows"], row["attempt"]) for row in rows]
+    return [Report(row["topic"], row["partition"], row["rows"]) for row in rows]
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -287,9 +267,7 @@ class DirectWrite(_Sender):
 
     def __call__(self, rows: Iterator[Any]) -> Iterator[Any]:
         """Sends all rows of the task and yields its report."""
-        place = self.topic, (task_context().partitionId() + self.turn) % self.partitions
-
-        topic, partition = place
+        topic, partition = place = self.topic, (task_context().partitionId() + self.turn) % self.partitions
 
         def encoded() -> Iterator[tuple[tuple[str, int], bytearray]]:
             packer = _packer(self.options, head_base=claim_base)
@@ -313,8 +291,8 @@ def partition_count(options: SinkOptions, topic: str) -> int:
     Raises:
         KafkaError: The topic does not exist, or no broker answers.
     """
-    coordinator = TransactionRequests(transport_of(options), "", timeout_s=options.api_timeout_s)
-    return len(coordinator.topics([topic])[topic].partitions)
+    requests = TransactionRequests(transport_of(options), "", timeout_s=options.api_timeout_s)
+    return requests.partition_count(topic)
 
 
 @dataclass(frozen=True)
@@ -336,8 +314,10 @@ class EncodeRows:
     def __call__(self, rows: Iterator[Any]) -> Iterator[Any]:
         """Encodes all rows of the task and yields the batches."""
         spare_collections()
-        for packed in self.packed(rows, task=task_context().partitionId()):
-            yield self._out(packed)
+        for (topic, partition), count, data in self.packed(rows, task=task_context().partitionId()):
+            # Topics without a known number of partitions begin at different slots.
+            first = 0 if topic in self.counts else zlib.crc32(topic.encode())
+            yield encoded_batch((partition + first) % self.slots, topic, partition, count, data)
 
     def packed(self, rows: Iterator[Any], *, task: int) -> Iterator[PackedBatch]:
         """Encodes all rows of a task. The number of the task chooses partitions, as `turn` does."""
@@ -393,11 +373,6 @@ class EncodeRows:
                 )
             numbers[fixed] = wanted[fixed]
         return numbers
-
-    def _out(self, packed: PackedBatch) -> Any:
-        (topic, partition), rows, data = packed
-        slot = (partition if topic in self.counts else partition + zlib.crc32(topic.encode())) % self.slots
-        return encoded_batch(slot, topic, partition, rows, data)
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeAlias, TypeVar
 
 import tenacity
-from kafka.errors import for_code
+from kafka.errors import KafkaError, for_code
 
-from kafkasafe.cluster.api import Failure, MetadataRefreshed, ProducersDescribed, Reply, TopicInfo
+from kafkasafe.cluster.api import Failure, MetadataRefreshed, ProducersDescribed, Reply
 from kafkasafe.cluster.backoff import PAUSES, Backoff
 from kafkasafe.cluster.client import Transport
 from kafkasafe.cluster.coordinators import Question
@@ -35,7 +35,7 @@ from kafkasafe.errors import WaitTimeoutError
 from kafkasafe.retry import RetryPolicy
 from kafkasafe.spark.txn import WriterIdentity
 
-__all__ = ["Pending", "TopicPartition", "TransactionRequests", "call", "identity_of", "retry_until"]
+__all__ = ["Pending", "TopicPartition", "TransactionRequests", "call", "coded", "identity_of", "retry_for"]
 
 TopicPartition: TypeAlias = tuple[str, int]
 T = TypeVar("T")
@@ -72,16 +72,21 @@ _PERMISSIONS: Final[Mapping[int, tuple[str, Mapping[str, str], str]]] = {
 }
 
 
-def _error(code: int, message: str) -> Exception:
+def _error(code: int, message: str) -> KafkaError:
     """Creates the error for an answer. `message` must begin with the name of the request."""
     if code in _PERMISSIONS:
         what, permissions, otherwise = _PERMISSIONS[code]
         permission = permissions.get(message.split(maxsplit=1)[0], otherwise)
         message += f": this user needs the permission {permission} on {what}"
-    error: Any = for_code(code)(message)
-    error.errno = code  # kafka-python has no class for some codes; keep the number for those too
-    shown: Exception = error
-    return shown
+    return coded(code, message)
+
+
+def coded(code: int, message: str) -> KafkaError:
+    """Creates the error of an answer. Keeps the code even if kafka-python has no class for it."""
+    made: Any = for_code(code)(message)
+    made.errno = code
+    error: KafkaError = made
+    return error
 
 
 def _identity(grant: WriterIdentity) -> TransactionIdentity:
@@ -132,24 +137,25 @@ def call(send: Callable[[Reply[Any]], None], timeout_s: float) -> Any:
     return Pending(send).answer(timeout_s)
 
 
-def retry_until(attempt: Callable[[float], T], *, deadline: float, what: str, api: str | None = None) -> T:
+def retry_for(timeout_s: float, attempt: Callable[[float], T], *, what: str, api: str) -> T:
     """Returns the result of `attempt`. Repeats the attempt as long as `classify` says that its error can be retried.
 
     Args:
+        timeout_s: When to give up, in seconds from now.
         attempt: Makes one attempt. Its argument is the remaining time in seconds.
-        deadline: When to give up, on the clock of `time.monotonic`.
         what: Name of the request for the message, for example "InitProducerId of x".
         api: Request kind, for the verdict.
 
     Raises:
         KafkaError: An error that is not retriable, or the last error after the deadline.
     """
+    deadline = time.monotonic() + timeout_s
 
     def tried() -> T:
         return attempt(deadline - time.monotonic())
 
     tried.__qualname__ = what
-    policy = RetryPolicy(deadline_ms=1000 * max(0.0, deadline - time.monotonic()), wait=_wait_s, api=api)
+    policy = RetryPolicy(deadline_ms=1000 * timeout_s, wait=_wait_s, api=api)
     return policy.call(tried)
 
 
@@ -193,8 +199,7 @@ class TransactionRequests:
                 raise _error(answer.error_code, what + place(answer))
             return answer
 
-        deadline = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
-        return retry_until(attempt, deadline=deadline, what=what, api=api)
+        return retry_for(self._timeout_s if timeout_s is None else timeout_s, attempt, what=what, api=api)
 
     # --- the transaction ---
 
@@ -213,7 +218,7 @@ class TransactionRequests:
         return WriterIdentity(self._id, identity.producer_id, identity.epoch, identity.protocol)
 
     def add_partitions(self, grant: WriterIdentity, partitions: Iterable[TopicPartition]) -> None:
-        """Adds partitions to the transaction. The first one begins it."""
+        """Adds partitions to the transaction. The first one begins it. Adding a partition again has no effect."""
         places = list(partitions)
 
         def place(answer: PartitionsAdded) -> str:
@@ -295,27 +300,25 @@ class TransactionRequests:
 
     # --- topics ---
 
-    def topics(self, names: Sequence[str]) -> Mapping[str, TopicInfo]:
-        """Returns the metadata of topics. Waits until all topics exist and their leaders are known.
+    def partition_count(self, name: str) -> int:
+        """Returns the number of a topic's partitions. Waits until the topic exists and its leaders are known.
 
         Raises:
-            KafkaError: A topic still does not exist when the time is over (UnknownTopicOrPartitionError).
+            KafkaError: The topic still does not exist when the time is over (UnknownTopicOrPartitionError).
         """
 
-        def attempt(left_s: float) -> Mapping[str, TopicInfo]:
+        def attempt(left_s: float) -> int:
             metadata: MetadataRefreshed = call(
-                lambda reply: self._transport.refresh_metadata(list(names), reply), left_s
+                lambda reply: self._transport.refresh_metadata([name], reply), left_s
             )
-            for name in names:
-                info = metadata.topics.get(name)
-                if info is None:
-                    raise _error(3, name)
-                if info.error_code:
-                    raise _error(info.error_code, f"Metadata of {name}")
-            return {name: metadata.topics[name] for name in names}
+            info = metadata.topics.get(name)
+            if info is None:
+                raise _error(3, name)
+            if info.error_code:
+                raise _error(info.error_code, f"Metadata of {name}")
+            return len(info.partitions)
 
-        deadline = time.monotonic() + self._timeout_s
-        return retry_until(attempt, deadline=deadline, what=f"Metadata of {', '.join(names)}", api="Metadata")
+        return retry_for(self._timeout_s, attempt, what=f"Metadata of {name}", api="Metadata")
 
     def create_topic(self, name: str, *, partitions: int, config: Mapping[str, str]) -> None:
         """Creates a topic with the brokers' default replication. Does nothing if it exists."""
@@ -341,8 +344,7 @@ class TransactionRequests:
             question = Question("CreateTopics", fields, parse, 4)
             call(lambda reply: self._transport.ask(question, reply), left_s)
 
-        deadline = time.monotonic() + self._timeout_s
-        retry_until(attempt, deadline=deadline, what=f"CreateTopics of {name}", api="CreateTopics")
+        retry_for(self._timeout_s, attempt, what=f"CreateTopics of {name}", api="CreateTopics")
 
     def producers(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, ProducersDescribed]:
         """Returns the producer states that the leaders of partitions remember. Asks the leaders concurrently."""
@@ -378,6 +380,5 @@ class TransactionRequests:
             if failed is not None:
                 raise failed
 
-        deadline = time.monotonic() + self._timeout_s
-        retry_until(attempt, deadline=deadline, what="DescribeProducers", api="DescribeProducers")
+        retry_for(self._timeout_s, attempt, what="DescribeProducers", api="DescribeProducers")
         return found

@@ -134,42 +134,32 @@ class MicroBatch:
     Args:
         max_restarts: How often the attempt may return to FENCE before it fails.
         goes_on: Whether the attempt begins at OPEN, with the epoch that the driver's last commit granted.
+
+    Attributes:
+        step: The next thing to do.
+        restarts: How often the attempt returned to FENCE for a new transaction.
+        is_carried: Whether the transaction has the epoch that the driver's last commit granted.
     """
 
     def __init__(self, max_restarts: int, *, goes_on: bool = False) -> None:
         self._max_restarts = max_restarts
-        self._step = Step.OPEN if goes_on else Step.FENCE
-        self._is_carried = goes_on
-        self._restarts = 0
+        self.step = Step.OPEN if goes_on else Step.FENCE
+        self.is_carried = goes_on
+        self.restarts = 0
         self._commit_sent = False
 
     def __repr__(self) -> str:
-        return f"<MicroBatch {self._step.name} restarts={self._restarts}>"
-
-    @property
-    def step(self) -> Step:
-        """The next thing to do."""
-        return self._step
-
-    @property
-    def restarts(self) -> int:
-        """How often the attempt returned to FENCE for a new transaction."""
-        return self._restarts
-
-    @property
-    def is_carried(self) -> bool:
-        """Whether the transaction has the epoch that the driver's last commit granted."""
-        return self._is_carried
+        return f"<MicroBatch {self.step.name} restarts={self.restarts}>"
 
     @property
     def resumed(self) -> bool:
         """Whether the attempt returned to FENCE at least once, for a new transaction or to ask for the outcome."""
-        return self._restarts > 0
+        return self.restarts > 0
 
     @property
     def over(self) -> bool:
         """Whether the current step is an end."""
-        return self._step in ENDS
+        return self.step in ENDS
 
     def on(self, event: Event) -> Step:
         """Takes an outcome and returns the next step.
@@ -178,27 +168,27 @@ class MicroBatch:
             IllegalEventError: The current step has no such outcome.
         """
         try:
-            following = TRANSITIONS[self._step][event]
+            following = TRANSITIONS[self.step][event]
         except KeyError:
-            raise IllegalEventError(f"{event.name} at {self._step.name}") from None
-        if event is Event.LAPSED and not self._is_carried:
-            raise IllegalEventError(f"{event.name} at {self._step.name} of an epoch that FENCE granted")
+            raise IllegalEventError(f"{event.name} at {self.step.name}") from None
+        if event is Event.LAPSED and not self.is_carried:
+            raise IllegalEventError(f"{event.name} at {self.step.name} of an epoch that FENCE granted")
         if following is Step.FENCE:
-            self._is_carried = False
+            self.is_carried = False
             # The first transaction of an attempt is not a restart. After LAPSED, the attempt has not begun a
             # transaction yet.
-            self._restarts += event is not Event.LAPSED
-            if self._restarts > self._max_restarts:
+            self.restarts += event is not Event.LAPSED
+            if self.restarts > self._max_restarts:
                 following = Step.FAILED
-        if self._step is Step.COMMIT:
+        if self.step is Step.COMMIT:
             self._commit_sent = True
-        self._step = following
+        self.step = following
         return following
 
     @property
     def committed_by_us(self) -> bool:
         """At DUPLICATE: whether this attempt committed the batch itself, but the answer to its commit was lost."""
-        return self._step is Step.DUPLICATE and self._commit_sent
+        return self.step is Step.DUPLICATE and self._commit_sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,13 +446,11 @@ class Report:
         topic: Topic name.
         partition: Partition number.
         rows: Number of records, ≥ 1.
-        attempt: Number of the task's attempt, from 0.
     """
 
     topic: str
     partition: int
     rows: int
-    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark import TaskContext
 
+from kafkasafe.spark.java import spark_context
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -47,7 +49,7 @@ def warn_of_other_python(spark: SparkSession) -> None:
     version and all modules that kafkasafe needs. The check is made only with a `local` master, because this process
     cannot see the interpreters on a cluster's nodes.
     """
-    context = getattr(spark, "_sc", None)  # None with Spark Connect
+    context = spark_context(spark)
     if context is None or not str(context.master).startswith("local"):
         return
     _warn_of(str(context.pythonExec))

@@ -12,6 +12,7 @@ docs/spark-guarantees.md explains this design and lists what happens after a cra
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 from collections.abc import Iterator, Sequence
@@ -24,19 +25,19 @@ from kafka.errors import KafkaError
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from kafkasafe.cluster.client import Transport
 from kafkasafe.errors import UsageError
+from kafkasafe.record.arrow_pack import PackedBatch
 from kafkasafe.spark import outcomes, tasks
 from kafkasafe.spark.option_values import error
 from kafkasafe.spark.plans import plan_in_checkpoint
 from kafkasafe.spark.session import Outcome, Session
 from kafkasafe.spark.sink import app_version, refuse_version, stream_id, wanted_columns
-from kafkasafe.spark.sink_errors import no_broker, unknown_topic
-from kafkasafe.spark.sink_options import SinkOptions, sink_options
+from kafkasafe.spark.sink_options import SinkOptions, sink_options, unknown_topic
 from kafkasafe.spark.source import arrow_type
 from kafkasafe.spark.staging import StagedBatch, Stager, fetch_staged
 from kafkasafe.spark.tasks import EncodeRows, inline_limit, partition_count, transport_of
 from kafkasafe.spark.txn import Report, WriterIdentity
+from kafkasafe.spark.workers import spare_collections
 
 __all__ = ["BatchWriter", "Inline", "Message", "StreamWriter", "batch_writer", "stream_writer"]
 
@@ -154,12 +155,14 @@ class _Writer:
                     rows += part.num_rows
                     yield self._named(part)
 
-        for part in self._encoded(counted(), max(batch_id, 0)):
-            columns = [part.column(name).to_pylist() for name in ("topic", "partition", "rows")]
-            for index, (topic, partition, count) in enumerate(zip(*columns, strict=True)):
-                kept.put(topic, partition, count, memoryview(part.column("data")[index].as_buffer()))
+        for (topic, partition), count, data in self._encoded(
+            counted(), context.partitionId(), max(batch_id, 0)
+        ):
+            kept.put(topic, partition, count, data)
         inline, staged = kept.finish()
-        _check(rows, inline, staged)
+        encoded = sum(piece.rows for piece in inline) + sum(piece.rows for piece in staged)
+        if encoded != rows:
+            raise RuntimeError(f"A task got {rows} rows but encoded {encoded}: a bug in kafkasafe, report it")
         return Message(context.getLocalProperty(_QUERY) or "", batch_id, rows, inline, staged)
 
     def _named(self, part: Any) -> Any:
@@ -168,25 +171,15 @@ class _Writer:
             [part.column(names.index(name)) for name in self._columns.values()], names=list(self._columns)
         )
 
-    def _encoded(self, parts: Iterator[Any], turn: int) -> Iterator[Any]:
+    def _encoded(self, parts: Iterator[Any], task: int, turn: int) -> Iterator[PackedBatch]:
         first = next(parts, None)
         if first is None:
             return
+        spare_collections()
         topic = self._options.topic
         counts = {} if topic is None else {topic: _partition_count(self._options, topic)}
-
-        def again() -> Iterator[Any]:
-            yield first
-            yield from parts
-
-        yield from EncodeRows(options=self._options, counts=counts, slots=1, turn=turn)(again())
-
-
-def _check(rows: int, inline: Sequence[Inline], staged: Sequence[StagedBatch]) -> None:
-    pieces: list[Inline | StagedBatch] = [*inline, *staged]
-    encoded = sum(piece.rows for piece in pieces)
-    if encoded != rows:
-        raise RuntimeError(f"A task got {rows} rows but encoded {encoded}: a bug in kafkasafe, report it")
+        encode = EncodeRows(options=self._options, counts=counts, slots=1, turn=turn)
+        yield from encode.packed(itertools.chain([first], parts), task=task)
 
 
 def _partition_count(options: SinkOptions, topic: str) -> int:
@@ -198,7 +191,7 @@ def _partition_count(options: SinkOptions, topic: str) -> int:
             raise unknown_topic(topic) from failed
         if isinstance(code, int) and code > 0:
             raise
-        raise no_broker(options, "executors", failed) from failed
+        raise options.no_broker("executors", failed) from failed
 
 
 class _Kept:
@@ -211,7 +204,7 @@ class _Kept:
         self._bytes = 0
         self._stager: Stager | None = None
 
-    def put(self, topic: str, partition: int, rows: int, data: memoryview) -> None:
+    def put(self, topic: str, partition: int, rows: int, data: bytearray) -> None:
         if self._stager is None:
             self._bytes += len(data)
             self._held.append(Inline(topic, partition, rows, bytes(data)))
@@ -226,17 +219,7 @@ class _Kept:
         return (), tuple(self._stager.finish())
 
     def _stage(self) -> None:
-        options = self._options
-        self._stager = Stager(
-            transport_of(options),
-            options.staging_topic,
-            delivery_timeout_s=options.delivery_timeout_s,
-            request_timeout_ms=options.request_timeout_ms,
-            api_timeout_s=options.api_timeout_s,
-            buffer_bytes=options.buffer_bytes,
-            # A batch with a single record may slightly exceed the limit for a record.
-            largest_bytes=2 * max(options.batch_bytes, options.max_record_bytes),
-        )
+        self._stager = Stager(transport_of(self._options), self._options)
         for piece in self._held:
             self._stager.put(piece.topic, piece.partition, piece.rows, piece.data)
         self._held.clear()
@@ -307,7 +290,7 @@ class StreamWriter(_Writer, _Stream):  # type: ignore[misc]
         done: Outcome | None = None
         try:
             plan = plan_in_checkpoint(self._checkpoint, batchId)
-            done = session.write(batchId, query_id, work, plan=plan, count=work.count)
+            done = session.write(batchId, query_id, work, plan=plan, count=lambda: work.rows)
         finally:
             outcomes.tell(query_id, done, restarts=session.restarts, retries=work.retries, bytes=work.bytes)
         _log_outcome(app_id, batchId, done)
@@ -348,46 +331,40 @@ def _log_outcome(app_id: str, batch_id: int, done: Outcome) -> None:
 
 
 class _Work:
-    """The step WRITE, which appends the batches of the messages. It may be repeated with another grant."""
+    """The step WRITE, which appends the batches of the messages. It may be repeated with another grant.
+
+    Attributes:
+        rows: Number of rows that the tasks read.
+    """
 
     def __init__(self, options: SinkOptions, session: Session, reports: Sequence[Message]) -> None:
         self._options = options
-        self._transport = session.transport
-        self._transaction = session.transaction
+        self._session = session
         self._inline = [piece for message in reports for piece in message.inline]
         self._staged = [piece for message in reports for piece in message.staged]
-        self._rows = sum(message.rows for message in reports)
+        self.rows = sum(message.rows for message in reports)
         self.retries = 0
         self.bytes = 0
 
-    def count(self) -> int:
-        """Returns the number of rows that the tasks read."""
-        return self._rows
-
     def __call__(self, grant: WriterIdentity) -> Sequence[Report]:
         pieces: list[Inline | StagedBatch] = [*self._inline, *self._staged]
-        appender = self._transaction.appender(grant, {(piece.topic, piece.partition) for piece in pieces})
+        appender = self._session.transaction.appender(
+            grant, {(piece.topic, piece.partition) for piece in pieces}
+        )
         try:
             for piece in self._inline:
                 appender.append(piece.topic, piece.partition, bytearray(piece.data))
-            for place, data in self._fetched(self._transport):
+            for place, data in fetch_staged(self._session.transport, self._options, self._staged):
                 appender.append(place.topic, place.partition, data)
             reports = appender.finish()
         finally:
             self.retries += appender.retries
             self.bytes += appender.bytes
-        _check(self._rows, self._inline, self._staged)
-        if (sent := sum(report.rows for report in reports)) != self._rows:
+        if (sent := sum(report.rows for report in reports)) != self.rows:
             raise RuntimeError(
-                f"Tasks encoded {self._rows} rows, {sent} were sent: a bug in kafkasafe, report it"
+                f"Tasks encoded {self.rows} rows, {sent} were sent: a bug in kafkasafe, report it"
             )
         return reports
-
-    def _fetched(self, transport: Transport) -> Iterator[tuple[StagedBatch, bytearray]]:
-        options = self._options
-        return fetch_staged(
-            transport, options.staging_topic, self._staged, timeout_s=options.delivery_timeout_s
-        )
 
 
 _sessions: dict[tuple[int, str, str], Session] = {}
@@ -405,9 +382,3 @@ def _session(options: SinkOptions, app_id: str) -> Session:
     for old in list(_sessions)[:-_MOST_SESSIONS]:
         _sessions.pop(old).close()
     return session
-
-
-def close_sessions() -> None:
-    """Closes this process's sessions. The next commit opens new ones."""
-    while _sessions:
-        _sessions.popitem()[1].close()

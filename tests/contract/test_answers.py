@@ -14,6 +14,7 @@ from kafkasafe.cluster.transactions import OffsetToCommit
 from kafkasafe.errors import WrongClusterError
 from kafkasafe.record.batch import encode
 from kafkasafe.spark.appender import Appender
+from kafkasafe.spark.sink_options import sink_options
 from kafkasafe.spark.transactions import TransactionRequests
 from kafkasafe.testing.fake import request_handler
 
@@ -272,8 +273,8 @@ def test_the_sink_of_spark_speaks_the_same_versions_as_a_producer(change, monkey
     coordinator = TransactionRequests(client, "sink", timeout_s=60)
     grant = coordinator.fence(60_000)
     coordinator.add_partitions(grant, [(topic, 0)])
-    limits = {"delivery_timeout_s": 60, "request_timeout_ms": 30_000, "buffer_bytes": 1000}
-    appender = Appender(client, grant, attempt=0, claims=False, **limits)
+    options = sink_options({"kafka.bootstrap.servers": "none:1", "kafka.buffer.memory": 1000})
+    appender = Appender(client, grant, options, claims=False)
     appender.append(topic, 0, encode([None], [b"x"], timestamps=backend.now_ms))
     assert appender.finish()
     coordinator.commit_offset(grant, (topic, 0), 1, "")

@@ -18,7 +18,7 @@ from sinks import new_name, numbers, options, read, values
 
 from kafkasafe.record.partition import partition_for_key
 from kafkasafe.spark import foreach_batch_sink, write_batch
-from kafkasafe.spark.arrow import map_in_arrow
+from kafkasafe.spark.java import map_in_arrow
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.crash, pytest.mark.full]
 

@@ -16,7 +16,7 @@ from kafkasafe.errors import CheckpointMismatchError, ConfigError, UsageError
 from kafkasafe.record.partition import partition_for_key
 from kafkasafe.spark import FencedError, MetricsListener, foreach_batch_sink, write_batch
 from kafkasafe.spark.appender import RestartError
-from kafkasafe.spark.arrow import map_in_arrow
+from kafkasafe.spark.java import map_in_arrow
 from kafkasafe.spark.listener import _behind, _Collector
 from kafkasafe.spark.marker_store import MarkerStore
 from kafkasafe.spark.plans import commits_are_validated
@@ -521,11 +521,11 @@ def test_a_marker_of_version_1_is_believed_only_where_it_proves_something(
 
 def test_a_marker_of_another_query_is_refused(spark, kafka, topic, make, monkeypatch):
     monkeypatch.setattr(
-        "kafkasafe.spark.sink._Properties.get", lambda _, name: "query-1" if "query" in name else None
+        "kafkasafe.spark.sink._property", lambda _, name: "query-1" if "query" in name else None
     )
     make()(rows(spark, 0, 10), 0)
     monkeypatch.setattr(
-        "kafkasafe.spark.sink._Properties.get", lambda _, name: "query-2" if "query" in name else None
+        "kafkasafe.spark.sink._property", lambda _, name: "query-2" if "query" in name else None
     )
     with pytest.raises(CheckpointMismatchError, match=r"belongs to query 'query-1'.*new txnAppId"):
         make()(rows(spark, 0, 10), 0)
@@ -547,9 +547,7 @@ def test_a_batch_query_is_written_once_for_each_version(spark, kafka, topic, mak
     assert write_batch(rows(spark, 0, 100), topic, **options(kafka)).rows == 100
     assert values(kafka, topic) == numbers(range(100), range(100), range(100))
     # Versions and the batch ids of a streaming query have nothing to do with each other.
-    monkeypatch.setattr(
-        "kafkasafe.spark.sink._Properties.get", lambda _, name: "q" if "query" in name else None
-    )
+    monkeypatch.setattr("kafkasafe.spark.sink._property", lambda _, name: "q" if "query" in name else None)
     make()(rows(spark, 100, 110), 0)
     settings = options(kafka, txnAppId=make()._options.app_id, txnVersion=0)
     with pytest.raises(CheckpointMismatchError, match="belongs to query 'q', but this is a batch job"):
@@ -703,9 +701,7 @@ def test_how_far_a_query_is_behind(latest, behind):
 
 
 def test_two_writes_of_one_micro_batch_need_two_names(spark, kafka, topic, make, monkeypatch):
-    monkeypatch.setattr(
-        "kafkasafe.spark.sink._Properties.get", lambda _, name: "run-1" if "job" in name else None
-    )
+    monkeypatch.setattr("kafkasafe.spark.sink._property", lambda _, name: "run-1" if "job" in name else None)
     sink = make()
     sink(rows(spark, 0, 10), 0)
     with pytest.raises(UsageError, match="txnAppId of its own"):

@@ -409,7 +409,7 @@ def test_every_step_has_its_ends_and_nothing_else_is_legal():
     for step in Step:
         for event in Event:
             machine = MicroBatch(max_restarts=9, goes_on=True)
-            machine._step = step
+            machine.step = step
             if event in TRANSITIONS.get(step, {}):
                 machine.on(event)
             else:
@@ -577,7 +577,7 @@ GRANT = WriterIdentity("app", 7, 3)
         ([Report("t", 0, 5)], {("t", 0): AppendState(4, 4)}, "holds 0 records"),
         ([], {("t", 0): AppendState(3, 0)}, "holds 1 records"),
         ([Report("t", 0, 5)], {}, "Nothing was asked"),
-        ([Report("t", 0, 5), Report("t", 0, 5, 1)], {("t", 0): AppendState(3, 4)}, "two tasks"),
+        ([Report("t", 0, 5), Report("t", 0, 5)], {("t", 0): AppendState(3, 4)}, "two tasks"),
     ],
 )
 def test_reports_are_held_against_the_logs(reports, appended, says):

@@ -377,10 +377,16 @@ class Steps:
         self.writer(**more).commit(messages, batch_id)
 
 
+def close_sessions():
+    """The next commit opens new ones."""
+    while writers._sessions:
+        writers._sessions.popitem()[1].close()
+
+
 @pytest.fixture
 def steps(kafka, topic, monkeypatch):
     yield Steps(kafka, topic, monkeypatch)
-    writers.close_sessions()
+    close_sessions()
     for key in [key for key in tasks._transports if key[0] == os.getpid()]:
         tasks._transports.pop(key).close(5)
 
@@ -392,10 +398,10 @@ def test_a_commit_that_dies_at_any_step_is_followed_by_one_that_writes_once(
 ):
     steps.commit(steps.write(0, range(50)), 0)
     if step in {"fence", "judge"}:
-        writers.close_sessions()  # a session takes these two steps for its first batch only
+        close_sessions()  # a session takes these two steps for its first batch only
     with crash(monkeypatch, step, after=after):
         steps.commit(steps.write(1, range(50, 90), range(90, 120)), 1)
-    writers.close_sessions()
+    close_sessions()
     # Other tasks, by another way.
     steps.commit(steps.write(1, range(110, 120), range(50, 110), inline="1000000"), 1)
     steps.commit(steps.write(2, range(120, 130)), 2)
