@@ -120,14 +120,17 @@ def opened(some_kafka, opened_at):
 
 
 def until_sent(consumer, condition):
-    """Wait until the condition holds.
+    """Wait until the condition holds, and do meanwhile what each poll does except that no records are taken.
 
-    A request may count as in flight for a moment after its records can be taken. A `poll` in that moment sends no request;
-    the next one does, and so does this function.
+    1. A request may count as in flight for a moment after its records can be taken.
+    2. The position may be checked again after metadata has arrived. The next poll uses the result of the check.
+
+    In both cases the poll that took the records sends no request, but the next one does.
     """
 
     def holds():
         if not condition():
+            consumer._fetcher.validate_offsets_if_needed()
             consumer._fetcher.send_fetches()
         return condition()
 
