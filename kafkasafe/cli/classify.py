@@ -84,17 +84,14 @@ class Explanation:
 
     @property
     def fields(self) -> Any:
-        """See `Report`."""
         rows = [verdict.as_dict() for verdict in self.verdicts]
         return rows if self.is_list else rows[0]
 
     @property
     def exit_code(self) -> int:
-        """See `Report`."""
         return 0
 
     def lines(self) -> Iterator[str]:
-        """See `Report`."""
         return map(_one_line, self.verdicts) if self.is_list else iter((_in_words(self.verdicts[0]),))
 
 

@@ -324,13 +324,11 @@ class Diagnosis:
 
     @property
     def exit_code(self) -> int:
-        """See `Report`."""
         if self.is_asked and self._has(Finding.NOT_ANSWERED):
             return EXIT_FAILED
         return EXIT_BROKEN if self.is_bad else 0
 
     def lines(self) -> Iterator[str]:
-        """See `Report`."""
         for lane in self.lanes:
             yield from lane.lines(every=self.every)
         if any(lane.content.rejected_records for lane in self.lanes):
@@ -347,7 +345,6 @@ class Diagnosis:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """See `Report`."""
         return {
             "directory": str(self.directory),
             "spool_cluster_id": self.bound,

@@ -177,12 +177,10 @@ class HealthReport:
 
     @property
     def exit_code(self) -> int:
-        """See `Report`."""
         return 0 if self.is_ok else EXIT_BROKEN
 
     @property
     def fields(self) -> dict[str, Any]:
-        """See `Report`."""
         return {
             "directory": str(self.path),
             "ok": self.is_ok,
@@ -192,7 +190,6 @@ class HealthReport:
         }
 
     def lines(self) -> Iterator[str]:
-        """See `Report`."""
         yield (
             "READY: a producer can accept records"
             if self.found.ready

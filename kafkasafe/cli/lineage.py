@@ -203,12 +203,10 @@ class ComparedLogs:
 
     @property
     def exit_code(self) -> int:
-        """See `Report`."""
         return 0
 
     @property
     def fields(self) -> dict[str, Any]:
-        """See `Report`."""
         names = ("request_epoch", "reply_epoch", "reply_end_offset", "truncate_to")
         return {
             "strategy": self.found.strategy.value,
@@ -223,7 +221,6 @@ class ComparedLogs:
         }
 
     def lines(self) -> Iterator[str]:
-        """See `Report`."""
         found = self.found
         for number, step in enumerate(found.steps, 1):
             yield f"{number}. {_asked(step)} {_answered(step, found)}"

@@ -138,18 +138,15 @@ class EndOffsetsReport:
 
     @property
     def fields(self) -> Sequence[dict[str, Any]]:
-        """See `Report`."""
         return self.rows
 
     @property
     def exit_code(self) -> int:
-        """See `Report`."""
         if any(row["end_offset"] is None for row in self.rows):
             return EXIT_FAILED
         return EXIT_BROKEN if self.is_lowered else 0
 
     def lines(self) -> Iterator[str]:
-        """See `Report`."""
         lines = [list(_COLUMNS), *map(_cells, self.rows)]
         widths = [max(len(line[column]) for line in lines) for column in range(5)]
         for line in lines:

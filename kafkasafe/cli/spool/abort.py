@@ -53,17 +53,14 @@ class AbortedBatches:
 
     @property
     def exit_code(self) -> int:
-        """See `Report`."""
         return self.decided.exit_code
 
     @property
     def fields(self) -> dict[str, Any]:
-        """See `Report`."""
         counts = {"aborted": self.decided.aborted, "committed": self.decided.committed}
         return {**counts, **self.decided.fields}
 
     def lines(self) -> Iterator[str]:
-        """See `Report`."""
         decided = self.decided
         yield (
             f"{counted(decided.aborted, 'atomic batch')} given up, {decided.committed:,} found committed,"

@@ -57,16 +57,13 @@ class CommittedBatches:
 
     @property
     def exit_code(self) -> int:
-        """See `Report`."""
         return self.decided.exit_code
 
     @property
     def fields(self) -> dict[str, Any]:
-        """See `Report`."""
         return {"committed": self.decided.committed, **self.decided.fields}
 
     def lines(self) -> Iterator[str]:
-        """See `Report`."""
         decided = self.decided
         yield f"{counted(decided.committed, 'atomic batch')} committed, {decided.left:,} left"
         yield from decided.lines()

@@ -87,7 +87,6 @@ class Discarded:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """See `Report`."""
         rows = [
             {
                 "lane": each.lane.name,
@@ -105,11 +104,9 @@ class Discarded:
 
     @property
     def exit_code(self) -> int:
-        """See `Report`."""
         return EXIT_BROKEN if self.left else 0
 
     def lines(self) -> Iterator[str]:
-        """See `Report`."""
         for each in self.wanted:
             what = "deleted by hand" if each.missing else each.error and f"UNREADABLE ({each.error})"
             where = "" if each.topic == "?" else f" of {address_of(each.topic, each.partition)}"

@@ -49,16 +49,13 @@ class Exported:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """See `Report`."""
         return {"output": self.output, "records": self.records, "damage": self.damage}
 
     @property
     def exit_code(self) -> int:
-        """See `Report`."""
         return EXIT_BROKEN if self.damage else 0
 
     def lines(self) -> Iterator[str]:
-        """See `Report`."""
         parts = ", ".join(
             f"{count:,} {name.replace('_', ' ')}" for name, count in self.records.items() if count
         )

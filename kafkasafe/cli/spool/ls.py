@@ -104,16 +104,13 @@ class Listing:
 
     @property
     def fields(self) -> list[dict[str, Any]]:
-        """See `Report`."""
         return [*self.rows, *unread_rows(self.troubles)]
 
     @property
     def exit_code(self) -> int:
-        """See `Report`."""
         return EXIT_BROKEN if self.troubles or any(row[name] for row in self.rows for name in _BAD) else 0
 
     def lines(self) -> Iterator[str]:
-        """See `Report`."""
         for row, found in zip(self.rows, self.lanes, strict=True):
             yield from _lane_lines(row, found)
         if not self.rows and not self.troubles:

@@ -125,7 +125,6 @@ class Pruned:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """See `Report`."""
         return {
             "applied": self.apply,
             "freed_bytes": self.freed_bytes,
@@ -135,11 +134,9 @@ class Pruned:
 
     @property
     def exit_code(self) -> int:
-        """See `Report`."""
         return EXIT_BROKEN if self.troubles else 0
 
     def lines(self) -> Iterator[str]:
-        """See `Report`."""
         for row in self.rows:
             where = row["directory"] if row["lane"] is None else f"{row['directory']}/{row['lane']}"
             yield f"{where}: {'kept: ' + row['kept'] if row['kept'] else 'nothing in it'}"

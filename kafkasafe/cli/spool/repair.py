@@ -104,7 +104,6 @@ class Repair:
 
     @property
     def fields(self) -> list[dict[str, Any]]:
-        """See `Report`."""
         return [
             {
                 "lane": name,
@@ -119,13 +118,11 @@ class Repair:
 
     @property
     def exit_code(self) -> int:
-        """See `Report`."""
         if any(plan.refused for _, plan, _ in self.plans):
             return EXIT_FAILED
         return EXIT_BROKEN if any(plan.left for _, plan, _ in self.plans) else 0
 
     def lines(self) -> Iterator[str]:
-        """See `Report`."""
         for name, plan, kept in self.plans:
             yield from _plan_lines(name, plan, kept)
         if not self.apply and any(plan.steps for _, plan, _ in self.plans):

@@ -101,7 +101,6 @@ class ResendReport:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """See `Report`."""
         found = {
             "dry_run": self.dry_run,
             "resent_records": self.found.records,
@@ -116,14 +115,12 @@ class ResendReport:
 
     @property
     def exit_code(self) -> int:
-        """See `Report`."""
         delivered = 0 if self.done is None else self.done.exit_code
         if delivered == EXIT_FAILED:
             return EXIT_FAILED
         return EXIT_BROKEN if self.found.left or delivered else 0
 
     def lines(self) -> Iterator[str]:
-        """See `Report`."""
         for (name, partition), records in self.counts.items():
             yield f"  {address_of(name, partition)}: {counted(records, 'record')}"
         verb = "would be" if self.dry_run else "were" if self.found.records != 1 else "was"

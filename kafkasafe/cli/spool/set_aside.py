@@ -104,7 +104,6 @@ class SetAside:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """See `Report`."""
         return {
             "file": str(self.path),
             "topic": self.topic,
@@ -114,11 +113,9 @@ class SetAside:
 
     @property
     def exit_code(self) -> int:
-        """See `Report`."""
         return 0
 
     def lines(self) -> Iterator[str]:
-        """See `Report`."""
         where = address_of(self.topic, self.partition)
         yield f"{where}: {counted(self.records, 'record')} set aside into {self.path}"
         yield RESEND_HINT

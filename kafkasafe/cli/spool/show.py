@@ -95,17 +95,14 @@ class Batches:
 
     @property
     def fields(self) -> Sequence[dict[str, Any]]:
-        """See `Report`."""
         return self.rows
 
     @property
     def exit_code(self) -> int:
-        """See `Report`."""
         rejected = any(row["status"] == SpoolOutcome.REJECTED.value for row in self.rows)
         return EXIT_BROKEN if self.damaged or self.unreadable or self.troubles or rejected else 0
 
     def lines(self) -> Iterator[str]:
-        """See `Report`."""
         for row in self.rows:
             yield _batch_line(row)
             for record in row.get("content", ()):

@@ -165,7 +165,6 @@ class Tree:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """See `Report`."""
         rows = [
             {"directory": str(path), "cluster_id": cluster_id, **dataclasses.asdict(sums)}
             for path, cluster_id, sums in self.found
@@ -175,11 +174,9 @@ class Tree:
 
     @property
     def exit_code(self) -> int:
-        """See `Report`."""
         return EXIT_BROKEN if self.total.broken else 0
 
     def lines(self) -> Iterator[str]:
-        """See `Report`."""
         for path, _, sums in self.found:
             yield from _lines(path, sums)
         yield from self.unread

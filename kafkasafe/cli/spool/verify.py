@@ -50,16 +50,13 @@ class Verification:
 
     @property
     def fields(self) -> list[dict[str, Any]]:
-        """See `Report`."""
         return [*self.rows, *unread_rows(self.troubles)]
 
     @property
     def exit_code(self) -> int:
-        """See `Report`."""
         return EXIT_BROKEN if self.troubles or any(row[name] for row in self.rows for name in _BAD) else 0
 
     def lines(self) -> Iterator[str]:
-        """See `Report`."""
         for row in self.rows:
             torn = ""
             if row["torn_bytes"]:
