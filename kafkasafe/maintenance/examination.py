@@ -25,7 +25,7 @@ from kafkasafe.history.identity import BatchId, ProducerView
 from kafkasafe.journal import UNCHOSEN, Batch, Journal
 from kafkasafe.record import batch as codec
 from kafkasafe.spool.examine import Examination, ExaminedBatch, Finding, SpoolFate, SpoolOutcome, fates
-from kafkasafe.spool.files import Files
+from kafkasafe.spool.files import Files, opened
 from kafkasafe.spool.inspection import dropped_in, extent_of, read_lane, resent_in, steps, unreadable
 from kafkasafe.spool.log_content import BatchEntry, Log, LostEntry, MarksEntry
 from kafkasafe.spool.placing import Stored
@@ -155,11 +155,8 @@ class LaneContent:
                 raise SpoolError(f"{batch.file} cannot be read: {error}") from error
         segment, stored = self._stored(batch.position)
         try:
-            handle = self._files.open(segment.path)
-            try:
+            with opened(self._files, segment.path) as handle:
                 data = bytearray(self._files.read(handle, stored.at, stored.size_bytes))
-            finally:
-                self._files.close(handle)
             header = codec.verify(data)
         except (OSError, codec.CorruptBatchError) as error:
             raise SpoolError(f"{segment.path} cannot be read at byte {stored.at}: {error}") from error

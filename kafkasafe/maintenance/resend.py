@@ -18,7 +18,7 @@ from kafkasafe import marks as m
 from kafkasafe.errors import SpoolCorruptError, SpoolError, SpoolWriteError, UsageError
 from kafkasafe.journal import Journal
 from kafkasafe.record import batch as codec
-from kafkasafe.spool.files import Files, read_file
+from kafkasafe.spool.files import Files, opened, read_file
 from kafkasafe.spool.inspection import read_lane, resent_in
 from kafkasafe.spool.lanes import LaneLock, SpoolDirectory
 from kafkasafe.spool.log_content import Log
@@ -300,11 +300,8 @@ def _journal(log: Log) -> Journal:
 def _make_durable(files: Files, log: Log) -> None:
     """Syncs a log that was read. A mark may be only in the page cache, and must be durable before it counts."""
     if log.segments:
-        handle = files.open(log.segments[-1].path)
-        try:
+        with opened(files, log.segments[-1].path) as handle:
             files.sync_data(handle)
-        finally:
-            files.close(handle)
 
 
 def _refuse_blind(files: Files, lane: Path, log: Log) -> None:

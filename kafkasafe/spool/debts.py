@@ -15,7 +15,7 @@ from typing import Final
 from kafkasafe import marks as m
 from kafkasafe.journal.order import Owed
 from kafkasafe.record import batch as codec
-from kafkasafe.spool.files import Files
+from kafkasafe.spool.files import Files, opened
 from kafkasafe.spool.segment import SEGMENT_NAME
 
 __all__ = ["LaneReader"]
@@ -91,15 +91,10 @@ class LaneReader:
             return True
         name, at, entry = self._where[position]
         try:
-            handle = self._files.open(self.path / name)
-        except FileNotFoundError:
+            with opened(self._files, self.path / name) as handle:
+                codec.verify(self._files.read(handle, at, entry.size_bytes))
+        except (FileNotFoundError, codec.CorruptBatchError):
             return False
-        try:
-            codec.verify(self._files.read(handle, at, entry.size_bytes))
-        except codec.CorruptBatchError:
-            return False
-        finally:
-            self._files.close(handle)
         self._whole.add(position)
         return True
 
@@ -131,8 +126,7 @@ class LaneReader:
         return now
 
     def _segment(self, name: str, limit: int | None, owed: Owed) -> None:
-        handle = self._files.open(self.path / name)
-        try:
+        with opened(self._files, self.path / name) as handle:
             size, at, position = self._files.size(handle), 0, int(name[:20])
             while at < size:
                 content = self._control(handle, at)
@@ -168,8 +162,6 @@ class LaneReader:
                         del self._where[at]
                     return
                 owed.group(group, marks)
-        finally:
-            self._files.close(handle)
 
     def _control(self, handle: int, at: int) -> bytes:
         content = self._files.read(handle, at, _GUESS_BYTES)

@@ -12,7 +12,7 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -24,6 +24,7 @@ __all__ = [
     "Identity",
     "OsFiles",
     "WholeFiles",
+    "opened",
     "read_file",
     "read_whole",
     "replace_whole",
@@ -422,6 +423,21 @@ class DirectoryFiles:
         return self._files.free_bytes(path, at=at)
 
 
+@contextlib.contextmanager
+def opened(files: Files, path: Path, *, write: bool = False, create: bool = False) -> Iterator[int]:
+    """Context with the handle of a file, which is closed at its end.
+
+    Raises:
+        FileNotFoundError: The file does not exist, and `create` is false.
+        OSError: The file cannot be opened.
+    """
+    handle = files.open(path, write=write, create=create)
+    try:
+        yield handle
+    finally:
+        files.close(handle)
+
+
 def read_file(files: Files, path: Path, start: int = 0, end: int | None = None) -> bytes:
     """Reads a file's bytes from `start` to `end` (default: the end of the file).
 
@@ -429,11 +445,8 @@ def read_file(files: Files, path: Path, start: int = 0, end: int | None = None) 
         FileNotFoundError: The file does not exist.
         OSError: The file cannot be read.
     """
-    handle = files.open(path)
-    try:
+    with opened(files, path) as handle:
         return files.read(handle, start, (files.size(handle) if end is None else end) - start)
-    finally:
-        files.close(handle)
 
 
 class WholeFiles:
@@ -456,13 +469,10 @@ class WholeFiles:
             FileNotFoundError: The file does not exist.
             OSError: The file cannot be read.
         """
-        handle = self._files.open(path)
-        try:
+        with opened(self._files, path) as handle:
             size = self._files.size(handle)
             buffer = self._sized(size)
             done = self._files.read_into(handle, 0, buffer)
-        finally:
-            self._files.close(handle)
         del buffer[done:]
         return buffer
 
@@ -496,11 +506,8 @@ def size_of(files: Files, path: Path) -> int:
     Raises:
         OSError: The file does not exist, or cannot be opened.
     """
-    handle = files.open(path)
-    try:
+    with opened(files, path) as handle:
         return files.size(handle)
-    finally:
-        files.close(handle)
 
 
 def write_all(files: Files, handle: int, buffers: Sequence[Buffer], offset: int) -> None:
@@ -530,13 +537,10 @@ def write_whole(files: Files, path: Path, content: bytes) -> None:
     Raises:
         OSError: The content could not be written. The old content may be lost.
     """
-    handle = files.open(path, write=True, create=True)
-    try:
+    with opened(files, path, write=True, create=True) as handle:
         files.truncate(handle, 0)
         write_all(files, handle, [content], 0)
         files.sync_data(handle)
-    finally:
-        files.close(handle)
 
 
 def replace_whole(files: Files, path: Path, content: bytes) -> None:

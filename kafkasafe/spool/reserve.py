@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from kafkasafe.logs import EventLog
-from kafkasafe.spool.files import Files, write_all
+from kafkasafe.spool.files import Files, opened, size_of, write_all
 
 __all__ = ["NO_ROOM", "Reserve"]
 
@@ -93,16 +93,13 @@ class Reserve:
             there = self._measure()
             if there >= wanted:
                 return True
-            handle = self._files.open(self._path, write=True, create=True)
-            try:
+            with opened(self._files, self._path, write=True, create=True) as handle:
                 self._files.truncate(handle, there)
                 # Write more than is wanted, and cut it off again: this leaves the room free that marks need. The
                 # content is random, because some file systems compress it.
                 write_all(self._files, handle, [os.urandom(wanted + _MARKS_BYTES - there)], there)
                 self._files.sync_data(handle)
                 self._files.truncate(handle, wanted)
-            finally:
-                self._files.close(handle)
         except OSError as error:
             self._shrink(there)
             # If the disk has another problem, writing batches will report it.
@@ -183,11 +180,7 @@ class Reserve:
         if self._size is None:
             self._size = 0
             if _NAME in self._files.list(self._lane):
-                handle = self._files.open(self._path)
-                try:
-                    size = self._files.size(handle)
-                finally:
-                    self._files.close(handle)
+                size = size_of(self._files, self._path)
                 # A shorter reserve is useless.
                 self._size = size if size >= _MARKS_BYTES else 0
         return self._size
@@ -196,11 +189,8 @@ class Reserve:
         self._size = 0
         with contextlib.suppress(OSError):
             if size:
-                handle = self._files.open(self._path, write=True)
-                try:
+                with opened(self._files, self._path, write=True) as handle:
                     self._files.truncate(handle, size)
                     self._size = size
-                finally:
-                    self._files.close(handle)
             else:
                 self._files.unlink(self._path)

@@ -13,7 +13,7 @@ from typing import Final
 from urllib.parse import quote
 
 from kafkasafe.errors import LaneBusyError, SpoolError
-from kafkasafe.spool.files import Files
+from kafkasafe.spool.files import Files, size_of
 from kafkasafe.spool.lanes.cluster_file import ClusterFile
 from kafkasafe.spool.lanes.format import LANE, check_format, lane_name, make_format
 from kafkasafe.spool.lanes.lock import (
@@ -494,14 +494,9 @@ class SpoolDirectory:
         segments = [name for name in names if name.endswith(".log")]
         for name in segments or names:
             if name.endswith(".log") or name == "extent":
-                try:
-                    handle = self._files.open(lane / name)
-                except FileNotFoundError:
-                    continue  # the lane's owner has just released this segment
-                try:
-                    content.append((name, self._files.size(handle)))
-                finally:
-                    self._files.close(handle)
+                # If it does not exist, the lane's owner has just released this segment.
+                with contextlib.suppress(FileNotFoundError):
+                    content.append((name, size_of(self._files, lane / name)))
         return tuple(content)
 
     def _try(self, number: int, client: str | None = None) -> LaneLock | None:
