@@ -320,7 +320,9 @@ class DirectoryFiles:
         self._below = f"{path}/"
         self._places: dict[Path, tuple[Path, int | None]] = {}
 
-    def _place(self, path: Path) -> tuple[Path, int | None]:
+    def _place(self, path: Path, at: int | None) -> tuple[Path, int | None]:
+        if at is not None:
+            return path, at
         places = self._places  # keep this dict: `now_at` replaces the attribute
         place = places.get(path)
         if place is None:
@@ -338,18 +340,15 @@ class DirectoryFiles:
         return path, None
 
     def create(self, path: Path, *, at: int | None = None) -> int:
-        if at is None:
-            path, at = self._place(path)
+        path, at = self._place(path, at)
         return self._files.create(path, at=at)
 
     def open(self, path: Path, *, write: bool = False, create: bool = False, at: int | None = None) -> int:
-        if at is None:
-            path, at = self._place(path)
+        path, at = self._place(path, at)
         return self._files.open(path, write=write, create=create, at=at)
 
     def open_directory(self, path: Path, *, at: int | None = None) -> int:
-        if at is None:
-            path, at = self._place(path)
+        path, at = self._place(path, at)
         return self._files.open_directory(path, at=at)
 
     def close(self, handle: int) -> None:
@@ -359,8 +358,7 @@ class DirectoryFiles:
         return self._files.identity(handle)
 
     def identity_of(self, path: Path, *, at: int | None = None) -> Identity | None:
-        if at is None:
-            path, at = self._place(path)
+        path, at = self._place(path, at)
         return self._files.identity_of(path, at=at)
 
     def path_of(self, handle: int) -> Path | None:
@@ -388,38 +386,31 @@ class DirectoryFiles:
         return self._files.size(handle)
 
     def list(self, directory: Path, *, at: int | None = None) -> list[str]:
-        if at is None:
-            directory, at = self._place(directory)
+        directory, at = self._place(directory, at)
         return self._files.list(directory, at=at)
 
     def make_directory(self, path: Path, *, at: int | None = None) -> bool:
-        if at is None:
-            path, at = self._place(path)
+        path, at = self._place(path, at)
         return self._files.make_directory(path, at=at)
 
     def sync_directory(self, path: Path, *, at: int | None = None) -> None:
-        if at is None:
-            path, at = self._place(path)
+        path, at = self._place(path, at)
         self._files.sync_directory(path, at=at)
 
     def unlink(self, path: Path, *, at: int | None = None) -> None:
-        if at is None:
-            path, at = self._place(path)
+        path, at = self._place(path, at)
         self._files.unlink(path, at=at)
 
     def rename(self, source: Path, target: Path, *, at: int | None = None, to: int | None = None) -> None:
-        if at is None:
-            source, at = self._place(source)
-        if to is None:
-            target, to = self._place(target)
+        source, at = self._place(source, at)
+        target, to = self._place(target, to)
         self._files.rename(source, target, at=at, to=to)
 
     def lock(self, handle: int) -> bool:
         return self._files.lock(handle)
 
     def free_bytes(self, path: Path, *, at: int | None = None) -> int:
-        if at is None:
-            path, at = self._place(path)
+        path, at = self._place(path, at)
         return self._files.free_bytes(path, at=at)
 
 
