@@ -29,7 +29,7 @@ from kafkasafe.spool.files import Files, opened
 from kafkasafe.spool.inspection import dropped_in, extent_of, read_lane, resent_in, steps, unreadable
 from kafkasafe.spool.log_content import BatchEntry, Log, LostEntry, MarksEntry
 from kafkasafe.spool.placing import Stored
-from kafkasafe.spool.recovery import replay
+from kafkasafe.spool.recovery import journal_of
 from kafkasafe.spool.refusals import read_needed
 from kafkasafe.spool.rejected import (
     KeptFile,
@@ -184,9 +184,7 @@ def read_content(lane: Path, *, files: Files) -> LaneContent:
         SpoolError: A file cannot be read.
     """
     log = read_lane(lane, files=files)
-    journal = Journal()
-    replay(log.entries, journal)
-    journal.recovery.recovered(0.0)
+    journal = journal_of(log)
     times, units = steps(log)
     kept = read_rejected(files, lane, lane_id=log.lane_id, waits=waits_of(journal), resent=resent_in(log))
     batches = [

@@ -29,7 +29,7 @@ from kafkasafe.spool.segment_reader import (
     group_at,
 )
 
-__all__ = ["read_extent", "replay", "replay_one", "scan"]
+__all__ = ["journal_of", "read_extent", "replay", "replay_one", "scan"]
 
 
 def replay(entries: Iterable[Entry], journal: Journal) -> None:
@@ -37,6 +37,14 @@ def replay(entries: Iterable[Entry], journal: Journal) -> None:
     for entry in entries:
         replay_one(entry, journal)
     journal.recovery.recovered_log()
+
+
+def journal_of(log: Log) -> Journal:
+    """The journal of a lane that was read, as a new owner would begin with it."""
+    journal = Journal()
+    replay(log.entries, journal)
+    journal.recovery.recovered(0.0)
+    return journal
 
 
 def replay_one(entry: Entry, journal: Journal) -> None:
