@@ -159,7 +159,7 @@ def _lane(lanes: SpoolDirectory, content: LaneContent, found: Sequence[Examined]
     return DiagnosedLane(
         content,
         [examined for examined in found if examined.batch.lane == content.name],
-        lanes.seems_owned(lanes.number_of(content.name)),
+        lanes.owners.seems_owned(lanes.number_of(content.name)),
     )
 
 

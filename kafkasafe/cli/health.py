@@ -127,11 +127,11 @@ def _failing_starts(lanes: SpoolDirectory, suspects: Collection[int]) -> list[st
 
 
 def _seen(lanes: SpoolDirectory, number: int, found: Inspected) -> LaneSeen:
-    begun = lanes.begun(number)
-    strays_to = lanes.strays_to(number)
+    begun = lanes.owners.begun(number)
+    strays_to = lanes.owners.strays_to(number)
     return LaneSeen(
         name=lanes.lane_path(number).name,
-        owner_pid=lanes.seems_owned(number),
+        owner_pid=lanes.owners.seems_owned(number),
         strays_to="" if strays_to is None else str(strays_to),
         size_bytes=found.size_bytes,
         waiting_records=sum(each.records for each in found.waiting),

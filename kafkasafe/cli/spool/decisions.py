@@ -134,7 +134,7 @@ def _wanted(directory: Path, given: Sequence[str] | None) -> tuple[list[_Wanted]
     foreign: list[str] = []
     for number in lanes.lanes():
         path = lanes.lane_path(number)
-        if lanes.seems_owned(number):
+        if lanes.owners.seems_owned(number):
             foreign.append(path.name)
             continue
         content = read_content(path, files=lanes.files)

@@ -308,7 +308,7 @@ def _left(lanes: SpoolDirectory, mine: set[str]) -> _Left:
     for number in lanes.lanes():
         path = lanes.lane_path(number)
         # A lane that this process has locked but not opened yet counts as its own, too.
-        if path.name not in mine and lanes.seems_owned(number) not in {0, os.getpid()}:
+        if path.name not in mine and lanes.owners.seems_owned(number) not in {0, os.getpid()}:
             foreign.append(path.name)
             continue
         try:

@@ -64,7 +64,7 @@ def spool_ls(
             {
                 "lane": lanes.lane_path(number).name,
                 "error": None,
-                "owner_pid": lanes.seems_owned(number) or None,
+                "owner_pid": lanes.owners.seems_owned(number) or None,
                 "segments": found.segments,
                 "bytes": found.size_bytes,
                 "waiting_batches": sum(waiting.batches for waiting in found.waiting),

@@ -53,7 +53,7 @@ def spool_repair(
     for lanes, number in lanes_of(directory, lane):
         path = lanes.lane_path(number)
         if not apply:
-            owner = lanes.seems_owned(number)
+            owner = lanes.owners.seems_owned(number)
             try:
                 plan = (
                     Plan(f"it belongs to process {owner}") if owner else plan_repair(path, files=lanes.files)

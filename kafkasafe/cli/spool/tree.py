@@ -128,7 +128,7 @@ def _sums(path: Path) -> tuple[_Sums, str | None]:
         sums.damaged_ranges += len(found.damage)
         name = lanes.lane_path(number).name
         sums.troubles += [f"{name}: {text}" for text in (*found.rejected_unreadable, *found.rejected_missing)]
-        if pid := lanes.seems_owned(number):
+        if pid := lanes.owners.seems_owned(number):
             sums.owner_pids.append(pid)
     sums.troubles += [f"{name}: {reason}" for name, reason in unread]
     return sums, None if any(name == "CLUSTER" for name, _ in unread) else lanes.cluster_id()

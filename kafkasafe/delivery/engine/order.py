@@ -76,7 +76,7 @@ class LaneOrder:
             with directory.births():
                 # This order is needed because an owner announces where its incarnation begins before it writes.
                 others = [
-                    (number, directory.begun(number), directory.is_owned(number))
+                    (number, directory.owners.begun(number), directory.owners.is_owned(number))
                     for number in directory.lanes()
                     if number != lane.lock.number
                 ]
