@@ -28,7 +28,6 @@ from kafkasafe.spool.examine import Examination, ExaminedBatch, Finding, SpoolFa
 from kafkasafe.spool.files import Files, opened
 from kafkasafe.spool.inspection import dropped_in, extent_of, read_lane, resent_in, steps, unreadable
 from kafkasafe.spool.log_content import BatchEntry, Log, LostEntry, MarksEntry
-from kafkasafe.spool.placing import Stored
 from kafkasafe.spool.recovery import journal_of
 from kafkasafe.spool.refusals import read_needed
 from kafkasafe.spool.rejected import (
@@ -39,7 +38,7 @@ from kafkasafe.spool.rejected import (
     summed_up,
     waits_of,
 )
-from kafkasafe.spool.segment import StoredSegment
+from kafkasafe.spool.segment import Stored, StoredSegment
 from kafkasafe.spool.steps import BatchTimes, UnitLog
 from kafkasafe.stats import ConsumerStats
 from kafkasafe.units import Phase

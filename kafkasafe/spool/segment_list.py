@@ -14,9 +14,8 @@ from kafkasafe.errors import SpoolCorruptError, SpoolError
 from kafkasafe.record import batch as codec
 from kafkasafe.spool.files import Files
 from kafkasafe.spool.log_content import Damage
-from kafkasafe.spool.placing import Stored
 from kafkasafe.spool.quarantine import copy_aside, copy_of
-from kafkasafe.spool.segment import StoredSegment, segment_name
+from kafkasafe.spool.segment import Stored, StoredSegment, segment_name
 from kafkasafe.spool.segment_files import SegmentFiles
 
 __all__ = ["SegmentList"]
