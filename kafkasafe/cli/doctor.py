@@ -128,7 +128,7 @@ def doctor(
         is_asked=options is not None,
         every=every,
     )
-    show(report, as_json=as_json)
+    show(report.fields, report.lines(), report.exit_code, as_json=as_json)
 
 
 def _read(lanes: SpoolDirectory, troubles: list[tuple[str, str]]) -> list[LaneContent]:

@@ -6,8 +6,6 @@ import dataclasses
 import os
 import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -87,7 +85,15 @@ def health(
             max_age_s=max_age_s,
         )
     )
-    show(HealthReport(lanes.path, verdict, seen_lanes, free), as_json=as_json)
+    is_ok = verdict.ready and not verdict.warnings
+    fields = {
+        "directory": str(lanes.path),
+        "ok": is_ok,
+        **dataclasses.asdict(verdict),
+        "free_bytes": free,
+        "lanes": [_row(lane) for lane in seen_lanes],
+    }
+    show(fields, _lines(verdict, seen_lanes), 0 if is_ok else EXIT_BROKEN, as_json=as_json)
 
 
 def _limit(spool_max_bytes: int) -> int:
@@ -154,60 +160,23 @@ def _row(lane: LaneSeen) -> dict[str, Any]:
     return row
 
 
-@dataclass(frozen=True, slots=True)
-class HealthReport:
-    """Whether a producer could accept records in a directory.
-
-    Attributes:
-        path: The directory.
-        found: The verdict.
-        lanes: The observations of each lane.
-        free_bytes: Free bytes of the volume.
-    """
-
-    path: Path
-    found: SpoolHealth
-    lanes: Sequence[LaneSeen]
-    free_bytes: int
-
-    @property
-    def is_ok(self) -> bool:
-        """Whether nothing is wrong."""
-        return self.found.ready and not self.found.warnings
-
-    @property
-    def exit_code(self) -> int:
-        return 0 if self.is_ok else EXIT_BROKEN
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        return {
-            "directory": str(self.path),
-            "ok": self.is_ok,
-            **dataclasses.asdict(self.found),
-            "free_bytes": self.free_bytes,
-            "lanes": [_row(lane) for lane in self.lanes],
-        }
-
-    def lines(self) -> Iterator[str]:
-        yield (
-            "READY: a producer can accept records"
-            if self.found.ready
-            else "NOT READY: a producer cannot accept records"
+def _lines(found: SpoolHealth, lanes: Sequence[LaneSeen]) -> Iterator[str]:
+    yield (
+        "READY: a producer can accept records"
+        if found.ready
+        else "NOT READY: a producer cannot accept records"
+    )
+    for reason in found.reasons:
+        yield f"  {reason}"
+    for warning in found.warnings:
+        yield f"  warning: {warning}"
+    for lane in lanes:
+        owner = f"owned by process {lane.owner_pid}" if lane.owner_pid else "not owned"
+        age = f", the oldest for {lane.oldest_s:.0f} s" if lane.waiting_records else ""
+        doubt = (
+            f"; {counted(lane.in_doubt_batches, 'batch')} may have been sent" if lane.in_doubt_batches else ""
         )
-        for reason in self.found.reasons:
-            yield f"  {reason}"
-        for warning in self.found.warnings:
-            yield f"  warning: {warning}"
-        for lane in self.lanes:
-            owner = f"owned by process {lane.owner_pid}" if lane.owner_pid else "not owned"
-            age = f", the oldest for {lane.oldest_s:.0f} s" if lane.waiting_records else ""
-            doubt = (
-                f"; {counted(lane.in_doubt_batches, 'batch')} may have been sent"
-                if lane.in_doubt_batches
-                else ""
-            )
-            yield (
-                f"{lane.name}: {owner}; {counted(lane.size_bytes, 'byte')}; {counted(lane.waiting_records, 'record')}"
-                f" waiting{age}{doubt}"
-            )
+        yield (
+            f"{lane.name}: {owner}; {counted(lane.size_bytes, 'byte')}; {counted(lane.waiting_records, 'record')}"
+            f" waiting{age}{doubt}"
+        )

@@ -27,7 +27,7 @@ from kafkasafe.cli.common import (
     connection,
     duration_s,
 )
-from kafkasafe.cli.report import print_report
+from kafkasafe.cli.report import print_result
 from kafkasafe.cluster.api import in_words
 from kafkasafe.cluster.backoff import PAUSES
 from kafkasafe.consumer import SafeConsumer
@@ -90,7 +90,8 @@ def offsets(
                 if screen is not None:
                     screen.update(_table(found.rows), refresh=True)
                 else:
-                    print_report(found, as_json=as_json, indent=None if watch else 1, flush=True)
+                    indent = None if watch else 1
+                    print_result(found.rows, found.lines(), as_json=as_json, indent=indent, flush=True)
     if found is not None and found.exit_code:
         raise typer.Exit(found.exit_code)
 
@@ -135,10 +136,6 @@ class EndOffsetsReport:
 
     rows: Sequence[dict[str, Any]]
     is_lowered: bool
-
-    @property
-    def fields(self) -> Sequence[dict[str, Any]]:
-        return self.rows
 
     @property
     def exit_code(self) -> int:

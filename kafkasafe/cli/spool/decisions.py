@@ -74,7 +74,8 @@ def spool_commit(
     """
     limit_s = duration_s(timeout, "--timeout")
     options = connection(servers, config)
-    show(_decided(directory, batch, options, limit_s, aborts=False), as_json=as_json)
+    done = _decided(directory, batch, options, limit_s, aborts=False)
+    show(done.fields, done.lines(), done.exit_code, as_json=as_json)
 
 
 def spool_abort(
@@ -91,7 +92,8 @@ def spool_abort(
     """
     limit_s = duration_s(timeout, "--timeout")
     options = connection(servers, config)
-    show(_decided(directory, batch, options, limit_s, aborts=True), as_json=as_json)
+    done = _decided(directory, batch, options, limit_s, aborts=True)
+    show(done.fields, done.lines(), done.exit_code, as_json=as_json)
 
 
 def _decided(

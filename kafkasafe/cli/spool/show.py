@@ -46,7 +46,7 @@ def spool_show(
         # The JSON output is a list of batches, so it has no place for these lines.
         for line in unreadable_lines(found.troubles):
             print(line, file=sys.stderr)
-    show(found, as_json=as_json, ensure_ascii=False)
+    show(found.rows, found.lines(), found.exit_code, as_json=as_json, ensure_ascii=False)
 
 
 def _found(directory: Path, lane: str | None, position: int | None, *, every: bool) -> Batches:
@@ -92,10 +92,6 @@ class Batches:
     damaged: bool
     unreadable: Sequence[str]
     troubles: Sequence[tuple[str, str]]
-
-    @property
-    def fields(self) -> Sequence[dict[str, Any]]:
-        return self.rows
 
     @property
     def exit_code(self) -> int:
