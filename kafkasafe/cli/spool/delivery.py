@@ -27,7 +27,7 @@ from kafkasafe.events import DeliveryRetried, RecordsCommitted, TopicBlocked, To
 from kafkasafe.spool.inspection import Inspected, inspect
 from kafkasafe.spool.lanes import SpoolDirectory
 
-__all__ = ["DeliveryReport", "deliver"]
+__all__ = ["deliver"]
 
 _REASONS: Final = 3
 
@@ -71,14 +71,12 @@ class DeliveryReport:
 
     @property
     def exit_code(self) -> int:
-        """See `Report`."""
         if self.unreachable:
             return EXIT_FAILED
         return EXIT_BROKEN if (self.broken_now if self.ignore_rejected else self.broken) else 0
 
     @property
     def fields(self) -> dict[str, Any]:
-        """See `Report`."""
         return {
             "delivered_records": self.delivered,
             "left_records": self.left,
@@ -91,7 +89,6 @@ class DeliveryReport:
         }
 
     def lines(self) -> Iterator[str]:
-        """See `Report`."""
         yield (
             f"{counted(self.delivered, 'record')} delivered, "
             + (
@@ -123,7 +120,7 @@ def deliver(
     options: dict[str, Any],
     limit_s: float,
     on_undecidable: str,
-    on_corrupt: str | None = None,
+    on_corrupt: str = "raise",
 ) -> DeliveryReport:
     """Delivers the records of lanes without an owner.
 
@@ -132,7 +129,7 @@ def deliver(
         options: Options of the producer that delivers.
         limit_s: Time after which to give up, seconds.
         on_undecidable: The producer's option of that name.
-        on_corrupt: The producer's option of that name; None leaves the one in `options`.
+        on_corrupt: The producer's option of that name; "raise" leaves the one in `options`.
     """
     began = time.monotonic()
     there = _left(lanes, set())
@@ -142,7 +139,7 @@ def deliver(
         return DeliveryReport(0, 0, _all_rejected(lanes), there.foreign, "", time.monotonic() - began)
     refused_before = _rejected(lanes)
     options = {**options, "on_undecidable": on_undecidable}
-    if on_corrupt is not None and on_corrupt != "raise":
+    if on_corrupt != "raise":
         options = {**options, "on_corrupt": on_corrupt}
     drain = _Drain(lanes, options, before, limit_s, began + limit_s)
     drain.run()

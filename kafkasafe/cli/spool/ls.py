@@ -50,8 +50,7 @@ def spool_ls(
 ) -> None:
     """List the lanes of a spool directory: owner, size, undelivered records and rejected records."""
     if tree:
-        below = tree_below(root_of(directory))
-        show(below.fields, below.lines(), below.exit_code, as_json=as_json)
+        show(*tree_below(root_of(directory)), as_json=as_json)
         return
     if directory is None:
         raise typer.BadParameter("name a spool directory, or use --tree", param_hint="DIR")
