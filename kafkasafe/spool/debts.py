@@ -17,13 +17,13 @@ from kafkasafe.journal.order import Owed
 from kafkasafe.record import batch as codec
 from kafkasafe.spool.files import Files, opened
 from kafkasafe.spool.segment import SEGMENT_NAME
+from kafkasafe.spool.segment_reader import OVERHEAD_BYTES
 
 __all__ = ["LaneReader"]
 
 _TRIES: Final = 10
 _GUESS_BYTES: Final = 4096
 """Size of the first read. It covers most control batches."""
-_OVERHEAD_BYTES: Final = 12  # bytes of a batch that its length field does not count
 
 
 class LaneReader:
@@ -167,7 +167,7 @@ class LaneReader:
         content = self._files.read(handle, at, _GUESS_BYTES)
         if len(content) < codec.HEADER_BYTES:
             return content
-        size = int.from_bytes(content[8:12], "big", signed=True) + _OVERHEAD_BYTES
+        size = int.from_bytes(content[8:12], "big", signed=True) + OVERHEAD_BYTES
         if size > len(content) and size <= self._files.size(handle) - at:
             content += self._files.read(handle, at + len(content), size - len(content))
         return content[: max(size, codec.HEADER_BYTES)]

@@ -143,9 +143,7 @@ def read_rejected(
     """
     folder = lane / _FOLDER
     try:
-        names = sorted(name for name in files.list(folder) if _NAME.fullmatch(name))
-    except FileNotFoundError:
-        return []
+        names = rejected_names(files, lane)
     except OSError as error:
         return [KeptFile(folder, error=_why(error))]
     gone = {mark.file for mark in resent if mark.lane == lane.name}

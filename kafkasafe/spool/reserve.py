@@ -52,11 +52,6 @@ class Reserve:
         self._size_before_loan = 0
         """The size before `lend` enlarged the reserve; 0 if no loan is open."""
 
-    @property
-    def is_spent(self) -> bool:
-        """Whether the reserve is gone, according to the last known size."""
-        return self._size == 0
-
     def stands_at(self, lane: Path) -> None:
         """Note the new path of the lane's directory."""
         self._lane = lane
@@ -168,7 +163,7 @@ class Reserve:
 
     def restore_after_release(self, wanted: int) -> None:
         """Create a spent reserve again: as large as wanted, or at least large enough for marks."""
-        if self.is_spent and not self.ensure(wanted):
+        if self._size == 0 and not self.ensure(wanted):
             self.ensure(_MARKS_BYTES)
 
     @property

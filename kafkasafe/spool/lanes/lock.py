@@ -197,7 +197,8 @@ class LaneLock:
             return
         if not self.lost:
             self.write("" if drained or not self.client else f"client {quote(self.client)}\n")
-        self._close()
+        handle, self._handle = self._handle, -1
+        give_up(self._on, self._directory, handle)
 
     def write(self, text: str) -> None:
         """Writes this text into the lock file, in place of an earlier one. A full disk may prevent it."""
@@ -208,11 +209,6 @@ class LaneLock:
                 self._on.truncate(self._handle, 0)
                 if text:
                     self._on.writev(self._handle, [text.encode()], 0)
-
-    def _close(self) -> None:
-        handle, self._handle = self._handle, -1
-        if handle >= 0:
-            give_up(self._on, self._directory, handle)
 
     def lock_again(self) -> None:
         """Locks the file `lock` again, because the locked file was deleted or replaced by another one.
