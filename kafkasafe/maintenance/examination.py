@@ -350,15 +350,15 @@ def examine(
         for batch in waiting:
             if batch.known.fate is SpoolOutcome.NOT_SENT and batch.identity is not None:
                 evidence = "nothing was sent to its partition yet"
-                found.append(Examined(batch, ExaminedBatch(Finding.NOT_SENT, (), evidence)))
+                found.append(Examined(batch, ExaminedBatch(Finding.NOT_SENT, evidence)))
             elif batch.identity is not None and batch.partition != UNCHOSEN:
                 places.setdefault((content.name, batch.topic, batch.partition), []).append(batch)
             elif batch.known.fate is SpoolOutcome.UNKNOWN:
                 evidence = "marks about it are lost to damage in the spool, one may have given it an id"
-                found.append(Examined(batch, ExaminedBatch(Finding.UNDECIDABLE, (), evidence)))
+                found.append(Examined(batch, ExaminedBatch(Finding.UNDECIDABLE, evidence)))
             else:
                 evidence = "it has no batch id, and nothing is sent without one"
-                found.append(Examined(batch, ExaminedBatch(Finding.NOT_SENT, (), evidence)))
+                found.append(Examined(batch, ExaminedBatch(Finding.NOT_SENT, evidence)))
     asked = [
         _Place(by_name[name], topic, partition, tuple(batches))
         for (name, topic, partition), batches in places.items()
@@ -366,7 +366,7 @@ def examine(
     if transport is None:
         evidence = "the cluster was not asked"
         for place in asked:
-            found += [Examined(b, ExaminedBatch(Finding.NOT_ANSWERED, (), evidence)) for b in place.batches]
+            found += [Examined(b, ExaminedBatch(Finding.NOT_ANSWERED, evidence)) for b in place.batches]
         return _sorted(found)
     runner = ProcedureRunner()
     troubles: dict[int, str] = {}
@@ -386,7 +386,7 @@ def examine(
         elif number in troubles:
             reason += f": {troubles[number]}"
         inquiry.cancel()
-        found += [Examined(b, ExaminedBatch(Finding.NOT_ANSWERED, (), reason)) for b in place.batches]
+        found += [Examined(b, ExaminedBatch(Finding.NOT_ANSWERED, reason)) for b in place.batches]
     return _sorted(found)
 
 
@@ -450,7 +450,7 @@ def _read(transport: Cluster, place: _Place, note: Callable[[Exception], None]) 
             if _code(described) in MISSING_CODES:
                 reason = yield from _why_not_there(transport, topic, partition)
                 if reason:
-                    absent = ExaminedBatch(Finding.ABSENT, (), reason)
+                    absent = ExaminedBatch(Finding.ABSENT, reason)
                     return [Examined(batch, _doubted(batch, absent, "")) for batch in place.batches]
             described = yield from asked(
                 "describe_producers", lambda reply: transport.describe_producers(topic, partition, reply)
@@ -527,8 +527,8 @@ def _why_not_there(transport: Cluster, topic: str, partition: int) -> Procedure[
 def _doubted(batch: SpooledBatch, verdict: ExaminedBatch, changed: str) -> ExaminedBatch:
     if verdict.finding is Finding.ABSENT and batch.known.fate is SpoolOutcome.UNKNOWN:
         evidence = f"marks are lost to damage in the spool, it may have another id; {verdict.evidence}"
-        return ExaminedBatch(Finding.UNDECIDABLE, (), evidence)
-    return ExaminedBatch(verdict.finding, verdict.offsets, verdict.evidence + changed)
+        return ExaminedBatch(Finding.UNDECIDABLE, evidence)
+    return replace(verdict, evidence=verdict.evidence + changed)
 
 
 def _recreated(transport: Cluster, place: _Place, known: bytes) -> str:
