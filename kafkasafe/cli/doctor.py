@@ -14,8 +14,6 @@ from kafka.errors import KafkaError
 
 from kafkasafe.cli.common import (
     CODES,
-    EXIT_BROKEN,
-    EXIT_FAILED,
     RESEND_HINT,
     ConfigFile,
     Directory,
@@ -34,7 +32,7 @@ from kafkasafe.cli.common import (
     unreadable_lines,
 )
 from kafkasafe.cli.concerns import Concern, concerns_of
-from kafkasafe.cli.report import show
+from kafkasafe.cli.report import EXIT_BROKEN, EXIT_FAILED, show
 from kafkasafe.cluster.api import in_words
 from kafkasafe.errors import SpoolError, WrongClusterError
 from kafkasafe.kafkapython.admin import open_admin, settings_of

@@ -12,7 +12,6 @@ import typer
 
 from kafkasafe.cli.common import (
     CODES,
-    EXIT_BROKEN,
     Directory,
     Json,
     app_of_command,
@@ -22,7 +21,7 @@ from kafkasafe.cli.common import (
     inspected,
     open_directory,
 )
-from kafkasafe.cli.report import show
+from kafkasafe.cli.report import EXIT_BROKEN, show
 from kafkasafe.config import validate
 from kafkasafe.errors import ConfigError, SpoolError
 from kafkasafe.health.spool import LaneSeen, SpoolHealth, SpoolSeen, spool_health

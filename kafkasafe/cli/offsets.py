@@ -18,15 +18,13 @@ from rich.table import Table
 
 from kafkasafe.cli.common import (
     CODES,
-    EXIT_BROKEN,
-    EXIT_FAILED,
     ConfigFile,
     Servers,
     app_of_command,
     connection,
     duration_s,
 )
-from kafkasafe.cli.report import print_result
+from kafkasafe.cli.report import EXIT_BROKEN, EXIT_FAILED, print_result
 from kafkasafe.cluster.api import in_words
 from kafkasafe.cluster.backoff import PAUSES
 from kafkasafe.consumer import SafeConsumer

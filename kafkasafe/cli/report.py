@@ -1,14 +1,31 @@
-"""Prints the result of a command. A result is complete before anything is printed."""
+"""Prints the result of a command, which is complete before anything is printed; and the exit codes."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any, TextIO
+from typing import Any, Final, TextIO
 
 import typer
 
-__all__ = ["print_result", "show"]
+__all__ = [
+    "EXIT_BROKEN",
+    "EXIT_BROKEN_PIPE",
+    "EXIT_FAILED",
+    "EXIT_INTERRUPTED",
+    "EXIT_USAGE",
+    "print_result",
+    "show",
+]
+
+EXIT_BROKEN: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_FAILED: Final = 3
+EXIT_INTERRUPTED: Final = 130
+EXIT_BROKEN_PIPE: Final = 141
+"""The exit code that a shell shows for a process that SIGPIPE has ended, because the reader of its output has closed
+the pipe.
+"""
 
 
 def print_result(

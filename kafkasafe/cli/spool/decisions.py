@@ -13,8 +13,6 @@ import typer
 from kafkasafe import units as u
 from kafkasafe.cli.common import (
     CODES,
-    EXIT_BROKEN,
-    EXIT_FAILED,
     RESEND_HINT,
     ConfigFile,
     Directory,
@@ -25,7 +23,7 @@ from kafkasafe.cli.common import (
     duration_s,
     open_directory,
 )
-from kafkasafe.cli.report import show
+from kafkasafe.cli.report import EXIT_BROKEN, EXIT_FAILED, show
 from kafkasafe.cli.spool.atomic_batches import unit_line, unit_rows
 from kafkasafe.cli.spool.opened import OpenSpool
 from kafkasafe.cluster.api import in_words

@@ -11,8 +11,6 @@ from typing import Any, Final
 from kafka.errors import KafkaTimeoutError
 
 from kafkasafe.cli.common import (
-    EXIT_BROKEN,
-    EXIT_FAILED,
     RESEND_HINT,
     address_of,
     counted,
@@ -20,6 +18,7 @@ from kafkasafe.cli.common import (
     progress,
     rejected_lines,
 )
+from kafkasafe.cli.report import EXIT_BROKEN, EXIT_FAILED
 from kafkasafe.cli.spool.opened import OpenSpool
 from kafkasafe.cluster.api import in_words
 from kafkasafe.errors import DataLossError, SpoolCorruptError, SpoolError, UndecidableError

@@ -9,7 +9,6 @@ import typer
 
 from kafkasafe.cli.common import (
     CODES,
-    EXIT_BROKEN,
     NOT_APPLIED,
     Directory,
     Json,
@@ -18,7 +17,7 @@ from kafkasafe.cli.common import (
     lanes_of,
     open_directory,
 )
-from kafkasafe.cli.report import show
+from kafkasafe.cli.report import EXIT_BROKEN, show
 from kafkasafe.cli.spool.contents import LaneName
 from kafkasafe.maintenance.discard import Discardable, discard, find_discardable
 

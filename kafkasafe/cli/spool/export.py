@@ -11,8 +11,8 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import typer
 
-from kafkasafe.cli.common import EXIT_BROKEN, Directory, counted, one_line, open_directory, progress
-from kafkasafe.cli.report import show
+from kafkasafe.cli.common import Directory, counted, one_line, open_directory, progress
+from kafkasafe.cli.report import EXIT_BROKEN, show
 from kafkasafe.cli.spool.contents import LaneName, contents_of, records_of
 from kafkasafe.maintenance.examination import LaneContent
 from kafkasafe.packages import pyarrow_for

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Final
 import typer
 
 from kafkasafe.cli.common import (
-    EXIT_BROKEN,
     RESEND_HINT,
     Json,
     cluster_trouble,
@@ -20,7 +19,7 @@ from kafkasafe.cli.common import (
     rejected_lines,
     unreadable_lines,
 )
-from kafkasafe.cli.report import show
+from kafkasafe.cli.report import EXIT_BROKEN, show
 from kafkasafe.cli.spool.atomic_batches import unit_line, unit_rows
 from kafkasafe.cli.spool.contents import missing_lines, unread_rows
 from kafkasafe.cli.spool.tree import root_of, tree_below

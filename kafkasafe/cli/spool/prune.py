@@ -9,14 +9,13 @@ import typer
 
 from kafkasafe.cli.common import (
     CODES,
-    EXIT_BROKEN,
     NOT_APPLIED,
     Json,
     counted,
     duration_s,
     open_directory,
 )
-from kafkasafe.cli.report import show
+from kafkasafe.cli.report import EXIT_BROKEN, show
 from kafkasafe.cli.spool.tree import root_of, spools_below
 from kafkasafe.errors import SpoolError
 from kafkasafe.maintenance.prune import find_prunable, prune_directory, prune_lane

@@ -11,14 +11,12 @@ import typer
 
 from kafkasafe.cli.common import (
     CODES,
-    EXIT_BROKEN,
-    EXIT_FAILED,
     Directory,
     Json,
     inspected,
     lanes_of,
 )
-from kafkasafe.cli.report import show
+from kafkasafe.cli.report import EXIT_BROKEN, EXIT_FAILED, show
 from kafkasafe.cli.spool.contents import LaneName
 from kafkasafe.errors import SpoolError
 from kafkasafe.maintenance.repair import Plan, carry_out, plan_repair

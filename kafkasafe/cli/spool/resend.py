@@ -10,8 +10,6 @@ import typer
 
 from kafkasafe.cli.common import (
     CODES,
-    EXIT_BROKEN,
-    EXIT_FAILED,
     ConfigFile,
     Directory,
     Json,
@@ -23,7 +21,7 @@ from kafkasafe.cli.common import (
     open_directory,
     progress,
 )
-from kafkasafe.cli.report import show
+from kafkasafe.cli.report import EXIT_BROKEN, EXIT_FAILED, show
 from kafkasafe.cli.spool.delivery import deliver
 from kafkasafe.maintenance.resend import bring_back, find_rejected
 

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from kafkasafe.cli.common import EXIT_BROKEN, Directory, Json, counted, id_as_json, one_line, unreadable_lines
-from kafkasafe.cli.report import show
+from kafkasafe.cli.common import Directory, Json, counted, id_as_json, one_line, unreadable_lines
+from kafkasafe.cli.report import EXIT_BROKEN, show
 from kafkasafe.cli.spool.atomic_batches import times_row, unit_line, unit_rows
 from kafkasafe.cli.spool.contents import LaneName, contents_of, records_of
 from kafkasafe.maintenance.examination import SpooledBatch

@@ -14,7 +14,8 @@ from typing import Any
 
 import typer
 
-from kafkasafe.cli.common import EXIT_BROKEN, cluster_trouble, counted, inspected
+from kafkasafe.cli.common import cluster_trouble, counted, inspected
+from kafkasafe.cli.report import EXIT_BROKEN
 from kafkasafe.errors import SpoolError
 from kafkasafe.spool.files import OsFiles
 from kafkasafe.spool.lanes import SpoolDirectory, format_lost

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from kafkasafe.cli.common import (
-    EXIT_BROKEN,
     Directory,
     Json,
     cluster_trouble,
@@ -16,7 +15,7 @@ from kafkasafe.cli.common import (
     open_directory,
     unreadable_lines,
 )
-from kafkasafe.cli.report import show
+from kafkasafe.cli.report import EXIT_BROKEN, show
 from kafkasafe.cli.spool.contents import missing_lines, unread_rows
 
 __all__ = ["spool_verify"]
