@@ -369,9 +369,10 @@ def examine(
             found += [Examined(b, ExaminedBatch(Finding.NOT_ANSWERED, evidence)) for b in place.batches]
         return _sorted(found)
     runner = ProcedureRunner()
-    troubles: dict[int, str] = {}
+    troubles: dict[int, Exception] = {}
     running = runner.begin_all(
-        _examined(transport, place, _noting(troubles, number)) for number, place in enumerate(asked)
+        _examined(transport, place, functools.partial(troubles.__setitem__, number))
+        for number, place in enumerate(asked)
     )
     _wait(runner, running, time.monotonic() + timeout_s, report)
     for number, (place, inquiry) in enumerate(zip(asked, running, strict=True)):
@@ -384,7 +385,7 @@ def examine(
             if isinstance(inquiry.error, TopicAuthorizationFailedError):
                 reason = read_needed(place.topic, len(place.batches), reason)
         elif number in troubles:
-            reason += f": {troubles[number]}"
+            reason += f": {type(troubles[number]).__name__}: {troubles[number]}"
         inquiry.cancel()
         found += [Examined(b, ExaminedBatch(Finding.NOT_ANSWERED, reason)) for b in place.batches]
     return _sorted(found)
@@ -392,13 +393,6 @@ def examine(
 
 def _sorted(found: list[Examined]) -> list[Examined]:
     return sorted(found, key=lambda examined: (examined.batch.lane, examined.batch.position))
-
-
-def _noting(troubles: dict[int, str], number: int) -> Callable[[Exception], None]:
-    def note(error: Exception) -> None:
-        troubles[number] = f"{type(error).__name__}: {error}"
-
-    return note
 
 
 def _wait(

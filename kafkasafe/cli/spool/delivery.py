@@ -58,21 +58,14 @@ class DeliveryReport:
         return sum(each.records for found in self.rejected for each in found.rejected)
 
     @property
-    def broken(self) -> bool:
-        """Whether anything is undelivered, damaged, rejected or lost."""
-        return bool(self.left or self.trouble or self.rejected or self.lost)
-
-    @property
-    def broken_now(self) -> bool:
-        """Like `broken`, but in rejected/ only newly added records and unreadable files count."""
-        unreadable = any(found.rejected_unreadable for found in self.rejected)
-        return bool(self.left or self.trouble or self.rejected_now or unreadable or self.lost)
-
-    @property
     def exit_code(self) -> int:
         if self.unreachable:
             return EXIT_FAILED
-        return EXIT_BROKEN if (self.broken_now if self.ignore_rejected else self.broken) else 0
+        rejected = bool(self.rejected)
+        if self.ignore_rejected:
+            # Only newly added records and unreadable files count.
+            rejected = self.rejected_now > 0 or any(found.rejected_unreadable for found in self.rejected)
+        return EXIT_BROKEN if self.left or self.trouble or rejected or self.lost else 0
 
     @property
     def fields(self) -> dict[str, Any]:
