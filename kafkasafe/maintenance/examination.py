@@ -340,9 +340,9 @@ def examine(
         report: Called repeatedly with (number of partitions done, number of all partitions).
     """
     found: list[Examined] = []
-    places: dict[tuple[str, str, int], list[SpooledBatch]] = {}
-    by_name = {content.name: content for content in contents}
+    asked: list[_Place] = []
     for content in contents:
+        places: dict[tuple[str, int], list[SpooledBatch]] = {}
         order = {
             batch.position: number for number, (_, _, batch) in enumerate(content.journal.views.batches())
         }
@@ -352,17 +352,14 @@ def examine(
                 evidence = "nothing was sent to its partition yet"
                 found.append(Examined(batch, ExaminedBatch(Finding.NOT_SENT, evidence)))
             elif batch.identity is not None and batch.partition != UNCHOSEN:
-                places.setdefault((content.name, batch.topic, batch.partition), []).append(batch)
+                places.setdefault((batch.topic, batch.partition), []).append(batch)
             elif batch.known.fate is SpoolOutcome.UNKNOWN:
                 evidence = "marks about it are lost to damage in the spool, one may have given it an id"
                 found.append(Examined(batch, ExaminedBatch(Finding.UNDECIDABLE, evidence)))
             else:
                 evidence = "it has no batch id, and nothing is sent without one"
                 found.append(Examined(batch, ExaminedBatch(Finding.NOT_SENT, evidence)))
-    asked = [
-        _Place(by_name[name], topic, partition, tuple(batches))
-        for (name, topic, partition), batches in places.items()
-    ]
+        asked += [_Place(content, *address, tuple(batches)) for address, batches in places.items()]
     if transport is None:
         evidence = "the cluster was not asked"
         for place in asked:
