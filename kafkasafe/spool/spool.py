@@ -20,7 +20,7 @@ from kafkasafe.record import batch as codec
 from kafkasafe.spool.extent import EXTENT_NAME
 from kafkasafe.spool.extent_file import ExtentFile
 from kafkasafe.spool.files import Files, opened
-from kafkasafe.spool.log_content import BatchEntry, Entry, Log, LostEntry, MarksEntry
+from kafkasafe.spool.log_content import Entry, Log
 from kafkasafe.spool.quarantine import keep_torn, quarantine_damage
 from kafkasafe.spool.recovery import scan
 from kafkasafe.spool.reserve import NO_ROOM, Reserve
@@ -28,7 +28,7 @@ from kafkasafe.spool.segment_list import SegmentList
 from kafkasafe.spool.segment_writer import SegmentWriter
 from kafkasafe.spool.tail import cut_tail, make_durable, remove_drafts
 
-__all__ = ["BatchEntry", "Entry", "LostEntry", "MarksEntry", "Spool"]
+__all__ = ["Spool"]
 
 log = EventLog("spool")
 

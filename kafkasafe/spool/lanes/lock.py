@@ -122,8 +122,8 @@ class LaneLock:
         *,
         directory: int,
         handle: int,
-        text: str = "",
-        client: str = "",
+        text: str,
+        client: str,
     ) -> None:
         self.home = home
         self._on = home.files
@@ -131,8 +131,7 @@ class LaneLock:
         self._text = text
         self._said = ""
         self.client = client
-        self.path = home.lane_path(number)
-        self.files = DirectoryFiles(self._on, self.path, directory)
+        self.files = DirectoryFiles(self._on, home.lane_path(number), directory)
         self._stands(number, directory, handle)
         _held.add(self)
 
