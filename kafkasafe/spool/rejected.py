@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 _FOLDER: Final = "rejected"
-_NAME: Final = re.compile(r"(\d{20})\.log")
+_NAME: Final = re.compile(r"\d{20}\.log")
 _DRAFT: Final = re.compile(r"\d{20}\.new")
 
 
@@ -318,10 +318,7 @@ class RejectedStore:
         folder = self.lane / _FOLDER
         self.files.make_directory(folder)
         if not self._number:
-            newest = max(
-                (int(found[1]) for name in self.files.list(folder) if (found := _NAME.fullmatch(name))),
-                default=0,
-            )
+            newest = max((int(name[:20]) for name in rejected_names(self.files, self.lane)), default=0)
             self._number = max(newest + 1, time.time_ns())
         path = folder / f"{self._number:020d}.log"
         draft = path.with_suffix(".new")
@@ -382,10 +379,7 @@ class RejectedStore:
         if not self._known:
             return
         with contextlib.suppress(OSError):
-            there: set[str] = set()
-            with contextlib.suppress(FileNotFoundError):
-                there = set(self.files.list(self.lane / _FOLDER))
-            for name in [name for name in self._known if name not in there]:
+            for name in self._known.keys() - rejected_names(self.files, self.lane):
                 del self._known[name]
 
 
