@@ -17,8 +17,8 @@ from typing import Annotated, Any, Final
 import typer
 
 import kafkasafe
-from kafkasafe.cli.exits import EXIT_BROKEN_PIPE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 from kafkasafe.cli.groups import WholeSentences
+from kafkasafe.cli.report import EXIT_BROKEN_PIPE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 
 __all__ = ["app", "main"]
 

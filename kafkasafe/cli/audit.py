@@ -18,7 +18,6 @@ from rich.table import Table
 from kafkasafe.audit import PLOTS, Audit, IdSource, NoSuchTopicError, audit, draw
 from kafkasafe.cli.common import (
     CODES,
-    EXIT_BROKEN,
     PIPED_COLUMNS,
     ConfigFile,
     Servers,
@@ -28,6 +27,7 @@ from kafkasafe.cli.common import (
     duration_s,
     progress,
 )
+from kafkasafe.cli.report import EXIT_BROKEN
 from kafkasafe.cluster.api import in_words
 from kafkasafe.errors import ConfigError, KafkaSafeError
 

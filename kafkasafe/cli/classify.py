@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import Annotated
 
 import typer
 
@@ -72,30 +71,11 @@ def classify_error(
         verdicts = [classify(each, api) for each in (code_names.all_codes() if every else [code or ""])]
     except ConfigError as error:
         raise typer.BadParameter(str(error.args[0])) from None
-    show(Explanation(verdicts, every), as_json=as_json)
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """The verdicts to print: one verdict in full, or a line for each of several."""
-
-    verdicts: Sequence[Verdict]
-    is_list: bool
-
-    @property
-    def fields(self) -> Any:
-        """See `Report`."""
-        rows = [verdict.as_dict() for verdict in self.verdicts]
-        return rows if self.is_list else rows[0]
-
-    @property
-    def exit_code(self) -> int:
-        """See `Report`."""
-        return 0
-
-    def lines(self) -> Iterator[str]:
-        """See `Report`."""
-        return map(_one_line, self.verdicts) if self.is_list else iter((_in_words(self.verdicts[0]),))
+    rows = [verdict.as_dict() for verdict in verdicts]
+    if every:
+        show(rows, map(_one_line, verdicts), as_json=as_json)
+    else:
+        show(rows[0], map(_in_words, verdicts), as_json=as_json)
 
 
 def _verdicts_on_lines(api: str | None) -> Iterator[Verdict]:

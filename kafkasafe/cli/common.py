@@ -1,4 +1,4 @@
-"""Common parts of the commands: exit codes, connections, spool directories, progress."""
+"""Common parts of the commands: connections, spool directories, progress."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kafkasafe import marks as m
-from kafkasafe.cli.exits import EXIT_BROKEN, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 from kafkasafe.config import validate
 from kafkasafe.errors import ConfigError, SpoolError, SpoolFormatError
 from kafkasafe.history.identity import BatchId
@@ -29,10 +28,6 @@ from kafkasafe.spool.rejected import RejectedRecords
 
 __all__ = [
     "CODES",
-    "EXIT_BROKEN",
-    "EXIT_FAILED",
-    "EXIT_INTERRUPTED",
-    "EXIT_USAGE",
     "NOT_APPLIED",
     "PIPED_COLUMNS",
     "RESEND_HINT",

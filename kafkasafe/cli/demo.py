@@ -16,7 +16,8 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from kafkasafe.cli.common import CODES, EXIT_BROKEN, PIPED_COLUMNS, app_of_command
+from kafkasafe.cli.common import CODES, PIPED_COLUMNS, app_of_command
+from kafkasafe.cli.report import EXIT_BROKEN
 
 if TYPE_CHECKING:
     from kafkasafe.demo.audit import Run

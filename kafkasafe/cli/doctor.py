@@ -14,8 +14,6 @@ from kafka.errors import KafkaError
 
 from kafkasafe.cli.common import (
     CODES,
-    EXIT_BROKEN,
-    EXIT_FAILED,
     RESEND_HINT,
     ConfigFile,
     Directory,
@@ -23,6 +21,7 @@ from kafkasafe.cli.common import (
     Servers,
     address_of,
     app_of_command,
+    cluster_trouble,
     connection,
     counted,
     duration_s,
@@ -33,7 +32,7 @@ from kafkasafe.cli.common import (
     unreadable_lines,
 )
 from kafkasafe.cli.concerns import Concern, concerns_of
-from kafkasafe.cli.report import show
+from kafkasafe.cli.report import EXIT_BROKEN, EXIT_FAILED, show
 from kafkasafe.cluster.api import in_words
 from kafkasafe.errors import SpoolError, WrongClusterError
 from kafkasafe.kafkapython.admin import open_admin, settings_of
@@ -107,7 +106,9 @@ def doctor(
     lanes = open_directory(directory)
     troubles: list[tuple[str, str]] = []
     contents = _read(lanes, troubles)
-    bound = _bound(lanes, troubles) if options is None else lanes.cluster_id()
+    unread = cluster_trouble(lanes) if options is None else []
+    troubles += unread
+    bound = None if unread else lanes.cluster_id()
     topics = sorted({batch.topic for content in contents for batch in content.batches})
     settings: list[tuple[str, Concern]] = []
     cluster_id = None
@@ -117,18 +118,37 @@ def doctor(
         deadline = time.monotonic() + timeout_s
         found, cluster_id = ask(contents, options, timeout_s, bound, directory)
         settings = _settings(options, topics, deadline, outage_ms, expiration_ms)
-    report = Diagnosis(
-        directory=directory,
-        lanes=[_lane(lanes, content, found) for content in contents],
-        batches=found,
-        settings=settings,
-        bound=bound,
-        cluster_id=cluster_id,
-        troubles=troubles,
-        is_asked=options is not None,
-        every=every,
+    diagnosed = [_lane(lanes, content, found) for content in contents]
+    findings = {examined.verdict.finding for examined in found}
+    is_bad = bool(
+        troubles
+        or any(content.damage or content.rejected for content in contents)
+        or Finding.UNDECIDABLE in findings
+        or any(concern.level == "breaks" for _, concern in settings)
     )
-    show(report, as_json=as_json)
+    fields = {
+        "directory": str(directory),
+        "spool_cluster_id": bound,
+        "cluster_id": cluster_id,
+        "ok": not is_bad,
+        "lanes": [
+            *(lane.fields for lane in diagnosed),
+            *({"lane": name, "error": reason} for name, reason in troubles),
+        ],
+        "batches": [_row(examined) for examined in found],
+        "settings": [{"topic": topic, **dataclasses.asdict(concern)} for topic, concern in settings],
+    }
+    lines = [line for lane in diagnosed for line in lane.lines(every=every)]
+    if any(content.rejected_records for content in contents):
+        lines.append(RESEND_HINT)
+    lines += unreadable_lines(troubles)
+    if not diagnosed and not troubles:
+        lines.append(f"{directory.resolve()} has no lanes")
+    lines += [_setting_line(topic, concern) for topic, concern in settings]
+    exit_code = EXIT_BROKEN if is_bad else 0
+    if options is not None and Finding.NOT_ANSWERED in findings:
+        exit_code = EXIT_FAILED
+    show(fields, lines, exit_code, as_json=as_json)
 
 
 def _read(lanes: SpoolDirectory, troubles: list[tuple[str, str]]) -> list[LaneContent]:
@@ -146,20 +166,11 @@ def _read(lanes: SpoolDirectory, troubles: list[tuple[str, str]]) -> list[LaneCo
     return [content.without(resent) for content in contents]
 
 
-def _bound(lanes: SpoolDirectory, troubles: list[tuple[str, str]]) -> str | None:
-    """The cluster to which the records belong; None if it is unknown, or cannot be read."""
-    try:
-        return lanes.cluster_id()
-    except SpoolError as error:
-        troubles.append(("CLUSTER", str(error)))
-        return None
-
-
 def _lane(lanes: SpoolDirectory, content: LaneContent, found: Sequence[Examined]) -> DiagnosedLane:
     return DiagnosedLane(
         content,
         [examined for examined in found if examined.batch.lane == content.name],
-        lanes.seems_owned(lanes.number_of(content.name)),
+        lanes.owners.seems_owned(lanes.number_of(content.name)),
     )
 
 
@@ -283,83 +294,10 @@ class DiagnosedLane:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosis:
-    """The findings for the batches of a spool directory, and its problems.
-
-    Attributes:
-        directory: The directory, as it was given.
-        lanes: Its lanes.
-        batches: All undelivered batches.
-        settings: Topics, each with a setting that matters; the topic is empty if the settings cannot be read.
-        bound: Id of the cluster to which the spool belongs.
-        cluster_id: Id of the cluster that answered.
-        troubles: The name of each unreadable lane, with the reason.
-        is_asked: Whether the cluster was asked.
-        every: Whether the text output has each batch of a large lane.
-    """
-
-    directory: Path
-    lanes: Sequence[DiagnosedLane]
-    batches: Sequence[Examined]
-    settings: Sequence[tuple[str, Concern]]
-    bound: str | None
-    cluster_id: str | None
-    troubles: Sequence[tuple[str, str]]
-    is_asked: bool
-    every: bool
-
-    @property
-    def is_bad(self) -> bool:
-        """Whether something needs an operator."""
-        return bool(
-            self.troubles
-            or any(lane.content.damage or lane.content.rejected for lane in self.lanes)
-            or self._has(Finding.UNDECIDABLE)
-            or any(concern.level == "breaks" for _, concern in self.settings)
-        )
-
-    def _has(self, finding: Finding) -> bool:
-        return any(examined.verdict.finding is finding for examined in self.batches)
-
-    @property
-    def exit_code(self) -> int:
-        """See `Report`."""
-        if self.is_asked and self._has(Finding.NOT_ANSWERED):
-            return EXIT_FAILED
-        return EXIT_BROKEN if self.is_bad else 0
-
-    def lines(self) -> Iterator[str]:
-        """See `Report`."""
-        for lane in self.lanes:
-            yield from lane.lines(every=self.every)
-        if any(lane.content.rejected_records for lane in self.lanes):
-            yield RESEND_HINT
-        yield from unreadable_lines(self.troubles)
-        if not self.lanes and not self.troubles:
-            yield f"{self.directory.resolve()} has no lanes"
-        for topic, concern in self.settings:
-            head = "BREAKS A PROMISE" if concern.level == "breaks" else "note"
-            value = f"={concern.value}" if concern.value else ""
-            yield (
-                f"{topic or 'settings'}: {head}: {concern.setting}{value}: {concern.reason}. Better: {concern.fix}"
-            )
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """See `Report`."""
-        return {
-            "directory": str(self.directory),
-            "spool_cluster_id": self.bound,
-            "cluster_id": self.cluster_id,
-            "ok": not self.is_bad,
-            "lanes": [
-                *(lane.fields for lane in self.lanes),
-                *({"lane": name, "error": reason} for name, reason in self.troubles),
-            ],
-            "batches": [_row(examined) for examined in self.batches],
-            "settings": [{"topic": topic, **dataclasses.asdict(concern)} for topic, concern in self.settings],
-        }
+def _setting_line(topic: str, concern: Concern) -> str:
+    head = "BREAKS A PROMISE" if concern.level == "breaks" else "note"
+    value = f"={concern.value}" if concern.value else ""
+    return f"{topic or 'settings'}: {head}: {concern.setting}{value}: {concern.reason}. Better: {concern.fix}"
 
 
 def _row(examined: Examined) -> dict[str, Any]:
@@ -386,12 +324,10 @@ def _sum_lines(found: Sequence[Examined]) -> Iterator[str]:
         counts[0] += examined.batch.records
         counts[1] += 1
     order = list(_WORDS)
-    for (finding, where), (records, batches) in sorted(
-        sums.items(), key=lambda item: (_rank(item[0][0], order), item[0][1])
-    ):
+
+    def rank(item: tuple[tuple[Finding, str], list[int]]) -> tuple[bool, int, str]:
+        (finding, where), _ = item
+        return finding is not Finding.UNDECIDABLE, order.index(finding), where
+
+    for (finding, where), (records, batches) in sorted(sums.items(), key=rank):
         yield f"  {where}: {_WORDS[finding]}: {counted(records, 'record')} in {counted(batches, 'batch')}"
-
-
-def _rank(finding: Finding, order: Sequence[Finding]) -> tuple[bool, int]:
-    """Sort key of a finding: undecidable batches first, then in the order given."""
-    return finding is not Finding.UNDECIDABLE, order.index(finding)

@@ -6,15 +6,12 @@ import dataclasses
 import os
 import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
 from kafkasafe.cli.common import (
     CODES,
-    EXIT_BROKEN,
     Directory,
     Json,
     app_of_command,
@@ -24,7 +21,7 @@ from kafkasafe.cli.common import (
     inspected,
     open_directory,
 )
-from kafkasafe.cli.report import show
+from kafkasafe.cli.report import EXIT_BROKEN, show
 from kafkasafe.config import validate
 from kafkasafe.errors import ConfigError, SpoolError
 from kafkasafe.health.spool import LaneSeen, SpoolHealth, SpoolSeen, spool_health
@@ -87,7 +84,15 @@ def health(
             max_age_s=max_age_s,
         )
     )
-    show(HealthReport(lanes.path, verdict, seen_lanes, free), as_json=as_json)
+    is_ok = verdict.ready and not verdict.warnings
+    fields = {
+        "directory": str(lanes.path),
+        "ok": is_ok,
+        **dataclasses.asdict(verdict),
+        "free_bytes": free,
+        "lanes": [_row(lane) for lane in seen_lanes],
+    }
+    show(fields, _lines(verdict, seen_lanes), 0 if is_ok else EXIT_BROKEN, as_json=as_json)
 
 
 def _limit(spool_max_bytes: int) -> int:
@@ -127,11 +132,11 @@ def _failing_starts(lanes: SpoolDirectory, suspects: Collection[int]) -> list[st
 
 
 def _seen(lanes: SpoolDirectory, number: int, found: Inspected) -> LaneSeen:
-    begun = lanes.begun(number)
-    strays_to = lanes.strays_to(number)
+    begun = lanes.owners.begun(number)
+    strays_to = lanes.owners.strays_to(number)
     return LaneSeen(
         name=lanes.lane_path(number).name,
-        owner_pid=lanes.seems_owned(number),
+        owner_pid=lanes.owners.seems_owned(number),
         strays_to="" if strays_to is None else str(strays_to),
         size_bytes=found.size_bytes,
         waiting_records=sum(each.records for each in found.waiting),
@@ -154,63 +159,23 @@ def _row(lane: LaneSeen) -> dict[str, Any]:
     return row
 
 
-@dataclass(frozen=True, slots=True)
-class HealthReport:
-    """Whether a producer could accept records in a directory.
-
-    Attributes:
-        path: The directory.
-        found: The verdict.
-        lanes: The observations of each lane.
-        free_bytes: Free bytes of the volume.
-    """
-
-    path: Path
-    found: SpoolHealth
-    lanes: Sequence[LaneSeen]
-    free_bytes: int
-
-    @property
-    def is_ok(self) -> bool:
-        """Whether nothing is wrong."""
-        return self.found.ready and not self.found.warnings
-
-    @property
-    def exit_code(self) -> int:
-        """See `Report`."""
-        return 0 if self.is_ok else EXIT_BROKEN
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """See `Report`."""
-        return {
-            "directory": str(self.path),
-            "ok": self.is_ok,
-            **dataclasses.asdict(self.found),
-            "free_bytes": self.free_bytes,
-            "lanes": [_row(lane) for lane in self.lanes],
-        }
-
-    def lines(self) -> Iterator[str]:
-        """See `Report`."""
-        yield (
-            "READY: a producer can accept records"
-            if self.found.ready
-            else "NOT READY: a producer cannot accept records"
+def _lines(found: SpoolHealth, lanes: Sequence[LaneSeen]) -> Iterator[str]:
+    yield (
+        "READY: a producer can accept records"
+        if found.ready
+        else "NOT READY: a producer cannot accept records"
+    )
+    for reason in found.reasons:
+        yield f"  {reason}"
+    for warning in found.warnings:
+        yield f"  warning: {warning}"
+    for lane in lanes:
+        owner = f"owned by process {lane.owner_pid}" if lane.owner_pid else "not owned"
+        age = f", the oldest for {lane.oldest_s:.0f} s" if lane.waiting_records else ""
+        doubt = (
+            f"; {counted(lane.in_doubt_batches, 'batch')} may have been sent" if lane.in_doubt_batches else ""
         )
-        for reason in self.found.reasons:
-            yield f"  {reason}"
-        for warning in self.found.warnings:
-            yield f"  warning: {warning}"
-        for lane in self.lanes:
-            owner = f"owned by process {lane.owner_pid}" if lane.owner_pid else "not owned"
-            age = f", the oldest for {lane.oldest_s:.0f} s" if lane.waiting_records else ""
-            doubt = (
-                f"; {counted(lane.in_doubt_batches, 'batch')} may have been sent"
-                if lane.in_doubt_batches
-                else ""
-            )
-            yield (
-                f"{lane.name}: {owner}; {counted(lane.size_bytes, 'byte')}; {counted(lane.waiting_records, 'record')}"
-                f" waiting{age}{doubt}"
-            )
+        yield (
+            f"{lane.name}: {owner}; {counted(lane.size_bytes, 'byte')}; {counted(lane.waiting_records, 'record')}"
+            f" waiting{age}{doubt}"
+        )

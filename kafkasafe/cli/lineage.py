@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -76,7 +75,7 @@ def lineage(
         for number, line in enumerate(standard_input(), 1):
             if line.strip():
                 found = _compared_line(number, line, high_watermark, strategy, _lengths(sequence))
-                show(ComparedLogs(found), as_json=True, indent=None, flush=True)
+                show(_fields(found), (), as_json=True, indent=None, flush=True)
         return
     for name in ("ours", "theirs"):
         given[name] = None if given[name] is None else _epochs(name, given[name])
@@ -90,7 +89,7 @@ def lineage(
         found = _compared(given, strategy)
     except _PairError as error:
         raise _wrong(error.name, str(error)) from None
-    show(ComparedLogs(found, ours_end or 0), as_json=as_json)
+    show(_fields(found), _lines(found, ours_end or 0), as_json=as_json)
 
 
 class _PairError(KafkaSafeError, ValueError):
@@ -192,51 +191,33 @@ def _compared_line(
         raise typer.BadParameter(f"line {number}: {name}{error}", param_hint="--stdin") from None
 
 
-@dataclass(frozen=True, slots=True)
-class ComparedLogs:
-    """The steps by which a follower finds where its log differs. Only the text output needs `end`, the follower's log
-    end offset.
-    """
+def _fields(found: Comparison) -> dict[str, Any]:
+    names = ("request_epoch", "reply_epoch", "reply_end_offset", "truncate_to")
+    return {
+        "strategy": found.strategy.value,
+        "truncate_to": found.truncate_to,
+        "round_trips": found.round_trips,
+        "request_bytes": found.request_bytes,
+        "response_bytes": found.response_bytes,
+        "steps": [
+            {**{name: getattr(step, name) for name in names}, "reply": step.kind.value}
+            for step in found.steps
+        ],
+    }
 
-    found: Comparison
-    end: int = 0
 
-    @property
-    def exit_code(self) -> int:
-        """See `Report`."""
-        return 0
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """See `Report`."""
-        names = ("request_epoch", "reply_epoch", "reply_end_offset", "truncate_to")
-        return {
-            "strategy": self.found.strategy.value,
-            "truncate_to": self.found.truncate_to,
-            "round_trips": self.found.round_trips,
-            "request_bytes": self.found.request_bytes,
-            "response_bytes": self.found.response_bytes,
-            "steps": [
-                {**{name: getattr(step, name) for name in names}, "reply": step.kind.value}
-                for step in self.found.steps
-            ],
-        }
-
-    def lines(self) -> Iterator[str]:
-        """See `Report`."""
-        found = self.found
-        for number, step in enumerate(found.steps, 1):
-            yield f"{number}. {_asked(step)} {_answered(step, found)}"
-        rounds = found.round_trips
-        differs = (
-            f"offsets {found.truncate_to}–{self.end - 1} differ"
-            if found.truncate_to < self.end
-            else "nothing differs"
-        )
-        yield (
-            f"truncate to {found.truncate_to}: {differs}; {rounds} round trip{'s' if rounds != 1 else ''},"
-            f" {found.request_bytes} bytes of requests, {found.response_bytes} of responses"
-        )
+def _lines(found: Comparison, end: int) -> Iterator[str]:
+    """Yields the steps by which a follower with this log end offset finds where its log differs."""
+    for number, step in enumerate(found.steps, 1):
+        yield f"{number}. {_asked(step)} {_answered(step, found)}"
+    rounds = found.round_trips
+    differs = (
+        f"offsets {found.truncate_to}–{end - 1} differ" if found.truncate_to < end else "nothing differs"
+    )
+    yield (
+        f"truncate to {found.truncate_to}: {differs}; {rounds} round trip{'s' if rounds != 1 else ''},"
+        f" {found.request_bytes} bytes of requests, {found.response_bytes} of responses"
+    )
 
 
 def _asked(step: Step) -> str:

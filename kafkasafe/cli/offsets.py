@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -19,15 +18,13 @@ from rich.table import Table
 
 from kafkasafe.cli.common import (
     CODES,
-    EXIT_BROKEN,
-    EXIT_FAILED,
     ConfigFile,
     Servers,
     app_of_command,
     connection,
     duration_s,
 )
-from kafkasafe.cli.report import print_report
+from kafkasafe.cli.report import EXIT_BROKEN, EXIT_FAILED, print_result
 from kafkasafe.cluster.api import in_words
 from kafkasafe.cluster.backoff import PAUSES
 from kafkasafe.consumer import SafeConsumer
@@ -82,17 +79,20 @@ def offsets(
     view = _View()
     console = Console(highlight=False)
     live = watch and console.is_terminal and not as_json
-    found: EndOffsetsReport | None = None
-    with contextlib.closing(_opened(options, view, baseline, timeout_s)) as consumer:
-        reports = _rounds(consumer, view, wanted, timeout_s, rounds if watch else 1, interval_s)
-        with Live(console=console, auto_refresh=False) if live else contextlib.nullcontext() as screen:
-            for found in reports:
-                if screen is not None:
-                    screen.update(_table(found.rows), refresh=True)
-                else:
-                    print_report(found, as_json=as_json, indent=None if watch else 1, flush=True)
-    if found is not None and found.exit_code:
-        raise typer.Exit(found.exit_code)
+    exit_code = 0
+    screens = Live(console=console, auto_refresh=False) if live else contextlib.nullcontext()
+    with contextlib.closing(_opened(options, view, baseline, timeout_s)) as consumer, screens as screen:
+        for rows in _rounds(consumer, view, wanted, timeout_s, rounds if watch else 1, interval_s):
+            if screen is not None:
+                screen.update(_table(rows), refresh=True)
+            else:
+                indent = None if watch else 1
+                print_result(rows, _lines(rows), as_json=as_json, indent=indent, flush=True)
+            exit_code = EXIT_BROKEN if view.lowered else 0
+            if any(row["end_offset"] is None for row in rows):
+                exit_code = EXIT_FAILED
+    if exit_code:
+        raise typer.Exit(exit_code)
 
 
 def _opened(options: Mapping[str, Any], view: _View, baseline: Path | None, timeout_s: float) -> SafeConsumer:
@@ -120,42 +120,13 @@ def _rounds(
     timeout_s: float,
     rounds: int | None,
     interval_s: float,
-) -> Iterator[EndOffsetsReport]:
+) -> Iterator[list[dict[str, Any]]]:
     """Yields the end offsets of each round. None as `rounds`: it does not end."""
     for number in itertools.count(1):
-        yield EndOffsetsReport(view.round(consumer, wanted, timeout_s), view.lowered)
+        yield view.round(consumer, wanted, timeout_s)
         if number == rounds:
             return
         time.sleep(interval_s)
-
-
-@dataclass(frozen=True, slots=True)
-class EndOffsetsReport:
-    """The end offsets of one round, and whether one has gone back in this round or an earlier one."""
-
-    rows: Sequence[dict[str, Any]]
-    is_lowered: bool
-
-    @property
-    def fields(self) -> Sequence[dict[str, Any]]:
-        """See `Report`."""
-        return self.rows
-
-    @property
-    def exit_code(self) -> int:
-        """See `Report`."""
-        if any(row["end_offset"] is None for row in self.rows):
-            return EXIT_FAILED
-        return EXIT_BROKEN if self.is_lowered else 0
-
-    def lines(self) -> Iterator[str]:
-        """See `Report`."""
-        lines = [list(_COLUMNS), *map(_cells, self.rows)]
-        widths = [max(len(line[column]) for line in lines) for column in range(5)]
-        for line in lines:
-            cells = [line[0].ljust(widths[0])]
-            cells += [line[column].rjust(widths[column]) for column in range(1, 5)]
-            yield "  ".join([*cells, line[5]]).rstrip()
 
 
 class _View:
@@ -276,6 +247,15 @@ _COLUMNS: Final = ("topic", "partition", "start", "end", "records/s", "")
 def _cells(row: Mapping[str, Any]) -> list[str]:
     names = ("partition", "start_offset", "end_offset", "records_per_s")
     return [row["topic"], *("–" if row[name] is None else f"{row[name]:,}" for name in names), row["note"]]
+
+
+def _lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    lines = [list(_COLUMNS), *map(_cells, rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(5)]
+    for line in lines:
+        cells = [line[0].ljust(widths[0])]
+        cells += [line[column].rjust(widths[column]) for column in range(1, 5)]
+        yield "  ".join([*cells, line[5]]).rstrip()
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> Table:

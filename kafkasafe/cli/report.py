@@ -1,33 +1,36 @@
-"""The result of a command, and the functions that print it: `print_report`, and `show`, which also ends the command."""
+"""Prints the result of a command, which is complete before anything is printed; and the exit codes."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Any, Protocol, TextIO
+from collections.abc import Iterable
+from typing import Any, Final, TextIO
 
 import typer
 
-__all__ = ["Report", "print_report", "show"]
+__all__ = [
+    "EXIT_BROKEN",
+    "EXIT_BROKEN_PIPE",
+    "EXIT_FAILED",
+    "EXIT_INTERRUPTED",
+    "EXIT_USAGE",
+    "print_result",
+    "show",
+]
+
+EXIT_BROKEN: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_FAILED: Final = 3
+EXIT_INTERRUPTED: Final = 130
+EXIT_BROKEN_PIPE: Final = 141
+"""The exit code that a shell shows for a process that SIGPIPE has ended, because the reader of its output has closed
+the pipe.
+"""
 
 
-class Report(Protocol):
-    """The result of a command. A report is complete before anything is printed."""
-
-    @property
-    def fields(self) -> Any:
-        """The JSON output, as values that `json.dumps` accepts."""
-
-    @property
-    def exit_code(self) -> int:
-        """The exit code of the command: 0 if all is well."""
-
-    def lines(self) -> Iterator[str]:
-        """Yield the output for people, line by line."""
-
-
-def print_report(
-    report: Report,
+def print_result(
+    fields: Any,
+    lines: Iterable[str],
     *,
     as_json: bool,
     file: TextIO | None = None,
@@ -35,33 +38,36 @@ def print_report(
     ensure_ascii: bool = True,
     flush: bool = False,
 ) -> None:
-    """Print a report.
+    """Print a result.
 
     Args:
-        report: The report.
+        fields: The JSON output, as values that `json.dumps` accepts.
+        lines: The output for people.
         as_json: Whether to print JSON in place of lines.
         file: Where to print; by default standard output.
         indent: Indentation of the JSON; None prints it on one line.
         ensure_ascii: Whether the JSON escapes non-ASCII characters.
-        flush: Whether to flush the output, so that a reader sees the report before the command ends.
+        flush: Whether to flush the output, so that a reader sees the result before the command ends.
     """
     if as_json:
-        print(json.dumps(report.fields, indent=indent, ensure_ascii=ensure_ascii), file=file, flush=flush)
+        print(json.dumps(fields, indent=indent, ensure_ascii=ensure_ascii), file=file, flush=flush)
     else:
-        for line in report.lines():
+        for line in lines:
             print(line, file=file, flush=flush)
 
 
-def show(report: Report, **settings: Any) -> None:
-    """Print a report, and end the command if its exit code is not 0.
+def show(fields: Any, lines: Iterable[str], exit_code: int = 0, **settings: Any) -> None:
+    """Print a result, and end the command if its exit code is not 0.
 
     Args:
-        report: The report.
-        **settings: See `print_report`.
+        fields: See `print_result`.
+        lines: See `print_result`.
+        exit_code: The exit code of the command: 0 if all is well.
+        **settings: See `print_result`.
 
     Raises:
-        Exit: With the report's exit code.
+        Exit: With the exit code.
     """
-    print_report(report, **settings)
-    if report.exit_code:
-        raise typer.Exit(report.exit_code)
+    print_result(fields, lines, **settings)
+    if exit_code:
+        raise typer.Exit(exit_code)

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kafkasafe.errors import SpoolError
-from kafkasafe.journal import Journal
 from kafkasafe.spool.inspection import missing, read_lane, resent_in
 from kafkasafe.spool.lanes import SpoolDirectory
-from kafkasafe.spool.recovery import replay
+from kafkasafe.spool.recovery import journal_of
 from kafkasafe.spool.rejected import read_rejected, rejected_names, waits_of
 from kafkasafe.spool.rejected_notes import mark_discarded, read_notes
 
@@ -67,9 +66,7 @@ def find_discardable(
         resent = [mark for log in logs.values() for mark in resent_in(log)]
         for number in numbers:
             lane = directory.lane_path(number)
-            journal = Journal()
-            replay(logs[number].entries, journal)
-            journal.recovery.recovered(0.0)
+            journal = journal_of(logs[number])
             rejected = read_rejected(
                 files, lane, lane_id=logs[number].lane_id, waits=waits_of(journal), resent=resent
             )

@@ -25,11 +25,10 @@ from kafkasafe.history.identity import BatchId, ProducerView
 from kafkasafe.journal import UNCHOSEN, Batch, Journal
 from kafkasafe.record import batch as codec
 from kafkasafe.spool.examine import Examination, ExaminedBatch, Finding, SpoolFate, SpoolOutcome, fates
-from kafkasafe.spool.files import Files
+from kafkasafe.spool.files import Files, opened
 from kafkasafe.spool.inspection import dropped_in, extent_of, read_lane, resent_in, steps, unreadable
 from kafkasafe.spool.log_content import BatchEntry, Log, LostEntry, MarksEntry
-from kafkasafe.spool.placing import Stored
-from kafkasafe.spool.recovery import replay
+from kafkasafe.spool.recovery import journal_of
 from kafkasafe.spool.refusals import read_needed
 from kafkasafe.spool.rejected import (
     KeptFile,
@@ -39,7 +38,7 @@ from kafkasafe.spool.rejected import (
     summed_up,
     waits_of,
 )
-from kafkasafe.spool.segment import StoredSegment
+from kafkasafe.spool.segment import Stored, StoredSegment
 from kafkasafe.spool.steps import BatchTimes, UnitLog
 from kafkasafe.stats import ConsumerStats
 from kafkasafe.units import Phase
@@ -155,11 +154,8 @@ class LaneContent:
                 raise SpoolError(f"{batch.file} cannot be read: {error}") from error
         segment, stored = self._stored(batch.position)
         try:
-            handle = self._files.open(segment.path)
-            try:
+            with opened(self._files, segment.path) as handle:
                 data = bytearray(self._files.read(handle, stored.at, stored.size_bytes))
-            finally:
-                self._files.close(handle)
             header = codec.verify(data)
         except (OSError, codec.CorruptBatchError) as error:
             raise SpoolError(f"{segment.path} cannot be read at byte {stored.at}: {error}") from error
@@ -187,9 +183,7 @@ def read_content(lane: Path, *, files: Files) -> LaneContent:
         SpoolError: A file cannot be read.
     """
     log = read_lane(lane, files=files)
-    journal = Journal()
-    replay(log.entries, journal)
-    journal.recovery.recovered(0.0)
+    journal = journal_of(log)
     times, units = steps(log)
     kept = read_rejected(files, lane, lane_id=log.lane_id, waits=waits_of(journal), resent=resent_in(log))
     batches = [
@@ -346,9 +340,9 @@ def examine(
         report: Called repeatedly with (number of partitions done, number of all partitions).
     """
     found: list[Examined] = []
-    places: dict[tuple[str, str, int], list[SpooledBatch]] = {}
-    by_name = {content.name: content for content in contents}
+    asked: list[_Place] = []
     for content in contents:
+        places: dict[tuple[str, int], list[SpooledBatch]] = {}
         order = {
             batch.position: number for number, (_, _, batch) in enumerate(content.journal.views.batches())
         }
@@ -356,28 +350,26 @@ def examine(
         for batch in waiting:
             if batch.known.fate is SpoolOutcome.NOT_SENT and batch.identity is not None:
                 evidence = "nothing was sent to its partition yet"
-                found.append(Examined(batch, ExaminedBatch(Finding.NOT_SENT, (), evidence)))
+                found.append(Examined(batch, ExaminedBatch(Finding.NOT_SENT, evidence)))
             elif batch.identity is not None and batch.partition != UNCHOSEN:
-                places.setdefault((content.name, batch.topic, batch.partition), []).append(batch)
+                places.setdefault((batch.topic, batch.partition), []).append(batch)
             elif batch.known.fate is SpoolOutcome.UNKNOWN:
                 evidence = "marks about it are lost to damage in the spool, one may have given it an id"
-                found.append(Examined(batch, ExaminedBatch(Finding.UNDECIDABLE, (), evidence)))
+                found.append(Examined(batch, ExaminedBatch(Finding.UNDECIDABLE, evidence)))
             else:
                 evidence = "it has no batch id, and nothing is sent without one"
-                found.append(Examined(batch, ExaminedBatch(Finding.NOT_SENT, (), evidence)))
-    asked = [
-        _Place(by_name[name], topic, partition, tuple(batches))
-        for (name, topic, partition), batches in places.items()
-    ]
+                found.append(Examined(batch, ExaminedBatch(Finding.NOT_SENT, evidence)))
+        asked += [_Place(content, *address, tuple(batches)) for address, batches in places.items()]
     if transport is None:
         evidence = "the cluster was not asked"
         for place in asked:
-            found += [Examined(b, ExaminedBatch(Finding.NOT_ANSWERED, (), evidence)) for b in place.batches]
+            found += [Examined(b, ExaminedBatch(Finding.NOT_ANSWERED, evidence)) for b in place.batches]
         return _sorted(found)
     runner = ProcedureRunner()
-    troubles: dict[int, str] = {}
+    troubles: dict[int, Exception] = {}
     running = runner.begin_all(
-        _examined(transport, place, _noting(troubles, number)) for number, place in enumerate(asked)
+        _examined(transport, place, functools.partial(troubles.__setitem__, number))
+        for number, place in enumerate(asked)
     )
     _wait(runner, running, time.monotonic() + timeout_s, report)
     for number, (place, inquiry) in enumerate(zip(asked, running, strict=True)):
@@ -390,21 +382,14 @@ def examine(
             if isinstance(inquiry.error, TopicAuthorizationFailedError):
                 reason = read_needed(place.topic, len(place.batches), reason)
         elif number in troubles:
-            reason += f": {troubles[number]}"
+            reason += f": {type(troubles[number]).__name__}: {troubles[number]}"
         inquiry.cancel()
-        found += [Examined(b, ExaminedBatch(Finding.NOT_ANSWERED, (), reason)) for b in place.batches]
+        found += [Examined(b, ExaminedBatch(Finding.NOT_ANSWERED, reason)) for b in place.batches]
     return _sorted(found)
 
 
 def _sorted(found: list[Examined]) -> list[Examined]:
     return sorted(found, key=lambda examined: (examined.batch.lane, examined.batch.position))
-
-
-def _noting(troubles: dict[int, str], number: int) -> Callable[[Exception], None]:
-    def note(error: Exception) -> None:
-        troubles[number] = f"{type(error).__name__}: {error}"
-
-    return note
 
 
 def _wait(
@@ -456,7 +441,7 @@ def _read(transport: Cluster, place: _Place, note: Callable[[Exception], None]) 
             if _code(described) in MISSING_CODES:
                 reason = yield from _why_not_there(transport, topic, partition)
                 if reason:
-                    absent = ExaminedBatch(Finding.ABSENT, (), reason)
+                    absent = ExaminedBatch(Finding.ABSENT, reason)
                     return [Examined(batch, _doubted(batch, absent, "")) for batch in place.batches]
             described = yield from asked(
                 "describe_producers", lambda reply: transport.describe_producers(topic, partition, reply)
@@ -533,8 +518,8 @@ def _why_not_there(transport: Cluster, topic: str, partition: int) -> Procedure[
 def _doubted(batch: SpooledBatch, verdict: ExaminedBatch, changed: str) -> ExaminedBatch:
     if verdict.finding is Finding.ABSENT and batch.known.fate is SpoolOutcome.UNKNOWN:
         evidence = f"marks are lost to damage in the spool, it may have another id; {verdict.evidence}"
-        return ExaminedBatch(Finding.UNDECIDABLE, (), evidence)
-    return ExaminedBatch(verdict.finding, verdict.offsets, verdict.evidence + changed)
+        return ExaminedBatch(Finding.UNDECIDABLE, evidence)
+    return replace(verdict, evidence=verdict.evidence + changed)
 
 
 def _recreated(transport: Cluster, place: _Place, known: bytes) -> str:

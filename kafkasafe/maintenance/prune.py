@@ -52,7 +52,7 @@ def find_prunable(directory: SpoolDirectory, older_than_s: float) -> Iterator[Pr
     resent = _resent(directory)
     for number in directory.lanes():
         lane = directory.lane_path(number)
-        if pid := directory.seems_owned(number):
+        if pid := directory.owners.seems_owned(number):
             yield Prunable(number, _bytes(lane), f"in use by process {pid}")
         else:
             yield Prunable(

@@ -139,11 +139,12 @@ def carry_out(lane: Path, plan: Plan, *, files: Files) -> Path:
             number += 1
             copies = lane / f"{copies.name.partition('.')[0]}.{number}"
         for name in sorted({step.segment for step in plan.steps}):
-            _copy(files, lane / name, copies / name)
+            _write(files, files.create(copies / name), read_file(files, lane / name), 0)
         files.sync_directory(copies)
         for step in plan.steps:
             if step.what == "address":
-                _overwrite(files, lane / step.segment, step.start, bytes.fromhex(step.content))
+                handle = files.open(lane / step.segment, write=True)
+                _write(files, handle, bytes.fromhex(step.content), step.start)
         found = read_lane(lane, files=files)
         quarantined = {(step.segment, step.start) for step in plan.steps if step.what == "quarantine"}
         copy_aside(files, lane, [d for d in found.damage if (d.path.name, d.start) in quarantined])
@@ -211,14 +212,6 @@ def _why_left(damage: Damage) -> str:
         f"{damage}: {what}. Restore the file from a copy; on_corrupt='quarantine' gives it up and delivers everything"
         " else"
     )
-
-
-def _copy(files: Files, source: Path, target: Path) -> None:
-    _write(files, files.create(target), read_file(files, source), 0)
-
-
-def _overwrite(files: Files, path: Path, at: int, content: bytes) -> None:
-    _write(files, files.open(path, write=True), content, at)
 
 
 def _write(files: Files, handle: int, content: bytes, at: int) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -18,12 +18,12 @@ from kafkasafe import marks as m
 from kafkasafe.errors import SpoolCorruptError, SpoolError, SpoolWriteError, UsageError
 from kafkasafe.journal import Journal
 from kafkasafe.record import batch as codec
-from kafkasafe.spool.files import Files, read_file
+from kafkasafe.spool.files import Files, opened, read_file
 from kafkasafe.spool.inspection import read_lane, resent_in
 from kafkasafe.spool.lanes import LaneLock, SpoolDirectory
 from kafkasafe.spool.log_content import Log
 from kafkasafe.spool.quarantine import already_quarantined
-from kafkasafe.spool.recovery import replay
+from kafkasafe.spool.recovery import journal_of, replay
 from kafkasafe.spool.rejected import KeptFile, RejectedStore, read_rejected, rejected_names, retire, waits_of
 from kafkasafe.spool.rejected_format import OPERATOR, SET_ASIDE, Refused, marks_to_set_aside
 from kafkasafe.spool.spool import Spool
@@ -50,7 +50,7 @@ class Resendable:
     partition: int
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class ResendResult:
     """The result of a resend, or of a search for resendable files.
 
@@ -67,10 +67,6 @@ class ResendResult:
     @property
     def records(self) -> int:
         return sum(each.kept.records for each in self.files)
-
-    def goes_to(self, lane: str) -> None:
-        """Note the lane that gets the records."""
-        self.lane = lane
 
 
 def find_rejected(directory: SpoolDirectory, topics: Collection[str] = ()) -> ResendResult:
@@ -99,7 +95,7 @@ def find_rejected(directory: SpoolDirectory, topics: Collection[str] = ()) -> Re
             _refuse_blind(files, lane, logs[number])
             if names[number]:
                 _make_durable(files, logs[number])
-            journal = _journal(logs[number])
+            journal = journal_of(logs[number])
             for kept in read_rejected(
                 files, lane, lane_id=logs[number].lane_id, waits=waits_of(journal), resent=resent
             ):
@@ -154,13 +150,12 @@ def bring_back(
             return found
         with contextlib.ExitStack() as stack:
             try:
-                opened = stack.enter_context(own_lane(directory.take_lane(), clock_ms))
+                own, spool, journal = stack.enter_context(_own_lane(directory.take_lane(), clock_ms))
             except SpoolCorruptError:
                 # The lane is damaged. Do not decide here what to do about that: any other lane is suitable.
                 lock = directory.take_lane(max(directory.lanes()) + 1)
-                opened = stack.enter_context(own_lane(lock, clock_ms))
-            own, spool, journal = opened
-            found.goes_to(own.path.name)
+                own, spool, journal = stack.enter_context(_own_lane(lock, clock_ms))
+            found = replace(found, lane=own.path.name)
             for done, each in enumerate(found.files):
                 progress(done, len(found.files))
                 _write(directory, spool, journal, each)
@@ -194,7 +189,7 @@ def set_aside(
         SpoolError: The batch may be in the cluster's log, or the lane cannot be read or written. The batch stays in the
             lane.
     """
-    with own_lane(directory.take_lane(number), clock_ms) as (lock, spool, journal):
+    with _own_lane(directory.take_lane(number), clock_ms) as (lock, spool, journal):
         lane = lock.path
         places = [(topic, partition, batch) for topic, partition, batch in journal.views.batches()]
         place = next((place for place in places if place[2].position == position), None)
@@ -230,37 +225,27 @@ def set_aside(
         return path, topic, partition, batch.count
 
 
-class own_lane:  # noqa: N801 - used like a function
-    """Opens a lane whose lock the caller has, and closes it in an orderly way."""
-
-    def __init__(self, lock: LaneLock, clock_ms: Callable[[], int]) -> None:
-        self._lock = lock
-        self._clock_ms = clock_ms
-
-    def __enter__(self) -> tuple[LaneLock, Spool, Journal]:
-        """(lock, log, journal) of the lane."""
-        journal = Journal()
+@contextlib.contextmanager
+def _own_lane(lock: LaneLock, clock_ms: Callable[[], int]) -> Iterator[tuple[LaneLock, Spool, Journal]]:
+    """Opens a lane whose lock the caller has, and closes it in an orderly way: (lock, log, journal) of the lane."""
+    journal = Journal()
+    try:
+        spool, entries = Spool.open(
+            lock.path,
+            files=lock.files,
+            segment_bytes=SEGMENT_BYTES,
+            sync="group",
+            snapshot=journal.snapshot,
+            clock_ms=clock_ms,
+        )
         try:
-            self._spool, entries = Spool.open(
-                self._lock.path,
-                files=self._lock.files,
-                segment_bytes=SEGMENT_BYTES,
-                sync="group",
-                snapshot=journal.snapshot,
-                clock_ms=self._clock_ms,
-            )
-        except BaseException:
-            self._lock.release()
-            raise
-        replay(entries, journal)
-        journal.recovery.recovered(0.0)
-        return self._lock, self._spool, journal
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            self._spool.close()
+            replay(entries, journal)
+            journal.recovery.recovered(0.0)
+            yield lock, spool, journal
         finally:
-            self._lock.release()
+            spool.close()
+    finally:
+        lock.release()
 
 
 def _write(directory: SpoolDirectory, spool: Spool, journal: Journal, each: Resendable) -> None:
@@ -290,21 +275,11 @@ def _write(directory: SpoolDirectory, spool: Spool, journal: Journal, each: Rese
         ) from error
 
 
-def _journal(log: Log) -> Journal:
-    journal = Journal()
-    replay(log.entries, journal)
-    journal.recovery.recovered(0.0)
-    return journal
-
-
 def _make_durable(files: Files, log: Log) -> None:
     """Syncs a log that was read. A mark may be only in the page cache, and must be durable before it counts."""
     if log.segments:
-        handle = files.open(log.segments[-1].path)
-        try:
+        with opened(files, log.segments[-1].path) as handle:
             files.sync_data(handle)
-        finally:
-            files.close(handle)
 
 
 def _refuse_blind(files: Files, lane: Path, log: Log) -> None:

@@ -15,15 +15,15 @@ from typing import Final
 from kafkasafe import marks as m
 from kafkasafe.journal.order import Owed
 from kafkasafe.record import batch as codec
-from kafkasafe.spool.files import Files
+from kafkasafe.spool.files import Files, opened
 from kafkasafe.spool.segment import SEGMENT_NAME
+from kafkasafe.spool.segment_reader import OVERHEAD_BYTES
 
 __all__ = ["LaneReader"]
 
 _TRIES: Final = 10
 _GUESS_BYTES: Final = 4096
 """Size of the first read. It covers most control batches."""
-_OVERHEAD_BYTES: Final = 12  # bytes of a batch that its length field does not count
 
 
 class LaneReader:
@@ -91,15 +91,10 @@ class LaneReader:
             return True
         name, at, entry = self._where[position]
         try:
-            handle = self._files.open(self.path / name)
-        except FileNotFoundError:
+            with opened(self._files, self.path / name) as handle:
+                codec.verify(self._files.read(handle, at, entry.size_bytes))
+        except (FileNotFoundError, codec.CorruptBatchError):
             return False
-        try:
-            codec.verify(self._files.read(handle, at, entry.size_bytes))
-        except codec.CorruptBatchError:
-            return False
-        finally:
-            self._files.close(handle)
         self._whole.add(position)
         return True
 
@@ -131,8 +126,7 @@ class LaneReader:
         return now
 
     def _segment(self, name: str, limit: int | None, owed: Owed) -> None:
-        handle = self._files.open(self.path / name)
-        try:
+        with opened(self._files, self.path / name) as handle:
             size, at, position = self._files.size(handle), 0, int(name[:20])
             while at < size:
                 content = self._control(handle, at)
@@ -168,14 +162,12 @@ class LaneReader:
                         del self._where[at]
                     return
                 owed.group(group, marks)
-        finally:
-            self._files.close(handle)
 
     def _control(self, handle: int, at: int) -> bytes:
         content = self._files.read(handle, at, _GUESS_BYTES)
         if len(content) < codec.HEADER_BYTES:
             return content
-        size = int.from_bytes(content[8:12], "big", signed=True) + _OVERHEAD_BYTES
+        size = int.from_bytes(content[8:12], "big", signed=True) + OVERHEAD_BYTES
         if size > len(content) and size <= self._files.size(handle) - at:
             content += self._files.read(handle, at + len(content), size - len(content))
         return content[: max(size, codec.HEADER_BYTES)]

@@ -199,13 +199,13 @@ class ExaminedBatch:
 
     Attributes:
         finding: The outcome.
-        offsets: Base offsets of the batch in the partition; several if the log has it more than once.
         evidence: Human-readable text: the observations.
+        offsets: Base offsets of the batch in the partition; several if the log has it more than once.
     """
 
     finding: Finding
-    offsets: tuple[int, ...]
     evidence: str
+    offsets: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -297,10 +297,10 @@ class Examination:
             name = f"(producer id {batch.producer_id}, epoch {batch.producer_epoch}, sequence {batch.base_sequence})"
             twice = f", and {len(offsets) - 1} more times: DUPLICATED" if len(offsets) > 1 else ""
             evidence = f"the batch header at offset {offsets[0]} has its id {name}{twice}"
-            return ExaminedBatch(Finding.COMMITTED, offsets, evidence)
+            return ExaminedBatch(Finding.COMMITTED, evidence, offsets)
         if index in self._strange:
             return ExaminedBatch(
-                Finding.UNDECIDABLE, (), f"{self._strange[index]}, {batch.count} were to be there"
+                Finding.UNDECIDABLE, f"{self._strange[index]}, {batch.count} were to be there"
             )
         where = f"the log was read from offset {self.start_offset} to {self.next_offset}, it is not there"
         hidden = self.hidden_before > self.start_offset
@@ -320,34 +320,32 @@ class Examination:
             )
             if not seen:
                 return ExaminedBatch(
-                    Finding.ABSENT, (), f"{state}, before its own {batch.base_sequence}; {where}"
+                    Finding.ABSENT, f"{state}, before its own {batch.base_sequence}; {where}"
                 )
             if not self.done:
                 unread = f"offsets {self.next_offset} to {self.end_offset - 1} are not replicated yet"
                 or_gone = f", or it is hidden: {where}" if hidden else ""
-                return ExaminedBatch(Finding.APPENDED, (), f"{state}; {unread}{or_gone}")
+                return ExaminedBatch(Finding.APPENDED, f"{state}; {unread}{or_gone}")
             if hidden:
                 return ExaminedBatch(
-                    Finding.COMMITTED, (), f"{state}; where it was is trimmed or compacted: {where}"
+                    Finding.COMMITTED, f"{state}; where it was is trimmed or compacted: {where}"
                 )
-            return ExaminedBatch(Finding.UNDECIDABLE, (), f"{state}, which includes it, but {where}")
+            return ExaminedBatch(Finding.UNDECIDABLE, f"{state}, which includes it, but {where}")
         forgot = f"the leader does not remember producer id {batch.producer_id}"
         if view is not None:
             forgot = f"the leader remembers epoch {view.producer_epoch} of producer id {batch.producer_id}"
         if not self.done:
             unread = f"offsets {self.next_offset} to {self.end_offset - 1} cannot be read yet"
-            return ExaminedBatch(Finding.NOT_ANSWERED, (), f"{forgot}; {unread}")
+            return ExaminedBatch(Finding.NOT_ANSWERED, f"{forgot}; {unread}")
         before, after = self._neighbours(index)
         if hidden and after >= 0 and before < self.hidden_before:
             return ExaminedBatch(
-                Finding.COMMITTED,
-                (),
-                f"a later batch of the same id is at offset {after}: it was there; {where}",
+                Finding.COMMITTED, f"a later batch of the same id is at offset {after}: it was there; {where}"
             )
         if hidden and before < self.hidden_before:
-            return ExaminedBatch(Finding.UNDECIDABLE, (), f"{forgot}; {where}")
+            return ExaminedBatch(Finding.UNDECIDABLE, f"{forgot}; {where}")
         later = f"; a later batch of the same id is at offset {after}" if after >= 0 else ""
-        return ExaminedBatch(Finding.ABSENT, (), f"{where}{later}")
+        return ExaminedBatch(Finding.ABSENT, f"{where}{later}")
 
     def _neighbours(self, index: int) -> tuple[int, int]:
         """Offsets of the nearest batches of the same producer id and epoch that were found before and after a batch;

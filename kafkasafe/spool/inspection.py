@@ -14,7 +14,7 @@ from kafkasafe.spool.extent import EXTENT_NAME, extent_trouble
 from kafkasafe.spool.files import Files, read_whole, size_of
 from kafkasafe.spool.log_content import BatchEntry, Damage, Log, LostEntry, MarksEntry, TornEntry
 from kafkasafe.spool.quarantine import already_quarantined, quarantine_damage
-from kafkasafe.spool.recovery import replay, scan
+from kafkasafe.spool.recovery import journal_of, scan
 from kafkasafe.spool.refusals import counted
 from kafkasafe.spool.rejected import (
     KeptFile,
@@ -262,9 +262,7 @@ def inspect(lane: Path, *, files: Files, resent: Collection[m.Resent] = ()) -> I
     except OSError as error:
         raise SpoolError(f"{lane} cannot be read: {error}") from error
     batches = [entry for entry in found.entries if isinstance(entry, BatchEntry)]
-    journal = Journal()
-    replay(found.entries, journal)
-    journal.recovery.recovered(0.0)
+    journal = journal_of(found)
     resent = (*resent, *resent_in(found))
     try:
         # Read the notes before the files: a file that is resent meanwhile loses its note first.

@@ -102,7 +102,7 @@ class MemoryFiles:
         return len(content)
 
     def sync_data(self, handle: int) -> None:
-        """See `Files`. Makes nothing durable."""
+        """Makes nothing durable."""
 
     def truncate(self, handle: int, size: int) -> None:
         content = self._writable(handle)
@@ -135,7 +135,7 @@ class MemoryFiles:
             raise _error(errno.ENOENT, path)
 
     def rename(self, source: Path, target: Path, *, at: int | None = None, to: int | None = None) -> None:
-        """See `Files`. Only for files."""
+        """Only for files."""
         source = self._place(source, at)
         if source not in self._files:
             raise _error(errno.ENOENT, source)

@@ -17,7 +17,7 @@ from typing import Final
 
 from kafkasafe import marks as m
 from kafkasafe.record import batch as codec
-from kafkasafe.spool.files import Files
+from kafkasafe.spool.files import Files, opened
 from kafkasafe.spool.segment import StoredSegment
 from kafkasafe.spool.segment_reader import ReadGroup, address_bytes, group_at
 
@@ -63,12 +63,9 @@ class OutlineReader:
             SpoolFormatError: A newer kafkasafe has written the segment.
             OSError: The file cannot be read.
         """
-        handle = self._files.open(segment.path)
-        try:
+        with opened(self._files, segment.path) as handle:
             window = _Window(lambda at, size: self._files.read(handle, at, size), self._files.size(handle))
             groups = self._groups(index, segment.first_position, limit, window)
-        finally:
-            self._files.close(handle)
         if groups is None:
             # Another reader will read the whole segment, so this reader does not know the last sequences in it.
             self._next.clear()

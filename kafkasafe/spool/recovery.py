@@ -17,7 +17,7 @@ from kafkasafe.history.identity import BatchId
 from kafkasafe.journal import Journal
 from kafkasafe.record import batch as codec
 from kafkasafe.spool.extent import EXTENT_NAME, Extent, decode_extent
-from kafkasafe.spool.files import Files, WholeFiles, read_file, read_whole
+from kafkasafe.spool.files import Files, WholeFiles, opened, read_file, read_whole
 from kafkasafe.spool.log_content import BatchEntry, Damage, Entry, Log, LostEntry, MarksEntry, TornEntry
 from kafkasafe.spool.outline import OutlineReader
 from kafkasafe.spool.segment import SEGMENT_NAME, StoredSegment, segment_name
@@ -29,7 +29,7 @@ from kafkasafe.spool.segment_reader import (
     group_at,
 )
 
-__all__ = ["read_extent", "replay", "replay_one", "scan"]
+__all__ = ["journal_of", "read_extent", "replay", "replay_one", "scan"]
 
 
 def replay(entries: Iterable[Entry], journal: Journal) -> None:
@@ -37,6 +37,14 @@ def replay(entries: Iterable[Entry], journal: Journal) -> None:
     for entry in entries:
         replay_one(entry, journal)
     journal.recovery.recovered_log()
+
+
+def journal_of(log: Log) -> Journal:
+    """The journal of a lane that was read, as a new owner would begin with it."""
+    journal = Journal()
+    replay(log.entries, journal)
+    journal.recovery.recovered(0.0)
+    return journal
 
 
 def replay_one(entry: Entry, journal: Journal) -> None:
@@ -122,15 +130,12 @@ def _writer(files: Files, path: Path) -> bytes | None:
         SpoolFormatError: A newer kafkasafe has written the segment.
         OSError: The file cannot be read.
     """
-    handle = files.open(path)
-    try:
+    with opened(files, path) as handle:
         header = files.read(handle, 0, codec.HEADER_BYTES)
         size = int.from_bytes(header[8:12], "big", signed=True) + OVERHEAD_BYTES
         if len(header) < codec.HEADER_BYTES or not codec.HEADER_BYTES < size <= files.size(handle):
             return None
         content = files.read(handle, 0, size)
-    finally:
-        files.close(handle)
     read = group_at(content, 0)
     return None if read is None else read[0].lane_id
 

@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 _FOLDER: Final = "rejected"
-_NAME: Final = re.compile(r"(\d{20})\.log")
+_NAME: Final = re.compile(r"\d{20}\.log")
 _DRAFT: Final = re.compile(r"\d{20}\.new")
 
 
@@ -143,9 +143,7 @@ def read_rejected(
     """
     folder = lane / _FOLDER
     try:
-        names = sorted(name for name in files.list(folder) if _NAME.fullmatch(name))
-    except FileNotFoundError:
-        return []
+        names = rejected_names(files, lane)
     except OSError as error:
         return [KeptFile(folder, error=_why(error))]
     gone = {mark.file for mark in resent if mark.lane == lane.name}
@@ -320,10 +318,7 @@ class RejectedStore:
         folder = self.lane / _FOLDER
         self.files.make_directory(folder)
         if not self._number:
-            newest = max(
-                (int(found[1]) for name in self.files.list(folder) if (found := _NAME.fullmatch(name))),
-                default=0,
-            )
+            newest = max((int(name[:20]) for name in rejected_names(self.files, self.lane)), default=0)
             self._number = max(newest + 1, time.time_ns())
         path = folder / f"{self._number:020d}.log"
         draft = path.with_suffix(".new")
@@ -384,10 +379,7 @@ class RejectedStore:
         if not self._known:
             return
         with contextlib.suppress(OSError):
-            there: set[str] = set()
-            with contextlib.suppress(FileNotFoundError):
-                there = set(self.files.list(self.lane / _FOLDER))
-            for name in [name for name in self._known if name not in there]:
+            for name in self._known.keys() - rejected_names(self.files, self.lane):
                 del self._known[name]
 
 

@@ -98,6 +98,5 @@ def mark_discarded(files: Files, lane: Path, name: str, records: int) -> None:
                 files.rename(lane / FOLDER / each, lane / FOLDER / f"{each}.discarded")
     if name not in read_notes(files, lane).discarded:
         # The file is from an earlier version, or its note could not be made.
-        handle = files.open(lane / FOLDER / f"{name}-{records}.discarded", write=True, create=True)
-        files.close(handle)
+        files.close(files.open(lane / FOLDER / f"{name}-{records}.discarded", write=True, create=True))
     files.sync_directory(lane / FOLDER)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from kafkasafe.logs import EventLog
-from kafkasafe.spool.files import Files, write_all
+from kafkasafe.spool.files import Files, opened, size_of, write_all
 
 __all__ = ["NO_ROOM", "Reserve"]
 
@@ -51,11 +51,6 @@ class Reserve:
         """The size of the file in bytes; None if it has not been read yet."""
         self._size_before_loan = 0
         """The size before `lend` enlarged the reserve; 0 if no loan is open."""
-
-    @property
-    def is_spent(self) -> bool:
-        """Whether the reserve is gone, according to the last known size."""
-        return self._size == 0
 
     def stands_at(self, lane: Path) -> None:
         """Note the new path of the lane's directory."""
@@ -93,16 +88,13 @@ class Reserve:
             there = self._measure()
             if there >= wanted:
                 return True
-            handle = self._files.open(self._path, write=True, create=True)
-            try:
+            with opened(self._files, self._path, write=True, create=True) as handle:
                 self._files.truncate(handle, there)
                 # Write more than is wanted, and cut it off again: this leaves the room free that marks need. The
                 # content is random, because some file systems compress it.
                 write_all(self._files, handle, [os.urandom(wanted + _MARKS_BYTES - there)], there)
                 self._files.sync_data(handle)
                 self._files.truncate(handle, wanted)
-            finally:
-                self._files.close(handle)
         except OSError as error:
             self._shrink(there)
             # If the disk has another problem, writing batches will report it.
@@ -171,7 +163,7 @@ class Reserve:
 
     def restore_after_release(self, wanted: int) -> None:
         """Create a spent reserve again: as large as wanted, or at least large enough for marks."""
-        if self.is_spent and not self.ensure(wanted):
+        if self._size == 0 and not self.ensure(wanted):
             self.ensure(_MARKS_BYTES)
 
     @property
@@ -183,11 +175,7 @@ class Reserve:
         if self._size is None:
             self._size = 0
             if _NAME in self._files.list(self._lane):
-                handle = self._files.open(self._path)
-                try:
-                    size = self._files.size(handle)
-                finally:
-                    self._files.close(handle)
+                size = size_of(self._files, self._path)
                 # A shorter reserve is useless.
                 self._size = size if size >= _MARKS_BYTES else 0
         return self._size
@@ -196,11 +184,8 @@ class Reserve:
         self._size = 0
         with contextlib.suppress(OSError):
             if size:
-                handle = self._files.open(self._path, write=True)
-                try:
+                with opened(self._files, self._path, write=True) as handle:
                     self._files.truncate(handle, size)
                     self._size = size
-                finally:
-                    self._files.close(handle)
             else:
                 self._files.unlink(self._path)

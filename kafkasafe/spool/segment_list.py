@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import overload
@@ -14,9 +14,8 @@ from kafkasafe.errors import SpoolCorruptError, SpoolError
 from kafkasafe.record import batch as codec
 from kafkasafe.spool.files import Files
 from kafkasafe.spool.log_content import Damage
-from kafkasafe.spool.placing import Stored
 from kafkasafe.spool.quarantine import copy_aside, copy_of
-from kafkasafe.spool.segment import StoredSegment, segment_name
+from kafkasafe.spool.segment import Stored, StoredSegment, segment_name
 from kafkasafe.spool.segment_files import SegmentFiles
 
 __all__ = ["SegmentList"]
@@ -227,12 +226,9 @@ class SegmentList(Sequence[StoredSegment]):
                 # Listing the directory once takes less time than a check of each name. A lane with one segment needs no
                 # list.
                 names = set(self._files.list(self._lane)) if names is None else names
-                whole = self._has_name(segment, names)
+                whole = segment.path.name in names or segment.first_position in self._lost
             if not whole:
                 raise FileNotFoundError(errno.ENOENT, "It was deleted, moved or cut", str(segment.path))
-
-    def _has_name(self, segment: StoredSegment, names: Collection[str]) -> bool:
-        return segment.path.name in names or segment.first_position in self._lost
 
     def write_again(self, segment: StoredSegment) -> bool:
         """Write a segment again from the file that is held open. False: its content is lost.

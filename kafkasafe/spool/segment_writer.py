@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from kafkasafe import marks as m
-from kafkasafe.spool.files import Files, write_all
+from kafkasafe.spool.files import Files, opened, write_all
 from kafkasafe.spool.segment_list import SegmentList
 
 __all__ = ["SegmentWriter"]
@@ -154,16 +154,13 @@ class SegmentWriter:
             # Bytes that cannot be cut off are abandoned: the next segment starts at the position of the first of them.
             with contextlib.suppress(OSError):
                 if self._segments.has_file(segment):
-                    handle = self._files.open(segment.path, write=True)
-                    try:
+                    with opened(self._files, segment.path, write=True) as handle:
                         self._files.truncate(handle, segment.size_bytes)
                         if continues:
                             # 1. Half of a batch was written, and is cut off.
                             # 2. A mark is written in its place, and power goes before it is synced.
                             # 3. Without this sync, the batch's rest could be found after the mark: as damage.
                             self._files.sync_data(handle)
-                    finally:
-                        self._files.close(handle)
                     if continues:
                         self._handle = kept
                         self._preallocated = segment.size_bytes

@@ -94,7 +94,7 @@ class Siblings:
         lanes, batches, records = [], 0, 0
         content: list[tuple[str, int]] = []
         for number in directory.lanes():
-            if directory.seems_owned(number):
+            if directory.owners.seems_owned(number):
                 continue
             waiting = self._waiting(directory, number)
             if waiting[0]:

@@ -19,8 +19,8 @@ from kafkasafe.logs import EventLog
 from kafkasafe.record import batch as codec
 from kafkasafe.spool.extent import EXTENT_NAME
 from kafkasafe.spool.extent_file import ExtentFile
-from kafkasafe.spool.files import Files
-from kafkasafe.spool.log_content import BatchEntry, Entry, Log, LostEntry, MarksEntry
+from kafkasafe.spool.files import Files, opened
+from kafkasafe.spool.log_content import Entry, Log
 from kafkasafe.spool.quarantine import keep_torn, quarantine_damage
 from kafkasafe.spool.recovery import scan
 from kafkasafe.spool.reserve import NO_ROOM, Reserve
@@ -28,7 +28,7 @@ from kafkasafe.spool.segment_list import SegmentList
 from kafkasafe.spool.segment_writer import SegmentWriter
 from kafkasafe.spool.tail import cut_tail, make_durable, remove_drafts
 
-__all__ = ["BatchEntry", "Entry", "LostEntry", "MarksEntry", "Spool"]
+__all__ = ["Spool"]
 
 log = EventLog("spool")
 
@@ -517,11 +517,8 @@ class Spool:
             for segment, following in zip(self._segments, self._segments[1:], strict=False):
                 # With "os", earlier segments may not be synced either.
                 if following.first_position > self._disk_position:
-                    handle = self._files.open(segment.path, write=True)
-                    try:
+                    with opened(self._files, segment.path, write=True) as handle:
                         self._files.sync_data(handle)
-                    finally:
-                        self._files.close(handle)
             self._writer.sync()
             self._sync_failed = False
             self._disk_position = self.next_position

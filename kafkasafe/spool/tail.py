@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from kafkasafe.logs import EventLog
-from kafkasafe.spool.files import Files, write_all
+from kafkasafe.spool.files import Files, opened, write_all
 from kafkasafe.spool.log_content import Log
 
 __all__ = ["cut_tail", "make_durable", "remove_drafts"]
@@ -26,8 +26,7 @@ def cut_tail(files: Files, lane: Path, found: Log) -> None:
         doomed.insert(0, found.segments.pop().path)  # the next segment will have the same name
     if found.segments:
         last = found.segments[-1]
-        handle = files.open(last.path, write=True)
-        try:
+        with opened(files, last.path, write=True) as handle:
             # Truncate before deleting later segments, because only these hide the bytes that were abandoned after the
             # end of this segment.
             # Truncate even if nothing is torn: this frees the space that a dead owner had reserved.
@@ -47,8 +46,6 @@ def cut_tail(files: Files, lane: Path, found: Log) -> None:
             # 2. The next owner finds the file already cut, deletes that segment, and relies on what it read.
             # 3. Power fails. The cut was never synced, so the group is in the file again. So this sync is needed.
             files.sync_data(handle)
-        finally:
-            files.close(handle)
     for path in reversed(doomed):
         files.unlink(path)
         files.sync_directory(lane)
@@ -69,11 +66,8 @@ def make_durable(files: Files, lane: Path, found: Log) -> None:
     """
     for segment in found.segments:
         if segment.proven_bytes < segment.size_bytes:
-            handle = files.open(segment.path, write=True)
-            try:
+            with opened(files, segment.path, write=True) as handle:
                 rest = files.read(handle, segment.proven_bytes, segment.size_bytes - segment.proven_bytes)
                 write_all(files, handle, [rest], segment.proven_bytes)
                 files.sync_data(handle)
-            finally:
-                files.close(handle)
     files.sync_directory(lane)

@@ -11,7 +11,7 @@ import pytest
 from kafkasafe.journal import queue as backlogs
 from kafkasafe.journal.queue import BacklogRow, PartitionQueue
 from kafkasafe.journal.spool_index import Ordered
-from kafkasafe.spool.placing import Places, Stored
+from kafkasafe.spool.segment import Places, Stored
 
 
 def row(number, identity=None):

@@ -494,7 +494,7 @@ class Storm:
         directory = SpoolDirectory.look(SPOOL, files=files)
         left = []
         for number in directory.lanes():
-            if not directory.is_owned(number):
+            if not directory.owners.is_owned(number):
                 found = inspect(directory.lane_path(number), files=files)
                 if found.waiting:
                     left.append(f"lane {number}: {found.waiting}")

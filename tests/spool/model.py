@@ -20,9 +20,9 @@ from kafkasafe.errors import KafkaSafeError, SpoolCorruptError, SpoolError, Spoo
 from kafkasafe.record import batch as codec
 from kafkasafe.spool.files import Files
 from kafkasafe.spool.lanes import LaneLock, SpoolDirectory
-from kafkasafe.spool.log_content import BatchEntry, LostEntry, MarksEntry, TornEntry
+from kafkasafe.spool.log_content import BatchEntry, Entry, LostEntry, MarksEntry, TornEntry
 from kafkasafe.spool.recovery import scan
-from kafkasafe.spool.spool import Entry, Spool
+from kafkasafe.spool.spool import Spool
 from kafkasafe.testing.disk import CrashState, Disk
 
 T = TypeVar("T")

@@ -95,17 +95,17 @@ def test_a_lane_of_a_live_process_is_refused_and_its_process_named(tmp_path):
         with pytest.raises(LaneBusyError, match=f"process {child.pid}") as raised:
             spools.take_lane(0)
         assert raised.value.pid == child.pid
-        assert spools.is_owned(0)
+        assert spools.owners.is_owned(0)
         mine = spools.take_lane()
         assert mine.number == 1
         assert spools.dead_lanes() == []
         child.kill()
         child.wait()
-        assert not spools.is_owned(0)
+        assert not spools.owners.is_owned(0)
         lock = spools.take_lane(0)
-        assert spools.owner(0)[0] == os.getpid()
+        assert spools.owners.owner(0)[0] == os.getpid()
         lock.release()
-        assert spools.owner(0) == (0, "")
+        assert spools.owners.owner(0) == (0, "")
         mine.release()
 
 
@@ -161,7 +161,7 @@ def test_a_forked_child_neither_holds_nor_releases_the_lock(tmp_path):
             os._exit(0)
     try:
         assert os.read(reading, 3) == b"ok."
-        assert spools.owner(0)[0] == os.getpid()
+        assert spools.owners.owner(0)[0] == os.getpid()
         with pytest.raises(LaneBusyError):
             directory(tmp_path).take_lane(0)
         assert lock.held
@@ -261,4 +261,4 @@ def test_what_a_process_owns_itself_it_does_not_look_into():
     assert spools.dead_lanes(now=5.0, grace_s=1.0) == []
     assert disk.calls - before == {"list": 1}
     mine.release()
-    assert not spools.is_owned(mine.number)
+    assert not spools.owners.is_owned(mine.number)

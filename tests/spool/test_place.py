@@ -75,7 +75,7 @@ def test_a_lane_that_is_moved_while_it_is_taken_is_not_owned_by_its_path():
     directory = SpoolDirectory.open(ROOT, files=process)
     taken = directory.take_lane(0)
     assert process.times == 0
-    assert SpoolDirectory.open(ROOT, files=disk.process()).is_owned(0)
+    assert SpoolDirectory.open(ROOT, files=disk.process()).owners.is_owned(0)
     taken.release()
     process.times = 1000
     with pytest.raises(SpoolError, match="moved or deleted again and again"):

@@ -1,6 +1,6 @@
 """`kafkasafe spool`: inspect, export and repair a spool directory, and deliver what it holds.
 
-Each command has a module of its own. The command makes a report (`kafkasafe.cli.report`), and `show` prints the report.
+Each command but commit and abort has a module of its own. `kafkasafe.cli.report` prints the results.
 
     ls, tree          lists of lanes and directories
     verify, repair    damage
@@ -8,9 +8,9 @@ Each command has a module of its own. The command makes a report (`kafkasafe.cli
     drain             delivery of undelivered records
     resend, set_aside, discard
                       rejected records
-    commit, abort     staged atomic batches
+    decisions         commit and abort: staged atomic batches
     prune             empty lanes and directories
-    contents, delivery, atomic_batches, decisions
+    contents, delivery, atomic_batches, opened
                       code that several of these commands share
 """
 
@@ -19,10 +19,8 @@ from __future__ import annotations
 import typer
 
 from kafkasafe.cli.groups import WholeSentences
-from kafkasafe.cli.spool.abort import spool_abort
-from kafkasafe.cli.spool.commit import spool_commit
 from kafkasafe.cli.spool.contents import DAMAGED, DAMAGED_OR_REJECTED
-from kafkasafe.cli.spool.decisions import DECISION_CODES
+from kafkasafe.cli.spool.decisions import DECISION_CODES, spool_abort, spool_commit
 from kafkasafe.cli.spool.discard import DISCARD_CODES, spool_discard
 from kafkasafe.cli.spool.drain import DRAIN_CODES, spool_drain
 from kafkasafe.cli.spool.export import spool_export

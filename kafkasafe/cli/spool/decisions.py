@@ -1,11 +1,9 @@
-"""The common code of `kafkasafe spool commit` and `spool abort`, which decide atomic batches that another process
-staged.
-"""
+"""`kafkasafe spool commit` and `spool abort`: decide atomic batches that another process staged."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -13,7 +11,19 @@ from typing import Annotated, Any, Final
 import typer
 
 from kafkasafe import units as u
-from kafkasafe.cli.common import CODES, EXIT_BROKEN, EXIT_FAILED, open_directory
+from kafkasafe.cli.common import (
+    CODES,
+    RESEND_HINT,
+    ConfigFile,
+    Directory,
+    Json,
+    Servers,
+    connection,
+    counted,
+    duration_s,
+    open_directory,
+)
+from kafkasafe.cli.report import EXIT_BROKEN, EXIT_FAILED, show
 from kafkasafe.cli.spool.atomic_batches import unit_line, unit_rows
 from kafkasafe.cli.spool.opened import OpenSpool
 from kafkasafe.cluster.api import in_words
@@ -22,7 +32,7 @@ from kafkasafe.events import AtomicBatchCommitted, AtomicBatchDropped
 from kafkasafe.maintenance.examination import read_content
 from kafkasafe.spool.examine import ExchangeStep
 
-__all__ = ["DECISION_CODES", "BatchIds", "DecisionReport", "Patience", "Wanted", "decide_staged"]
+__all__ = ["DECISION_CODES", "spool_abort", "spool_commit"]
 
 DECISION_CODES: Final = CODES.format(broken="something is left")
 _POLL_S: Final = 0.05
@@ -44,20 +54,72 @@ Patience = Annotated[
 ]
 
 
-class _Outcomes:
-    """The outcomes of atomic batches, by their ids."""
+def spool_commit(
+    directory: Directory,
+    batch: BatchIds = None,
+    servers: Servers = None,
+    config: ConfigFile = None,
+    timeout: Patience = "60s",
+    as_json: Json = False,
+) -> None:
+    """Commit the atomic batches that are staged in lanes that no process owns, and do nothing else.
 
-    def __init__(self) -> None:
-        self.known: dict[str, AtomicBatchCommitted | AtomicBatchDropped] = {}
+    EndTxn is sent with the transactional id, producer id and epoch from the spool. The producer that staged the batch
+    would send the same request, so the request changes nothing about a batch that is already committed. The command
+    leaves a batch to the next producer, or to kafkasafe spool drain, in these cases: it is not staged; it comes after
+    such a batch on a partition; its transaction timed out; or it shares its transaction with a batch that was not
+    named.
+    """
+    limit_s = duration_s(timeout, "--timeout")
+    options = connection(servers, config)
+    done = _decided(directory, batch, options, limit_s, aborts=False)
+    show(done.fields, done.lines(), done.exit_code, as_json=as_json)
 
-    def note(self, event: object) -> None:
-        """Note the outcome that an event of the producer reports."""
-        if isinstance(event, (AtomicBatchCommitted, AtomicBatchDropped)):
-            self.known[event.batch_id] = event
+
+def spool_abort(
+    directory: Directory,
+    batch: BatchIds = None,
+    servers: Servers = None,
+    config: ConfigFile = None,
+    timeout: Patience = "60s",
+    as_json: Json = False,
+) -> None:
+    """Give up atomic batches in lanes that no process owns, and abort their transactions.
+
+    Their records move into rejected/. A batch that turns out to be committed stays committed; its records do not move.
+    """
+    limit_s = duration_s(timeout, "--timeout")
+    options = connection(servers, config)
+    done = _decided(directory, batch, options, limit_s, aborts=True)
+    show(done.fields, done.lines(), done.exit_code, as_json=as_json)
+
+
+def _decided(
+    directory: Path, batch: Sequence[str] | None, options: Mapping[str, Any], limit_s: float, *, aborts: bool
+) -> DecisionReport:
+    """Decides the undecided atomic batches of lanes without an owner.
+
+    Args:
+        directory: The spool directory.
+        batch: Beginnings of the ids of the only batches to decide; None or empty decides all of them.
+        options: Options of a producer, for the connection.
+        limit_s: Time after which to give up, seconds.
+        aborts: Whether to abort the batches; otherwise the staged ones are committed.
+    """
+    directory = directory.resolve()
+    wanted, foreign, damaged = _wanted(directory, batch)
+    chosen = [each for each in wanted if aborts or each.staged]
+    ids = frozenset(each.unit_id for each in chosen)
+    decision = Decide(abort=ids) if aborts else Decide(commit=ids)
+    rows: list[dict[str, Any]] = []
+    unreachable = False
+    if chosen:
+        rows, unreachable = _decide(directory, options, chosen, decision, limit_s)
+    return DecisionReport(rows, len(wanted), foreign, damaged, unreachable, aborts)
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class _Wanted:
     """An undecided atomic batch (a unit) in a lane that no process owns."""
 
     lane: str
@@ -65,24 +127,24 @@ class Wanted:
     staged: bool
 
 
-def _wanted(directory: Path, given: Sequence[str] | None) -> tuple[list[Wanted], list[str], list[str]]:
+def _wanted(directory: Path, given: Sequence[str] | None) -> tuple[list[_Wanted], list[str], list[str]]:
     """The undecided atomic batches of lanes without an owner, the names of the owned lanes, which are skipped, and the
     names of damaged lanes, which may have had more atomic batches. If all batches are named, damage does not matter.
     """
     lanes = open_directory(directory)
-    found: list[Wanted] = []
+    found: list[_Wanted] = []
     foreign: list[str] = []
     damaged: list[str] = []
     for number in lanes.lanes():
         path = lanes.lane_path(number)
-        if lanes.seems_owned(number):
+        if lanes.owners.seems_owned(number):
             foreign.append(path.name)
             continue
         content = read_content(path, files=lanes.files)
         if content.log.damage:
             damaged.append(path.name)
         found += [
-            Wanted(path.name, log.unit_id, log.step is ExchangeStep.PREPARE_ACKNOWLEDGED)
+            _Wanted(path.name, log.unit_id, log.step is ExchangeStep.PREPARE_ACKNOWLEDGED)
             for log in content.units
             if log.outcome is None
         ]
@@ -103,7 +165,7 @@ def _wanted(directory: Path, given: Sequence[str] | None) -> tuple[list[Wanted],
 
 
 def _decide(
-    directory: Path, options: Mapping[str, Any], wanted: Sequence[Wanted], decide: Decide, limit_s: float
+    directory: Path, options: Mapping[str, Any], wanted: Sequence[_Wanted], decide: Decide, limit_s: float
 ) -> tuple[list[dict[str, Any]], bool]:
     """The outcome of each unit, and whether the command gave up because no broker could be used."""
     files = open_directory(directory).files
@@ -115,8 +177,13 @@ def _decide(
     deadline = time.monotonic() + limit_s
     unreachable = False
     phases: dict[str, tuple[u.Phase, bool] | None] = {}
-    outcomes = _Outcomes()
-    with OpenSpool(options, directory, "kafkasafe-decide", outcomes.note, decide) as spool:
+    outcomes: dict[str, AtomicBatchCommitted | AtomicBatchDropped] = {}
+
+    def note(event: object) -> None:
+        if isinstance(event, (AtomicBatchCommitted, AtomicBatchDropped)):
+            outcomes[event.batch_id] = event
+
+    with OpenSpool(options, directory, "kafkasafe-decide", note, decide) as spool:
         names = {each.lane for each in wanted}
         while True:
             if spool.has_failed:
@@ -137,7 +204,7 @@ def _decide(
     # The log may no longer hold a finished batch. That is why `before` was read first.
     rows = []
     for row in before:
-        match outcomes.known.get(row["batch_id"]):
+        match outcomes.get(row["batch_id"]):
             case AtomicBatchCommitted():
                 step = ExchangeStep.COMMIT_ACKNOWLEDGED
                 rows.append({**row, "step": step.number, "step_name": step.value})
@@ -194,13 +261,13 @@ class DecisionReport:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the command."""
         return EXIT_FAILED if self.unreachable else EXIT_BROKEN if self.left or self.damaged else 0
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The part of the JSON output that both commands have."""
         return {
+            **({"aborted": self.aborted} if self.aborts else {}),
+            "committed": self.committed,
             "left": self.left,
             "lanes_of_others": self.foreign,
             "damaged_lanes": self.damaged,
@@ -208,35 +275,22 @@ class DecisionReport:
         }
 
     def lines(self) -> Iterator[str]:
-        """Yields a line for each atomic batch, and one for each lane that was skipped."""
+        if self.aborts:
+            yield (
+                f"{counted(self.aborted, 'atomic batch')} given up, {self.committed:,} found committed,"
+                f" {self.left:,} left"
+            )
+        else:
+            yield f"{counted(self.committed, 'atomic batch')} committed, {self.left:,} left"
         yield from map(unit_line, self.rows)
         for name in self.foreign:
             yield f"{name} belongs to a running process, which decides its atomic batches"
         for name in self.damaged:
             yield f"{name} is DAMAGED, and may have held more atomic batches: see kafkasafe spool verify"
-
-
-def decide_staged(
-    directory: Path,
-    batch: Sequence[str] | None,
-    options: Mapping[str, Any],
-    limit_s: float,
-    choose: Callable[[Sequence[Wanted]], tuple[Sequence[Wanted], Decide]],
-) -> DecisionReport:
-    """Decides the undecided atomic batches of lanes without an owner.
-
-    Args:
-        directory: The spool directory.
-        batch: Beginnings of the ids of the only batches to decide; None or empty decides all of them.
-        options: Options of a producer, for the connection.
-        limit_s: Time after which to give up, seconds.
-        choose: Selects the batches to decide, with their outcomes.
-    """
-    directory = directory.resolve()
-    wanted, foreign, damaged = _wanted(directory, batch)
-    chosen, decision = choose(wanted)
-    rows: list[dict[str, Any]] = []
-    unreachable = False
-    if chosen:
-        rows, unreachable = _decide(directory, options, chosen, decision, limit_s)
-    return DecisionReport(rows, len(wanted), foreign, damaged, unreachable, bool(decision.abort))
+        if self.aborts and self.aborted:
+            yield RESEND_HINT
+        if self.left and not self.aborts:
+            yield (
+                "A batch is left if it is not staged, if its transaction is over, or if it comes after a batch that is"
+                " left or shares a transaction with one. kafkasafe spool drain delivers these batches"
+            )

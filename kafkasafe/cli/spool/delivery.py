@@ -11,8 +11,6 @@ from typing import Any, Final
 from kafka.errors import KafkaTimeoutError
 
 from kafkasafe.cli.common import (
-    EXIT_BROKEN,
-    EXIT_FAILED,
     RESEND_HINT,
     address_of,
     counted,
@@ -20,6 +18,7 @@ from kafkasafe.cli.common import (
     progress,
     rejected_lines,
 )
+from kafkasafe.cli.report import EXIT_BROKEN, EXIT_FAILED
 from kafkasafe.cli.spool.opened import OpenSpool
 from kafkasafe.cluster.api import in_words
 from kafkasafe.errors import DataLossError, SpoolCorruptError, SpoolError, UndecidableError
@@ -27,7 +26,7 @@ from kafkasafe.events import DeliveryRetried, RecordsCommitted, TopicBlocked, To
 from kafkasafe.spool.inspection import Inspected, inspect
 from kafkasafe.spool.lanes import SpoolDirectory
 
-__all__ = ["DeliveryReport", "deliver"]
+__all__ = ["deliver"]
 
 _REASONS: Final = 3
 
@@ -59,26 +58,17 @@ class DeliveryReport:
         return sum(each.records for found in self.rejected for each in found.rejected)
 
     @property
-    def broken(self) -> bool:
-        """Whether anything is undelivered, damaged, rejected or lost."""
-        return bool(self.left or self.trouble or self.rejected or self.lost)
-
-    @property
-    def broken_now(self) -> bool:
-        """Like `broken`, but in rejected/ only newly added records and unreadable files count."""
-        unreadable = any(found.rejected_unreadable for found in self.rejected)
-        return bool(self.left or self.trouble or self.rejected_now or unreadable or self.lost)
-
-    @property
     def exit_code(self) -> int:
-        """See `Report`."""
         if self.unreachable:
             return EXIT_FAILED
-        return EXIT_BROKEN if (self.broken_now if self.ignore_rejected else self.broken) else 0
+        rejected = bool(self.rejected)
+        if self.ignore_rejected:
+            # Only newly added records and unreadable files count.
+            rejected = self.rejected_now > 0 or any(found.rejected_unreadable for found in self.rejected)
+        return EXIT_BROKEN if self.left or self.trouble or rejected or self.lost else 0
 
     @property
     def fields(self) -> dict[str, Any]:
-        """See `Report`."""
         return {
             "delivered_records": self.delivered,
             "left_records": self.left,
@@ -91,7 +81,6 @@ class DeliveryReport:
         }
 
     def lines(self) -> Iterator[str]:
-        """See `Report`."""
         yield (
             f"{counted(self.delivered, 'record')} delivered, "
             + (
@@ -123,7 +112,7 @@ def deliver(
     options: dict[str, Any],
     limit_s: float,
     on_undecidable: str,
-    on_corrupt: str | None = None,
+    on_corrupt: str = "raise",
 ) -> DeliveryReport:
     """Delivers the records of lanes without an owner.
 
@@ -132,7 +121,7 @@ def deliver(
         options: Options of the producer that delivers.
         limit_s: Time after which to give up, seconds.
         on_undecidable: The producer's option of that name.
-        on_corrupt: The producer's option of that name; None leaves the one in `options`.
+        on_corrupt: The producer's option of that name; "raise" leaves the one in `options`.
     """
     began = time.monotonic()
     there = _left(lanes, set())
@@ -142,7 +131,7 @@ def deliver(
         return DeliveryReport(0, 0, _all_rejected(lanes), there.foreign, "", time.monotonic() - began)
     refused_before = _rejected(lanes)
     options = {**options, "on_undecidable": on_undecidable}
-    if on_corrupt is not None and on_corrupt != "raise":
+    if on_corrupt != "raise":
         options = {**options, "on_corrupt": on_corrupt}
     drain = _Drain(lanes, options, before, limit_s, began + limit_s)
     drain.run()
@@ -308,7 +297,7 @@ def _left(lanes: SpoolDirectory, mine: set[str]) -> _Left:
     for number in lanes.lanes():
         path = lanes.lane_path(number)
         # A lane that this process has locked but not opened yet counts as its own, too.
-        if path.name not in mine and lanes.seems_owned(number) not in {0, os.getpid()}:
+        if path.name not in mine and lanes.owners.seems_owned(number) not in {0, os.getpid()}:
             foreign.append(path.name)
             continue
         try:

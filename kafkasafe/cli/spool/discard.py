@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
 from kafkasafe.cli.common import (
     CODES,
-    EXIT_BROKEN,
     NOT_APPLIED,
     Directory,
     Json,
@@ -20,7 +17,7 @@ from kafkasafe.cli.common import (
     lanes_of,
     open_directory,
 )
-from kafkasafe.cli.report import show
+from kafkasafe.cli.report import EXIT_BROKEN, show
 from kafkasafe.cli.spool.contents import LaneName
 from kafkasafe.maintenance.discard import Discardable, discard, find_discardable
 
@@ -58,66 +55,37 @@ def spool_discard(
         wanted = [each for each in found if unreadable or not each.error]
         if apply:
             discard(lanes, wanted)
-    show(Discarded(found, wanted, apply), as_json=as_json)
+    left = [each for each in found if each not in wanted]
+    records = sum(each.records for each in wanted if not each.missing)
+    rows = [
+        {
+            "lane": each.lane.name,
+            "file": each.name,
+            "topic": None if each.topic == "?" else each.topic,
+            "partition": each.partition,
+            "records": each.records,
+            "missing": each.missing,
+            "error": each.error or None,
+            "discarded": apply and each in wanted,
+        }
+        for each in found
+    ]
+    lines = [
+        *map(_line, wanted),
+        *(
+            f"{each.lane.name}: {each.name}: LEFT, it cannot be read: {each.error}; --unreadable discards it"
+            for each in left
+        ),
+        f"{counted(records, 'record')} {'' if apply else 'would be '}discarded",
+    ]
+    if wanted and not apply:
+        lines.append(NOT_APPLIED)
+    fields = {"applied": apply, "discarded_records": records, "files": rows}
+    show(fields, lines, EXIT_BROKEN if left else 0, as_json=as_json)
 
 
-@dataclass(frozen=True, slots=True)
-class Discarded:
-    """Files of rejected/ that were deleted, or would be.
-
-    Attributes:
-        found: All files that were found.
-        wanted: The files to delete.
-        apply: Whether they were deleted.
-    """
-
-    found: Sequence[Discardable]
-    wanted: Sequence[Discardable]
-    apply: bool
-
-    @property
-    def records(self) -> int:
-        """Number of records in these files."""
-        return sum(each.records for each in self.wanted if not each.missing)
-
-    @property
-    def left(self) -> list[Discardable]:
-        """Files that stay."""
-        return [each for each in self.found if each not in self.wanted]
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """See `Report`."""
-        rows = [
-            {
-                "lane": each.lane.name,
-                "file": each.name,
-                "topic": None if each.topic == "?" else each.topic,
-                "partition": each.partition,
-                "records": each.records,
-                "missing": each.missing,
-                "error": each.error or None,
-                "discarded": self.apply and each in self.wanted,
-            }
-            for each in self.found
-        ]
-        return {"applied": self.apply, "discarded_records": self.records, "files": rows}
-
-    @property
-    def exit_code(self) -> int:
-        """See `Report`."""
-        return EXIT_BROKEN if self.left else 0
-
-    def lines(self) -> Iterator[str]:
-        """See `Report`."""
-        for each in self.wanted:
-            what = "deleted by hand" if each.missing else each.error and f"UNREADABLE ({each.error})"
-            where = "" if each.topic == "?" else f" of {address_of(each.topic, each.partition)}"
-            yield f"{each.lane.name}: {each.name}: {counted(each.records, 'record')}{where}{what and f', {what}'}"
-        for each in self.left:
-            yield (
-                f"{each.lane.name}: {each.name}: LEFT, it cannot be read: {each.error}; --unreadable discards it"
-            )
-        yield f"{counted(self.records, 'record')} {'' if self.apply else 'would be '}discarded"
-        if self.wanted and not self.apply:
-            yield NOT_APPLIED
+def _line(each: Discardable) -> str:
+    """The line of a file that is discarded."""
+    what = "deleted by hand" if each.missing else each.error and f"UNREADABLE ({each.error})"
+    where = "" if each.topic == "?" else f" of {address_of(each.topic, each.partition)}"
+    return f"{each.lane.name}: {each.name}: {counted(each.records, 'record')}{where}{what and f', {what}'}"

@@ -64,4 +64,5 @@ def spool_drain(
     options = connection(servers, config)
     lanes = open_directory(directory)
     done = deliver(lanes, options, limit_s, on_undecidable, on_corrupt)
-    show(dataclasses.replace(done, ignore_rejected=ignore_rejected), as_json=as_json)
+    done = dataclasses.replace(done, ignore_rejected=ignore_rejected)
+    show(done.fields, done.lines(), done.exit_code, as_json=as_json)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import typer
 
-from kafkasafe.cli.common import EXIT_BROKEN, Directory, counted, one_line, open_directory, progress
-from kafkasafe.cli.report import show
+from kafkasafe.cli.common import Directory, counted, one_line, open_directory, progress
+from kafkasafe.cli.report import EXIT_BROKEN, show
 from kafkasafe.cli.spool.contents import LaneName, contents_of, records_of
 from kafkasafe.maintenance.examination import LaneContent
 from kafkasafe.packages import pyarrow_for
@@ -31,40 +30,6 @@ _FORMS: Final[dict[str, _Form]] = {
     ".json": "jsonl",
     ".parquet": "parquet",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Exported:
-    """The result of an export.
-
-    Attributes:
-        output: The name of the file, or "-".
-        records: Number of records, by status.
-        damage: A sentence for each part of the spool that could not be read.
-    """
-
-    output: str
-    records: Mapping[str, int]
-    damage: Sequence[str]
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """See `Report`."""
-        return {"output": self.output, "records": self.records, "damage": self.damage}
-
-    @property
-    def exit_code(self) -> int:
-        """See `Report`."""
-        return EXIT_BROKEN if self.damage else 0
-
-    def lines(self) -> Iterator[str]:
-        """See `Report`."""
-        parts = ", ".join(
-            f"{count:,} {name.replace('_', ' ')}" for name, count in self.records.items() if count
-        )
-        yield f"{counted(sum(self.records.values()), 'record')}{f': {parts}' if parts else ''}"
-        for each in self.damage:
-            yield f"DAMAGE, not exported: {each}"
 
 
 def spool_export(
@@ -112,8 +77,16 @@ def spool_export(
             with _new_file(output) as file:
                 for row in records.rows(report, raw=False):
                     file.write((one_line(row) + "\n").encode())
+    parts = ", ".join(
+        f"{count:,} {name.replace('_', ' ')}" for name, count in records.counts.items() if count
+    )
     show(
-        Exported(str(output), records.counts, records.damage),
+        {"output": str(output), "records": records.counts, "damage": records.damage},
+        [
+            f"{counted(sum(records.counts.values()), 'record')}{f': {parts}' if parts else ''}",
+            *(f"DAMAGE, not exported: {each}" for each in records.damage),
+        ],
+        EXIT_BROKEN if records.damage else 0,
         as_json=as_json,
         file=sys.stderr if to_stdout else None,
         indent=None,

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
 from kafkasafe.cli.common import (
-    EXIT_BROKEN,
     RESEND_HINT,
     Json,
     cluster_trouble,
@@ -21,7 +19,7 @@ from kafkasafe.cli.common import (
     rejected_lines,
     unreadable_lines,
 )
-from kafkasafe.cli.report import show
+from kafkasafe.cli.report import EXIT_BROKEN, show
 from kafkasafe.cli.spool.atomic_batches import unit_line, unit_rows
 from kafkasafe.cli.spool.contents import missing_lines, unread_rows
 from kafkasafe.cli.spool.tree import root_of, tree_below
@@ -51,7 +49,7 @@ def spool_ls(
 ) -> None:
     """List the lanes of a spool directory: owner, size, undelivered records and rejected records."""
     if tree:
-        show(tree_below(root_of(directory)), as_json=as_json)
+        show(*tree_below(root_of(directory)), as_json=as_json)
         return
     if directory is None:
         raise typer.BadParameter("name a spool directory, or use --tree", param_hint="DIR")
@@ -64,7 +62,7 @@ def spool_ls(
             {
                 "lane": lanes.lane_path(number).name,
                 "error": None,
-                "owner_pid": lanes.seems_owned(number) or None,
+                "owner_pid": lanes.owners.seems_owned(number) or None,
                 "segments": found.segments,
                 "bytes": found.size_bytes,
                 "waiting_batches": sum(waiting.batches for waiting in found.waiting),
@@ -83,44 +81,14 @@ def spool_ls(
             }
         )
         lanes_found.append(found)
-    show(Listing(directory, rows, lanes_found, troubles), as_json=as_json)
-
-
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """The lanes of a spool directory.
-
-    Attributes:
-        directory: The directory.
-        rows: The JSON output for each lane.
-        lanes: The content of each of these lanes.
-        troubles: The name of each unreadable lane, with the reason.
-    """
-
-    directory: Path
-    rows: Sequence[dict[str, Any]]
-    lanes: Sequence[Inspected]
-    troubles: Sequence[tuple[str, str]]
-
-    @property
-    def fields(self) -> list[dict[str, Any]]:
-        """See `Report`."""
-        return [*self.rows, *unread_rows(self.troubles)]
-
-    @property
-    def exit_code(self) -> int:
-        """See `Report`."""
-        return EXIT_BROKEN if self.troubles or any(row[name] for row in self.rows for name in _BAD) else 0
-
-    def lines(self) -> Iterator[str]:
-        """See `Report`."""
-        for row, found in zip(self.rows, self.lanes, strict=True):
-            yield from _lane_lines(row, found)
-        if not self.rows and not self.troubles:
-            yield f"{self.directory} has no lanes"
-        yield from unreadable_lines(self.troubles)
-        if any(row["rejected_records"] for row in self.rows):
-            yield RESEND_HINT
+    lines = [line for row, found in zip(rows, lanes_found, strict=True) for line in _lane_lines(row, found)]
+    if not rows and not troubles:
+        lines.append(f"{directory} has no lanes")
+    lines += unreadable_lines(troubles)
+    if any(row["rejected_records"] for row in rows):
+        lines.append(RESEND_HINT)
+    broken = troubles or any(row[name] for row in rows for name in _BAD)
+    show([*rows, *unread_rows(troubles)], lines, EXIT_BROKEN if broken else 0, as_json=as_json)
 
 
 def _lane_lines(row: dict[str, Any], found: Inspected) -> Iterator[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -11,14 +9,13 @@ import typer
 
 from kafkasafe.cli.common import (
     CODES,
-    EXIT_BROKEN,
     NOT_APPLIED,
     Json,
     counted,
     duration_s,
     open_directory,
 )
-from kafkasafe.cli.report import show
+from kafkasafe.cli.report import EXIT_BROKEN, show
 from kafkasafe.cli.spool.tree import root_of, spools_below
 from kafkasafe.errors import SpoolError
 from kafkasafe.maintenance.prune import find_prunable, prune_directory, prune_lane
@@ -68,7 +65,25 @@ def spool_prune(
     else:
         found = [open_directory(Path(str(directory)))]
     rows = [row for lanes in found for row in _pruned(lanes, age_s, troubles, apply=apply)]
-    show(Pruned(rows, troubles, apply), as_json=as_json)
+    gone = [row for row in rows if not row["kept"]]
+    freed_bytes = sum(row["bytes"] for row in gone)
+    lines = [
+        f"{row['directory']}{'' if row['lane'] is None else '/' + row['lane']}:"
+        f" {'kept: ' + row['kept'] if row['kept'] else 'nothing in it'}"
+        for row in rows
+    ]
+    number = sum(row["lane"] is not None for row in gone)
+    lines += [
+        *troubles,
+        (
+            f"{counted(number, 'lane')} and {counted(len(gone) - number, 'directory', 'directories')},"
+            f" {counted(freed_bytes, 'byte')}, {'' if apply else 'would be '}deleted"
+        ),
+    ]
+    if gone and not apply:
+        lines.append(NOT_APPLIED)
+    fields = {"applied": apply, "freed_bytes": freed_bytes, "found": rows, "troubles": troubles}
+    show(fields, lines, EXIT_BROKEN if troubles else 0, as_json=as_json)
 
 
 def _pruned(lanes: SpoolDirectory, age_s: float, troubles: list[str], *, apply: bool) -> list[dict[str, Any]]:
@@ -97,57 +112,3 @@ def _pruned(lanes: SpoolDirectory, age_s: float, troubles: list[str], *, apply: 
         troubles.append(kept)
     rows.append({"directory": str(lanes.path), "lane": None, "bytes": 0, "kept": kept})
     return rows
-
-
-@dataclass(frozen=True, slots=True)
-class Pruned:
-    """Lanes and directories that were deleted, or would be.
-
-    Attributes:
-        rows: The JSON output for each lane and directory. Those with a reason in "kept" stay.
-        troubles: A sentence for each lane or directory that could not be read or deleted.
-        apply: Whether the command deletes them. If not, it only shows what it would delete.
-    """
-
-    rows: Sequence[dict[str, Any]]
-    troubles: Sequence[str]
-    apply: bool
-
-    @property
-    def gone(self) -> list[dict[str, Any]]:
-        """Rows of the lanes and directories that were deleted, or would be."""
-        return [row for row in self.rows if not row["kept"]]
-
-    @property
-    def freed_bytes(self) -> int:
-        """Total size of the deleted lanes and directories, or of those that would be deleted."""
-        return sum(row["bytes"] for row in self.gone)
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """See `Report`."""
-        return {
-            "applied": self.apply,
-            "freed_bytes": self.freed_bytes,
-            "found": self.rows,
-            "troubles": self.troubles,
-        }
-
-    @property
-    def exit_code(self) -> int:
-        """See `Report`."""
-        return EXIT_BROKEN if self.troubles else 0
-
-    def lines(self) -> Iterator[str]:
-        """See `Report`."""
-        for row in self.rows:
-            where = row["directory"] if row["lane"] is None else f"{row['directory']}/{row['lane']}"
-            yield f"{where}: {'kept: ' + row['kept'] if row['kept'] else 'nothing in it'}"
-        yield from self.troubles
-        lanes = sum(row["lane"] is not None for row in self.gone)
-        yield (
-            f"{counted(lanes, 'lane')} and {counted(len(self.gone) - lanes, 'directory', 'directories')},"
-            f" {counted(self.freed_bytes, 'byte')}, {'' if self.apply else 'would be '}deleted"
-        )
-        if self.gone and not self.apply:
-            yield NOT_APPLIED

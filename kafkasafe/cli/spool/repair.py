@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
 from kafkasafe.cli.common import (
     CODES,
-    EXIT_BROKEN,
-    EXIT_FAILED,
     Directory,
     Json,
     inspected,
     lanes_of,
 )
-from kafkasafe.cli.report import show
+from kafkasafe.cli.report import EXIT_BROKEN, EXIT_FAILED, show
 from kafkasafe.cli.spool.contents import LaneName
 from kafkasafe.errors import SpoolError
 from kafkasafe.maintenance.repair import Plan, carry_out, plan_repair
@@ -53,7 +50,7 @@ def spool_repair(
     for lanes, number in lanes_of(directory, lane):
         path = lanes.lane_path(number)
         if not apply:
-            owner = lanes.seems_owned(number)
+            owner = lanes.owners.seems_owned(number)
             try:
                 plan = (
                     Plan(f"it belongs to process {owner}") if owner else plan_repair(path, files=lanes.files)
@@ -83,53 +80,28 @@ def spool_repair(
         (name, dataclasses.replace(plan, left=(*plan.left, *map(_restore, unreadable.get(name, ())))), kept)
         for name, plan, kept in plans
     ]
-    show(Repair(plans, apply), as_json=as_json)
+    fields = [
+        {
+            "lane": name,
+            "refused": plan.refused,
+            "steps": [dataclasses.asdict(step) for step in plan.steps],
+            "left": list(plan.left),
+            "applied": kept is not None,
+            "copies": None if kept is None else str(kept),
+        }
+        for name, plan, kept in plans
+    ]
+    lines = [line for name, plan, kept in plans for line in _plan_lines(name, plan, kept)]
+    if not apply and any(plan.steps for _, plan, _ in plans):
+        lines.append("Nothing was changed; --apply applies the plan")
+    exit_code = EXIT_BROKEN if any(plan.left for _, plan, _ in plans) else 0
+    if any(plan.refused for _, plan, _ in plans):
+        exit_code = EXIT_FAILED
+    show(fields, lines, exit_code, as_json=as_json)
 
 
 def _restore(unreadable: str) -> str:
     return f"{unreadable}; restore it from a copy, or give it up with kafkasafe spool discard --unreadable"
-
-
-@dataclass(frozen=True, slots=True)
-class Repair:
-    """The result of a repair, or its preview.
-
-    Attributes:
-        plans: For each lane its name, the plan, and the folder with copies if the plan was carried out.
-        apply: Whether the command carries out the plans. If not, it only shows them.
-    """
-
-    plans: Sequence[tuple[str, Plan, Path | None]]
-    apply: bool
-
-    @property
-    def fields(self) -> list[dict[str, Any]]:
-        """See `Report`."""
-        return [
-            {
-                "lane": name,
-                "refused": plan.refused,
-                "steps": [dataclasses.asdict(step) for step in plan.steps],
-                "left": list(plan.left),
-                "applied": kept is not None,
-                "copies": None if kept is None else str(kept),
-            }
-            for name, plan, kept in self.plans
-        ]
-
-    @property
-    def exit_code(self) -> int:
-        """See `Report`."""
-        if any(plan.refused for _, plan, _ in self.plans):
-            return EXIT_FAILED
-        return EXIT_BROKEN if any(plan.left for _, plan, _ in self.plans) else 0
-
-    def lines(self) -> Iterator[str]:
-        """See `Report`."""
-        for name, plan, kept in self.plans:
-            yield from _plan_lines(name, plan, kept)
-        if not self.apply and any(plan.steps for _, plan, _ in self.plans):
-            yield "Nothing was changed; --apply applies the plan"
 
 
 def _plan_lines(name: str, plan: Plan, kept: Path | None) -> Iterator[str]:

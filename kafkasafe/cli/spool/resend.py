@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
 from kafkasafe.cli.common import (
     CODES,
-    EXIT_BROKEN,
-    EXIT_FAILED,
     ConfigFile,
     Directory,
     Json,
@@ -25,9 +21,9 @@ from kafkasafe.cli.common import (
     open_directory,
     progress,
 )
-from kafkasafe.cli.report import show
-from kafkasafe.cli.spool.delivery import DeliveryReport, deliver
-from kafkasafe.maintenance.resend import ResendResult, bring_back, find_rejected
+from kafkasafe.cli.report import EXIT_BROKEN, EXIT_FAILED, show
+from kafkasafe.cli.spool.delivery import deliver
+from kafkasafe.maintenance.resend import bring_back, find_rejected
 
 __all__ = ["RESEND_CODES", "spool_resend"]
 
@@ -74,64 +70,31 @@ def spool_resend(
             if topics:
                 mine = [found for found in done.rejected if any(r.topic in topics for r in found.rejected)]
                 done = dataclasses.replace(done, rejected=mine)
-    show(ResendReport(found, done, dry_run), as_json=as_json)
-
-
-@dataclass(frozen=True, slots=True)
-class ResendReport:
-    """The records that were moved back into the spool, and those that were then delivered.
-
-    Attributes:
-        found: The records that were moved, or would be.
-        done: The delivery; None if this command does not deliver.
-        dry_run: Whether the command only shows what it would do.
-    """
-
-    found: ResendResult
-    done: DeliveryReport | None
-    dry_run: bool
-
-    @property
-    def counts(self) -> dict[tuple[str, int], int]:
-        """Number of records by topic and partition."""
-        counts: dict[tuple[str, int], int] = collections.Counter()
-        for each in self.found.files:
-            counts[each.topic, each.partition] += each.kept.records
-        return counts
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """See `Report`."""
-        found = {
-            "dry_run": self.dry_run,
-            "resent_records": self.found.records,
-            "resent": [
-                {"topic": name, "partition": partition, "records": records}
-                for (name, partition), records in self.counts.items()
-            ],
-            "lane": self.found.lane or None,
-            "not_resent": self.found.left,
-        }
-        return found | ({} if self.done is None else self.done.fields)
-
-    @property
-    def exit_code(self) -> int:
-        """See `Report`."""
-        delivered = 0 if self.done is None else self.done.exit_code
-        if delivered == EXIT_FAILED:
-            return EXIT_FAILED
-        return EXIT_BROKEN if self.found.left or delivered else 0
-
-    def lines(self) -> Iterator[str]:
-        """See `Report`."""
-        for (name, partition), records in self.counts.items():
-            yield f"  {address_of(name, partition)}: {counted(records, 'record')}"
-        verb = "would be" if self.dry_run else "were" if self.found.records != 1 else "was"
-        lane = self.found.lane and f" ({self.found.lane})"
-        yield f"{counted(self.found.records, 'record')} {verb} moved back into the spool{lane}"
-        for text in self.found.left:
-            yield f"NOT RESENT {text}"
-        if self.done is not None:
-            yield from self.done.lines()
-        elif self.found.files and not self.dry_run:
-            yield "The next producer on this directory, or kafkasafe spool drain, delivers them"
+    counts: dict[tuple[str, int], int] = collections.Counter()
+    for each in found.files:
+        counts[each.topic, each.partition] += each.kept.records
+    fields = {
+        "dry_run": dry_run,
+        "resent_records": found.records,
+        "resent": [
+            {"topic": name, "partition": partition, "records": records}
+            for (name, partition), records in counts.items()
+        ],
+        "lane": found.lane or None,
+        "not_resent": found.left,
+        **({} if done is None else done.fields),
+    }
+    verb = "would be" if dry_run else "were" if found.records != 1 else "was"
+    lines = [
+        *(f"  {address_of(*where)}: {counted(records, 'record')}" for where, records in counts.items()),
+        f"{counted(found.records, 'record')} {verb} moved back into the spool{found.lane and f' ({found.lane})'}",
+        *(f"NOT RESENT {text}" for text in found.left),
+    ]
+    if done is not None:
+        lines += done.lines()
+    elif found.files and not dry_run:
+        lines.append("The next producer on this directory, or kafkasafe spool drain, delivers them")
+    exit_code = 0 if done is None else done.exit_code
+    if found.left and exit_code != EXIT_FAILED:
+        exit_code = EXIT_BROKEN
+    show(fields, lines, exit_code, as_json=as_json)

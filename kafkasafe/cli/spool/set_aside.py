@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Final
+from collections.abc import Sequence
+from typing import Annotated, Final
 
 import typer
 
@@ -90,35 +88,6 @@ def spool_set_aside(
         path, topic, partition, records = set_aside(lanes, number, position, absent)
     except UsageError as error:
         raise typer.BadParameter(str(error.args[0]), param_hint="--position") from None
-    show(SetAside(path, topic, partition, records), as_json=as_json)
-
-
-@dataclass(frozen=True, slots=True)
-class SetAside:
-    """The batch that was moved: its new file, its partition, and the number of its records."""
-
-    path: Path
-    topic: str
-    partition: int
-    records: int
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """See `Report`."""
-        return {
-            "file": str(self.path),
-            "topic": self.topic,
-            "partition": self.partition,
-            "records": self.records,
-        }
-
-    @property
-    def exit_code(self) -> int:
-        """See `Report`."""
-        return 0
-
-    def lines(self) -> Iterator[str]:
-        """See `Report`."""
-        where = address_of(self.topic, self.partition)
-        yield f"{where}: {counted(self.records, 'record')} set aside into {self.path}"
-        yield RESEND_HINT
+    line = f"{address_of(topic, partition)}: {counted(records, 'record')} set aside into {path}"
+    fields = {"file": str(path), "topic": topic, "partition": partition, "records": records}
+    show(fields, [line, RESEND_HINT], as_json=as_json)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
-from kafkasafe.cli.common import EXIT_BROKEN, Directory, Json, counted, id_as_json, one_line, unreadable_lines
-from kafkasafe.cli.report import show
+from kafkasafe.cli.common import Directory, Json, counted, id_as_json, one_line, unreadable_lines
+from kafkasafe.cli.report import EXIT_BROKEN, show
 from kafkasafe.cli.spool.atomic_batches import times_row, unit_line, unit_rows
 from kafkasafe.cli.spool.contents import LaneName, contents_of, records_of
 from kafkasafe.maintenance.examination import SpooledBatch
@@ -39,18 +37,7 @@ def spool_show(
     Steps (as in Kafka's ticket KAFKA-156): 1 prepared (on disk), 2 prepare acknowledged (durable on disk with its batch
     id, so it may have been sent), 3 committed (in the cluster's log), 4 commit acknowledged (its offset is known).
     """
-    found = _found(directory, lane, position, every=every)
-    if position is not None and not found.rows:
-        raise typer.BadParameter(f"no batch begins at position {position}", param_hint="--position")
-    if as_json:
-        # The JSON output is a list of batches, so it has no place for these lines.
-        for line in unreadable_lines(found.troubles):
-            print(line, file=sys.stderr)
-    show(found, as_json=as_json, ensure_ascii=False)
-
-
-def _found(directory: Path, lane: str | None, position: int | None, *, every: bool) -> Batches:
-    rows = []
+    rows: list[dict[str, Any]] = []
     units: list[dict[str, Any]] = []
     damaged = False
     unreadable: list[str] = []
@@ -72,54 +59,30 @@ def _found(directory: Path, lane: str | None, position: int | None, *, every: bo
             if position is not None:
                 row["content"] = list(records_of(content, batch))
             rows.append(row)
-    return Batches(rows, units, damaged, unreadable, troubles)
+    if position is not None and not rows:
+        raise typer.BadParameter(f"no batch begins at position {position}", param_hint="--position")
+    if as_json:
+        # The JSON output is a list of batches, so it has no place for these lines.
+        for line in unreadable_lines(troubles):
+            print(line, file=sys.stderr)
+    lines = [*_batch_lines(rows), *map(unit_line, units)]
+    if not (rows or units):
+        elsewhere = " in the other lanes" if troubles else ""
+        lines.append(f"No undelivered batches{elsewhere}; --all shows delivered ones")
+    lines += [*unreadable_lines(troubles), *(f"UNREADABLE {text}" for text in unreadable)]
+    if damaged:
+        lines.append("Damaged ranges are not shown: see kafkasafe spool verify")
+    rejected = any(row["status"] == SpoolOutcome.REJECTED.value for row in rows)
+    broken = damaged or unreadable or troubles or rejected
+    show(rows, lines, EXIT_BROKEN if broken else 0, as_json=as_json, ensure_ascii=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Batches:
-    """Batches of a spool directory.
-
-    Attributes:
-        rows: The JSON output for each batch.
-        units: Atomic batches, as `unit_rows` returns them.
-        damaged: Whether a part of a log is damaged.
-        unreadable: A sentence for each file of rejected/ that cannot be read.
-        troubles: The name of each unreadable lane, with the reason.
-    """
-
-    rows: Sequence[dict[str, Any]]
-    units: Sequence[dict[str, Any]]
-    damaged: bool
-    unreadable: Sequence[str]
-    troubles: Sequence[tuple[str, str]]
-
-    @property
-    def fields(self) -> Sequence[dict[str, Any]]:
-        """See `Report`."""
-        return self.rows
-
-    @property
-    def exit_code(self) -> int:
-        """See `Report`."""
-        rejected = any(row["status"] == SpoolOutcome.REJECTED.value for row in self.rows)
-        return EXIT_BROKEN if self.damaged or self.unreadable or self.troubles or rejected else 0
-
-    def lines(self) -> Iterator[str]:
-        """See `Report`."""
-        for row in self.rows:
-            yield _batch_line(row)
-            for record in row.get("content", ()):
-                shown = {name: record[name] for name in ("timestamp_ms", "key", "value", "headers")}
-                yield f"  {one_line(shown)}"
-        yield from map(unit_line, self.units)
-        if not (self.rows or self.units):
-            elsewhere = " in the other lanes" if self.troubles else ""
-            yield f"No undelivered batches{elsewhere}; --all shows delivered ones"
-        yield from unreadable_lines(self.troubles)
-        for text in self.unreadable:
-            yield f"UNREADABLE {text}"
-        if self.damaged:
-            yield "Damaged ranges are not shown: see kafkasafe spool verify"
+def _batch_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    for row in rows:
+        yield _batch_line(row)
+        for record in row.get("content", ()):
+            shown = {name: record[name] for name in ("timestamp_ms", "key", "value", "headers")}
+            yield f"  {one_line(shown)}"
 
 
 def _batch_line(row: dict[str, Any]) -> str:

@@ -14,7 +14,8 @@ from typing import Any
 
 import typer
 
-from kafkasafe.cli.common import EXIT_BROKEN, cluster_trouble, counted, inspected
+from kafkasafe.cli.common import cluster_trouble, counted, inspected
+from kafkasafe.cli.report import EXIT_BROKEN
 from kafkasafe.errors import SpoolError
 from kafkasafe.spool.files import OsFiles
 from kafkasafe.spool.lanes import SpoolDirectory, format_lost
@@ -54,11 +55,6 @@ class _Sums:
         self.damaged_ranges += other.damaged_ranges
         self.troubles += other.troubles
         self.owner_pids += other.owner_pids
-
-    @property
-    def broken(self) -> bool:
-        """Whether anything needs an operator. Waiting records need none."""
-        return bool(self.rejected_records or self.damaged_ranges or self.troubles)
 
 
 def root_of(directory: Path | None) -> Path:
@@ -130,14 +126,14 @@ def _sums(path: Path) -> tuple[_Sums, str | None]:
         sums.damaged_ranges += len(found.damage)
         name = lanes.lane_path(number).name
         sums.troubles += [f"{name}: {text}" for text in (*found.rejected_unreadable, *found.rejected_missing)]
-        if pid := lanes.seems_owned(number):
+        if pid := lanes.owners.seems_owned(number):
             sums.owner_pids.append(pid)
     sums.troubles += [f"{name}: {reason}" for name, reason in unread]
     return sums, None if any(name == "CLUSTER" for name, _ in unread) else lanes.cluster_id()
 
 
-def tree_below(root: Path) -> Tree:
-    """Returns the contents of the spool directories at and below a directory."""
+def tree_below(root: Path) -> tuple[dict[str, Any], list[str], int]:
+    """The spool directories at and below a directory: the JSON output, the lines, and the exit code."""
     unread: list[str] = []
     found: list[tuple[Path, str | None, _Sums]] = []
     total = _Sums()
@@ -146,57 +142,23 @@ def tree_below(root: Path) -> Tree:
         found.append((path, cluster_id, sums))
         total.add(sums)
     total.troubles += unread
-    return Tree(root, found, total, unread)
-
-
-@dataclass(frozen=True, slots=True)
-class Tree:
-    """The contents of the spool directories below a directory.
-
-    Attributes:
-        root: The directory.
-        found: The path, cluster id and sums of each spool directory.
-        total: The sums of all.
-        unread: A sentence for each directory that cannot be listed.
-    """
-
-    root: Path
-    found: Sequence[tuple[Path, str | None, _Sums]]
-    total: _Sums
-    unread: Sequence[str]
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """See `Report`."""
-        rows = [
-            {"directory": str(path), "cluster_id": cluster_id, **dataclasses.asdict(sums)}
-            for path, cluster_id, sums in self.found
-        ]
-        totals = {"directories": len(rows), **dataclasses.asdict(self.total)}
-        return {"directories": rows, "totals": totals}
-
-    @property
-    def exit_code(self) -> int:
-        """See `Report`."""
-        return EXIT_BROKEN if self.total.broken else 0
-
-    def lines(self) -> Iterator[str]:
-        """See `Report`."""
-        for path, _, sums in self.found:
-            yield from _lines(path, sums)
-        yield from self.unread
-        yield self._sum_line()
-
-    def _sum_line(self) -> str:
-        if not self.found:
-            return f"No spool directory below {self.root}"
-        holding = sum(bool(sums.waiting_records) for _, _, sums in self.found)
-        return (
-            f"{counted(len(self.found), 'directory', 'directories')}, {counted(self.total.lanes, 'lane')},"
-            f" {counted(self.total.bytes, 'byte')}: {counted(self.total.waiting_records, 'record')} waiting in"
-            f" {counted(holding, 'directory', 'directories')}, {self.total.rejected_records:,} rejected,"
-            f" {counted(self.total.damaged_ranges, 'damaged range')}"
-        )
+    rows = [
+        {"directory": str(path), "cluster_id": cluster_id, **dataclasses.asdict(sums)}
+        for path, cluster_id, sums in found
+    ]
+    totals = {"directories": len(rows), **dataclasses.asdict(total)}
+    lines = [line for path, _, sums in found for line in _lines(path, sums)]
+    holding = sum(bool(sums.waiting_records) for _, _, sums in found)
+    sum_line = (
+        f"{counted(len(found), 'directory', 'directories')}, {counted(total.lanes, 'lane')},"
+        f" {counted(total.bytes, 'byte')}: {counted(total.waiting_records, 'record')} waiting in"
+        f" {counted(holding, 'directory', 'directories')}, {total.rejected_records:,} rejected,"
+        f" {counted(total.damaged_ranges, 'damaged range')}"
+    )
+    lines += [*unread, sum_line if found else f"No spool directory below {root}"]
+    # Waiting records need no operator.
+    broken = total.rejected_records or total.damaged_ranges or total.troubles
+    return {"directories": rows, "totals": totals}, lines, EXIT_BROKEN if broken else 0
 
 
 def _lines(path: Path, sums: _Sums) -> Iterator[str]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from kafkasafe.cli.common import (
-    EXIT_BROKEN,
     Directory,
     Json,
     cluster_trouble,
@@ -17,7 +15,7 @@ from kafkasafe.cli.common import (
     open_directory,
     unreadable_lines,
 )
-from kafkasafe.cli.report import show
+from kafkasafe.cli.report import EXIT_BROKEN, show
 from kafkasafe.cli.spool.contents import missing_lines, unread_rows
 
 __all__ = ["spool_verify"]
@@ -38,45 +36,31 @@ def spool_verify(directory: Directory, as_json: Json = False) -> None:
         # Leave out the fields that have nothing to do with this check of bytes.
         del row["waiting"], row["oldest_ms"], row["undecidable"]
         rows.append({"lane": lanes.lane_path(number).name, "error": None, **row})
-    show(Verification(rows, troubles), as_json=as_json)
+    broken = troubles or any(row[name] for row in rows for name in _BAD)
+    show(
+        [*rows, *unread_rows(troubles)],
+        _lines(rows, troubles),
+        EXIT_BROKEN if broken else 0,
+        as_json=as_json,
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class Verification:
-    """The result of a check of all bytes: a row for each lane, and the reason for each lane that cannot be read."""
-
-    rows: Sequence[dict[str, Any]]
-    troubles: Sequence[tuple[str, str]]
-
-    @property
-    def fields(self) -> list[dict[str, Any]]:
-        """See `Report`."""
-        return [*self.rows, *unread_rows(self.troubles)]
-
-    @property
-    def exit_code(self) -> int:
-        """See `Report`."""
-        return EXIT_BROKEN if self.troubles or any(row[name] for row in self.rows for name in _BAD) else 0
-
-    def lines(self) -> Iterator[str]:
-        """See `Report`."""
-        for row in self.rows:
-            torn = ""
-            if row["torn_bytes"]:
-                torn = (
-                    f", torn tail of {row['torn_bytes']:,} bytes after the last bytes that are proven durable"
-                )
-            yield (
-                f"{row['lane']}: {counted(row['segments'], 'segment')}, {counted(row['size_bytes'], 'byte')},"
-                f" {counted(row['groups'], 'group')}, {counted(row['batches'], 'batch')},"
-                f" {counted(row['records'], 'record')}{torn}: "
-                + (counted(len(row["damage"]), "DAMAGED RANGE", "DAMAGED RANGES") if row["damage"] else "ok")
-            )
-            for damage in row["damage"]:
-                yield f"  {damage}"
-            for unreadable in row["rejected_unreadable"]:
-                yield f"  UNREADABLE {unreadable}"
-            yield from missing_lines(row["rejected_missing"])
-            if row["extent"]:
-                yield f"  note: {row['extent']}"
-        yield from unreadable_lines(self.troubles)
+def _lines(rows: Sequence[dict[str, Any]], troubles: Sequence[tuple[str, str]]) -> Iterator[str]:
+    for row in rows:
+        torn = ""
+        if row["torn_bytes"]:
+            torn = f", torn tail of {row['torn_bytes']:,} bytes after the last bytes that are proven durable"
+        yield (
+            f"{row['lane']}: {counted(row['segments'], 'segment')}, {counted(row['size_bytes'], 'byte')},"
+            f" {counted(row['groups'], 'group')}, {counted(row['batches'], 'batch')},"
+            f" {counted(row['records'], 'record')}{torn}: "
+            + (counted(len(row["damage"]), "DAMAGED RANGE", "DAMAGED RANGES") if row["damage"] else "ok")
+        )
+        for damage in row["damage"]:
+            yield f"  {damage}"
+        for unreadable in row["rejected_unreadable"]:
+            yield f"  UNREADABLE {unreadable}"
+        yield from missing_lines(row["rejected_missing"])
+        if row["extent"]:
+            yield f"  note: {row['extent']}"
+    yield from unreadable_lines(troubles)

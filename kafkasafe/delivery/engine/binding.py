@@ -152,11 +152,12 @@ class Binding:
         with self._ledger.lock:
             if met and self._ledger.parcels:
                 return False
-        for number in self._context.directory.lanes():
-            path = self._context.directory.lane_path(number)
+        directory = self._context.directory
+        for number in directory.lanes():
+            path = directory.lane_path(number)
             if path in ours:
                 continue
-            if self._context.directory.is_owned(number) or inspect(path, files=self._context.files).waiting:
+            if directory.owners.is_owned(number) or inspect(path, files=self._context.files).waiting:
                 return False
         return True
 

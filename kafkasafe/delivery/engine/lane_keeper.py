@@ -294,7 +294,9 @@ class LaneKeeper:
         try:
             found = directory.dead_lanes(now=now, grace_s=0.0 if hurried else _GRACE_S)
             there = set(directory.lanes())
-            gone = [n for n in self._ledger.lanes.left_behind if n not in there or directory.is_owned(n)]
+            gone = [
+                n for n in self._ledger.lanes.left_behind if n not in there or directory.owners.is_owned(n)
+            ]
         except SpoolError as error:
             # Too many open files, or a directory that cannot be read for now: the producer's own lane still works.
             self._log.limited(

@@ -78,7 +78,7 @@ class LaneOrder:
                 # The logs are read later. Each has what earlier incarnations wrote, because an owner announces where
                 # its own incarnation begins before it writes anything.
                 others = [
-                    (number, directory.begun(number), directory.is_owned(number))
+                    (number, directory.owners.begun(number), directory.owners.is_owned(number))
                     for number in directory.lanes()
                     if number != lane.lock.number
                 ]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from kafkasafe.errors import SpoolCorruptError, SpoolError
-from kafkasafe.spool.files import Files
+from kafkasafe.spool.files import Files, opened
 from kafkasafe.spool.lanes.format import write_whole
 from kafkasafe.spool.lanes.lock import close_lockable, open_lockable
 
@@ -92,13 +92,10 @@ class ClusterFile:
             OSError: The file cannot be read.
         """
         try:
-            handle = self._files.open(self._path / "CLUSTER")
+            with opened(self._files, self._path / "CLUSTER") as handle:
+                raw = self._files.read(handle, 0, 1024)
         except FileNotFoundError:
             return None
-        try:
-            raw = self._files.read(handle, 0, 1024)
-        finally:
-            self._files.close(handle)
         found = raw.decode(errors="replace").strip()
         # The file is always written as a whole. An empty one was truncated later, and may have named another cluster.
         if not _CLUSTER.fullmatch(found):

@@ -13,7 +13,7 @@ from typing import Final
 from urllib.parse import quote
 
 from kafkasafe.errors import LaneBusyError, SpoolError
-from kafkasafe.spool.files import Files
+from kafkasafe.spool.files import Files, size_of
 from kafkasafe.spool.lanes.cluster_file import ClusterFile
 from kafkasafe.spool.lanes.format import LANE, check_format, lane_name, make_format
 from kafkasafe.spool.lanes.lock import (
@@ -47,6 +47,7 @@ class SpoolDirectory:
     Attributes:
         path: The directory.
         files: The disk.
+        owners: Finds out which processes own the lanes.
         strange: Entries with a lane's name that are not lanes, as found by `dead_lanes`: lane number → reason.
     """
 
@@ -58,7 +59,7 @@ class SpoolDirectory:
         self._free_since: dict[int, float] = {}
         self._taken: dict[int, LaneLock] = {}
         self._cluster = ClusterFile(path, files)
-        self._owners = Owners(files, self.lane_path)
+        self.owners = Owners(files, self.lane_path)
         self._paths: dict[int, Path] = {}
 
     @classmethod
@@ -153,7 +154,7 @@ class SpoolDirectory:
             if number is not None:
                 with self._taking():
                     lock = self._try(number, client)
-                if lock is None and wait is not None and self.adopted(number):
+                if lock is None and wait is not None and self.owners.adopted(number):
                     lock = self._ask_back(number, client, wait, _BACK_BY_NUMBER_S)
                 if lock is None:
                     raise self._busy(number)
@@ -163,7 +164,7 @@ class SpoolDirectory:
             if lock is not None:
                 return lock
             for candidate in self._mine(client) if wait is not None else ():
-                if self.adopted(candidate):
+                if self.owners.adopted(candidate):
                     lock = self._ask_back(candidate, client, wait, _BACK_S)
                     if lock is not None:
                         return lock
@@ -183,7 +184,7 @@ class SpoolDirectory:
         raise LaneBusyError(f"All {_MAX_LANES} lanes of {self.path} belong to live processes")
 
     def _busy(self, number: int) -> LaneBusyError:
-        pid, text = self.owner(number)
+        pid, text = self.owners.owner(number)
         who = f"process {pid}" if pid else "another process"
         return LaneBusyError(
             f"Lane {number} of {self.path} belongs to {who}{f' ({text})' if text else ''}. Leave spool_lane"
@@ -195,7 +196,7 @@ class SpoolDirectory:
         """Lanes of this client id, and those without a client id."""
         if not client:
             return self.lanes()
-        return [number for number in self.lanes() if self._owners.client(number) in {"", client}]
+        return [number for number in self.lanes() if self.owners.client(number) in {"", client}]
 
     def _take_any(self, client: str) -> LaneLock | None:
         """The lowest suitable free lane. If there is none, a new lane, unless another process has adopted a lane of
@@ -208,7 +209,7 @@ class SpoolDirectory:
                 lock = self._try(candidate, client)
                 if lock is not None:
                     return lock
-        if client and any(self.adopted(candidate) for candidate in mine):
+        if client and any(self.owners.adopted(candidate) for candidate in mine):
             return None
         there = set(self.lanes())
         return next(
@@ -233,7 +234,7 @@ class SpoolDirectory:
                 return None
             for _ in range(int(patience_s / _BACK_PAUSE_S)):
                 lock = self._try(number, client)
-                if lock is not None or not self.adopted(number):
+                if lock is not None or not self.owners.adopted(number):
                     return lock
                 wait(_BACK_PAUSE_S)
             return None
@@ -246,7 +247,7 @@ class SpoolDirectory:
         """Whether a producer waits for this lane to be handed back."""
         lane = self.lane_path(number)
         try:
-            return "wanted" in self._files.list(lane) and self._owners.is_locked(lane / "wanted")
+            return "wanted" in self._files.list(lane) and self.owners.is_locked(lane / "wanted")
         except OSError:
             return False
 
@@ -327,7 +328,7 @@ class SpoolDirectory:
                     continue
                 if not content or self._offered.get(number) == content:
                     continue
-                if grace_s and self.is_owned(number):
+                if grace_s and self.owners.is_owned(number):
                     continue
                 free[number] = self._free_since.get(number, now)
                 if now - free[number] < grace_s or self.wanted(number):
@@ -439,27 +440,7 @@ class SpoolDirectory:
 
     def owner(self, number: int) -> tuple[int, str]:
         """(pid, text) of a lane's lock file; (0, "") if it has none."""
-        return self._owners.owner(number)
-
-    def adopted(self, number: int) -> bool:
-        """Whether the lane's owner has written that it only drains the lane."""
-        return self._owners.adopted(number)
-
-    def begun(self, number: int) -> int:
-        """Position at which the owner's incarnation begins; -1 if it is not written, or if the owner only drains it."""
-        return self._owners.begun(number)
-
-    def is_owned(self, number: int) -> bool:
-        """Whether a process owns the lane now."""
-        return self._owners.is_owned(number)
-
-    def seems_owned(self, number: int) -> int:
-        """Pid of the process that seems to own the lane, 0 if none does: see `Owners.seems_owned`."""
-        return self._owners.seems_owned(number)
-
-    def strays_to(self, number: int) -> Path | None:
-        """The path at which the lane's owner has it open, if that is another path: see `Owners.strays_to`."""
-        return self._owners.strays_to(number)
+        return self.owners.owner(number)
 
     def starting_lanes(self) -> dict[int, str]:
         """Lanes without an owner on which a new producer would start: number → client id of such a producer.
@@ -472,8 +453,8 @@ class SpoolDirectory:
         """
         found: dict[int, str] = {}
         for number in self.lanes():
-            client = self._owners.client(number)
-            if not {"", client}.isdisjoint(found.values()) or self.seems_owned(number):
+            client = self.owners.client(number)
+            if not {"", client}.isdisjoint(found.values()) or self.owners.seems_owned(number):
                 continue
             try:
                 self._files.list(self.lane_path(number))
@@ -496,14 +477,9 @@ class SpoolDirectory:
         segments = [name for name in names if name.endswith(".log")]
         for name in segments or names:
             if name.endswith(".log") or name == "extent":
-                try:
-                    handle = self._files.open(lane / name)
-                except FileNotFoundError:
-                    continue  # the lane's owner has just released this segment
-                try:
-                    content.append((name, self._files.size(handle)))
-                finally:
-                    self._files.close(handle)
+                # If it does not exist, the lane's owner has just released this segment.
+                with contextlib.suppress(FileNotFoundError):
+                    content.append((name, size_of(self._files, lane / name)))
         return tuple(content)
 
     def _try(self, number: int, client: str | None = None) -> LaneLock | None:
@@ -513,7 +489,7 @@ class SpoolDirectory:
         if taken is None:
             return None
         directory, handle = taken
-        former = self._owners.client(number)
+        former = self.owners.client(number)
         started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         text = f"pid {os.getpid()} host {platform.node()} since {started}"
         if client is None:

@@ -122,8 +122,8 @@ class LaneLock:
         *,
         directory: int,
         handle: int,
-        text: str = "",
-        client: str = "",
+        text: str,
+        client: str,
     ) -> None:
         self.home = home
         self._on = home.files
@@ -131,8 +131,7 @@ class LaneLock:
         self._text = text
         self._said = ""
         self.client = client
-        self.path = home.lane_path(number)
-        self.files = DirectoryFiles(self._on, self.path, directory)
+        self.files = DirectoryFiles(self._on, home.lane_path(number), directory)
         self._stands(number, directory, handle)
         _held.add(self)
 
@@ -197,7 +196,8 @@ class LaneLock:
             return
         if not self.lost:
             self.write("" if drained or not self.client else f"client {quote(self.client)}\n")
-        self._close()
+        handle, self._handle = self._handle, -1
+        give_up(self._on, self._directory, handle)
 
     def write(self, text: str) -> None:
         """Writes this text into the lock file, in place of an earlier one. A full disk may prevent it."""
@@ -208,11 +208,6 @@ class LaneLock:
                 self._on.truncate(self._handle, 0)
                 if text:
                     self._on.writev(self._handle, [text.encode()], 0)
-
-    def _close(self) -> None:
-        handle, self._handle = self._handle, -1
-        if handle >= 0:
-            give_up(self._on, self._directory, handle)
 
     def lock_again(self) -> None:
         """Locks the file `lock` again, because the locked file was deleted or replaced by another one.

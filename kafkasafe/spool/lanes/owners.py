@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
-from kafkasafe.spool.files import Files
+from kafkasafe.spool.files import Files, opened
 from kafkasafe.spool.lanes.lock import LOCK_NAME, close_lockable, open_lockable
 
 __all__ = ["NO_CLIENT", "Owners"]
@@ -37,11 +37,8 @@ class Owners:
 
     def _lock_text(self, number: int) -> str:
         try:
-            handle = self._files.open(self._path_of(number) / "lock")
-            try:
+            with opened(self._files, self._path_of(number) / "lock") as handle:
                 return self._files.read(handle, 0, 1024).decode(errors="replace")
-            finally:
-                self._files.close(handle)
         except OSError:
             return ""
 
