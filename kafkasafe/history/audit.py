@@ -113,7 +113,8 @@ class Producer:
     Attributes:
         producer_id: -1: all producers without idempotence together.
         epochs: Oldest first.
-        trimmed: Retention removed the producer's first records: the log begins within its sequences.
+        trimmed: Retention removed the producer's first records, so the log begins in the middle of the producer's
+            sequences.
     """
 
     producer_id: int
@@ -147,7 +148,7 @@ class Producer:
             self.epochs.append(run.epoch)
 
     def note_trimmed(self) -> None:
-        """Record that the log begins within its sequences."""
+        """Record that the log begins in the middle of the producer's sequences."""
         self.trimmed = True
 
 

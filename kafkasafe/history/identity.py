@@ -81,7 +81,7 @@ class BatchKind(enum.Enum):
     PLAIN = enum.auto()
     """It belongs to no transaction."""
     TRANSACTIONAL = enum.auto()
-    """It belongs to a transaction; the next marker of its producer id decides about it."""
+    """It belongs to a transaction, which the next marker with the same producer id commits or aborts."""
     COMMIT = enum.auto()
     """A commit marker."""
     ABORT = enum.auto()
@@ -330,11 +330,11 @@ def judge_located(by_state: Judgement, scan: Scan) -> tuple[Judgement, bool]:
 
     Args:
         by_state: DECIDED or GAP.
-        scan: For its present batches only.
+        scan: A finished scan that searched only for the batches that `by_state` counts as present.
 
     Returns:
-        (judgement, whether the log has the present batches). If the scan read the whole log and did not find them, the
-        state comes from a late request that an empty log took alone: do not trust it.
+        (judgement, whether to trust it). Do not trust it if the scan read the whole log and did not find all batches
+        that the state counts as present: then the state comes from a late request that an empty log took alone.
     """
     by_log = judge_by_log(scan)
     judgement = Judgement(

@@ -6,9 +6,10 @@ raises suspicions from other signs (`Cause`), and a survey compares the batch he
 batches.
 
 A batch is **lost** when it is not in the log and another batch covers its offset, or its offset is at or after the
-log's end. If the journal never learned its exact offset, the survey must have seen the log from the lowest possible
-offset on, without a gap. A batch is not lost when retention deleted it (it is before the log's start) or compaction
-emptied it (no batch covers its offset): Kafka removes those as configured.
+log's end. If the journal never learned the exact offset of a batch, the batch counts as lost only if the survey saw the
+whole log, without a gap, from the lowest offset at which the batch can be. A batch is not lost when retention deleted
+it (it is before the log's start) or compaction emptied it (no batch covers its offset): Kafka removes those as
+configured.
 """
 
 from __future__ import annotations
@@ -103,7 +104,9 @@ class Released:
         return self._offsets[bisect_left(self._offsets, offset) :]
 
     def cut(self, end_offset: int) -> None:
-        """Drop offsets from this one on: the log once ended there."""
+        """Drop the offsets at and after `end_offset`: the log once ended there, so the batches at these offsets are
+        lost.
+        """
         while self._offsets and self._offsets[-1] >= end_offset:
             self._offsets.pop()
 
@@ -233,9 +236,10 @@ class Survey:
         self.next_offset = max(self.next_offset, next_offset, self.log_start_offset)
 
     def _check_released(self, base_offset: int, last_offset: int) -> None:
-        """Check released batches that begin before the end of this batch: each must begin at `base_offset`.
+        """Check the released batches that begin before the end of a batch of the log: each released batch must begin
+        where that batch begins.
 
-        `base_offset` is -1 for a batch of another producer.
+        `base_offset` is the base offset of the batch of the log, -1 if the batch is another producer's.
         """
         released = self.released or ()
         while self._checked < len(released) and released[self._checked] <= last_offset:
@@ -304,7 +308,7 @@ class Survey:
 class _Transactions:
     """Finds the batches of this lane's transactions that the log does not show as committed.
 
-    An aborted batch must not count as an acknowledged one at its offset:
+    A batch of an aborted transaction must not be mistaken for the acknowledged batch that was at the same offset:
 
     1. The cluster commits a transaction of producer id 5 with a batch at offset 16, and the spool deletes the batch.
     2. An unclean election loses it. The next transaction of id 5 appends a batch at offset 16, then the client is

@@ -10,8 +10,8 @@ lowers it:
 
 - the leader's epochs: OffsetForLeaderEpoch, asked for the epoch of the highest answer, returns an end offset below that
   answer. Then the log has lost the records in between; if the leader has a newer epoch, the cause is an unclean
-  election. If the end offset is at or after the highest answer, the log still has the records, and the lower answer
-  came too early.
+  election. If that epoch ends at or after the highest answer, the log still has the records. Then the leader gave the
+  lower answer before its high watermark had caught up.
 - another topic id: the topic was recreated.
 
 Without epochs (old brokers), a lost record and an early answer look the same. There, a lower answer that is repeated

@@ -162,7 +162,7 @@ class RememberedOffsets:
             del self.found[timestamp]
 
     def is_former(self, topic_id: bytes | None, now: float) -> bool:
-        """Note which topic an answer names. Return whether it is a deleted topic of this name."""
+        """Note which topic an answer names. Return whether that topic counts as deleted."""
         if topic_id is None:
             return False
         if topic_id not in self.former_ids:

@@ -203,7 +203,8 @@ class Answers:
             batch.refuse(code, text, bad_records, unconfirmed=True)
         elif alone and (
             (verdict.absent and not final and not lasting)
-            # No other request contained this batch, and the broker did not append it from this one.
+            # No other request contained this batch, and the broker refused this request because an earlier batch is
+            # missing. So the batch was not appended.
             or (code == 45 and not batch.unanswered and partition.queue.follows_failure(batch))
             or (code == 59 and not batch.unanswered)
         ):
@@ -301,7 +302,8 @@ class Answers:
             and log_start_offset <= partition.log.last_acked_offset
         ):
             # Retention drops the state of a producer only with that producer's last record (KAFKA-5793). Old brokers
-            # return -1 as log start offset: with them, this error always raises a suspicion.
+            # return -1 as log start offset, which does not show whether retention explains the error. So with them,
+            # this error always raises a suspicion.
             evidence = (
                 f"the broker does not know the producer, though its log starts at {log_start_offset} and offset"
                 f" {partition.log.last_acked_offset} was acknowledged"

@@ -181,8 +181,8 @@ class Fault:
     code: int = 0
     """Kafka's error code, or DAMAGED, TOO_SLOW, or a code of `units`. Invariant: set in REFUSED."""
     message: str = ""
-    """The same as human-readable text; in UNDECIDABLE, the evidence. Invariant: set in UNDECIDABLE, and whenever
-    `code` is set.
+    """The reason for `code` as human-readable text; in UNDECIDABLE, the evidence instead. Invariant: set in
+    UNDECIDABLE, and whenever `code` is set.
     """
     bad_records: tuple[tuple[int, str], ...] = ()
     """(index, message) of the records that the broker named, for the division of a REFUSED batch. Invariant: only in
@@ -227,7 +227,7 @@ class Batch:
     """One batch of one destination.
 
     The text beside a field says in which states it is set. "Invariant" is what holds between any two calls of the
-    journal, once the log is read: tests/journal/test_batch_invariants.py checks each of them on seeded histories.
+    journal, once the log is read: tests/journal/test_batch_invariants.py checks each invariant on seeded histories.
     """
 
     handle: int
@@ -270,7 +270,8 @@ class Batch:
     # -- requests
 
     unanswered: bool = False
-    """A broker may still append a request with this batch and id, or may have appended one unnoticed.
+    """A broker may still append a request with this batch and id, or may have appended such a request although its
+    answer never arrived.
 
     Invariant: set in IN_DOUBT; not set in SEALED, JOINED and REFUSED. In these states the batch may get another id, or
     be copied to `rejected/`, so no earlier request with it may still be appended.
@@ -408,8 +409,8 @@ class Batch:
         self.tries += 1
 
     def may_arrive(self, *, possible: bool) -> None:
-        """Set whether a broker may still append a request with this batch and id, or may have appended
-        one unnoticed.
+        """Set whether a broker may still append a request with this batch and id, or may have appended such a request
+        although its answer never arrived.
         """
         self.unanswered = possible
 

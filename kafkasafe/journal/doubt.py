@@ -95,5 +95,7 @@ class Doubt:
         self.rescan_from = from_offset if self.rescan_from < 0 else min(self.rescan_from, from_offset)
 
     def forget_cut(self) -> None:
-        """Forget `rescan_from`: batches sent earlier are at the offsets that were searched, or not in the log."""
+        """Forget `rescan_from`, because each batch sent earlier was found or proven absent, or the log is another one
+        now.
+        """
         self.rescan_from = -1

@@ -1,4 +1,6 @@
-"""Applies the consequences of durable groups. Batches are finished here, and never earlier."""
+"""Carries out what had to wait until a group was durable. Batches are finished here, so no batch is finished before its
+outcome is durable.
+"""
 
 from __future__ import annotations
 

@@ -35,7 +35,9 @@ class Flow(enum.Enum):
     CONFIRMING = "confirming"
     """The journal waits for `confirmed()`, to compare a refusal with the broker's producer state. Then it settles."""
     RECONFIRMING = "confirming again"
-    """Like CONFIRMING, but no pause follows: the partition has already paused, or the refused batch was divided."""
+    """Like CONFIRMING, but no pause follows, because the partition has already paused after the failure, or because the
+    refused batch was divided, which ends the pause.
+    """
     ASKING = "asking"
     """Batches are in doubt: the journal waits for `judged()`."""
     SURVEYING = "surveying"
@@ -82,7 +84,7 @@ class FlowEvent(enum.Enum):
     SURVEYS = "surveys"
     """A survey of the log begins."""
     JUDGED_EARLY = "judged early"
-    """Batches were judged while a broker could still append a request with them: they are in doubt again."""
+    """Batches were judged while a broker could still append a request with them, so the batches are in doubt again."""
     CONFIRMS = "confirms"
     """The broker's refusal has to be compared with its producer state."""
     DECIDED = "decided"
@@ -272,7 +274,7 @@ class Progress:
     Attributes:
         flow: The current activity.
         attempt: How many pauses there were without an acknowledgement in between.
-        refresh: The next pause requests new metadata: the leader may have moved.
+        refresh: The next pause requests new metadata, because the leader may have moved.
         reason: Why the partition does not progress, human-readable; empty once it does.
         table: The flow that follows each event.
     """

@@ -50,7 +50,8 @@ class CopyForward:
 
         Args:
             before_position: Only batches before this position.
-            most_bytes: Upper bound of the batches' size; a single batch may exceed it.
+            most_bytes: Upper bound of the total size of the returned batches. Only a batch that is returned alone may
+                be larger.
         """
         if self._out.is_writing:
             return []  # marks that are about to be written may name the batches' positions

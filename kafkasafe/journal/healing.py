@@ -92,5 +92,5 @@ class Revivals:
         return healing.report(batch.destination)
 
     def forget(self, destination: int) -> None:
-        """Drop the batches of this destination: the lane writes to another log."""
+        """Stop tracking the lost batches of this destination, because the lane now writes to another log."""
         self.by_destination.pop(destination, None)

@@ -17,7 +17,9 @@ __all__ = ["Incarnations"]
 
 
 class Incarnations:
-    """Holds batches until those of other lanes are delivered, and makes the mark about this lane's late requests."""
+    """Holds batches until those of other lanes are delivered, and makes the mark that says until when brokers may still
+    append this lane's requests.
+    """
 
     def __init__(self, state: JournalState, packer: Packer) -> None:
         self._all = state.destinations.all

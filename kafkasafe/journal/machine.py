@@ -225,7 +225,7 @@ class Machine:
         )
 
     def _settled(self, partition: Partition, now: float, now_ms: int) -> None:
-        """Apply the rules: every request in flight has an outcome."""
+        """Apply the rules to a partition that has no request in flight any more."""
         doubtful = partition.queue.has_doubt
         for rule in self._quiet_rules():
             if (rule.in_doubt or not doubtful) and rule.holds(partition, now):

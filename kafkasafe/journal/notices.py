@@ -170,7 +170,7 @@ class Denied:
 
 @dataclass(frozen=True, slots=True)
 class Relented:
-    """A refusal that `Denied` reported is over.
+    """Reports the end of a refusal that a `Denied` notice reported earlier.
 
     Attributes:
         destination: Destination number.

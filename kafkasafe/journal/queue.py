@@ -82,7 +82,8 @@ class PackedRows:
         self._at = 0
         self._blocks: deque[bytes] = deque()
         self._fresh = bytearray()
-        # For each block: the position of its first row, and the bytes of all batches in it.
+        # For each block: the position of the block's first row, and the total size in bytes of the batches in the
+        # block.
         self._sizes: deque[list[int]] = deque()
         self._void = False
         # (producer id, epoch) pairs: there are few, so a row stores an index into this list, or -1 for no id.

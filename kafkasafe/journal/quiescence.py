@@ -97,7 +97,7 @@ class Quiescence:
         return m.Quiet(clock.wall_ms + left_ms, clock.wall_ms, clock.boot_id, clock.boot_ms)
 
     def gate(self, ready: Ready) -> None:
-        """Hold back batches to send until the mark is taken back durably."""
+        """Hold back batches to send until the mark that revokes QUIET is durable."""
         if self._held is None:
             if not ready.sends and (not ready.persist.batches or ready.persist.atomic):
                 return
@@ -108,6 +108,6 @@ class Quiescence:
         ready.sends.clear()
 
     def taken_back(self) -> list[Batch]:
-        """Record that the mark is taken back durably. Returns the batches that may be sent now."""
+        """Record that the mark that revokes QUIET is durable. Returns the batches that may be sent now."""
         self.is_announced = False
         return self._held or []

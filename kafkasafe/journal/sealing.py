@@ -76,7 +76,9 @@ class Sealer:
         self._out.ready.persist.units.append(group)
 
     def spill(self, batches: Iterable[Batch]) -> None:
-        """Write batches to disk that are only in memory (`durable_first=False`), with all batches before them."""
+        """Write to disk those of these batches that are only in memory (`durable_first=False`), and all batches before
+        them.
+        """
         for batch in batches:
             if batch.durable or batch.state in {
                 BatchState.COMMITTED,

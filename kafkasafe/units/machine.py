@@ -113,7 +113,7 @@ class Units:
             unit_id: 16 bytes.
             transactional_id: The user's transactional id; empty: the unit gets one of the lane's own ids.
             offsets: The offsets of consumer groups.
-            readings: The readings of consumers that these offsets belong to.
+            readings: For each partition of a group: the consumer's reading to which the offset belongs.
         """
         unit = self.lines.make(unit_id, transactional_id, offsets, readings)
         if readings:

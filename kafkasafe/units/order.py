@@ -13,7 +13,7 @@ __all__ = ["Lines"]
 
 
 class Lines:
-    """The unfinished units by id and in order, on each line, and the last committed offset in each log.
+    """Holds the unfinished units, both by id and in the order of each line, and the last committed offset in each log.
 
     Units that share a transaction are next to each other in each line, and the transaction stands for them there. So
     the rules for the order of single units also hold for transactions.

@@ -31,7 +31,8 @@ class ReadingOrder:
         )
 
     def is_superseded(self, unit: Unit) -> bool:
-        """Whether, since this unit's reading began, another reading has moved the group past the start of this one.
+        """Whether another reading has moved the group past the start of this unit's reading, since this unit's reading
+        began.
 
         1. A consumer that uses `assign`, and so has no generation, is closed. Its unit with records 0 to 9 waits in the
            spool.

@@ -240,8 +240,8 @@ class Transitions:
             self._moved[line] = transaction.reading(line).number
 
     def drop_superseded(self) -> None:
-        """Drop each unit that would deliver records again, because a unit of another reading with the same records was
-        committed since the last call.
+        """Drop each unit that would deliver records again, because a committed unit of another reading has already
+        delivered these records. Only commits since the last call count.
 
         1. A program closes its producer with a unit of records 0 to 9 in progress. Its consumer goes back to 0, and
            its next unit, of another reading, has records 0 to 19.
