@@ -134,7 +134,7 @@ class Answers:
         self._settle(partition, message)
 
     def damaged(self, batch: Batch, message: str) -> None:
-        """Record that a batch's bytes are damaged on disk: it can be neither sent nor divided.
+        """Record that a batch's bytes are damaged on disk, so the batch can be neither sent nor divided.
 
         A damaged batch of a unit ends its unit, because a unit is delivered as a whole or not at all.
 
@@ -155,7 +155,7 @@ class Answers:
             self._packer.touch(partition)
             return
         if batch.unanswered or partition.progress.flow is Flow.PROBING:
-            # A broker may have appended the batch before the damage: the journal asks the cluster.
+            # A broker may have appended the batch before the damage, so the journal asks the cluster.
             batch.on(BatchEvent.UNCERTAIN)
         else:
             batch.refuse(DAMAGED, message)
@@ -194,8 +194,8 @@ class Answers:
         if batch.gathered and (final or scope is Scope.BATCH):
             partition.keep_apart()
         # An answer is about its own request only. So it proves nothing about the batch while the broker may still
-        # append an older request whose answer was lost. Nor does the answer to a probe: the leader already has the
-        # batch.
+        # append an older request whose answer was lost. Nor does the answer to a probe, because the leader already has
+        # the batch.
         alone = now >= partition.doubt.dead_at and partition.progress.flow is not Flow.PROBING
         self._note_producer_state(partition, code, log_start_offset)
         lasting = self._note_refusal(partition, batch, code, text, scope, now)
@@ -313,7 +313,9 @@ class Answers:
     def _note_refusal(
         self, partition: Partition, batch: Batch, code: int, text: str, scope: Scope, now: float
     ) -> bool:
-        """Note that the broker refuses the destination or the batch. Returns whether it has refused for too long."""
+        """Note that the broker refuses the destination or the batch. Returns whether the refusal has lasted for too
+        long.
+        """
         if scope is Scope.DESTINATION:
             return self._refusals.note_refusal(partition, code, text, scope, now)
         if batch is not partition.queue.head:

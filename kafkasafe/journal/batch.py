@@ -1,6 +1,6 @@
 """A batch, from `seal` to its fate: its states and events, the table of transitions `STATE`, and its data.
 
-It decides nothing. An event for which `STATE` has no entry is a bug, and raises.
+This module decides nothing. An event for which `STATE` has no entry is a bug, and raises.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class BatchState(enum.Enum):
     REJECTED = "rejected"
     REPLACED = "replaced"
     UNDECIDABLE = "undecidable"
-    """Whether the batch is in the log cannot be determined: the user decides."""
+    """Whether the batch is in the log cannot be determined, so the user decides."""
 
     __hash__ = object.__hash__  # Enum's own method is Python code, which would run at each event
 
@@ -202,8 +202,8 @@ class Fault:
     and the parts of a divided batch inherit it.
     """
     doomed: bool = False
-    """The broker named every record as bad: the journal rejects the batch in its turn, without another try. Invariant:
-    the batch is SEALED, without an id, or REJECTED.
+    """The broker named every record as bad, so the journal rejects the batch in its turn, without another try.
+    Invariant: the batch is SEALED, without an id, or REJECTED.
     """
 
     def after(self, event: BatchEvent, to: BatchState) -> Fault:
@@ -248,8 +248,8 @@ class Batch:
     identity: BatchId | None = None
     """Its id, None while it has none.
 
-    Invariant: set in PREPARED, SENT, IN_DOUBT and REFUSED, and then covers `count` records. Never set in JOINED: the
-    unit's transaction numbers its batches. A SEALED batch may have an id that is not durable yet.
+    Invariant: set in PREPARED, SENT, IN_DOUBT and REFUSED, and then covers `count` records. Never set in JOINED,
+    because the unit's transaction numbers the unit's batches. A SEALED batch may have an id that is not durable yet.
     """
     state: BatchState = BatchState.SEALED
     """See `STATE`."""
@@ -265,7 +265,7 @@ class Batch:
     one. Invariant: never in a batch that recovery read.
     """
     former_life: bool = False
-    """Recovery read the batch: an earlier incarnation may have sent it. Never changes."""
+    """Recovery read the batch, so an earlier incarnation may have sent it. Never changes."""
 
     # -- requests
 
@@ -357,16 +357,18 @@ class Batch:
     # -- units, parents and parts --------------------------------------------------------------------------------------
 
     def join(self, unit: u.Unit) -> None:
-        """Make it a batch of this unit."""
+        """Record that the batch belongs to this unit."""
         self.unit, self.state = unit, BatchState.JOINED
 
     def stand_for(self, parent: Batch) -> None:
-        """Make the batch a part of `parent`, which takes the parent's place."""
+        """Make the batch a part of `parent`. The part takes the parent's place."""
         self.parent = parent
         parent.add_heir()
 
     def inherit(self, parent: Batch, *, doomed: bool) -> None:
-        """Make it a part of this refused batch. Recovery derives the part's place from the parent's position alone."""
+        """Make the batch a part of this refused one. Recovery derives the part's place from the parent's position
+        alone.
+        """
         blame = parent.fault
         self.fault = Fault(blame.code, blame.message, overdue=blame.overdue, doomed=doomed)
         self.stand_for(parent)
@@ -384,7 +386,7 @@ class Batch:
         self.heirs += 1
 
     def lose_heir(self) -> int:
-        """Record that one of its parts is finished. Returns how many are not."""
+        """Record that one of its parts is finished. Returns how many parts are not."""
         self.heirs -= 1
         return self.heirs
 
@@ -395,12 +397,12 @@ class Batch:
         self.identity = identity
 
     def take_back_id(self) -> None:
-        """Remove the batch's id: no broker can append a request under that id any more, and none has."""
+        """Remove the batch's id, because no broker has appended a request under that id, and none can any more."""
         self.identity = None
         self.unanswered = False
 
     def send(self) -> None:
-        """Record that a request with it begins."""
+        """Record that a request with the batch begins."""
         self.on(BatchEvent.SENDS)
         self.tries += 1
 
@@ -415,7 +417,7 @@ class Batch:
         self.unanswered = possible
 
     def time_out(self) -> None:
-        """Record that a request with it timed out."""
+        """Record that a request with the batch timed out."""
         self.timeouts += 1
 
     def locate(self, base_offset: int) -> None:
@@ -431,7 +433,7 @@ class Batch:
         self.base_offset = self.place = base_offset
 
     def revive(self) -> None:
-        """Prepare the batch to be sent again as a new one: the cluster lost it."""
+        """Prepare the batch to be sent again as a new one, because the cluster lost it."""
         self.on(BatchEvent.LOST)
         self.take_back_id()
         self.base_offset = -1
@@ -457,7 +459,7 @@ class Batch:
         *,
         unconfirmed: bool = False,
     ) -> None:
-        """Take a permanent refusal: it may name bad records, and may still have to be confirmed."""
+        """Take a permanent refusal, which may name bad records, and may still have to be confirmed."""
         self.on(BatchEvent.REFUSED)
         self.fault = replace(
             self.fault,
@@ -482,7 +484,7 @@ class Batch:
         self.fault = replace(self.fault, code=code, message=message, condemned=True)
 
     def pardon(self) -> None:
-        """Revoke `condemn`: the journal knows by now whether the log has the batch."""
+        """Revoke `condemn`, because the journal knows by now whether the log has the batch."""
         if self.fault.condemned:
             self.fault = replace(self.fault, condemned=False)
 

@@ -20,14 +20,15 @@ class Flow(enum.Enum):
     """The current activity of a partition."""
 
     NEW = "new"
-    """The lane has never sent to the partition: the journal asks for the end offset first."""
+    """The lane has never sent to the partition, so the journal asks for the end offset before it sends anything."""
     ASKING_BASELINE = "asking for the baseline"
     """The journal waits for `baseline()`, and then until the end offset is durable."""
     FLOWING = "flowing"
     PROBING = "probing"
     """The journal resends the newest batch that the leader has, to learn that replicas have it."""
     SETTLING = "settling"
-    """A request failed: the journal sends nothing until every request in flight has an outcome and a pause is over."""
+    """A request failed, so the journal sends nothing until every request in flight has an outcome and a pause is over.
+    """
     DECIDING = "deciding"
     """Like SETTLING, but without a pause: the journal decides as soon as no request is in flight."""
     WAITING = "waiting"
@@ -39,13 +40,15 @@ class Flow(enum.Enum):
     refused batch was divided, which ends the pause.
     """
     ASKING = "asking"
-    """Batches are in doubt: the journal waits for `judged()`."""
+    """Batches are in doubt, and the journal waits for `judged()`."""
     SURVEYING = "surveying"
-    """The log may have lost acknowledged batches: the journal waits for `surveyed()`."""
+    """The log may have lost acknowledged batches, and the journal waits for `surveyed()`."""
     UNDECIDABLE = "undecidable"
     """Blocked by an undecidable batch, until `decide()`."""
     REJECTING = "rejecting"
-    """The journal waits for `set_aside()`: rejected batches must first be durable in `rejected/`."""
+    """The journal waits for `set_aside()`, because rejected batches must be durable in `rejected/` before they are
+    finished.
+    """
 
     __hash__ = object.__hash__  # Enum's own method is Python code, which would run at each event
 
@@ -54,7 +57,7 @@ class FlowEvent(enum.Enum):
     """The events of a partition."""
 
     RECOVERED = "recovered"
-    """The log is read: an earlier incarnation sent to the partition."""
+    """The log is read, and an earlier incarnation sent to the partition."""
     RECOVERED_IN_DOUBT = "recovered in doubt"
     """The log is read, and an earlier incarnation may have sent batches that are not finished."""
     MARKS_LOST = "marks lost"
@@ -76,7 +79,7 @@ class FlowEvent(enum.Enum):
     out whether the log already has the batch.
     """
     LATE_REQUEST = "late request"
-    """A broker may still append a request whose answer was lost: the journal waits until that is impossible."""
+    """A broker may still append a request whose answer was lost, so the journal waits until that is impossible."""
     PAUSE_DUE = "pause due"
     """Every request in flight has an outcome, one of them failed, and no pause has followed yet."""
     PAUSE_OVER = "pause over"
@@ -86,21 +89,23 @@ class FlowEvent(enum.Enum):
     JUDGED_EARLY = "judged early"
     """Batches were judged while a broker could still append a request with them, so the batches are in doubt again."""
     CONFIRMS = "confirms"
-    """The broker's refusal has to be compared with its producer state."""
+    """A broker's refusal has to be compared with the producer state of that broker."""
     DECIDED = "decided"
     """For each batch, it is known whether the log has it."""
     DECIDED_UNBEGUN = "decided without a baseline"
     """Like DECIDED, and the lane has never sent to the partition."""
     IN_DOUBT = "in doubt"
-    """Batches are in doubt: the journal asks the cluster about them."""
+    """Batches are in doubt, so the journal asks the cluster about them."""
     CONFIRMED = "confirmed"
-    """The broker's producer state does not contradict its refusal."""
+    """The broker's producer state does not contradict the refusal."""
     CONTRADICTED = "contradicted"
     """The broker's producer state contains the refused batch."""
     NOT_ANSWERED = "not answered"
     """The cluster did not answer the question."""
     REFUSED_IN_MEMORY = "refused in memory"
-    """The cluster permanently refuses the destination; the batches are only in memory, and go to the disk first."""
+    """The cluster permanently refuses the destination. Its batches are only in memory, so they are written to disk
+    before they are rejected.
+    """
     STALE = "stale"
     """The answer about batches in doubt is not complete or not valid any more."""
     UNSTABLE = "unstable"
@@ -116,7 +121,7 @@ class FlowEvent(enum.Enum):
     REJECTS = "rejects"
     """Batches are finally refused."""
     DAMAGED = "damaged"
-    """The bytes of a batch that is not in flight are damaged on disk: it can only be rejected."""
+    """The bytes of a batch that is not in flight are damaged on disk, so the batch can only be rejected."""
     KEPT = "kept"
     """Copies of all rejected batches are durable in `rejected/`. For an unassigned topic, the rest may
     be copied later.
@@ -312,7 +317,7 @@ class Progress:
         return refresh
 
     def want_metadata(self, *, wanted: bool = True) -> None:
-        """Request new metadata with the next pause: the leader may have moved."""
+        """Request new metadata with the next pause, because the leader may have moved."""
         self.refresh = self.refresh or wanted
 
     def explain(self, reason: str) -> None:
@@ -320,11 +325,11 @@ class Progress:
         self.reason = reason
 
     def clear_reason(self) -> None:
-        """Clear the reason: the partition progresses."""
+        """Clear the reason, because the partition progresses."""
         self.reason = ""
 
     def succeed(self) -> None:
-        """Note an acknowledgement: the next pause is short, and no reason for a delay is left."""
+        """Note an acknowledgement, so that the next pause is short, and no reason for a delay is left."""
         self.attempt, self.reason = 0, ""
 
     def recover(self) -> None:

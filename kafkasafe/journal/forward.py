@@ -115,7 +115,7 @@ class CopyForward:
         return marks
 
     def moved(self, batches: Sequence[Batch], positions: Sequence[int], end_position: int) -> None:
-        """Record that the copies are durable: they replace the originals."""
+        """Record that the copies are durable, so they replace the originals."""
         self._index.reach(end_position)
         for batch, position in zip(batches, positions, strict=True):
             self.place(batch, position)

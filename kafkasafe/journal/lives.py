@@ -41,14 +41,14 @@ class Incarnations:
         self._out.ready.persist.marks.append(self._precedence.begin_after(position, debts))
 
     def hold_back(self, held: Mapping[Address | None, int]) -> None:
-        """For each of these addresses, hold back batches that were written at its position or later:
-        see `order.holds`.
+        """For each of these addresses, hold back the batches that were written at the position given for the address,
+        or later (see `order.holds`).
         """
         if self._precedence.hold_back(held):
             self._touch_waiting()
 
     def halt(self, *, halted: bool) -> None:
-        """Stop sending, or resume: another producer takes over a halted lane as soon as nothing is in flight."""
+        """Stop sending, or resume. Another producer takes over a halted lane as soon as nothing is in flight."""
         if self._precedence.halt(halted=halted):
             self._touch_waiting()
 

@@ -152,7 +152,7 @@ class Recovery:
                     known.log.read_state(mark)
                     self._recall(known, recovered[max(0, index - 2) : index])
                 case m.Granted(producer_id):
-                    # Each incarnation takes its own id: a copied spool must never reuse one.
+                    # Each incarnation takes its own id, because a copied spool must never reuse one.
                     self._home.producer_ids.add(producer_id)
                 case m.Identified():
                     self._recover_identities(mark)
@@ -298,7 +298,7 @@ class Recovery:
         _explain_gap(self._destinations.declared(destination))
 
     def recovered_log(self) -> None:
-        """End the last group: the log ends here, so no later group ends it."""
+        """End the last group. The log ends here, so no later group ends that group."""
         self._drop_parents()
         for partition in self._all.values():
             self._backlogs.reach(partition)
@@ -461,7 +461,9 @@ class Recovery:
 
     @staticmethod
     def _drop_lost(partition: Partition, following: Sequence[m.Mark]) -> None:
-        """Drop lost batches that have left the spool: REVIVED does not name them, but STATE ends before them."""
+        """Drop lost batches that have left the spool. REVIVED does not name these batches, but the last acknowledged
+        offset in STATE is before them.
+        """
         for state in following:
             if isinstance(state, m.State):
                 partition.log.cut(state.last_acked_offset)
