@@ -206,5 +206,5 @@ class Lines:
         self._floor[destination] = max(self._floor.get(destination, -1), offset)
 
     def forget(self, destination: int) -> None:
-        """Forget the last committed offset: later batches go to another log."""
+        """Forget the last committed offset, because later batches go to another log."""
         self._floor.pop(destination, None)

@@ -57,7 +57,7 @@ class ReadingOrder:
                 self._reached[line] = at.offset, transaction.reading(line).number, newest
 
     def break_off(self, unit: Unit, broken: Break) -> None:
-        """Note a dropped unit: units of its readings that are accepted later are dropped as well."""
+        """Note a dropped unit. Units that are accepted later and belong to its readings are dropped as well."""
         for line in unit.group_lines:
             mine = unit.reading(line).number
             reading, number = broken.get(line, (mine, unit.number))

@@ -98,7 +98,8 @@ class DescribeTxn:
 class FindOutcome:
     """Find out from the marker or the log whether the transaction was committed (answer: `told`).
 
-    With `by_log`, only the log counts: the marker is an offset, which a successor's transaction may commit as well.
+    With `by_log`, only the log counts, because the marker is an offset, which a successor's transaction may commit as
+    well.
     """
 
     tid: TransactionalId
@@ -147,7 +148,7 @@ def outcome_of(grant: Grant, state: str, producer_id: int, epoch: int, *, own: b
 
     None if the description does not decide it.
 
-    The transaction is the last one under the grant: no other is begun under it before the outcome is durable.
+    The transaction is the last one under the grant, because no other is begun under it before the outcome is durable.
 
     Args:
         grant: The grant of the transaction.

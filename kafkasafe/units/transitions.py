@@ -312,7 +312,7 @@ class Transitions:
             self.part(transaction)
 
     def refuse(self, unit: Unit) -> None:
-        """End a given-up unit: keep its records, unless its consumers read them again."""
+        """End a given-up unit, and keep its records, unless its consumers read them again."""
         unit.move(Phase.REFUSED)
         if unit.dropped:
             self._drops.append(unit)
@@ -330,7 +330,7 @@ class Transitions:
                 self.drop(each, code, reason)
 
     def drop(self, unit: Unit, code: int, reason: str) -> None:
-        """Give a unit up without keeping its records: its consumers read their input again."""
+        """Give a unit up without keeping its records, because its consumers read their input again."""
         unit.drop()
         self.give_up(unit, code, reason)
 
