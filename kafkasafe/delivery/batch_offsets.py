@@ -89,7 +89,8 @@ class GivenOffsets:
 
     def __init__(self, numbers: Numbers) -> None:
         self._readings: Readings[u.GroupPartition] = Readings(numbers)
-        # Draw the number now: batches of earlier incarnations may commit offsets before the first offsets are given.
+        # Draw the number now, because batches of earlier incarnations may commit offsets before the first offsets are
+        # given.
         self._first = numbers.draw()
 
     def moves(self, given: m.GroupOffsets) -> bool:

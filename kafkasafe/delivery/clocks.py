@@ -43,12 +43,12 @@ class Clocks:
         """Lower bound of the brokers' time if the other producers' clocks are right, in ms since the epoch."""
 
     def sent(self, address: _Address, max_timestamp: int) -> None:
-        """Note a batch of this producer: its timestamps must not count as those of other clocks."""
+        """Note a batch of this producer, so that its timestamps do not count as those of other clocks."""
         if max_timestamp > self._ours.get(address, -1):
             self._ours[address] = max_timestamp
 
     def stamped(self, now: float) -> None:
-        """Record that a broker stamped a record itself (LogAppendTime): other producers' clocks no longer count."""
+        """Record that a broker stamped a record itself (LogAppendTime), so other producers' clocks no longer count."""
         self._next = now + _HOUR_S
         self._others.clear()
         self.at_least_ms = 0

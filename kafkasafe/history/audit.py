@@ -189,7 +189,7 @@ def judge(found: Iterable[SequenceRun], log_start: int = 0) -> dict[int, Produce
 
     Args:
         found: The runs of all parts of the log, in any order.
-        log_start: First offset of the log: retention removed the records before it.
+        log_start: First offset of the log. Retention removed the records before it.
     """
     producers: dict[int, Producer] = {}
     # (producer, epoch) → the sequence that comes next.

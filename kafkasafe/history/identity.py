@@ -123,7 +123,7 @@ class IdentityVerdict(enum.Enum):
     DECIDED = "decided"
     """The first `present` batches are in the leader's log, the others are not."""
     GAP = "gap"
-    """Like DECIDED, and the leader lacks a batch before the first absent one: the absent ones need a new id."""
+    """Like DECIDED, and the leader lacks a batch before the first absent one, so the absent ones need a new id."""
     READ_LOG = "read_log"
     """The producer state does not decide; read the log."""
     UNDECIDABLE = "undecidable"

@@ -159,7 +159,7 @@ class Survey:
         doubted_from: From here on, the survey compares each offset of the log with `ours`; -1: it compares none.
         released: Base offsets, from `doubted_from` on, of this lane's batches that are known by their offset alone,
             ascending; None if some of those offsets are unknown.
-        complete: The survey saw no gap between batches: nothing was compacted.
+        complete: The survey saw no gap between batches, so nothing was compacted.
     """
 
     acked: Sequence[AckedBatch]
@@ -254,7 +254,7 @@ class Survey:
 
     def _is_gone(self, index: int, batch: AckedBatch) -> bool:
         if not batch.exact:
-            # The batch was at or after this offset: the survey must have seen all of that range.
+            # The batch was at or after this offset, so the survey must have seen the whole log from here on.
             return self.complete and batch.base_offset >= self.log_start_offset
         if batch.next_offset <= self.log_start_offset:
             return False
@@ -262,7 +262,9 @@ class Survey:
 
     @property
     def any_left(self) -> bool:
-        """Whether a batch from before the loss is still at its offset: then the topic was not recreated since."""
+        """Whether a batch from before the loss is still at its offset, which proves that the topic was not recreated
+        since.
+        """
         end = 0
         for index, batch in enumerate(self.acked):
             if batch.base_offset < end:
@@ -315,7 +317,7 @@ class _Transactions:
        killed.
     3. Its successor aborts that transaction. The log has a batch of id 5 at offset 16, but not the acknowledged one.
 
-    A transaction without a marker counts as not committed, too: its fate is open.
+    A transaction without a marker counts as not committed, too, because its fate is open.
     """
 
     def __init__(self) -> None:
@@ -343,7 +345,8 @@ class _Transactions:
 class _Before:
     """Counts lost records among those acknowledged before the oldest remembered batch.
 
-    Sequences have no gaps: if the log still has a batch of that producer id, its sequence shows how many are missing.
+    Sequences have no gaps, so if the log still has a batch of that producer id, its sequence shows how many are
+    missing.
     """
 
     def __init__(self, acked: Sequence[AckedBatch], begin: int) -> None:
