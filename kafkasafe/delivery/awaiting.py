@@ -283,7 +283,7 @@ class LoopWaits:
                     self._waiting.remove(self)
 
     def _look(self) -> None:
-        # Reset the flag before the check: a thread that notifies from here on makes the loop check again.
+        # Reset the flag before the check, so that a thread that notifies from here on makes the loop check again.
         self._rung = False
         for group in self._groups.values():
             if not group.due:

@@ -146,7 +146,8 @@ Offer: TypeAlias = Callable[[Callable[[], OffsetsFate], ProducerLane], tuple[Any
 
 @functools.singledispatch
 def offering(consumer: object) -> Offer | None:  # noqa: ARG001  # decides by its class
-    """Returns the function that offers a consumer's positions to an atomic batch; None if it is no SafeConsumer.
+    """Returns the function that offers a consumer's positions to an atomic batch; None if the consumer is no
+    SafeConsumer.
 
     The modules of the consumers register their classes.
     """

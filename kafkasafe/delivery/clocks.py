@@ -1,9 +1,10 @@
 """Estimates the brokers' time from the timestamps of other producers' records, if no broker reports its own time.
 
 Topics with CreateTime keep the timestamps of their producers, and ListOffsets returns the largest one of a partition. A
-timestamp later than all that this producer wrote there comes from another clock. Brokers of Kafka 4 accept no timestamp
-that is more than an hour ahead of their own clock (`message.timestamp.after.max.ms`). Older brokers accept any, so the
-estimate is only a hint: it may make the producer more careful, but must not make it refuse anything.
+timestamp that is later than all timestamps that this producer wrote to the partition comes from another clock. Brokers
+of Kafka 4 accept no timestamp that is more than an hour ahead of their own clock (`message.timestamp.after.max.ms`).
+Older brokers accept any, so the estimate is only a hint: it may make the producer more careful, but must not make it
+refuse anything.
 """
 
 from __future__ import annotations

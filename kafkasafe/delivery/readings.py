@@ -395,8 +395,8 @@ class Earlier(Generic[_Partition]):
         ]
 
     def _tidy(self, partition: _Partition, now: Member | None = None) -> None:
-        """Of several left batches with the same carrier, keep the first. Drop batches that cannot be committed any
-        more.
+        """Of several batches with the same carrier that were left, keep only the first one. Drop batches that cannot be
+        committed any more.
         """
         found: list[OffsetClaim] = []
         left: set[Carrier] = set()

@@ -40,7 +40,9 @@ def add_sequence(sequence: int, count: int) -> int:
 
 
 def sequence_distance(start: int, end: int) -> int:
-    """How far `end` is after `start`, in −2³⁰ … 2³⁰: sequences wrap, windows are small."""
+    """How far `end` is after `start`, in −2³⁰ … 2³⁰. Sequences wrap and windows are small, so of the two possible
+    distances the shorter one counts.
+    """
     distance = (end - start) & MAX_SEQUENCE
     return distance if distance <= MAX_SEQUENCE // 2 else distance - MAX_SEQUENCE - 1
 

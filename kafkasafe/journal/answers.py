@@ -241,7 +241,7 @@ class Answers:
         self._out.ready.persist.after.append(Begun(destination))
 
     def ask_failed(self, destination: int, reason: str, *, code: int, now: float) -> None:
-        """Record that the cluster did not answer a question; the journal asks again after a pause.
+        """Record that the cluster did not answer a question, so the journal asks again after a pause.
 
         Args:
             destination: Destination number.

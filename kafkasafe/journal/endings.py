@@ -27,7 +27,7 @@ __all__ = ["Durability"]
 
 
 class Durability:
-    """Takes durable groups, and finishes batches."""
+    """Carries out the consequences of durable groups, and finishes batches whose outcome is durable."""
 
     def __init__(self, state: JournalState, packer: Packer) -> None:
         self._all = state.destinations.all

@@ -1,4 +1,4 @@
-"""How batches are ordered relative to those of other incarnations and lanes; the marks for the next incarnation.
+"""Orders batches relative to those of other incarnations and lanes, and makes the marks for the next incarnation.
 
 `recovery` reads the marks of earlier incarnations.
 """

@@ -31,7 +31,8 @@ _UNCHOSEN: Final = -1
 
 @dataclass(eq=False, slots=True)
 class Owed:
-    """The unfinished batches of a lane, which its owner or a successor still has to deliver. Read from control batches.
+    """The unfinished batches of a lane, read from control batches. The lane's owner or a successor still has to deliver
+    them.
 
     Attributes:
         lane_id: Id of the lane, empty before the first group.

@@ -480,7 +480,7 @@ class Outbox:
     def pause(
         self, partition: Destination, event: FlowEvent, reason: str, *, at_least_s: float = 0.0
     ) -> None:
-        """Let the partition wait for `retry`.
+        """Let the partition wait until `retry` is called.
 
         Args:
             partition: The partition.

@@ -1,6 +1,6 @@
 """The unfinished batches of one partition, in order: the first ones as objects, later ones packed.
 
-A long outage leaves many batches, and the state of one that is on disk and was never sent fits into a few bytes. So a
+A long outage leaves many batches. The state of a batch that is on disk and was never sent fits into a few bytes. So a
 `PartitionQueue` has three parts: the near batches, which are sent next; the packed batches; and the batches accepted
 since, some of which are not on disk yet. No batch after the near ones was ever sent.
 """

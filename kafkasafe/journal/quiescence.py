@@ -2,8 +2,8 @@
 
 1. An incarnation ends normally. Its last group says until when its requests may still be appended (`marks.Quiet`).
 2. The next incarnation reads the mark, and asks about batches in doubt as soon as that time is over.
-3. Before the next incarnation sends anything, it takes the mark back, durably. Otherwise a third incarnation would
-   believe the mark, and not wait for the requests of the second one.
+3. Before the next incarnation sends anything, it revokes the mark, and waits until that is durable. Otherwise a third
+   incarnation would believe the mark, and not wait for the requests of the second one.
 """
 
 from __future__ import annotations

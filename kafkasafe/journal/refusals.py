@@ -17,7 +17,7 @@ __all__ = ["Refusals"]
 
 
 class Refusals:
-    """Destinations, or batches at their heads, that the cluster refuses at present."""
+    """Tracks the destinations, or batches at their heads, that the cluster refuses at present."""
 
     def __init__(self, state: JournalState, packer: Packer) -> None:
         self._all = state.destinations.all

@@ -15,7 +15,7 @@ __all__ = ["Topics"]
 
 
 class Topics:
-    """The destinations of batches, with their topics."""
+    """Declares destinations, and remembers and forgets what the cluster says about their topics."""
 
     def __init__(
         self, state: JournalState, packer: Packer, suspicions: Suspicions, refusals: Refusals

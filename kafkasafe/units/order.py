@@ -20,7 +20,7 @@ class Lines:
 
     Attributes:
         by_id: The unfinished units by their ids, in the order in which they were accepted.
-        batchless: Those without batches. Each turn examines only these, not all units.
+        batchless: The unfinished units that have no batches. Each turn examines only these, not all units.
     """
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ Break = dict[GroupPartition, tuple[int, int]]
 
 
 class ReadingOrder:
-    """The state of the readings of consumers."""
+    """Remembers which readings are broken off, and how far committed units moved each group partition."""
 
     def __init__(self) -> None:
         self._broken: dict[GroupPartition, int] = {}

@@ -144,7 +144,7 @@ _ABORTED: Final = frozenset({"PrepareAbort", "CompleteAbort"})
 
 
 def outcome_of(grant: Grant, state: str, producer_id: int, epoch: int, *, own: bool) -> bool | None:
-    """Whether a transaction was committed, by its coordinator's description (DescribeTransactions, KIP-664).
+    """Whether a transaction was committed, according to its coordinator's description (DescribeTransactions, KIP-664).
 
     None if the description does not decide it.
 

@@ -36,7 +36,7 @@ class Transitions:
 
     Args:
         lines: The unfinished units.
-        readings: The state of their consumers' readings.
+        readings: The state of the readings of the units' consumers.
         ids: The transactional ids.
         out: Takes the decisions.
         newest_reading: Number of the reading that began last, in this process.
@@ -221,7 +221,7 @@ class Transitions:
 
     @staticmethod
     def _lose(unit: Unit, reason: str) -> None:
-        """Blame another producer, which has the unit's transactional id.
+        """Note that the unit cannot be delivered, because another producer has its transactional id.
 
         If the unit moves a group's offsets, that producer reads the same records again.
         """

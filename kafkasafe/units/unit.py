@@ -91,7 +91,7 @@ class Unit(UnitContent):
         self.recorded = tuple((each.number, each.start) for each in mine)
 
     def write(self, position: int) -> None:
-        """Record that it is durable."""
+        """Record that the unit is durable."""
         self.durable, self.position = True, position
 
     def read(self, position: int, accepted_at: int) -> None:
@@ -270,7 +270,8 @@ class Transaction(UnitContent):
         units: In order. The id of the first one is the marker.
         tid: The transactional id; None: the transaction is over or aborted.
         grant: Its grant.
-        offsets: The offsets of consumer groups: for each group and partition, that of the last unit that moves it.
+        offsets: The offsets of consumer groups: for each group and partition, the offset of the last unit that moves
+            this offset.
         readings: For each partition of a group: the consumer's reading (`Reading`) to which the offset belongs.
         batches: Those of all units, in order.
         phase: See `TRANSITIONS`. Its units have the same phase.
