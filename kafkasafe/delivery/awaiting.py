@@ -180,7 +180,7 @@ class _Group:
 
 
 class LoopWaits:
-    """The coroutines of one loop that wait for one producer. This is a wake flag for `WaitingCallers`.
+    """The coroutines that wait for one producer on one loop. This is a wake flag for `WaitingCallers`.
 
     Get an instance from `of`. All methods but `set` must be called on the loop's own thread.
     """

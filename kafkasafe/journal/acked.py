@@ -205,7 +205,7 @@ class AckedLog:
         return [lost[position] for position in positions if position in lost]
 
     def end_at(self, end_offset: int) -> None:
-        """Note where the log ends. The lost batches must be taken out first."""
+        """Note where the log ends. The lost batches must be taken out before this call."""
         last = max((batch.place + batch.count - 1 for batch in self.acked), default=-1)
         self.last_acked_offset = self.clear_offset = min(last, end_offset - 1)
         if all(batch.identity != self.last_acked_id for batch in self.acked):
@@ -256,7 +256,7 @@ class AckedLog:
             self.clear_offset = self.last_acked_offset
 
     def recall(self, batch: Batch) -> None:
-        """Remember this batch alone: recovery read its id from marks, and the ids of earlier batches are not known."""
+        """Remember this batch alone. Recovery read its id from marks, but the ids of earlier batches are not known."""
         self.acked = deque((batch,))
         self.forgotten_offset = batch.base_offset
 

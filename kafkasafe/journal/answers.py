@@ -106,7 +106,7 @@ class Answers:
             code: 3, 17 or 29 if the metadata has this error, else 0.
             message: Human-readable text.
             now: Seconds.
-            timed_out: The request timed out: the link is slow, or the broker hangs.
+            timed_out: The request timed out, because the link is slow, or the broker hangs.
         """
         partition = self._partitions[batch.destination]
         partition.progress.want_metadata()

@@ -76,7 +76,8 @@ class BatchEvent(enum.Enum):
     REFUSED = "refused"
     """The batch was not appended, for a permanent reason."""
     PASSED_BY = "passed by"
-    """A refused batch is sent again in its turn: the refusal was about another id, or about a gap before the batch."""
+    """A refused batch is sent again in its turn, because the refusal was about another id, or a gap before the batch.
+    """
     MAY_BE_THERE = "may be there"
     """A broker may have appended a request with the batch, from this or an earlier incarnation."""
     FOUND = "found"
@@ -193,9 +194,9 @@ class Fault:
     REFUSED, in PREPARED after error 59, and in IN_DOUBT after that; never without an id.
     """
     condemned: bool = False
-    """The journal rejects or divides the batch as soon as the cluster proves that it is not in the log. Invariant: only
-    in IN_DOUBT, in SENT as a probe, and in UNDECIDABLE or REJECTED after that; `code` is set as well. The proof makes
-    the batch REFUSED.
+    """The journal rejects or divides the batch as soon as the cluster proves that the batch is not in the log.
+    Invariant: only in IN_DOUBT, in SENT as a probe, and in UNDECIDABLE or REJECTED after that; `code` is set as well.
+    The proof makes the batch REFUSED.
     """
     overdue: bool = False
     """The cluster refused the batch for longer than the limit, for a reason that might have been temporary. Stays set,

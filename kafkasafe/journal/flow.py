@@ -75,8 +75,8 @@ class FlowEvent(enum.Enum):
     SUSPECTED = "suspected"
     """The log may have lost acknowledged batches."""
     OLD_HEAD = "old head"
-    """The next batch is so old that the leader may forget this producer after appending it. So the journal first finds
-    out whether the log already has the batch.
+    """The next batch is so old that the leader may forget this producer after appending it. So before the journal sends
+    the batch, it finds out whether the log already has the batch.
     """
     LATE_REQUEST = "late request"
     """A broker may still append a request whose answer was lost, so the journal waits until that is impossible."""

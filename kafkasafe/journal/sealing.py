@@ -56,7 +56,7 @@ class Sealer:
             size_bytes: Total size.
             max_timestamp: Largest timestamp, ms since the epoch.
             given: See `Batch`.
-            unit: The unit (made by `units.seal`) that the batch belongs to. The caller completes it with `close_unit`.
+            unit: The unit (made by `units.seal`) to which the batch belongs. The caller completes it with `close_unit`.
 
         Returns:
             The batch. If it has an `identity` when the shell writes it, the shell puts this id into the written bytes.

@@ -93,8 +93,8 @@ class UnitReplay:
         self._void(self._staged_under.get(unit))
         if tid.grant != grant:
             # The id's former units were requeued before the id got this new grant. Staged units with the same grant
-            # share a transaction: an id begins another transaction only after it was fenced, or after its former
-            # transaction is durably over.
+            # share a transaction: an id begins another transaction only after it was fenced, or after the end of its
+            # former transaction is durable.
             self._void(tid)
         self._staged.setdefault(tid, []).append(unit)
         self._staged_under[unit] = tid

@@ -110,7 +110,7 @@ class FindOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Save the unit's records in `rejected/`, durably (answer: `put_aside`)."""
+    """Make the unit's records durable in `rejected/` (answer: `put_aside`)."""
 
     unit: Unit
 

@@ -136,7 +136,7 @@ class Transitions:
             tid.release()
 
     def take_off(self, transaction: Transaction, reason: str) -> None:
-        """Requeue a transaction. If it may be committed, find out its outcome first."""
+        """Requeue a transaction. If the transaction may be committed, find out its outcome before that."""
         tid = transaction.tid
         if tid is None or transaction.phase not in _UNDER_WAY:
             return
