@@ -16,8 +16,9 @@ until the position is known to be valid under the present leader:
 4. If the log does not agree (DIFFERED), the position is DIVERGED until the application decides (SOUGHT).
 
 If a broker says that the position is not in the log (OUT_OF_RANGE), the consumer verifies this: the position is RANGING
-until the bounds of the log are known. After a failed fetch, the position may be in remote storage. The consumer asks
-the leader (LOCATING). Only during this procedure does it continue to fetch from the partition.
+until the bounds of the log are known. Some errors of a fetch can mean that the position is in remote storage. After
+such an error, the consumer asks the leader whether the position is there (LOCATING). LOCATING is the only such
+procedure during which the consumer continues to fetch from the partition.
 """
 
 from __future__ import annotations

@@ -103,7 +103,9 @@ class Admission:
                 )
 
     def checked_partition(self, topic: str, partition: Any) -> int:
-        """Return the partition that a caller gives, as an int. Raise an error if the cluster refuses it."""
+        """Return the partition that a caller gives, as an int. With `on_blocked_topic="raise"`, raise an error if the
+        cluster refuses that partition.
+        """
         number = self._partitioning.checked(topic, partition)
         refused = self._pump.refused_partitions.get((topic, number))
         if refused is not None and self._config.on_blocked_topic == "raise":

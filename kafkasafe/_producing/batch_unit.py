@@ -54,7 +54,8 @@ class BatchUnit:
 
     Attributes:
         parcels: The parcels of the batch's records, as soon as these are encoded.
-        callbacks: Pairs: whether the function is for a committed batch, and the function.
+        callbacks: Pairs (wanted, function). The function is called if the batch is committed (`wanted` is true), or if
+            it is dropped (false).
     """
 
     def __init__(

@@ -80,7 +80,8 @@ class OpenBatch:
         numbers: Counter for the numbers of records. Some numbers may never get their record: see `absent`.
         keys, values: Lists by number, with spare entries; `keys` is shorter while no record has a key. Empty once
             sealed.
-        special: (partition, headers, timestamp) by number, of the records that have any of these.
+        special: By number, (partition, headers, timestamp) of each record for which the caller gave at least one of the
+            three.
         timestamp_ms: Timestamp of records without their own: when the first record was added.
         due: When the open batch must be sealed at the latest, monotonic seconds.
         encoded: The encoded records, from sealing on.

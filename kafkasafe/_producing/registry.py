@@ -50,7 +50,8 @@ SUCCEEDED: set[Pump] = set()
 def goes_live(pump: Pump, path: str) -> None:
     """Register a producer that accepts records from now on. Records of dropped producers are sent before its own."""
     LIVE[pump] = path
-    # The order matters: a producer that is dropped from now on finds this one in `LIVE`.
+    # Read `DROPPED` only after writing `LIVE`: a producer that is dropped too late to be found in `DROPPED` then finds
+    # this one in `LIVE`.
     for other, directory in DROPPED.copy().items():
         if directory == path:
             pump.come_after(other)

@@ -303,7 +303,8 @@ class Shutdown:
             return False
         self._lifecycle.end(ProducerClosedError("The producer was collected by the garbage collector"))
         self._kept = producer
-        # The order matters: a producer that is being opened reads DROPPED after it has added itself to LIVE.
+        # First write DROPPED, then read LIVE (in `goes_first`). A producer that is being opened first writes LIVE, then
+        # reads DROPPED. So at least one of the two producers finds the other.
         DROPPED[self._pump] = self.spool_path
         goes_first(self._pump, self.spool_path)
         self._pump.retire(Patience(self._idle_s, 0.0), self._dropped)

@@ -117,7 +117,7 @@ def _volume(lanes: SpoolDirectory) -> tuple[int, bool]:
 
 
 def _failing_starts(lanes: SpoolDirectory, suspects: Collection[int]) -> list[str]:
-    """A sentence for each of these lanes on which a new producer would start and raise an error."""
+    """A sentence for each of these lanes that would make the start of a new producer fail."""
     texts = []
     for number, client in lanes.starting_lanes().items():
         if number not in suspects:

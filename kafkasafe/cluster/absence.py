@@ -11,8 +11,8 @@ partition yet:
 
 So one answer proves nothing. The absence is proven if two brokers still report it some seconds after the partition was
 first missing. In a cluster with one broker, that broker's report is the proof. If only one of several brokers answers,
-it has to report the absence for a minute. That is enough: a wrong report loses no record, because `rejected/` keeps it,
-and operators hardly ever add a partition in the very minute in which a program sends to it.
+that broker has to report the absence for a minute. That is enough: a wrong report loses no record, because `rejected/`
+keeps it, and operators hardly ever add a partition in the very minute in which a program sends to it.
 
 This module has no clock: `now` is an argument, in seconds.
 """

@@ -36,8 +36,8 @@ _NO_848: Final = (
     "kafka-python lacks the group protocol of KIP-848; groups use the classic protocol, which Kafka 4 still"
     " supports"
 )
-# Advice for options of kafka-python 1.4 to 2.3 and of other clients. A spelling suggestion would mislead for these: the
-# present option with the most similar name has an unrelated meaning.
+# Advice for options of kafka-python 1.4 to 2.3 and of other clients. The error message suggests no similar spelling for
+# these options, because the present option with the most similar name has an unrelated meaning.
 REMOVED: Final[dict[str, str]] = {
     "group_protocol": f"{_NO_848}. Leave it out",
     "group_remote_assignor": f"{_NO_848}. To choose assignors, set partition_assignment_strategy",

@@ -180,7 +180,7 @@ class _Group:
 
 
 class LoopWaits:
-    """The coroutines of one loop that wait for one producer. This is a wake flag for `WaitingCallers`.
+    """The coroutines that wait for one producer on one loop. This is a wake flag for `WaitingCallers`.
 
     Get an instance from `of`. All methods but `set` must be called on the loop's own thread.
     """
@@ -283,7 +283,7 @@ class LoopWaits:
                     self._waiting.remove(self)
 
     def _look(self) -> None:
-        # Reset the flag before the check: a thread that notifies from here on makes the loop check again.
+        # Reset the flag before the check, so that a thread that notifies from here on makes the loop check again.
         self._rung = False
         for group in self._groups.values():
             if not group.due:

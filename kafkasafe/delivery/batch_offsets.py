@@ -89,7 +89,8 @@ class GivenOffsets:
 
     def __init__(self, numbers: Numbers) -> None:
         self._readings: Readings[u.GroupPartition] = Readings(numbers)
-        # Draw the number now: batches of earlier incarnations may commit offsets before the first offsets are given.
+        # Draw the number now, because batches of earlier incarnations may commit offsets before the first offsets are
+        # given.
         self._first = numbers.draw()
 
     def moves(self, given: m.GroupOffsets) -> bool:
@@ -145,7 +146,8 @@ Offer: TypeAlias = Callable[[Callable[[], OffsetsFate], ProducerLane], tuple[Any
 
 @functools.singledispatch
 def offering(consumer: object) -> Offer | None:  # noqa: ARG001  # decides by its class
-    """Returns the function that offers a consumer's positions to an atomic batch; None if it is no SafeConsumer.
+    """Returns the function that offers a consumer's positions to an atomic batch; None if the consumer is no
+    SafeConsumer.
 
     The modules of the consumers register their classes.
     """

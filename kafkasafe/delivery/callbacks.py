@@ -1,7 +1,8 @@
 """The thread that runs the application's callbacks. Callbacks may block, send, or wait for the producer.
 
-The pump passes due callbacks to this thread while it holds the lock under which callers see that a record is done. So a
-caller that sees that a record is done, and then queues a marker, also waits for the callbacks of this record.
+Callers see under a lock that a record is done, and the pump holds the same lock while it passes due callbacks to this
+thread. So a caller that sees that a record is done, and then queues a marker, also waits for the callbacks of this
+record.
 
 The number of due callbacks is bounded: while `full` is true, `send` should wait. The number of callbacks of records
 that are not done is bounded by the size of the spool.

@@ -1,9 +1,10 @@
 """Estimates the brokers' time from the timestamps of other producers' records, if no broker reports its own time.
 
 Topics with CreateTime keep the timestamps of their producers, and ListOffsets returns the largest one of a partition. A
-timestamp later than all that this producer wrote there comes from another clock. Brokers of Kafka 4 accept no timestamp
-that is more than an hour ahead of their own clock (`message.timestamp.after.max.ms`). Older brokers accept any, so the
-estimate is only a hint: it may make the producer more careful, but must not make it refuse anything.
+timestamp that is later than all timestamps that this producer wrote to the partition comes from another clock. Brokers
+of Kafka 4 accept no timestamp that is more than an hour ahead of their own clock (`message.timestamp.after.max.ms`).
+Older brokers accept any, so the estimate is only a hint: it may make the producer more careful, but must not make it
+refuse anything.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ class Clocks:
         """Lower bound of the brokers' time if the other producers' clocks are right, in ms since the epoch."""
 
     def sent(self, address: _Address, max_timestamp: int) -> None:
-        """Note a batch of this producer: its timestamps must not count as those of other clocks."""
+        """Note a batch of this producer, so that its timestamps do not count as those of other clocks."""
         if max_timestamp > self._ours.get(address, -1):
             self._ours[address] = max_timestamp
 
     def stamped(self, now: float) -> None:
-        """Record that a broker stamped a record itself (LogAppendTime): other producers' clocks no longer count."""
+        """Record that a broker stamped a record itself (LogAppendTime), so other producers' clocks no longer count."""
         self._next = now + _HOUR_S
         self._others.clear()
         self.at_least_ms = 0

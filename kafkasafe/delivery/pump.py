@@ -75,7 +75,7 @@ class PumpState:
 
 @dataclass(frozen=True, slots=True)
 class _Retire:
-    """The producer was dropped: end when everything is delivered, or when the patience ends."""
+    """The producer was dropped, so end when everything is delivered, or when the patience ends."""
 
     began: float
     patience: Patience
@@ -463,7 +463,7 @@ class Pump:
         self.ledger.waiters.notify_all()
 
     def forked(self, error: BaseException) -> None:
-        """Prepares a forked child for use: the pump's thread, and the holder of the lock, do not exist in it."""
+        """Prepares a forked child for use. Neither the pump's thread nor the holder of the lock exists in the child."""
         self.ledger.forked(error)
 
     @apart()
@@ -474,7 +474,7 @@ class Pump:
                 self._turn()
             self._last_turn()
         except SpoolError as error:
-            # Without a traceback: the message says which records are safe, and what to do.
+            # Without a traceback, because the message says which records are safe, and what to do.
             self._log.error(
                 "The producer ended: %s", error, error=type(error).__name__, event="producer_ended"
             )

@@ -62,14 +62,14 @@ class OffsetsFate(enum.Enum):
     consumer continues.
     """
     DROPPED = "dropped"
-    """The producer gave up the batch without keeping its records: the consumer has to read them again."""
+    """The producer gave up the batch without keeping its records, so the consumer has to read them again."""
     LEFT = "left"
-    """The program closed the batch's producer before the outcome: another producer may deliver the batch."""
+    """The program closed the batch's producer before the outcome, so another producer may deliver the batch."""
 
 
 _UNDECIDED: Final = frozenset({OffsetsFate.OPEN, OffsetsFate.WAITING, OffsetsFate.LEFT})
 _UNMOVED: Final = frozenset({OffsetsFate.FORGOTTEN, OffsetsFate.REJECTED})
-"""Fates of batches that did not move the group: their reading continues."""
+"""Fates of batches that did not move the group, so that their reading continues."""
 
 
 class Numbers:
@@ -135,7 +135,7 @@ class OffsetClaim:
         offset: Offset of the next record to be read.
         fate: Returns the fate of the batch. From any thread.
         carrier: Carrier of the batch; None: not known.
-        void: The consumer was moved back: the batch must not be committed any more.
+        void: The consumer was moved back, so the batch must not be committed any more.
     """
 
     offset: int
@@ -264,14 +264,14 @@ class ReadingRun:
         return consumed != (self.first if handed is None else handed)
 
     def step_back(self) -> None:
-        """Void batches that the program has not committed: the consumer continues from `accepted` again."""
+        """Void batches that the program has not committed, because the consumer continues from `accepted` again."""
         for claim in self._claims:
             if claim.fate() is OffsetsFate.OPEN:
                 claim.revoke()
         self._claims = deque(claim for claim in self._claims if not claim.void)
 
     def end(self) -> None:
-        """Void the batches of the reading: the consumer is moved away."""
+        """Void the batches of the reading, because the consumer is moved away."""
         for claim in self._claims:
             claim.revoke()
 
@@ -340,8 +340,8 @@ class Readings(Generic[_Partition]):
     def goes_on(self, partition: _Partition, group_offset: int) -> bool:
         """Whether the reading continues: no batch of it was dropped, and nothing else has moved the group.
 
-        Otherwise another reading begins at the group's offset, even if the consumer is already there: other members
-        have processed the records that the consumer handed out and that are in no batch.
+        Otherwise another reading begins at the group's offset, even if the consumer is already there, because other
+        members have processed the records that the consumer handed out and that are in no batch.
 
         Args:
             partition: The partition. No batch of it waits.
@@ -395,8 +395,8 @@ class Earlier(Generic[_Partition]):
         ]
 
     def _tidy(self, partition: _Partition, now: Member | None = None) -> None:
-        """Of several left batches with the same carrier, keep the first. Drop batches that cannot be committed any
-        more.
+        """Of several batches with the same carrier that were left, keep only the first one. Drop batches that cannot be
+        committed any more.
         """
         found: list[OffsetClaim] = []
         left: set[Carrier] = set()

@@ -52,7 +52,8 @@ class SpoolSeen:
     Attributes:
         lanes: The lanes that can be read.
         unreadable: One sentence for each lane or file of the directory that cannot be read.
-        failing_starts: One sentence for each lane on which a new producer would start and raise an error.
+        failing_starts: One sentence for each lane that would make the start of a new producer fail: the producer would
+            take the lane, and raise an error.
         free_bytes: Free space of the volume.
         read_only: Whether the volume is read-only.
         limit_bytes: Maximum size of a lane's log; None if unknown.

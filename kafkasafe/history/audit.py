@@ -113,7 +113,8 @@ class Producer:
     Attributes:
         producer_id: -1: all producers without idempotence together.
         epochs: Oldest first.
-        trimmed: Retention removed the producer's first records: the log begins within its sequences.
+        trimmed: Retention removed the producer's first records, so the log begins in the middle of the producer's
+            sequences.
     """
 
     producer_id: int
@@ -147,7 +148,7 @@ class Producer:
             self.epochs.append(run.epoch)
 
     def note_trimmed(self) -> None:
-        """Record that the log begins within its sequences."""
+        """Record that the log begins in the middle of the producer's sequences."""
         self.trimmed = True
 
 
@@ -188,7 +189,7 @@ def judge(found: Iterable[SequenceRun], log_start: int = 0) -> dict[int, Produce
 
     Args:
         found: The runs of all parts of the log, in any order.
-        log_start: First offset of the log: retention removed the records before it.
+        log_start: First offset of the log. Retention removed the records before it.
     """
     producers: dict[int, Producer] = {}
     # (producer, epoch) → the sequence that comes next.

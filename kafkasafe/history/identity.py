@@ -40,7 +40,9 @@ def add_sequence(sequence: int, count: int) -> int:
 
 
 def sequence_distance(start: int, end: int) -> int:
-    """How far `end` is after `start`, in −2³⁰ … 2³⁰: sequences wrap, windows are small."""
+    """How far `end` is after `start`, in −2³⁰ … 2³⁰. Sequences wrap and windows are small, so of the two possible
+    distances the shorter one counts.
+    """
     distance = (end - start) & MAX_SEQUENCE
     return distance if distance <= MAX_SEQUENCE // 2 else distance - MAX_SEQUENCE - 1
 
@@ -81,7 +83,7 @@ class BatchKind(enum.Enum):
     PLAIN = enum.auto()
     """It belongs to no transaction."""
     TRANSACTIONAL = enum.auto()
-    """It belongs to a transaction; the next marker of its producer id decides about it."""
+    """It belongs to a transaction, which the next marker with the same producer id commits or aborts."""
     COMMIT = enum.auto()
     """A commit marker."""
     ABORT = enum.auto()
@@ -123,7 +125,7 @@ class IdentityVerdict(enum.Enum):
     DECIDED = "decided"
     """The first `present` batches are in the leader's log, the others are not."""
     GAP = "gap"
-    """Like DECIDED, and the leader lacks a batch before the first absent one: the absent ones need a new id."""
+    """Like DECIDED, and the leader lacks a batch before the first absent one, so the absent ones need a new id."""
     READ_LOG = "read_log"
     """The producer state does not decide; read the log."""
     UNDECIDABLE = "undecidable"
@@ -330,11 +332,11 @@ def judge_located(by_state: Judgement, scan: Scan) -> tuple[Judgement, bool]:
 
     Args:
         by_state: DECIDED or GAP.
-        scan: For its present batches only.
+        scan: A finished scan that searched only for the batches that `by_state` counts as present.
 
     Returns:
-        (judgement, whether the log has the present batches). If the scan read the whole log and did not find them, the
-        state comes from a late request that an empty log took alone: do not trust it.
+        (judgement, whether to trust it). Do not trust it if the scan read the whole log and did not find all batches
+        that the state counts as present: then the state comes from a late request that an empty log took alone.
     """
     by_log = judge_by_log(scan)
     judgement = Judgement(

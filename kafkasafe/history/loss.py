@@ -6,9 +6,10 @@ raises suspicions from other signs (`Cause`), and a survey compares the batch he
 batches.
 
 A batch is **lost** when it is not in the log and another batch covers its offset, or its offset is at or after the
-log's end. If the journal never learned its exact offset, the survey must have seen the log from the lowest possible
-offset on, without a gap. A batch is not lost when retention deleted it (it is before the log's start) or compaction
-emptied it (no batch covers its offset): Kafka removes those as configured.
+log's end. If the journal never learned the exact offset of a batch, the batch counts as lost only if the survey saw the
+whole log, without a gap, from the lowest offset at which the batch can be. A batch is not lost when retention deleted
+it (it is before the log's start) or compaction emptied it (no batch covers its offset): Kafka removes those as
+configured.
 """
 
 from __future__ import annotations
@@ -103,7 +104,9 @@ class Released:
         return self._offsets[bisect_left(self._offsets, offset) :]
 
     def cut(self, end_offset: int) -> None:
-        """Drop offsets from this one on: the log once ended there."""
+        """Drop the offsets at and after `end_offset`: the log once ended there, so the batches at these offsets are
+        lost.
+        """
         while self._offsets and self._offsets[-1] >= end_offset:
             self._offsets.pop()
 
@@ -156,7 +159,7 @@ class Survey:
         doubted_from: From here on, the survey compares each offset of the log with `ours`; -1: it compares none.
         released: Base offsets, from `doubted_from` on, of this lane's batches that are known by their offset alone,
             ascending; None if some of those offsets are unknown.
-        complete: The survey saw no gap between batches: nothing was compacted.
+        complete: The survey saw no gap between batches, so nothing was compacted.
     """
 
     acked: Sequence[AckedBatch]
@@ -233,9 +236,10 @@ class Survey:
         self.next_offset = max(self.next_offset, next_offset, self.log_start_offset)
 
     def _check_released(self, base_offset: int, last_offset: int) -> None:
-        """Check released batches that begin before the end of this batch: each must begin at `base_offset`.
+        """Check the released batches that begin before the end of a batch of the log: each released batch must begin
+        where that batch begins.
 
-        `base_offset` is -1 for a batch of another producer.
+        `base_offset` is the base offset of the batch of the log, -1 if the batch is another producer's.
         """
         released = self.released or ()
         while self._checked < len(released) and released[self._checked] <= last_offset:
@@ -250,7 +254,7 @@ class Survey:
 
     def _is_gone(self, index: int, batch: AckedBatch) -> bool:
         if not batch.exact:
-            # The batch was at or after this offset: the survey must have seen all of that range.
+            # The batch was at or after this offset, so the survey must have seen the whole log from here on.
             return self.complete and batch.base_offset >= self.log_start_offset
         if batch.next_offset <= self.log_start_offset:
             return False
@@ -258,7 +262,9 @@ class Survey:
 
     @property
     def any_left(self) -> bool:
-        """Whether a batch from before the loss is still at its offset: then the topic was not recreated since."""
+        """Whether a batch from before the loss is still at its offset, which proves that the topic was not recreated
+        since.
+        """
         end = 0
         for index, batch in enumerate(self.acked):
             if batch.base_offset < end:
@@ -304,14 +310,14 @@ class Survey:
 class _Transactions:
     """Finds the batches of this lane's transactions that the log does not show as committed.
 
-    An aborted batch must not count as an acknowledged one at its offset:
+    A batch of an aborted transaction must not be mistaken for the acknowledged batch that was at the same offset:
 
     1. The cluster commits a transaction of producer id 5 with a batch at offset 16, and the spool deletes the batch.
     2. An unclean election loses it. The next transaction of id 5 appends a batch at offset 16, then the client is
        killed.
     3. Its successor aborts that transaction. The log has a batch of id 5 at offset 16, but not the acknowledged one.
 
-    A transaction without a marker counts as not committed, too: its fate is open.
+    A transaction without a marker counts as not committed, too, because its fate is open.
     """
 
     def __init__(self) -> None:
@@ -339,7 +345,8 @@ class _Transactions:
 class _Before:
     """Counts lost records among those acknowledged before the oldest remembered batch.
 
-    Sequences have no gaps: if the log still has a batch of that producer id, its sequence shows how many are missing.
+    Sequences have no gaps, so if the log still has a batch of that producer id, its sequence shows how many are
+    missing.
     """
 
     def __init__(self, acked: Sequence[AckedBatch], begin: int) -> None:

@@ -23,7 +23,7 @@ class Remembered:
     """The history of one partition.
 
     Attributes:
-        topic_id: 16 bytes; None if brokers report none (before 2.8).
+        topic_id: 16 bytes; None if brokers report no topic ids (before 2.8).
         lineage: The history of the records that the consumer handed out.
         marks: The newest batches, oldest first, if leader epochs do not suffice.
     """

@@ -73,7 +73,7 @@ class RegressedReason(enum.Enum):
     RECREATED = "recreated"
     """The topic was deleted and created again."""
     ACCEPTED = "accepted"
-    """Nothing was proven: the caller accepted the lower offset."""
+    """Nothing was proven, but the caller accepted the lower offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class Held:
         since_s: For how long answers have been held, seconds.
         ask_epoch: An OffsetForLeaderEpoch request for this epoch shows whether the log lost records. Pass the response
             to `EndOffsets.prove`, for a start to `EndOffsets.prove_start`. None: such a request cannot help.
-        refresh_metadata: The leader may have changed.
+        refresh_metadata: Request new metadata before asking again, because the leader may have changed.
         leader_epoch: Leader epoch of the record at `offset`, -1 when not known (look-ups by timestamp only).
         timestamp_ms: Timestamp of the record at `offset`, -1 when not known (look-ups by timestamp only).
     """

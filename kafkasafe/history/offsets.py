@@ -5,21 +5,21 @@ it then returns is too low, and correct a moment later (measured: 10, then 0, th
 to answer until their high watermark has caught up (OFFSET_NOT_AVAILABLE, 78; older clients get 5). Older brokers give
 no such sign.
 
-So `EndOffsets` remembers the highest answer and *holds* a lower one: the remembered value stays valid. Only a proof
-lowers it:
+So `EndOffsets` remembers the highest answer and *holds* a lower one, so that the remembered value stays valid. Only a
+proof lowers it:
 
 - the leader's epochs: OffsetForLeaderEpoch, asked for the epoch of the highest answer, returns an end offset below that
   answer. Then the log has lost the records in between; if the leader has a newer epoch, the cause is an unclean
-  election. If the end offset is at or after the highest answer, the log still has the records, and the lower answer
-  came too early.
+  election. If that epoch ends at or after the highest answer, the log still has the records. Then the leader gave the
+  lower answer before its high watermark had caught up.
 - another topic id: the topic was recreated.
 
 Without epochs (old brokers), a lost record and an early answer look the same. There, a lower answer that is repeated
 for `hold_timeout_s` is reported as unproven, and the caller decides which value to believe (`EndOffsets.accept`).
 
-The same holds for the start of a log. Its proof is the end offset of the epoch of the record at the remembered start.
-If this offset is below the start, the log has lost that record, and the records that the log now has before the start
-are new. If not, this leader has merely not yet deleted records that its predecessor had deleted.
+The same holds for the start of a log. The proof of a lower start is the end offset of the epoch of the record at the
+remembered start. If this offset is below the start, the log has lost that record, and the records that the log now has
+before the start are new. If not, this leader has merely not yet deleted records that its predecessor had deleted.
 
 Topic ids have no order. An id that was never seen before is taken for a newer topic, but it may be an older one:
 
@@ -127,7 +127,8 @@ class EndOffsets:
                 return Regressed(offset, previous, RegressedReason.RECREATED, proof)
             return Value(offset, leader_epoch, recreated=True)
         if UNDEFINED < leader_epoch < known.newest_epoch:
-            # Hold even a higher answer: that leader is deposed, and an unclean election may have truncated its records.
+            # Hold even a higher answer, because that leader is deposed, and an unclean election may have truncated its
+            # records.
             return Held(_or_none(known.end), offset, HeldReason.FORMER_LEADER, refresh_metadata=True)
         known.see_epoch(leader_epoch)
         if offset >= known.end:
@@ -209,7 +210,7 @@ class EndOffsets:
             else RegressedReason.TRUNCATED
         )
         proof = Proof(requested_epoch, reply_epoch, end_offset, known.newest_epoch)
-        # The held answer may be too low as well: give up only the records that the proof shows to be lost.
+        # The held answer may be too low as well, so give up only the records that the proof shows to be lost.
         return self._lower(known, max(known.lower_ends.answered, end_offset), reason, proof)
 
     def accept(self, key: Key) -> Regressed | None:
@@ -315,7 +316,7 @@ class EndOffsets:
         if end_offset >= known.start:
             if known.topic_id is not None:
                 return Held(known.start, known.lower_starts.answered, HeldReason.NOT_DELETED, since_s)
-            # Without topic ids, the topic may have been recreated: its epochs then count from 0 again.
+            # Without topic ids, the topic may have been recreated unnoticed, and its epochs then count from 0 again.
             return self._hold_start(known, since_s, HeldReason.NOT_DELETED, None)
         newest = max(known.newest_epoch, known.start_epoch)
         reason = RegressedReason.UNCLEAN_ELECTION if leader_epoch > newest else RegressedReason.TRUNCATED

@@ -154,7 +154,7 @@ class RememberedOffsets:
             self.found.popitem(last=False)
 
     def _cut(self, offset: int) -> None:
-        """Drop remembered answers at or after this offset: the log has other records there now."""
+        """Drop remembered answers at or after this offset, because the log has other records there now."""
         if self.start > offset:
             self.start, self.start_epoch = -1, UNDEFINED
             self.lower_starts.release()
@@ -162,7 +162,7 @@ class RememberedOffsets:
             del self.found[timestamp]
 
     def is_former(self, topic_id: bytes | None, now: float) -> bool:
-        """Note which topic an answer names. Return whether it is a deleted topic of this name."""
+        """Note which topic an answer names. Return whether that topic counts as deleted."""
         if topic_id is None:
             return False
         if topic_id not in self.former_ids:
@@ -184,7 +184,7 @@ class RememberedOffsets:
         if old is None:
             return False
         self.former_ids = [*self.former_ids[1 - MAX_FORMER_IDS :], old]
-        # Keep the old end: the next end offset is compared with it, even if another look-up noticed the change.
+        # Keep the old end, because the next end offset is compared with it, even if another look-up noticed the change.
         self.end_before = max(self.end, self.end_before) if self.recreated else self.end
         self.recreated = Proof(old_topic_id=old, topic_id=topic_id)
         self.start_before = max(self.start, self.start_before)

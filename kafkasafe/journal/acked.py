@@ -81,7 +81,7 @@ class AckedLog:
         return self.clear_offset + 1 if self.clear_offset >= 0 else self.baseline_offset
 
     def forget(self) -> None:
-        """Drop everything: from here on, the log belongs to another cluster or another topic."""
+        """Drop everything, because from here on the log belongs to another cluster or another topic."""
         self.baseline_offset = self.last_acked_offset = self.clear_offset = -1
         self.leader_epoch = -1
         self.topic_id = m.NO_TOPIC_ID
@@ -109,8 +109,8 @@ class AckedLog:
         return False
 
     def begin_before(self, first_offset: int) -> None:
-        """Lower the baseline to the offset of a unit's batch if that is lower: units are sent without waiting for the
-        baseline.
+        """Lower the baseline to the offset of a unit's batch if that is lower, because units are sent without waiting
+        for the baseline.
         """
         if self.last_acked_offset < 0 <= first_offset < self.baseline_offset:
             self.baseline_offset = first_offset
@@ -181,7 +181,7 @@ class AckedLog:
         return self.acked[-1].place + self.acked[-1].count
 
     def trim(self, released_before: int) -> None:
-        """Drop batches that have left the spool, except a few: these locate the start of a loss."""
+        """Drop batches that have left the spool. Keep a few of them, because these show where a loss begins."""
         while len(self.acked) > _REMEMBERED and self.acked[0].position < released_before:
             batch = self.acked.popleft()
             self.forgotten_offset = max(self.forgotten_offset, batch.place + batch.count)
@@ -205,7 +205,7 @@ class AckedLog:
         return [lost[position] for position in positions if position in lost]
 
     def end_at(self, end_offset: int) -> None:
-        """Note where the log ends. The lost batches must be taken out first."""
+        """Note where the log ends. The lost batches must be taken out before this call."""
         last = max((batch.place + batch.count - 1 for batch in self.acked), default=-1)
         self.last_acked_offset = self.clear_offset = min(last, end_offset - 1)
         if all(batch.identity != self.last_acked_id for batch in self.acked):
@@ -213,7 +213,7 @@ class AckedLog:
         self.baseline_offset = min(self.baseline_offset, end_offset)
 
     def confirm_until(self, end_offset: int) -> None:
-        """Adopt the offsets that the survey found: the log has lost nothing."""
+        """Adopt the offsets that the survey found, because the log has lost nothing."""
         known = max(
             (batch.base_offset + batch.count - 1 for batch in self.acked), default=self.last_acked_offset
         )
@@ -256,12 +256,14 @@ class AckedLog:
             self.clear_offset = self.last_acked_offset
 
     def recall(self, batch: Batch) -> None:
-        """Remember this batch alone: recovery read its id from marks, and the ids of earlier batches are not known."""
+        """Remember this batch alone. Recovery read its id from marks, but the ids of earlier batches are not known."""
         self.acked = deque((batch,))
         self.forgotten_offset = batch.base_offset
 
     def cut(self, last_offset: int) -> None:
-        """Drop batches that are after the log's last offset and have left the spool: they are lost."""
+        """Drop lost batches: those after the log's last offset that have also left the spool, so that they cannot be
+        sent again.
+        """
         self.released.cut(last_offset + 1)
         self.acked = deque(
             batch
@@ -279,7 +281,7 @@ class EpochCheck:
     Attributes:
         destination: Destination number.
         leader_epoch: Epoch of the former leader.
-        last_acked_offset: The last offset that it acknowledged (inclusive).
+        last_acked_offset: The last offset that the former leader acknowledged (inclusive).
     """
 
     destination: int
@@ -292,7 +294,7 @@ class Suspicion:
     """Why the log may have lost acknowledged batches.
 
     Attributes:
-        cause: The sign that raised it.
+        cause: The sign that raised the suspicion.
         evidence: Human-readable.
         last_acked_offset: The last offset that was acknowledged before the suspicion (inclusive).
         from_offset: If the log lost records, it lost at least those from this offset on; -1 when unknown.
@@ -315,9 +317,9 @@ class LossCase:
     Attributes:
         suspicion: The first suspicion; later ones extend it. None: the log is not suspected.
         asked: The check in progress. Checks are made one at a time, one per change of leader.
-        due: The checks after it, in this order. A survey makes all of them unnecessary.
-        explained: A gap in the log is expected: batches were damaged, rejected, skipped or lost. Then the journal
-            reports no hole.
+        due: The checks after `asked`, in this order. A survey makes all of them unnecessary.
+        explained: A gap in the log is expected, because batches were damaged, rejected, skipped or lost. Then the
+            journal reports no hole.
         hole: The hole to report if the log turns out to have every acknowledged batch.
     """
 
@@ -348,13 +350,13 @@ class LossCase:
             self.suspicion = replace(self.suspicion, overlaps=True)
 
     def close(self) -> None:
-        """Drop the suspicion and all checks: a survey has answered them."""
+        """Drop the suspicion and all checks, because a survey has answered them."""
         self.suspicion = None
         self.asked = None
         self.due.clear()
 
     def forget(self) -> None:
-        """Drop everything: the lane writes to another log."""
+        """Drop everything, because the lane now writes to another log."""
         self.close()
         self.hole = None
 
@@ -365,7 +367,7 @@ class LossCase:
         self.due.append(check)
 
     def next_check(self) -> EpochCheck:
-        """Begin the next check: one is due, and none is in progress."""
+        """Begin the next check. Call this only if a check is due and none is in progress."""
         self.asked = self.due.pop(0)
         return self.asked
 
@@ -378,7 +380,7 @@ class LossCase:
         self.asked = None
 
     def keep_newest_check(self) -> None:
-        """Keep only the newest check: earlier incarnations got answers to the older ones."""
+        """Keep only the newest check, because earlier incarnations got answers to the older ones."""
         del self.due[:-1]
 
     # -- known gaps ----------------------------------------------------------------------------------------------------
@@ -393,8 +395,8 @@ class LossCase:
         self.hole = hole
 
     def take_hole(self) -> Hole | None:
-        """Return the hole and forget it: a survey has ended. If the survey found a loss, the journal reports only the
-        loss.
+        """Return the hole and forget it, because a survey has ended. If the survey found a loss, the journal reports
+        only the loss.
         """
         hole, self.hole = self.hole, None
         return hole

@@ -106,7 +106,7 @@ class Answers:
             code: 3, 17 or 29 if the metadata has this error, else 0.
             message: Human-readable text.
             now: Seconds.
-            timed_out: The request timed out: the link is slow, or the broker hangs.
+            timed_out: The request timed out, because the link is slow, or the broker hangs.
         """
         partition = self._partitions[batch.destination]
         partition.progress.want_metadata()
@@ -134,7 +134,7 @@ class Answers:
         self._settle(partition, message)
 
     def damaged(self, batch: Batch, message: str) -> None:
-        """Record that a batch's bytes are damaged on disk: it can be neither sent nor divided.
+        """Record that a batch's bytes are damaged on disk, so the batch can be neither sent nor divided.
 
         A damaged batch of a unit ends its unit, because a unit is delivered as a whole or not at all.
 
@@ -155,7 +155,7 @@ class Answers:
             self._packer.touch(partition)
             return
         if batch.unanswered or partition.progress.flow is Flow.PROBING:
-            # A broker may have appended the batch before the damage: the journal asks the cluster.
+            # A broker may have appended the batch before the damage, so the journal asks the cluster.
             batch.on(BatchEvent.UNCERTAIN)
         else:
             batch.refuse(DAMAGED, message)
@@ -194,8 +194,8 @@ class Answers:
         if batch.gathered and (final or scope is Scope.BATCH):
             partition.keep_apart()
         # An answer is about its own request only. So it proves nothing about the batch while the broker may still
-        # append an older request whose answer was lost. Nor does the answer to a probe: the leader already has the
-        # batch.
+        # append an older request whose answer was lost. Nor does the answer to a probe, because the leader already has
+        # the batch.
         alone = now >= partition.doubt.dead_at and partition.progress.flow is not Flow.PROBING
         self._note_producer_state(partition, code, log_start_offset)
         lasting = self._note_refusal(partition, batch, code, text, scope, now)
@@ -203,7 +203,8 @@ class Answers:
             batch.refuse(code, text, bad_records, unconfirmed=True)
         elif alone and (
             (verdict.absent and not final and not lasting)
-            # No other request contained this batch, and the broker did not append it from this one.
+            # No other request contained this batch, and the broker refused this request because an earlier batch is
+            # missing. So the batch was not appended.
             or (code == 45 and not batch.unanswered and partition.queue.follows_failure(batch))
             or (code == 59 and not batch.unanswered)
         ):
@@ -240,7 +241,7 @@ class Answers:
         self._out.ready.persist.after.append(Begun(destination))
 
     def ask_failed(self, destination: int, reason: str, *, code: int, now: float) -> None:
-        """Record that the cluster did not answer a question; the journal asks again after a pause.
+        """Record that the cluster did not answer a question, so the journal asks again after a pause.
 
         Args:
             destination: Destination number.
@@ -301,7 +302,8 @@ class Answers:
             and log_start_offset <= partition.log.last_acked_offset
         ):
             # Retention drops the state of a producer only with that producer's last record (KAFKA-5793). Old brokers
-            # return -1 as log start offset: with them, this error always raises a suspicion.
+            # return -1 as log start offset, which does not show whether retention explains the error. So with them,
+            # this error always raises a suspicion.
             evidence = (
                 f"the broker does not know the producer, though its log starts at {log_start_offset} and offset"
                 f" {partition.log.last_acked_offset} was acknowledged"
@@ -311,7 +313,9 @@ class Answers:
     def _note_refusal(
         self, partition: Partition, batch: Batch, code: int, text: str, scope: Scope, now: float
     ) -> bool:
-        """Note that the broker refuses the destination or the batch. Returns whether it has refused for too long."""
+        """Note that the broker refuses the destination or the batch. Returns whether the refusal has lasted for too
+        long.
+        """
         if scope is Scope.DESTINATION:
             return self._refusals.note_refusal(partition, code, text, scope, now)
         if batch is not partition.queue.head:

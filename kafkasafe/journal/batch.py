@@ -1,6 +1,6 @@
 """A batch, from `seal` to its fate: its states and events, the table of transitions `STATE`, and its data.
 
-It decides nothing. An event for which `STATE` has no entry is a bug, and raises.
+This module decides nothing. An event for which `STATE` has no entry is a bug, and raises.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class BatchState(enum.Enum):
     REJECTED = "rejected"
     REPLACED = "replaced"
     UNDECIDABLE = "undecidable"
-    """Whether the batch is in the log cannot be determined: the user decides."""
+    """Whether the batch is in the log cannot be determined, so the user decides."""
 
     __hash__ = object.__hash__  # Enum's own method is Python code, which would run at each event
 
@@ -76,7 +76,8 @@ class BatchEvent(enum.Enum):
     REFUSED = "refused"
     """The batch was not appended, for a permanent reason."""
     PASSED_BY = "passed by"
-    """A refused batch is sent again in its turn: the refusal was about another id, or about a gap before the batch."""
+    """A refused batch is sent again in its turn, because the refusal was about another id, or a gap before the batch.
+    """
     MAY_BE_THERE = "may be there"
     """A broker may have appended a request with the batch, from this or an earlier incarnation."""
     FOUND = "found"
@@ -181,8 +182,8 @@ class Fault:
     code: int = 0
     """Kafka's error code, or DAMAGED, TOO_SLOW, or a code of `units`. Invariant: set in REFUSED."""
     message: str = ""
-    """The same as human-readable text; in UNDECIDABLE, the evidence. Invariant: set in UNDECIDABLE, and whenever
-    `code` is set.
+    """The reason for `code` as human-readable text; in UNDECIDABLE, the evidence instead. Invariant: set in
+    UNDECIDABLE, and whenever `code` is set.
     """
     bad_records: tuple[tuple[int, str], ...] = ()
     """(index, message) of the records that the broker named, for the division of a REFUSED batch. Invariant: only in
@@ -193,17 +194,17 @@ class Fault:
     REFUSED, in PREPARED after error 59, and in IN_DOUBT after that; never without an id.
     """
     condemned: bool = False
-    """The journal rejects or divides the batch as soon as the cluster proves that it is not in the log. Invariant: only
-    in IN_DOUBT, in SENT as a probe, and in UNDECIDABLE or REJECTED after that; `code` is set as well. The proof makes
-    the batch REFUSED.
+    """The journal rejects or divides the batch as soon as the cluster proves that the batch is not in the log.
+    Invariant: only in IN_DOUBT, in SENT as a probe, and in UNDECIDABLE or REJECTED after that; `code` is set as well.
+    The proof makes the batch REFUSED.
     """
     overdue: bool = False
     """The cluster refused the batch for longer than the limit, for a reason that might have been temporary. Stays set,
     and the parts of a divided batch inherit it.
     """
     doomed: bool = False
-    """The broker named every record as bad: the journal rejects the batch in its turn, without another try. Invariant:
-    the batch is SEALED, without an id, or REJECTED.
+    """The broker named every record as bad, so the journal rejects the batch in its turn, without another try.
+    Invariant: the batch is SEALED, without an id, or REJECTED.
     """
 
     def after(self, event: BatchEvent, to: BatchState) -> Fault:
@@ -227,7 +228,7 @@ class Batch:
     """One batch of one destination.
 
     The text beside a field says in which states it is set. "Invariant" is what holds between any two calls of the
-    journal, once the log is read: tests/journal/test_batch_invariants.py checks each of them on seeded histories.
+    journal, once the log is read: tests/journal/test_batch_invariants.py checks each invariant on seeded histories.
     """
 
     handle: int
@@ -248,8 +249,8 @@ class Batch:
     identity: BatchId | None = None
     """Its id, None while it has none.
 
-    Invariant: set in PREPARED, SENT, IN_DOUBT and REFUSED, and then covers `count` records. Never set in JOINED: the
-    unit's transaction numbers its batches. A SEALED batch may have an id that is not durable yet.
+    Invariant: set in PREPARED, SENT, IN_DOUBT and REFUSED, and then covers `count` records. Never set in JOINED,
+    because the unit's transaction numbers the unit's batches. A SEALED batch may have an id that is not durable yet.
     """
     state: BatchState = BatchState.SEALED
     """See `STATE`."""
@@ -265,12 +266,13 @@ class Batch:
     one. Invariant: never in a batch that recovery read.
     """
     former_life: bool = False
-    """Recovery read the batch: an earlier incarnation may have sent it. Never changes."""
+    """Recovery read the batch, so an earlier incarnation may have sent it. Never changes."""
 
     # -- requests
 
     unanswered: bool = False
-    """A broker may still append a request with this batch and id, or may have appended one unnoticed.
+    """A broker may still append a request with this batch and id, or may have appended such a request although its
+    answer never arrived.
 
     Invariant: set in IN_DOUBT; not set in SEALED, JOINED and REFUSED. In these states the batch may get another id, or
     be copied to `rejected/`, so no earlier request with it may still be appended.
@@ -356,16 +358,18 @@ class Batch:
     # -- units, parents and parts --------------------------------------------------------------------------------------
 
     def join(self, unit: u.Unit) -> None:
-        """Make it a batch of this unit."""
+        """Record that the batch belongs to this unit."""
         self.unit, self.state = unit, BatchState.JOINED
 
     def stand_for(self, parent: Batch) -> None:
-        """Make the batch a part of `parent`, which takes the parent's place."""
+        """Make the batch a part of `parent`. The part takes the parent's place."""
         self.parent = parent
         parent.add_heir()
 
     def inherit(self, parent: Batch, *, doomed: bool) -> None:
-        """Make it a part of this refused batch. Recovery derives the part's place from the parent's position alone."""
+        """Make the batch a part of this refused one. Recovery derives the part's place from the parent's position
+        alone.
+        """
         blame = parent.fault
         self.fault = Fault(blame.code, blame.message, overdue=blame.overdue, doomed=doomed)
         self.stand_for(parent)
@@ -383,7 +387,7 @@ class Batch:
         self.heirs += 1
 
     def lose_heir(self) -> int:
-        """Record that one of its parts is finished. Returns how many are not."""
+        """Record that one of its parts is finished. Returns how many parts are not."""
         self.heirs -= 1
         return self.heirs
 
@@ -394,12 +398,12 @@ class Batch:
         self.identity = identity
 
     def take_back_id(self) -> None:
-        """Remove the batch's id: no broker can append a request under that id any more, and none has."""
+        """Remove the batch's id, because no broker has appended a request under that id, and none can any more."""
         self.identity = None
         self.unanswered = False
 
     def send(self) -> None:
-        """Record that a request with it begins."""
+        """Record that a request with the batch begins."""
         self.on(BatchEvent.SENDS)
         self.tries += 1
 
@@ -408,13 +412,13 @@ class Batch:
         self.tries += 1
 
     def may_arrive(self, *, possible: bool) -> None:
-        """Set whether a broker may still append a request with this batch and id, or may have appended
-        one unnoticed.
+        """Set whether a broker may still append a request with this batch and id, or may have appended such a request
+        although its answer never arrived.
         """
         self.unanswered = possible
 
     def time_out(self) -> None:
-        """Record that a request with it timed out."""
+        """Record that a request with the batch timed out."""
         self.timeouts += 1
 
     def locate(self, base_offset: int) -> None:
@@ -430,7 +434,7 @@ class Batch:
         self.base_offset = self.place = base_offset
 
     def revive(self) -> None:
-        """Prepare the batch to be sent again as a new one: the cluster lost it."""
+        """Prepare the batch to be sent again as a new one, because the cluster lost it."""
         self.on(BatchEvent.LOST)
         self.take_back_id()
         self.base_offset = -1
@@ -456,7 +460,7 @@ class Batch:
         *,
         unconfirmed: bool = False,
     ) -> None:
-        """Take a permanent refusal: it may name bad records, and may still have to be confirmed."""
+        """Take a permanent refusal, which may name bad records, and may still have to be confirmed."""
         self.on(BatchEvent.REFUSED)
         self.fault = replace(
             self.fault,
@@ -481,7 +485,7 @@ class Batch:
         self.fault = replace(self.fault, code=code, message=message, condemned=True)
 
     def pardon(self) -> None:
-        """Revoke `condemn`: the journal knows by now whether the log has the batch."""
+        """Revoke `condemn`, because the journal knows by now whether the log has the batch."""
         if self.fault.condemned:
             self.fault = replace(self.fault, condemned=False)
 

@@ -42,15 +42,17 @@ class Destination:
     refusal: RefusalTimer = field(default_factory=RefusalTimer)
     rejection: Rejection = field(default_factory=Rejection)
     unsure_before: int = -1
-    """Damage destroyed marks about batches before this position: whether those were sent cannot be determined."""
+    """Damage destroyed marks about batches before this position, so whether these batches were sent cannot be
+    determined.
+    """
 
     def lose_marks(self, before_position: int) -> None:
         """Record that marks before this position are lost."""
         self.unsure_before = before_position
 
     def end_unsure(self) -> None:
-        """Record that the user accepts duplicates, by sending a batch again: whether the others were sent no longer
-        matters.
+        """Record that the user accepts duplicates, by sending a batch again, so it no longer matters whether the other
+        batches were sent.
         """
         self.unsure_before = -1
 
@@ -77,9 +79,9 @@ class Partition(Destination):
         self.gathers = False
 
     def forget_acknowledged(self) -> None:
-        """Forget acknowledged batches: from here on, the log belongs to another cluster or another topic.
+        """Forget acknowledged batches, because from here on the log belongs to another cluster or another topic.
 
-        Waiting batches and their ids stay: an id is never reused.
+        Waiting batches stay, and they keep their ids, because an id is never reused.
         """
         self.log.forget()
         self.doubt.forget_cut()
@@ -87,7 +89,7 @@ class Partition(Destination):
 
 
 _DIVIDE_BYTES: Final = 1024 * 1024
-"""Bytes to divide at a time: the batches of a long outage fit neither into memory nor twice onto the disk."""
+"""Bytes to divide at a time, because the batches of a long outage fit neither into memory nor twice onto the disk."""
 _DIVISIBLE: Final = frozenset({BatchState.SEALED, BatchState.JOINED})
 
 

@@ -79,7 +79,8 @@ class Divider:
             persist.keep_whole()
             persist.marks.append(m.Replaced(batch.position, first, len(made)))
             if batch.unit is not None:
-                # The spool may delete the segment with the unit's first UNIT mark while it still has these batches.
+                # The spool may delete the segment with the unit's first UNIT mark while the spool still has these
+                # batches.
                 persist.marks.extend(unit_marks(batch.unit, first, len(made)))
         batch.on(BatchEvent.DIVIDED)
         partition.queue.remove(batch)

@@ -15,7 +15,7 @@ class Doubt:
     """The state of one partition's unanswered requests.
 
     Attributes:
-        fenced: A newer epoch of our producer id exists: a batch that the log does not have is undecidable.
+        fenced: A newer epoch of our producer id exists, so a batch that the log does not have is undecidable.
         sequence_refused: The leader refuses the sequence of a batch in doubt.
         dead_at: From then on (seconds), no broker can append a request of ours whose answer was lost.
         asked_at: When the pending question was asked (seconds); the answer reflects the log at that time or later.
@@ -59,7 +59,7 @@ class Doubt:
         return self.rescan_from if 0 <= self.rescan_from < offset else offset
 
     def may_arrive_until(self, dead_at: float) -> None:
-        """Note a request without an answer: the broker may append it until `dead_at`."""
+        """Note a request without an answer, which the broker may append until `dead_at`."""
         self.dead_at = dead_at
 
     def sleep(self, seconds: float, before: float) -> None:
@@ -72,7 +72,7 @@ class Doubt:
         self.fenced = True
 
     def unfence(self) -> None:
-        """Reset `fenced`: the batches that were in doubt have a verdict now."""
+        """Reset `fenced`, because the batches that were in doubt have a verdict now."""
         self.fenced = False
 
     def refuse_sequence(self) -> None:
@@ -95,5 +95,7 @@ class Doubt:
         self.rescan_from = from_offset if self.rescan_from < 0 else min(self.rescan_from, from_offset)
 
     def forget_cut(self) -> None:
-        """Forget `rescan_from`: batches sent earlier are at the offsets that were searched, or not in the log."""
+        """Forget `rescan_from`, because each batch sent earlier was found or proven absent, or the log is another one
+        now.
+        """
         self.rescan_from = -1

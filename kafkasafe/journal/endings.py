@@ -1,4 +1,6 @@
-"""Applies the consequences of durable groups. Batches are finished here, and never earlier."""
+"""Carries out what had to wait until a group was durable. Batches are finished here, so no batch is finished before its
+outcome is durable.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ __all__ = ["Durability"]
 
 
 class Durability:
-    """Takes durable groups, and finishes batches."""
+    """Carries out the consequences of durable groups, and finishes batches whose outcome is durable."""
 
     def __init__(self, state: JournalState, packer: Packer) -> None:
         self._all = state.destinations.all

@@ -20,14 +20,15 @@ class Flow(enum.Enum):
     """The current activity of a partition."""
 
     NEW = "new"
-    """The lane has never sent to the partition: the journal asks for the end offset first."""
+    """The lane has never sent to the partition, so the journal asks for the end offset before it sends anything."""
     ASKING_BASELINE = "asking for the baseline"
     """The journal waits for `baseline()`, and then until the end offset is durable."""
     FLOWING = "flowing"
     PROBING = "probing"
     """The journal resends the newest batch that the leader has, to learn that replicas have it."""
     SETTLING = "settling"
-    """A request failed: the journal sends nothing until every request in flight has an outcome and a pause is over."""
+    """A request failed, so the journal sends nothing until every request in flight has an outcome and a pause is over.
+    """
     DECIDING = "deciding"
     """Like SETTLING, but without a pause: the journal decides as soon as no request is in flight."""
     WAITING = "waiting"
@@ -35,15 +36,19 @@ class Flow(enum.Enum):
     CONFIRMING = "confirming"
     """The journal waits for `confirmed()`, to compare a refusal with the broker's producer state. Then it settles."""
     RECONFIRMING = "confirming again"
-    """Like CONFIRMING, but no pause follows: the partition has already paused, or the refused batch was divided."""
+    """Like CONFIRMING, but no pause follows, because the partition has already paused after the failure, or because the
+    refused batch was divided, which ends the pause.
+    """
     ASKING = "asking"
-    """Batches are in doubt: the journal waits for `judged()`."""
+    """Batches are in doubt, and the journal waits for `judged()`."""
     SURVEYING = "surveying"
-    """The log may have lost acknowledged batches: the journal waits for `surveyed()`."""
+    """The log may have lost acknowledged batches, and the journal waits for `surveyed()`."""
     UNDECIDABLE = "undecidable"
     """Blocked by an undecidable batch, until `decide()`."""
     REJECTING = "rejecting"
-    """The journal waits for `set_aside()`: rejected batches must first be durable in `rejected/`."""
+    """The journal waits for `set_aside()`, because rejected batches must be durable in `rejected/` before they are
+    finished.
+    """
 
     __hash__ = object.__hash__  # Enum's own method is Python code, which would run at each event
 
@@ -52,7 +57,7 @@ class FlowEvent(enum.Enum):
     """The events of a partition."""
 
     RECOVERED = "recovered"
-    """The log is read: an earlier incarnation sent to the partition."""
+    """The log is read, and an earlier incarnation sent to the partition."""
     RECOVERED_IN_DOUBT = "recovered in doubt"
     """The log is read, and an earlier incarnation may have sent batches that are not finished."""
     MARKS_LOST = "marks lost"
@@ -70,11 +75,11 @@ class FlowEvent(enum.Enum):
     SUSPECTED = "suspected"
     """The log may have lost acknowledged batches."""
     OLD_HEAD = "old head"
-    """The next batch is so old that the leader may forget this producer after appending it. So the journal first finds
-    out whether the log already has the batch.
+    """The next batch is so old that the leader may forget this producer after appending it. So before the journal sends
+    the batch, it finds out whether the log already has the batch.
     """
     LATE_REQUEST = "late request"
-    """A broker may still append a request whose answer was lost: the journal waits until that is impossible."""
+    """A broker may still append a request whose answer was lost, so the journal waits until that is impossible."""
     PAUSE_DUE = "pause due"
     """Every request in flight has an outcome, one of them failed, and no pause has followed yet."""
     PAUSE_OVER = "pause over"
@@ -82,23 +87,25 @@ class FlowEvent(enum.Enum):
     SURVEYS = "surveys"
     """A survey of the log begins."""
     JUDGED_EARLY = "judged early"
-    """Batches were judged while a broker could still append a request with them: they are in doubt again."""
+    """Batches were judged while a broker could still append a request with them, so the batches are in doubt again."""
     CONFIRMS = "confirms"
-    """The broker's refusal has to be compared with its producer state."""
+    """A broker's refusal has to be compared with the producer state of that broker."""
     DECIDED = "decided"
     """For each batch, it is known whether the log has it."""
     DECIDED_UNBEGUN = "decided without a baseline"
     """Like DECIDED, and the lane has never sent to the partition."""
     IN_DOUBT = "in doubt"
-    """Batches are in doubt: the journal asks the cluster about them."""
+    """Batches are in doubt, so the journal asks the cluster about them."""
     CONFIRMED = "confirmed"
-    """The broker's producer state does not contradict its refusal."""
+    """The broker's producer state does not contradict the refusal."""
     CONTRADICTED = "contradicted"
     """The broker's producer state contains the refused batch."""
     NOT_ANSWERED = "not answered"
     """The cluster did not answer the question."""
     REFUSED_IN_MEMORY = "refused in memory"
-    """The cluster permanently refuses the destination; the batches are only in memory, and go to the disk first."""
+    """The cluster permanently refuses the destination. Its batches are only in memory, so they are written to disk
+    before they are rejected.
+    """
     STALE = "stale"
     """The answer about batches in doubt is not complete or not valid any more."""
     UNSTABLE = "unstable"
@@ -114,7 +121,7 @@ class FlowEvent(enum.Enum):
     REJECTS = "rejects"
     """Batches are finally refused."""
     DAMAGED = "damaged"
-    """The bytes of a batch that is not in flight are damaged on disk: it can only be rejected."""
+    """The bytes of a batch that is not in flight are damaged on disk, so the batch can only be rejected."""
     KEPT = "kept"
     """Copies of all rejected batches are durable in `rejected/`. For an unassigned topic, the rest may
     be copied later.
@@ -272,7 +279,7 @@ class Progress:
     Attributes:
         flow: The current activity.
         attempt: How many pauses there were without an acknowledgement in between.
-        refresh: The next pause requests new metadata: the leader may have moved.
+        refresh: The next pause requests new metadata, because the leader may have moved.
         reason: Why the partition does not progress, human-readable; empty once it does.
         table: The flow that follows each event.
     """
@@ -310,7 +317,7 @@ class Progress:
         return refresh
 
     def want_metadata(self, *, wanted: bool = True) -> None:
-        """Request new metadata with the next pause: the leader may have moved."""
+        """Request new metadata with the next pause, because the leader may have moved."""
         self.refresh = self.refresh or wanted
 
     def explain(self, reason: str) -> None:
@@ -318,11 +325,11 @@ class Progress:
         self.reason = reason
 
     def clear_reason(self) -> None:
-        """Clear the reason: the partition progresses."""
+        """Clear the reason, because the partition progresses."""
         self.reason = ""
 
     def succeed(self) -> None:
-        """Note an acknowledgement: the next pause is short, and no reason for a delay is left."""
+        """Note an acknowledgement, so that the next pause is short, and no reason for a delay is left."""
         self.attempt, self.reason = 0, ""
 
     def recover(self) -> None:

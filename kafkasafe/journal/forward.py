@@ -50,7 +50,8 @@ class CopyForward:
 
         Args:
             before_position: Only batches before this position.
-            most_bytes: Upper bound of the batches' size; a single batch may exceed it.
+            most_bytes: Upper bound of the total size of the returned batches. Only a batch that is returned alone may
+                be larger.
         """
         if self._out.is_writing:
             return []  # marks that are about to be written may name the batches' positions
@@ -114,7 +115,7 @@ class CopyForward:
         return marks
 
     def moved(self, batches: Sequence[Batch], positions: Sequence[int], end_position: int) -> None:
-        """Record that the copies are durable: they replace the originals."""
+        """Record that the copies are durable, so they replace the originals."""
         self._index.reach(end_position)
         for batch, position in zip(batches, positions, strict=True):
             self.place(batch, position)

@@ -39,7 +39,8 @@ class Gatherer:
     def gathered(self, batches: Sequence[Batch], size_bytes: int) -> Batch:
         """Merge waiting batches (see `Ready.gathers`) into one, with their records, sequences and place.
 
-        The journal never sent any of them, and never will: it sends the merged batch once its group is durable.
+        The journal never sent any of them, and never will, because it sends the merged batch instead, once that is
+        durable.
 
         Args:
             batches: The batches, in order.
@@ -73,7 +74,9 @@ class Gatherer:
         return made
 
     def gather(self, partition: Partition, now_ms: int) -> None:
-        """Select batches to merge: the leader confirms each batch separately, so fewer batches are delivered faster."""
+        """Select batches to merge. The leader confirms each batch separately, so the same records in fewer batches are
+        delivered faster.
+        """
         if not (self._gather_bytes and partition.gathers):
             return
         queue = partition.queue

@@ -17,8 +17,8 @@ class Healing:
 
     Attributes:
         keep_from: Spool position of the first of them. The spool keeps everything from this position on until the last
-            of these batches is finished: the cluster may lose healed batches again, and the next incarnation has to
-            know all of them.
+            of these batches is finished, because the cluster may lose healed batches again, and the next incarnation
+            has to know all of them.
         left: How many are not finished.
         records: How many records are in the log again.
         first_offset: Offset of the first of these records in the log, -1 when not known.
@@ -92,5 +92,5 @@ class Revivals:
         return healing.report(batch.destination)
 
     def forget(self, destination: int) -> None:
-        """Drop the batches of this destination: the lane writes to another log."""
+        """Stop tracking the lost batches of this destination, because the lane now writes to another log."""
         self.by_destination.pop(destination, None)

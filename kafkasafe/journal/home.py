@@ -31,7 +31,7 @@ class Home:
         cluster_id: The cluster; empty while the log names none.
         producer_id: The id that the cluster granted to this incarnation, -1 while the journal needs a new one.
         epoch: The first epoch of this id.
-        producer_ids: The producer ids that the log still names: no other producer writes under them.
+        producer_ids: The producer ids that the log still names. No other producer writes under these ids.
     """
 
     __slots__ = ("cluster_id", "epoch", "producer_id", "producer_ids")
@@ -57,7 +57,7 @@ class Home:
         self.producer_ids.add(producer_id)
 
     def withdraw(self) -> None:
-        """Stop using this id: the journal needs a new one."""
+        """Stop using this id. The journal then needs a new one."""
         self.producer_id = -1
 
     def move(self, mark: m.Cluster, *, forgets: bool) -> None:
@@ -103,7 +103,8 @@ class IdSequence:
     def renew(self, home: Home) -> None:
         """Start the next epoch at sequence 0. Batches that are not in the log have no id any more.
 
-        An id of an earlier incarnation gets no new epoch: otherwise two copies of a spool could make the same new id.
+        An id of an earlier incarnation gets no new epoch, because otherwise two copies of a spool could make the same
+        new id.
         """
         self.stale = False
         if self.producer_id != home.producer_id:
@@ -115,6 +116,6 @@ class IdSequence:
             self.epoch += 1
 
     def forget(self) -> None:
-        """Start over: the lane writes to another cluster, where no batch has an id yet."""
+        """Start over, because the lane writes to another cluster, where no batch has an id yet."""
         self.producer_id = self.epoch = -1
         self.stale = False

@@ -421,7 +421,7 @@ class Journal:
         self._incarnations.slept(seconds, now)
 
     def quiet(self, now: float, clock: Clock) -> m.Quiet | None:
-        """The producer ends: the mark for the next incarnation."""
+        """The producer ends. Returns the mark that says until when brokers may append the producer's requests."""
         return self._incarnations.quiet(now, clock, unfinished=self.views.unfinished)
 
     def paid(self, debt: m.Debt) -> None:

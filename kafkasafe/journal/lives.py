@@ -1,4 +1,4 @@
-"""How batches are ordered relative to those of other incarnations and lanes; the marks for the next incarnation.
+"""Orders batches relative to those of other incarnations and lanes, and makes the marks for the next incarnation.
 
 `recovery` reads the marks of earlier incarnations.
 """
@@ -17,7 +17,9 @@ __all__ = ["Incarnations"]
 
 
 class Incarnations:
-    """Holds batches until those of other lanes are delivered, and makes the mark about this lane's late requests."""
+    """Holds batches until those of other lanes are delivered, and makes the mark that says until when brokers may still
+    append this lane's requests.
+    """
 
     def __init__(self, state: JournalState, packer: Packer) -> None:
         self._all = state.destinations.all
@@ -39,14 +41,14 @@ class Incarnations:
         self._out.ready.persist.marks.append(self._precedence.begin_after(position, debts))
 
     def hold_back(self, held: Mapping[Address | None, int]) -> None:
-        """For each of these addresses, hold back batches that were written at its position or later:
-        see `order.holds`.
+        """For each of these addresses, hold back the batches that were written at the position given for the address,
+        or later (see `order.holds`).
         """
         if self._precedence.hold_back(held):
             self._touch_waiting()
 
     def halt(self, *, halted: bool) -> None:
-        """Stop sending, or resume: another producer takes over a halted lane as soon as nothing is in flight."""
+        """Stop sending, or resume. Another producer takes over a halted lane as soon as nothing is in flight."""
         if self._precedence.halt(halted=halted):
             self._touch_waiting()
 

@@ -60,7 +60,9 @@ class Suspicions:
         self._packer.touch(partition)
 
     def checked(self, check: EpochCheck) -> None:
-        """Note a passed check: the former leader's epoch does not end before its last acknowledgement."""
+        """Note that a check has passed: the former leader's epoch does not end before that leader's last
+        acknowledgement.
+        """
         partition = self._partitions[check.destination]
         if partition.loss.is_asked(check):
             partition.loss.passed()
@@ -78,7 +80,9 @@ class Suspicions:
             self._missing.say(check.destination)
 
     def recreated(self, destination: int, evidence: str) -> None:
-        """Raise a suspicion: the topic was recreated, so the acknowledged batches were deleted with the old topic."""
+        """Raise a suspicion, because the topic was recreated, and the acknowledged batches were deleted with the old
+        topic.
+        """
         self.suspect(destination, Cause.TOPIC_ID, evidence, from_offset=0)
 
     def raise_suspicion(
@@ -109,7 +113,7 @@ class Suspicions:
             self._index.pin(partition.number, (*partition.log.acked, *partition.queue.near))
 
     def stop_if_suspected(self, partition: Partition) -> None:
-        """Stop sending new batches if the log is suspected: a survey runs first."""
+        """If the log is suspected, send no new batches until a survey has ended."""
         if partition.loss.suspicion is not None and partition.progress.flow is Flow.FLOWING:
             partition.progress.on(FlowEvent.SUSPECTED)
             self._packer.touch(partition)
@@ -161,7 +165,9 @@ class Losses:
         self._heal_recreated = state.settings.heal_recreated
 
     def released(self, before_position: int) -> None:
-        """Record that the spool deleted everything before this position: the journal cannot send it again."""
+        """Record that the spool deleted everything before this position, so the journal cannot send batches from there
+        again.
+        """
         if before_position == self._index.released:
             return
         self._index.release(before_position)
@@ -285,8 +291,8 @@ class Losses:
         self._report(partition, extent, lost, moved, cause, end_offset, heal=heal, recreated=recreated)
 
     def _waits_for_late(self, partition: Partition, lost: Sequence[Batch]) -> bool:
-        """Pause while a broker may still append an old request with a lost batch, sent before the request that was
-        acknowledged. Returns whether the partition pauses.
+        """Pause while a broker may still append an old request with a lost batch. Such a request was sent before the
+        one that was acknowledged. Returns whether the partition pauses.
         """
         late = max((self._quiet_at(partition, batch) for batch in lost), default=0.0)
         pause_s = late - partition.doubt.asked_at

@@ -196,14 +196,15 @@ class Machine:
         """
         return (
             # The survey queues lost batches before all waiting ones, so nothing is decided about the waiting ones
-            # until the log is read. The survey needs no pause first: it waits for late requests itself if batches are
-            # to be sent again.
+            # until the log is read. The survey needs no pause before it, because the survey itself waits for late
+            # requests if batches are to be sent again.
             _Rule(is_suspected, self._survey),
-            # While a broker may still append a late request, such a request outdates each answer: the next rule would
-            # ask again and again.
+            # While a broker may still append a late request, such a request outdates each answer, so the next rule
+            # would ask again and again.
             _Rule(has_late_requests, self._wait_for_late),
-            # This rule puts batches in doubt again, so the next rule must not reset `partition.doubt`: the answer
-            # about them is judged by what it knows (that the leader refused a sequence, or that a newer epoch exists).
+            # This rule puts batches in doubt again, so the next rule must not reset `partition.doubt`. What
+            # `partition.doubt` knows (that the leader refused a sequence, or that a newer epoch exists) decides how the
+            # answer about these batches is judged.
             _Rule(was_asked_early, self._doubt_again, ends=False),
             # The next rule may put a batch in doubt. What the leader said about other batches must not count against
             # that one.
@@ -225,7 +226,7 @@ class Machine:
         )
 
     def _settled(self, partition: Partition, now: float, now_ms: int) -> None:
-        """Apply the rules: every request in flight has an outcome."""
+        """Apply the rules to a partition that has no request in flight any more."""
         doubtful = partition.queue.has_doubt
         for rule in self._quiet_rules():
             if (rule.in_doubt or not doubtful) and rule.holds(partition, now):
@@ -277,8 +278,8 @@ class Machine:
 
     @staticmethod
     def _take_again(partition: Partition, _now: float, _now_ms: int) -> None:
-        """Send refused batches again in their turn: the broker may have refused them because it lacks the batch before
-        them.
+        """Send refused batches again in their turn, because the broker may have refused them only for lack of an
+        earlier batch.
         """
         for batch in partition.queue.near:
             if batch.state is BatchState.REFUSED:
@@ -324,8 +325,8 @@ class Machine:
                 tuple(batch.identity for batch in doubt if batch.identity is not None),
                 start,
                 acked_before=last is not None and first is not None and last.producer == first.producer,
-                # After a truncation, the log may have taken a late request out of order: the producer state would then
-                # wrongly count the batches before it as present.
+                # After a truncation, the log may have taken a late request out of order. The producer state would then
+                # wrongly count the batches before that request's batch as present.
                 read_log=partition.doubt.is_cut or any(self._clock.is_old(batch, now_ms) for batch in doubt),
                 fenced=partition.doubt.fenced,
                 cut=partition.doubt.is_cut,

@@ -78,8 +78,8 @@ class UnitBatches:
         ]
 
     def _places(self, unit: u.Unit) -> list[m.Mark]:
-        """The marks, written after ENDED, with the offsets of the unit's batches: the STAGED mark may have left the
-        spool.
+        """The marks, written after ENDED, with the offsets of the unit's batches. They are needed because the STAGED
+        mark may have left the spool.
         """
         entries: dict[int, list[tuple[int, int]]] = {}
         for batch in batches_of(unit):

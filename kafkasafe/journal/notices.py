@@ -30,7 +30,7 @@ class AckedLoss:
         destination: Destination number.
         first_offset: First lost offset, -1 when not known.
         last_offset: Last lost offset (inclusive).
-        records: How many of them were ours.
+        records: How many of the records in this range were ours.
         cause: The sign that raised the suspicion.
         evidence: Human-readable text.
         revived: Records that are sent again.
@@ -87,7 +87,7 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class Undecidable:
-    """A batch whose presence in the log cannot be determined: the user decides."""
+    """A batch whose presence in the log cannot be determined, so the user decides."""
 
     batch: Batch
     evidence: str
@@ -110,7 +110,7 @@ class Hole:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The cluster refused a batch, and it is durable in `rejected/`."""
+    """The cluster refused a batch, and a copy of the batch is durable in `rejected/`."""
 
     batch: Batch
 
@@ -152,7 +152,7 @@ class Denial:
         self.answers += 1
 
     def interrupt(self) -> None:
-        """Note a request without an answer: the duration of the refusal starts again with the next one."""
+        """Note a request without an answer, so that the duration of the refusal starts again with the next refusal."""
         self.counted_from = -1.0
 
     def tell(self) -> None:
@@ -170,7 +170,7 @@ class Denied:
 
 @dataclass(frozen=True, slots=True)
 class Relented:
-    """A refusal that `Denied` reported is over.
+    """Reports the end of a refusal that a `Denied` notice reported earlier.
 
     Attributes:
         destination: Destination number.

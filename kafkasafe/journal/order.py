@@ -1,13 +1,14 @@
-"""Order across the lanes of a directory: batches of earlier incarnations are delivered first, per topic-partition.
+"""Order across the lanes of a directory: for each topic-partition, batches of earlier incarnations are delivered before
+later ones.
 
 An *incarnation* is one owner of a lane, from opening the lane to its end. When an incarnation begins, other lanes may
 hold batches of ended incarnations. The new incarnation records (mark AFTER) how far each of those lanes reached. Its
 own batches wait, per topic-partition, until every batch of that topic-partition before those positions is finished.
 
-Waits cannot be circular: an incarnation waits only for batches that were written before it began, and writes its own
-after that. The same holds inside a lane, which is first in, first out. So each wait leads further back in time,
+Waits cannot be circular, because an incarnation waits only for batches that were written before it began, and writes
+its own after that. The same holds inside a lane, which is first in, first out. So each wait leads further back in time,
 regardless of which producer delivers which lane. An incarnation does not wait for batches of owners that are still
-running: lanes whose owners run at the same time promise no order between them.
+running, because lanes whose owners run at the same time promise no order between their batches.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ _UNCHOSEN: Final = -1
 
 @dataclass(eq=False, slots=True)
 class Owed:
-    """The unfinished batches of a lane, which its owner or a successor still has to deliver. Read from control batches.
+    """The unfinished batches of a lane, read from control batches. The lane's owner or a successor still has to deliver
+    them.
 
     Attributes:
         lane_id: Id of the lane, empty before the first group.

@@ -50,7 +50,7 @@ class Ended:
     Attributes:
         batch: The batch.
         fate: How it ended.
-        kept: The batch stays in the spool: it was refused, and its parts take its place in the order.
+        kept: The batch stays in the spool, because it was refused and its parts take its place in the order.
     """
 
     batch: Batch
@@ -60,7 +60,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The baseline of a partition is durable: its end offset before the first batch of this lane.
+    """The baseline of a partition (the end offset before this lane's first batch) is durable.
 
     Attributes:
         destination: Destination number.
@@ -99,7 +99,7 @@ class UnitEnded:
 
 @dataclass(frozen=True, slots=True)
 class SilenceBroken:
-    """The QUIET mark is durably revoked: the log no longer says that this lane's owner has stopped sending."""
+    """The mark that revokes QUIET is durable, so the log no longer says that this lane's owner has stopped sending."""
 
 
 Consequence = Ended | Begun | Identified | SilenceBroken | UnitStaged | UnitEnded
@@ -204,14 +204,14 @@ class Persist:
         self.batches[:] = parts
 
     def keep_rest(self, rest: Sequence[Persist]) -> None:
-        """Keep only these parts of the group: the others are durable."""
+        """Keep only these parts of the group, because the others are durable."""
         self.marks = [mark for part in rest for mark in part.marks]
         self.after = [each for part in rest for each in part.after]
         self.batches = [batch for part in rest for batch in part.batches]
         self.units = [unit for part in rest for unit in part.units]
 
     def keep_batches(self, first: int) -> None:
-        """Keep only the batches from this index on: the others, and all decisions, are durable."""
+        """Keep only the batches from this index on, because the others, and all decisions, are durable."""
         del self.batches[:first]
         self.marks, self.after = [], []
 
@@ -236,8 +236,8 @@ class Ask:
             offset (answer with `baseline`).
         from_offset: The lowest offset at which our batches can begin in the log; -1 when unknown.
         acked_before: An earlier batch of the same producer id and epoch was acknowledged on the partition.
-        read_log: The producer state is not reliable (it may expire at any moment): read the log.
-        fenced: A newer epoch of our id exists: a batch that the log does not have is undecidable.
+        read_log: The producer state is not reliable (it may expire at any moment), so read the log.
+        fenced: A newer epoch of our id exists, so a batch that the log does not have is undecidable.
         confirm: The broker refused the batch. The journal only needs the producer state, once: answer with `confirmed`.
         cut: The log may have been truncated below an acknowledged batch.
     """
@@ -259,10 +259,10 @@ class Wait:
     Attributes:
         destination: Destination number.
         attempt: How many failures there were in a row, at least 1.
-        refresh_metadata: The leader may have moved.
+        refresh_metadata: Request new metadata, because the leader may have moved.
         at_least_s: Shortest pause in seconds.
         reason: Human-readable text.
-        refused: The cluster refuses the destination until an operator removes the cause: pauses may grow long.
+        refused: The cluster refuses the destination until an operator removes the cause, so pauses may grow long.
     """
 
     destination: int
@@ -275,7 +275,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Divide:
-    """The batch must be divided: its topic's partitions are known now, or the broker refused it.
+    """The batch must be divided, because its topic's partitions are known now, or because the broker refused it.
 
     Attributes:
         batch: The batch.
@@ -312,7 +312,7 @@ class Resolution:
 
 @dataclass(frozen=True, slots=True)
 class SurveyAsk:
-    """The log may have lost acknowledged batches: survey it. Answered by `surveyed()` or `survey_failed()`.
+    """The log may have lost acknowledged batches, so survey it. Answered by `surveyed()` or `survey_failed()`.
 
     Attributes:
         destination: Destination number.
@@ -336,7 +336,7 @@ class SurveyAsk:
 
 @dataclass(frozen=True, slots=True)
 class Aside:
-    """Rejected batches: make them durable in `rejected/` before they are finished. Answered by `set_aside()`.
+    """Rejected batches that must be durable in `rejected/` before they are finished. Answered by `set_aside()`.
 
     Attributes:
         destination: Destination number.
@@ -403,7 +403,7 @@ class Ready:
     """Batches wait for a producer id of this incarnation."""
     unpacked: list[Unpacked] = field(default_factory=list)
     gathers: dict[int, Sequence[Batch]] = field(default_factory=dict)
-    """By destination, consecutive small batches that wait: they may be merged, see `Journal.gathered`."""
+    """By destination, consecutive small batches that wait and may be merged (see `Journal.gathered`)."""
 
     def want_producer_id(self, *, wanted: bool) -> None:
         """Set `wants_producer_id`."""
@@ -434,9 +434,9 @@ class Outbox:
 
     Attributes:
         ready: The actions decided since the last `take`.
-        touched: Numbers of partitions that changed, in this order: the next `ready` evaluates each of them.
-        postponed: Numbers of partitions that the next `ready` evaluates again: the survey of a partition waits until
-            no request of a unit to it is in flight.
+        touched: Numbers of partitions that changed, in the order in which the next `ready` evaluates them.
+        postponed: Numbers of partitions that the next `ready` evaluates again, because the survey of a partition waits
+            until no request of a unit to it is in flight.
         committing: Partitions with acknowledged batches that no mark names yet, by number.
     """
 
@@ -480,7 +480,7 @@ class Outbox:
     def pause(
         self, partition: Destination, event: FlowEvent, reason: str, *, at_least_s: float = 0.0
     ) -> None:
-        """Let the partition wait for `retry`.
+        """Let the partition wait until `retry` is called.
 
         Args:
             partition: The partition.

@@ -1,6 +1,7 @@
 """Packs the far part of long backlogs, and unpacks batches before their turn, also while recovery reads the log.
 
-Call `touch` after changing a partition: the next `ready` evaluates it, and its first batches are unpacked.
+Call `touch` after changing a partition, so that the next `ready` evaluates the partition, and its first batches are
+unpacked.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ class RereadBacklogs:
     read.
 
     A mark may refer to a packed batch. So before recovery takes a mark about a batch, it *reaches* the batch: it
-    unpacks the backlog up to there. `Ready.unpacked` stays empty: the shell does not know these batches yet.
+    unpacks the backlog up to there. `Ready.unpacked` stays empty, because the shell does not know these batches yet.
     """
 
     def __init__(self, state: JournalState, packer: Packer) -> None:
@@ -160,7 +161,7 @@ class RereadBacklogs:
             yield batch
 
     def reach(self, partition: Destination, position: int = -1) -> None:
-        """Unpack the batches up to this position: the next mark refers to one of them.
+        """Unpack the batches up to this position, because the next mark refers to one of them.
 
         As long as any batch is packed, more than `WINDOW` others stay unpacked.
         """
@@ -172,7 +173,7 @@ class RereadBacklogs:
         self._out.ready.unpacked.clear()
 
     def reach_any(self, position: int) -> None:
-        """Unpack up to this position in the partition that holds it; the mark does not name the partition."""
+        """Unpack the batches up to this position in their partition, which the mark does not name."""
         if position in self._index:
             return
         for number, first in self._index.packed_from.items():

@@ -38,7 +38,7 @@ class Precedence:
         return tuple(self._afters)
 
     def begin_after(self, position: int, debts: Sequence[m.Debt]) -> m.After:
-        """Let batches from this position on wait for these debts as well. Returns the mark that records it.
+        """Let batches from this position on wait for these debts as well. Returns the mark that records the debts.
 
         Only the last mark for a position counts, so the mark repeats the known debts.
         """
@@ -88,7 +88,7 @@ class Precedence:
         """Whether a unit's batch may be sent, and only batches of units precede it in its queue."""
         partition = self._partitions.get(batch.destination)
         if partition is None:
-            return False  # its topic's partitions are not known: the batch has to be divided first
+            return False  # its topic's partitions are not known, so the batch has to be divided before it is sent
         for other in partition.queue.near:
             if other is batch:
                 return partition.loss.suspicion is None and not self.stops(partition, other)

@@ -1,6 +1,6 @@
 """The unfinished batches of one partition, in order: the first ones as objects, later ones packed.
 
-A long outage leaves many batches, and the state of one that is on disk and was never sent fits into a few bytes. So a
+A long outage leaves many batches. The state of a batch that is on disk and was never sent fits into a few bytes. So a
 `PartitionQueue` has three parts: the near batches, which are sent next; the packed batches; and the batches accepted
 since, some of which are not on disk yet. No batch after the near ones was ever sent.
 """
@@ -82,7 +82,8 @@ class PackedRows:
         self._at = 0
         self._blocks: deque[bytes] = deque()
         self._fresh = bytearray()
-        # For each block: the position of its first row, and the bytes of all batches in it.
+        # For each block: the position of the block's first row, and the total size in bytes of the batches in the
+        # block.
         self._sizes: deque[list[int]] = deque()
         self._void = False
         # (producer id, epoch) pairs: there are few, so a row stores an index into this list, or -1 for no id.

@@ -2,8 +2,8 @@
 
 1. An incarnation ends normally. Its last group says until when its requests may still be appended (`marks.Quiet`).
 2. The next incarnation reads the mark, and asks about batches in doubt as soon as that time is over.
-3. Before the next incarnation sends anything, it takes the mark back, durably. Otherwise a third incarnation would
-   believe the mark, and not wait for the requests of the second one.
+3. Before the next incarnation sends anything, it revokes the mark, and waits until that is durable. Otherwise a third
+   incarnation would believe the mark, and not wait for the requests of the second one.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Quiescence:
         return m.Quiet(clock.wall_ms + left_ms, clock.wall_ms, clock.boot_id, clock.boot_ms)
 
     def gate(self, ready: Ready) -> None:
-        """Hold back batches to send until the mark is taken back durably."""
+        """Hold back batches to send until the mark that revokes QUIET is durable."""
         if self._held is None:
             if not ready.sends and (not ready.persist.batches or ready.persist.atomic):
                 return
@@ -108,6 +108,6 @@ class Quiescence:
         ready.sends.clear()
 
     def taken_back(self) -> list[Batch]:
-        """Record that the mark is taken back durably. Returns the batches that may be sent now."""
+        """Record that the mark that revokes QUIET is durable. Returns the batches that may be sent now."""
         self.is_announced = False
         return self._held or []

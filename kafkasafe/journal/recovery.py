@@ -154,7 +154,7 @@ class Recovery:
                     known.log.read_state(mark)
                     self._recall(known, recovered[max(0, index - 2) : index])
                 case m.Granted(producer_id):
-                    # Each incarnation takes its own id: a copied spool must never reuse one.
+                    # Each incarnation takes its own id, because a copied spool must never reuse one.
                     self._home.producer_ids.add(producer_id)
                 case m.Identified():
                     self._recover_identities(mark)
@@ -217,8 +217,8 @@ class Recovery:
         Args:
             mark: The mark.
             ended: Batches of units that earlier marks of this group have finished, by position.
-            repeats: Whether the mark only repeats the newest acknowledged batches, written before their segment was
-                deleted.
+            repeats: Whether the mark only repeats an earlier one. The journal writes such a mark about the newest
+                acknowledged batch before the spool deletes the segment with the earlier mark.
         """
         known = self._destinations.declared(mark.destination)
         if isinstance(known, Partition):
@@ -285,8 +285,9 @@ class Recovery:
     def recover_lost(self, position: int, destination: int) -> None:
         """Note damage in the log: to a data batch, or (destination 0) to a whole group with its marks.
 
-        A lost mark may have given a batch its first id or a new id, or replaced it. So batches that were unfinished
-        before the group cannot be decided: neither an old id nor a missing one proves that a batch was never sent.
+        A lost mark may have given a batch its first id or a new id, or replaced it. So the journal cannot decide about
+        batches that were unfinished before the group: a batch without an id may have been sent, and a batch with an old
+        id may have been sent under a newer one.
         """
         if destination:
             lost = self._replay.take()
@@ -310,7 +311,7 @@ class Recovery:
             _explain_gap(self._all[destination])
 
     def recovered_log(self) -> None:
-        """End the last group: the log ends here, so no later group ends it."""
+        """End the last group. The log ends here, so no later group ends that group."""
         self._drop_parents()
         for partition in self._all.values():
             self._backlogs.reach(partition)
@@ -358,7 +359,8 @@ class Recovery:
             if partition.log.has_begun:
                 partition.progress.on(FlowEvent.RECOVERED)
             elif not self._replay.is_blind:
-                # The lane never sent to this partition: sending first requires a durable baseline.
+                # The first request to a partition waits until the baseline is durable. The log has no baseline, so the
+                # lane never sent to this partition.
                 self._topics.note_topic(partition)
                 self._packer.touch(partition)
                 continue
@@ -419,7 +421,7 @@ class Recovery:
             self._index.drop(batch)
             if mark.outcome is m.UnitOutcome.COMMITTED:
                 unit.read_epoch(batch.handle, epochs.get(batch.position, -1))
-                if isinstance(partition, Partition):  # otherwise damage hides that the batch was divided
+                if isinstance(partition, Partition):  # else damage destroyed the mark that divided the batch
                     self._unit_batches.place(partition, unit, batch)
                 self._durability.dequeue(partition, batch)
                 batch.read_fate(BatchState.COMMITTED)
@@ -472,7 +474,9 @@ class Recovery:
 
     @staticmethod
     def _drop_lost(partition: Partition, following: Sequence[m.Mark]) -> None:
-        """Drop lost batches that have left the spool: REVIVED does not name them, but STATE ends before them."""
+        """Drop lost batches that have left the spool. REVIVED does not name these batches, but the last acknowledged
+        offset in STATE is before them.
+        """
         for state in following:
             if isinstance(state, m.State):
                 partition.log.cut(state.last_acked_offset)
@@ -503,7 +507,7 @@ class Recovery:
 
 
 def _explain_gap(destination: Destination) -> None:
-    """Note why the log may lack sequences: a batch may have ended without being appended."""
+    """Note that a gap in the log's sequences is expected, because a batch may have ended without being appended."""
     if isinstance(destination, Partition):
         destination.loss.explain()
 

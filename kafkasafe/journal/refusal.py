@@ -18,7 +18,7 @@ from kafkasafe.journal.notices import Denial
 __all__ = ["CONFIRMED_S", "SILENCE_S", "Missing", "RefusalTimer", "Rejection"]
 
 SILENCE_S: Final = 300.0
-"""Two refusals with a longer silence between them do not count as one: another answer may have been lost in between."""
+"""Two refusals with a longer silence between them do not count as one, because another answer may have been lost."""
 CONFIRMED_S: Final = 1.0
 """A refusal that lasts for this long is not a stray answer."""
 
@@ -59,8 +59,8 @@ class RefusalTimer:
         return denial
 
     def no_answer(self) -> None:
-        """Count the refusal's duration from the next answer: the broker may have restarted, and a broker that has just
-        started knows no topics or permissions.
+        """Count the refusal's duration from the next answer, because the broker may have restarted, and a broker that
+        has just started knows no topics or permissions.
         """
         if self.denial is None:
             return
@@ -70,7 +70,9 @@ class RefusalTimer:
             self.denial = None
 
     def clear(self) -> Denial | None:
-        """End the refusal: another answer came, or no batch waits any more. Returns the refusal if it was reported."""
+        """End the refusal, because another answer came, or no batch waits any more. Returns the refusal if it was
+        reported.
+        """
         denial, self.denial = self.denial, None
         return denial if denial is not None and denial.reported else None
 
@@ -82,7 +84,7 @@ class Missing:
     Only the journal changes it, and only the journal's thread may read it.
 
     Attributes:
-        said: Destinations that may not exist: the latest answer about them said so.
+        said: Destinations that may not exist, because the latest answer about each of them said so.
         proven: Destinations that do not exist, each with the proof as human-readable text.
     """
 
@@ -97,7 +99,7 @@ class Missing:
         self.said[destination] = None
 
     def take_back(self, destination: int) -> None:
-        """Withdraw `say`: another answer came, or no batch waits for the destination. Proofs stay valid."""
+        """Withdraw `say`, because another answer came, or no batch waits for the destination. Proofs stay valid."""
         self.said.pop(destination, None)
 
     def prove(self, destination: int, reason: str) -> None:
@@ -110,13 +112,15 @@ class Missing:
         self.proven.pop(destination, None)
 
     def clear(self) -> None:
-        """Drop everything: the lane writes to another cluster."""
+        """Drop everything, because the lane writes to another cluster."""
         self.said.clear()
         self.proven.clear()
 
 
 _PORTION_BYTES: Final = 1024 * 1024
-"""Bytes to reject at a time (a single batch may be larger): other partitions are delivered between the portions."""
+"""Bytes to reject at a time (a single batch may be larger), so that other partitions are delivered between the
+portions.
+"""
 
 
 @dataclass(slots=True)
@@ -139,7 +143,7 @@ class Rejection:
         self.waiting = deque(batches)
 
     def stop(self) -> None:
-        """Stop rejecting the rest for now: a copy could not be written, or the topic exists after all."""
+        """Stop rejecting the rest for now, because a copy could not be written, or the topic exists after all."""
         self.waiting.clear()
 
     def take_portion(self, most_batches: int) -> tuple[Batch, ...]:

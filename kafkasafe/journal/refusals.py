@@ -17,7 +17,7 @@ __all__ = ["Refusals"]
 
 
 class Refusals:
-    """Destinations, or batches at their heads, that the cluster refuses at present."""
+    """Tracks the destinations, or batches at their heads, that the cluster refuses at present."""
 
     def __init__(self, state: JournalState, packer: Packer) -> None:
         self._all = state.destinations.all
@@ -79,7 +79,8 @@ class Refusals:
         return self._refused_timeout_s is None or ms <= self._refused_timeout_s * 1000
 
     def absent(self, destination: int, reason: str) -> None:
-        """Note a proof that a partition does not exist: the next answer rejects the batches that wait for it.
+        """Note a proof that a partition does not exist. The next answer then rejects the batches that wait for the
+        partition.
 
         The proof holds until `Journal.present` is called. A paused destination tries again at once.
 
@@ -94,7 +95,7 @@ class Refusals:
             self._packer.touch(partition)
 
     def clear_refusal(self, partition: Destination, *, accepted: bool = True) -> None:
-        """End the refusal: another answer came, or no batch waits any more."""
+        """End the refusal, because another answer came, or no batch waits any more."""
         number = partition.number
         if number in self._missing.said and number not in self._index.suspected:
             self._missing.take_back(number)  # while suspected, the answer of a survey counts

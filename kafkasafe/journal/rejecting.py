@@ -39,8 +39,8 @@ class Rejecter:
         self._aside_batches = state.settings.aside_batches
 
     def disown(self, mark: m.Resent) -> None:
-        """Void a file in `rejected/` that could not be deleted: this lane's log has the file's batches, or their
-        records.
+        """Void a file in `rejected/` that could not be deleted, because this lane's log has the file's batches, or
+        their records.
         """
         if not self._index.is_disowned(mark):
             self._index.disown(mark, self._index.end)
@@ -146,7 +146,7 @@ class Rejecter:
         if durable:
             self.put_aside(partition, durable, FlowEvent.REJECTS)
         elif partition.progress.is_asking:
-            # The batches are only in memory: the journal asks again, and rejects them once they are on disk.
+            # The batches are only in memory, so the journal asks again, and rejects them once they are on disk.
             self._out.pause(partition, FlowEvent.REFUSED_IN_MEMORY, reason)
 
     def put_aside(self, partition: Destination, batches: Sequence[Batch], event: FlowEvent) -> None:

@@ -87,8 +87,8 @@ class Replay:
         self._moves = moves
 
     def announce(self, quiet: m.Quiet) -> None:
-        """Note a QUIET mark: an incarnation says until when its requests may still be appended, or revokes such a
-        mark.
+        """Note a QUIET mark: an incarnation says until when its requests may still be appended, or revokes an earlier
+        QUIET mark.
         """
         self.quiet = quiet if quiet.until_ms >= 0 else None
 

@@ -56,7 +56,7 @@ class Sealer:
             size_bytes: Total size.
             max_timestamp: Largest timestamp, ms since the epoch.
             given: See `Batch`.
-            unit: The unit (made by `units.seal`) that the batch belongs to. The caller completes it with `close_unit`.
+            unit: The unit (made by `units.seal`) to which the batch belongs. The caller completes it with `close_unit`.
 
         Returns:
             The batch. If it has an `identity` when the shell writes it, the shell puts this id into the written bytes.
@@ -70,13 +70,17 @@ class Sealer:
         return self.enqueue(batch)
 
     def close_unit(self, unit: u.Unit) -> None:
-        """Close a new unit, all of whose batches are sealed: it is written as one group, and delivered as a whole."""
+        """Close a new unit, all of whose batches are sealed. The unit is written as one group, and delivered as a
+        whole.
+        """
         self._units.closed(unit)
         group = UnitGroup(unit, tuple(batches_of(unit)), next(self._handles))
         self._out.ready.persist.units.append(group)
 
     def spill(self, batches: Iterable[Batch]) -> None:
-        """Write batches to disk that are only in memory (`durable_first=False`), with all batches before them."""
+        """Write to disk those of these batches that are only in memory (`durable_first=False`), and all batches before
+        them.
+        """
         for batch in batches:
             if batch.durable or batch.state in {
                 BatchState.COMMITTED,
@@ -202,7 +206,7 @@ class Identities:
         self._out.ready.persist.after.append(Identified(partition.number, tuple(moved)))
 
     def reidentify(self, partition: Partition) -> None:
-        """Take back the ids of all waiting batches: each batch is proven absent, or was never sent.
+        """Take back the ids of all waiting batches, because each batch is proven absent, or was never sent.
 
         The next ids begin at sequence 0 of the next epoch. A broker that has seen that epoch fences the present one
         (error 47).
@@ -212,7 +216,7 @@ class Identities:
         partition.queue.packed.forget_identities()
         for batch in partition.queue.all():
             if batch.state in {BatchState.PREPARED, BatchState.REFUSED}:
-                # The broker judges a refused batch again in its turn: its answer was for the old id.
+                # The broker judges a refused batch again in its turn, because the refusal was for the old id.
                 if batch.state is BatchState.REFUSED:
                     batch.on(BatchEvent.PASSED_BY)
                 batch.on(BatchEvent.ID_TAKEN_BACK)
@@ -220,7 +224,8 @@ class Identities:
             elif batch.state is BatchState.SEALED:
                 batch.identify(None)
             elif batch.identity is not None and batch.position >= 0:
-                # Include acknowledged batches: their commit mark follows this one, and recovery may have to find them.
+                # Include acknowledged batches, because their commit mark follows this one, and recovery may have to
+                # find them.
                 kept.append(m.Identity(batch.position, *batch.identity.fields))
         self._out.ready.persist.marks.append(
             m.Identified(partition.number, m.IdentityReason.REIDENTIFIED, 0, tuple(kept))

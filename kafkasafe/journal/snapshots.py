@@ -13,7 +13,7 @@ __all__ = ["Snapshots", "state_mark"]
 
 
 class Snapshots:
-    """Marks that outlive their segment."""
+    """Makes the marks that new segments repeat, so that these marks outlive their segment."""
 
     def __init__(self, state: JournalState) -> None:
         self._destinations = state.destinations

@@ -115,7 +115,7 @@ class SpoolIndex:
                 break
 
     def pack(self, batch: Batch) -> None:
-        """Drop a batch that is packed: `note_packed` covers the positions of packed batches."""
+        """Drop a batch that is packed, because `note_packed` covers the positions of packed batches."""
         self._batches.pop(batch.position)
 
     def note_packed(self, destination: int, position: int | None) -> None:
@@ -163,7 +163,7 @@ class SpoolIndex:
         return mark in self._resent
 
     def disown(self, mark: m.Resent, position: int) -> None:
-        """Note a mark that voids a file: the spool keeps the mark until the file is deleted."""
+        """Note a mark that voids a file. The spool keeps the mark until the file is deleted."""
         self._resent[mark] = position
 
     def retire(self, mark: m.Resent) -> None:
@@ -171,7 +171,7 @@ class SpoolIndex:
         self._resent.pop(mark, None)
 
     def pin(self, destination: int, batches: Iterable[Batch]) -> None:
-        """Keep these batches, as far as the spool still has them: they may have to be sent again."""
+        """Keep these batches, as far as the spool still has them, because they may have to be sent again."""
         if destination in self.suspected:
             return
         self.suspected[destination] = min(

@@ -33,7 +33,8 @@ class Settings:
         blocked_timeout_s: How long the journal waits before it rejects batches because their destination is missing,
             forbidden or invalid, because their timestamps are too far ahead, or because the broker fails on one batch;
             None: for ever. The time counts within this incarnation, and any other answer resets it.
-        missing_grace_s: How long a topic may be unknown to the cluster before a notice says so: the topic may be new.
+        missing_grace_s: How long a topic may be unknown to the cluster before a notice says so, because the topic may
+            be new.
         heal: Resend acknowledged batches that the cluster lost, as far as the spool still has them.
         heal_recreated: Resend lost batches even to a topic that was deleted and created again.
         aside_batches: At most this many rejected batches are made durable in `rejected/` at a time.

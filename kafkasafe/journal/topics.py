@@ -15,7 +15,7 @@ __all__ = ["Topics"]
 
 
 class Topics:
-    """The destinations of batches, with their topics."""
+    """Declares destinations, and remembers and forgets what the cluster says about their topics."""
 
     def __init__(
         self, state: JournalState, packer: Packer, suspicions: Suspicions, refusals: Refusals
@@ -85,7 +85,7 @@ class Topics:
         return moves
 
     def _new_cluster(self) -> None:
-        """Forget the former cluster: its offsets and ids do not apply to this one.
+        """Forget the former cluster, because its offsets and ids do not apply to the new one.
 
         Called only while no batch waits, except new ones that have no id yet.
         """
@@ -101,7 +101,7 @@ class Topics:
     def forget(self, topic: str) -> bool:
         """Forget the offsets of a deleted topic, unless batches wait for it. Returns whether any were forgotten.
 
-        The sequence of ids continues: if the topic exists after all, no id is reused.
+        The sequence of ids continues, so that no id is reused if the topic exists after all.
         """
         partitions = [p for p in self._all.values() if p.topic == topic]
         if any(p.queue or p.log.commits for p in partitions):
@@ -135,7 +135,9 @@ class Topics:
         self._units.lines.forget(partition.number)
 
     def note_topic(self, partition: Destination) -> None:
-        """Note the topic id for units, which do not wait for the baseline: they may be staged before it is known."""
+        """Note the topic id for units, which may be staged before the baseline is known, because they do not wait for
+        it.
+        """
         topic = self._destinations.topics.get(partition.topic)
         if topic is not None and not any(partition.log.topic_id) and partition.log.last_acked_offset < 0:
             partition.log.name_topic(topic.topic_id)

@@ -60,7 +60,7 @@ class Verdicts:
         if partition.progress.flow is not Flow.ASKING:
             return
         if partition.doubt.is_partial and shrunk_to < 0:
-            # A later finding shows that the log has to be read from a lower offset: the answer is incomplete.
+            # A later finding shows that the log has to be read from a lower offset, so the answer is incomplete.
             partition.progress.on(FlowEvent.STALE)
             self._packer.touch(partition)
             return
@@ -105,7 +105,9 @@ class Verdicts:
         self._packer.touch(partition)
 
     def _prove(self, partition: Partition, newest: Batch, now: float) -> None:
-        """Send the newest present batch again: above the high watermark, a leader change can still undo an append."""
+        """Send the newest present batch again, because a leader change can still undo an append above the high
+        watermark.
+        """
         if now - partition.doubt.asked_at > self._request_timeout_s:
             # The answer is too old, because the process was suspended. If the leader has dropped our producer state
             # meanwhile, it would append the probe as a new batch.

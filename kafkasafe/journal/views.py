@@ -262,7 +262,7 @@ class Views:
         return batch.identity is not None and (partition.log.has_begun or self._replay.is_blind)
 
     def topic_id(self, destination: int) -> bytes:
-        """Id of the topic that a destination's offsets belong to."""
+        """Id of the topic to which a destination's offsets belong."""
         return self._all[destination].log.topic_id
 
     def delivered_before(self, position: int) -> list[Delivered]:
@@ -290,7 +290,7 @@ class Views:
 
     @property
     def afters(self) -> Sequence[m.After]:
-        """The debts (batches of other lanes) that batches of this lane wait for, except those known to be delivered."""
+        """The debts (batches of other lanes) for which batches of this lane wait, without those known to be paid."""
         return self._precedence.afters
 
     def owes(self, before: int) -> frozenset[Address]:

@@ -20,9 +20,9 @@ class Admission(enum.Enum):
 
     SENDS = "sends"
     WAITS = "waits"
-    """It goes out once the batches before it have their answers."""
+    """The batch goes out once the batches before it have their answers."""
     HOLDS = "holds"
-    """Nothing is in flight, but a late request may still arrive: until that is impossible, nothing goes out."""
+    """Nothing is in flight, but a late request may still arrive, so nothing goes out until that is impossible."""
 
     __hash__ = object.__hash__
 
@@ -31,8 +31,8 @@ class Admission(enum.Enum):
 class InFlight:
     """The batches at the front of a queue that occupy the window.
 
-    An acknowledged batch keeps its place until its commit mark is durable: if the process dies before that, its next
-    incarnation has to find the batch among the last five of the broker's producer state.
+    An acknowledged batch keeps its place until its commit mark is durable, because if the process dies before that, its
+    next incarnation has to find the batch among the last five of the broker's producer state.
 
     Attributes:
         most: How many batches fit into the window.
@@ -110,7 +110,7 @@ class SendWindow:
         self.answered = False
 
     def forget(self) -> None:
-        """Close the window: the lane writes to another cluster, which has no state of our producer id."""
+        """Close the window, because the lane writes to another cluster, which has no state of our producer id."""
         self.confirmed, self.until = (-1, -1), 0.0
 
     def note_answer(self) -> None:
@@ -118,7 +118,7 @@ class SendWindow:
         self.answered = True
 
     def use_answer(self) -> None:
-        """Reset `answered`: the journal has acted on it, or no batch waits any more."""
+        """Reset `answered`, because the journal has acted on it, or no batch waits any more."""
         self.answered = False
 
 

@@ -425,7 +425,7 @@ def judge_version(marker: Marker | None, version: int, *, strict: bool) -> Marke
     Args:
         marker: The marker that was read after the fence; None if there is none.
         version: The caller's `txnVersion`.
-        strict: If False, a streaming query's marker is replaced; otherwise it is refused.
+        strict: If the marker is a streaming query's: True refuses the batch, False writes it and replaces the marker.
     """
     if marker is not None and marker.query_id:
         return MarkerVerdict.OTHER_QUERY if strict else MarkerVerdict.WRITE

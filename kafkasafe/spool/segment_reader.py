@@ -278,8 +278,8 @@ def _batch_may_be_torn(content: Content, at: int, entry: m.ManifestEntry) -> boo
 
 
 def _address_may_be_torn(found: Content, meant: bytes, at: int) -> bool:
-    """Whether a crash may have left this address. The body after it was written, so what is missing of the address ends
-    at a sector boundary.
+    """Whether a crash may have left this address. The disk wrote the body that follows the address, so the missing part
+    of the address must end at a sector boundary.
     """
     boundary = _SECTOR_BYTES - at % _SECTOR_BYTES
     if boundary >= len(meant) or found[boundary:] != meant[boundary:]:

@@ -18,9 +18,9 @@ delayed requests. After the mark, only the transaction's outcome counts. The out
 ends an open transaction, and then the marker shows whether it was committed.
 
 Order. The units of a partition form a *line*: they are appended in the order in which they were accepted. A unit is
-committed only after all earlier units of its lines, and only if they precede it in the log. This check allows several
-units to be in progress at once. A group's offset of a partition has a line as well: units that move this offset are
-committed in order, and each unit writes the offset only after all earlier units are committed.
+committed only after all earlier units of its lines, and only if these earlier units precede it in the log. This check
+allows several units to be in progress at once. A group's offset of a partition has a line as well: units that move this
+offset are committed in order, and each unit writes the offset only after all earlier units are committed.
 
 Readings. Each unit with a consumer's offsets continues the unit before it. So if one is dropped, the later units of
 the same reading are dropped as well (`Transitions.follow_drops`).

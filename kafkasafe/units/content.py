@@ -31,7 +31,7 @@ class UnitContent:
         return lines
 
     def reading(self, line: GroupPartition) -> Reading:
-        """The reading that its offset belongs to."""
+        """The reading to which the offset of this line belongs."""
         return self.readings.get(line, NO_READING)
 
 

@@ -30,14 +30,14 @@ from kafkasafe.units.transitions import BLOCKING_CODES, Transitions
 __all__ = ["FailurePolicy", "RequestFailure"]
 
 _PATIENCE: Final = 8
-"""After this many tries of a request, its transaction is aborted: an open transaction delays readers."""
+"""After this many tries of a request, its transaction is aborted, because an open transaction delays readers."""
 _TOO_LARGE: Final = frozenset({10, 18})
 _LOST: Final = FENCED_CODES | {48, 49}
-"""The transaction is over, or never existed: it timed out, or a newer epoch took over."""
+"""The transaction is over because it timed out or a newer epoch took over, or it never existed."""
 _NO_OFFSETS: Final = frozenset({12, 24, 28})
-"""The offsets will never be accepted: the group has no name, or their metadata are too long."""
+"""The offsets will never be accepted, because the group has no name, or their metadata are too long."""
 _END_SOON: Final = frozenset({14, 15, 16, 51})
-"""The coordinator moves, or is busy with the transaction: EndTxn is repeated soon."""
+"""The coordinator moves, or is busy with the transaction, so EndTxn is repeated soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +124,8 @@ class FailurePolicy:
             self._transitions.leave_group(transaction, transaction.offsets[request.index].group, code, reason)
         elif code is None and failure.sent and transaction.grant.protocol < 2:
             # The request may arrive late. The broker then adds it to the next transaction of the producer id, unless
-            # that has a newer epoch. So the request is not repeated: its transaction is aborted, which raises the
-            # epoch.
+            # that transaction has a newer epoch. So the request is not repeated: its transaction is aborted, which
+            # raises the epoch.
             self._transitions.abort_and_requeue(transaction, code, reason)
         else:
             self._inside(request, attempt, failure, lasting=failure.lasting or code in _NO_OFFSETS)

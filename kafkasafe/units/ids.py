@@ -46,12 +46,12 @@ class TransactionalIds:
         self._producer_ids.setdefault(name, set()).add(producer_id)
 
     def forget_producer_ids(self) -> None:
-        """Forget all producer ids: another cluster granted them."""
+        """Forget all producer ids, because another cluster granted them."""
         self._producer_ids.clear()
 
     @property
     def own_producer_ids(self) -> frozenset[int]:
-        """The producer ids of the lane's own transactional ids: no other producer writes under them."""
+        """The producer ids of the lane's own transactional ids. No other producer writes under these producer ids."""
         return frozenset().union(*(self._producer_ids.get(name, ()) for name in self._pool))
 
     # -- known ids -------------------------------------------------------------------------------------------------

@@ -113,7 +113,7 @@ class Units:
             unit_id: 16 bytes.
             transactional_id: The user's transactional id; empty: the unit gets one of the lane's own ids.
             offsets: The offsets of consumer groups.
-            readings: The readings of consumers that these offsets belong to.
+            readings: For each partition of a group: the consumer's reading to which the offset belongs.
         """
         unit = self.lines.make(unit_id, transactional_id, offsets, readings)
         if readings:
@@ -141,7 +141,7 @@ class Units:
         self.out.change()
 
     def moved(self) -> None:
-        """Record that another cluster is used from now on: the grants of the former one are void."""
+        """Record that another cluster is used from now on, so the grants of the former one are void."""
         self.ids.clear()
         self.ids.forget_producer_ids()
 
@@ -182,9 +182,9 @@ class Units:
         """Note the answer to the EndTxn that precedes InitProducerId with `keep`. Returns whether to send
         InitProducerId; None: not yet.
 
-        InitProducerId ends an open transaction of any producer: the coordinator checks the epoch only if no transaction
-        is open. So a producer whose EndTxn is refused stops here, unless an earlier answer was lost: then the new epoch
-        may be its own.
+        InitProducerId ends an open transaction of any producer, because the coordinator checks the epoch only if no
+        transaction is open. So a producer whose EndTxn is refused stops here, unless an earlier answer was lost: then
+        the new epoch may be its own.
 
         After a timeout, EndTxn is sent twice, with a pause in between. A successor's first InitProducerId gets error
         51, and leaves the same epoch as a timeout. The successor repeats the request within a second, and then the

@@ -13,14 +13,14 @@ __all__ = ["Lines"]
 
 
 class Lines:
-    """The unfinished units by id and in order, on each line, and the last committed offset in each log.
+    """Holds the unfinished units, both by id and in the order of each line, and the last committed offset in each log.
 
     Units that share a transaction are next to each other in each line, and the transaction stands for them there. So
     the rules for the order of single units also hold for transactions.
 
     Attributes:
         by_id: The unfinished units by their ids, in the order in which they were accepted.
-        batchless: Those without batches. Each turn examines only these, not all units.
+        batchless: The unfinished units that have no batches. Each turn examines only these, not all units.
     """
 
     def __init__(self) -> None:
@@ -206,5 +206,5 @@ class Lines:
         self._floor[destination] = max(self._floor.get(destination, -1), offset)
 
     def forget(self, destination: int) -> None:
-        """Forget the last committed offset: later batches go to another log."""
+        """Forget the last committed offset, because later batches go to another log."""
         self._floor.pop(destination, None)

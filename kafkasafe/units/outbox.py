@@ -82,7 +82,7 @@ class UnitOutbox:
     # -- whether there is more to decide ---------------------------------------------------------------------------
 
     def change(self) -> None:
-        """Note an event: there may be more to decide."""
+        """Note an event, after which there may be more to decide."""
         self._changed = True
 
     def take_change(self) -> bool:

@@ -15,7 +15,7 @@ Break = dict[GroupPartition, tuple[int, int]]
 
 
 class ReadingOrder:
-    """The state of the readings of consumers."""
+    """Remembers which readings are broken off, and how far committed units moved each group partition."""
 
     def __init__(self) -> None:
         self._broken: dict[GroupPartition, int] = {}
@@ -31,7 +31,8 @@ class ReadingOrder:
         )
 
     def is_superseded(self, unit: Unit) -> bool:
-        """Whether, since this unit's reading began, another reading has moved the group past the start of this one.
+        """Whether another reading has moved the group past the start of this unit's reading, since this unit's reading
+        began.
 
         1. A consumer that uses `assign`, and so has no generation, is closed. Its unit with records 0 to 9 waits in the
            spool.
@@ -56,7 +57,7 @@ class ReadingOrder:
                 self._reached[line] = at.offset, transaction.reading(line).number, newest
 
     def break_off(self, unit: Unit, broken: Break) -> None:
-        """Note a dropped unit: units of its readings that are accepted later are dropped as well."""
+        """Note a dropped unit. Units that are accepted later and belong to its readings are dropped as well."""
         for line in unit.group_lines:
             mine = unit.reading(line).number
             reading, number = broken.get(line, (mine, unit.number))

@@ -62,7 +62,7 @@ class UnitReplay:
         unit.read_readings(mark.entries, readings)
 
     def recover_begun(self, mark: m.Begun) -> None:
-        """Take a BEGUN mark: it makes an earlier STAGED mark void."""
+        """Take a BEGUN mark, which makes an earlier STAGED mark void."""
         self._ids.note(mark.transactional_id, mark.producer_id)
         unit = self._lines.by_id.get(mark.unit_id)
         if unit is not None:
@@ -70,7 +70,7 @@ class UnitReplay:
             unit.read_begun()
 
     def _void(self, tid: TransactionalId | None) -> None:
-        """The id's transaction will not be committed: all units that were staged in it are prepared again."""
+        """The id's transaction will not be committed, so all units that were staged in it are prepared again."""
         if tid is None:
             return
         for each in self._staged.pop(tid, []):
@@ -93,8 +93,8 @@ class UnitReplay:
         self._void(self._staged_under.get(unit))
         if tid.grant != grant:
             # The id's former units were requeued before the id got this new grant. Staged units with the same grant
-            # share a transaction: an id begins another transaction only after it was fenced, or after its former
-            # transaction is durably over.
+            # share a transaction: an id begins another transaction only after it was fenced, or after the end of its
+            # former transaction is durable.
             self._void(tid)
         self._staged.setdefault(tid, []).append(unit)
         self._staged_under[unit] = tid

@@ -98,7 +98,8 @@ class DescribeTxn:
 class FindOutcome:
     """Find out from the marker or the log whether the transaction was committed (answer: `told`).
 
-    With `by_log`, only the log counts: the marker is an offset, which a successor's transaction may commit as well.
+    With `by_log`, only the log counts, because the marker is an offset, which a successor's transaction may commit as
+    well.
     """
 
     tid: TransactionalId
@@ -109,7 +110,7 @@ class FindOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Save the unit's records in `rejected/`, durably (answer: `put_aside`)."""
+    """Make the unit's records durable in `rejected/` (answer: `put_aside`)."""
 
     unit: Unit
 
@@ -143,11 +144,11 @@ _ABORTED: Final = frozenset({"PrepareAbort", "CompleteAbort"})
 
 
 def outcome_of(grant: Grant, state: str, producer_id: int, epoch: int, *, own: bool) -> bool | None:
-    """Whether a transaction was committed, by its coordinator's description (DescribeTransactions, KIP-664).
+    """Whether a transaction was committed, according to its coordinator's description (DescribeTransactions, KIP-664).
 
     None if the description does not decide it.
 
-    The transaction is the last one under the grant: no other is begun under it before the outcome is durable.
+    The transaction is the last one under the grant, because no other is begun under it before the outcome is durable.
 
     Args:
         grant: The grant of the transaction.

@@ -24,7 +24,7 @@ class Schedule:
     Args:
         front: Returns whether only batches of units precede this batch in the queue of its partition.
         lines: The unfinished units.
-        readings: The state of their consumers' readings.
+        readings: The state of the readings of the units' consumers.
         ids: The transactional ids.
         sharing: Chooses the units that share a transaction.
         transitions: Changes units.

@@ -17,7 +17,9 @@ __all__ = ["MOST", "Sharing", "transaction_of"]
 MOST: Final = 128
 """Largest number of units that share a transaction."""
 _MOST_BYTES: Final = 8 * 1024 * 1024
-"""Largest total size of these units: all of it is copied to be sent, and prepared again after a failure."""
+"""Largest total size of units that share a transaction. It is limited because all of these units are copied to be sent,
+and are prepared again after a failure.
+"""
 _FEWER_BITS: Final = 3
 """After a failure, an eighth as many units share a transaction."""
 

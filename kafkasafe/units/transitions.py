@@ -36,7 +36,7 @@ class Transitions:
 
     Args:
         lines: The unfinished units.
-        readings: The state of their consumers' readings.
+        readings: The state of the readings of the units' consumers.
         ids: The transactional ids.
         out: Takes the decisions.
         newest_reading: Number of the reading that began last, in this process.
@@ -136,7 +136,7 @@ class Transitions:
             tid.release()
 
     def take_off(self, transaction: Transaction, reason: str) -> None:
-        """Requeue a transaction. If it may be committed, find out its outcome first."""
+        """Requeue a transaction. If the transaction may be committed, find out its outcome before that."""
         tid = transaction.tid
         if tid is None or transaction.phase not in _UNDER_WAY:
             return
@@ -221,7 +221,7 @@ class Transitions:
 
     @staticmethod
     def _lose(unit: Unit, reason: str) -> None:
-        """Blame another producer, which has the unit's transactional id.
+        """Note that the unit cannot be delivered, because another producer has its transactional id.
 
         If the unit moves a group's offsets, that producer reads the same records again.
         """
@@ -240,8 +240,8 @@ class Transitions:
             self._moved[line] = transaction.reading(line).number
 
     def drop_superseded(self) -> None:
-        """Drop each unit that would deliver records again, because a unit of another reading with the same records was
-        committed since the last call.
+        """Drop each unit that would deliver records again, because a committed unit of another reading has already
+        delivered these records. Only commits since the last call count.
 
         1. A program closes its producer with a unit of records 0 to 9 in progress. Its consumer goes back to 0, and
            its next unit, of another reading, has records 0 to 19.
@@ -312,7 +312,7 @@ class Transitions:
             self.part(transaction)
 
     def refuse(self, unit: Unit) -> None:
-        """End a given-up unit: keep its records, unless its consumers read them again."""
+        """End a given-up unit, and keep its records, unless its consumers read them again."""
         unit.move(Phase.REFUSED)
         if unit.dropped:
             self._drops.append(unit)
@@ -330,7 +330,7 @@ class Transitions:
                 self.drop(each, code, reason)
 
     def drop(self, unit: Unit, code: int, reason: str) -> None:
-        """Give a unit up without keeping its records: its consumers read their input again."""
+        """Give a unit up without keeping its records, because its consumers read their input again."""
         unit.drop()
         self.give_up(unit, code, reason)
 

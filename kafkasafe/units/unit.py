@@ -47,7 +47,7 @@ class Unit(UnitContent):
         resting: It waits for the end of a pause.
         code: Kafka's error code for which the unit was refused.
         reason: Why it was refused, human-readable.
-        dropped: The unit is refused and its records are not kept: its consumers read the same records again.
+        dropped: The unit is refused, and its records are not kept, because its consumers read the same records again.
         ended: Its fate is decided.
         transaction: Its transaction; None: the unit waits in its lines, or was refused.
         group_lines: The group partitions whose offsets it moves.
@@ -91,7 +91,7 @@ class Unit(UnitContent):
         self.recorded = tuple((each.number, each.start) for each in mine)
 
     def write(self, position: int) -> None:
-        """Record that it is durable."""
+        """Record that the unit is durable."""
         self.durable, self.position = True, position
 
     def read(self, position: int, accepted_at: int) -> None:
@@ -144,7 +144,7 @@ class Unit(UnitContent):
         self.transaction = transaction
 
     def leave(self) -> None:
-        """Record that it has no transaction."""
+        """Record that the unit has no transaction."""
         self.transaction = None
 
     @property
@@ -195,18 +195,18 @@ class Unit(UnitContent):
         self.phase = Phase.STAGED
 
     def read_begun(self) -> None:
-        """Take a BEGUN mark: it makes an earlier STAGED mark void."""
+        """Take a BEGUN mark, which makes an earlier STAGED mark void."""
         self.sequences.clear()
         self.places.clear()
 
     def read_void(self) -> None:
-        """Record that the unit's transaction will not be committed: the unit is prepared again."""
+        """Record that the unit's transaction will not be committed, so the unit is prepared again."""
         self.phase = Phase.WAITING
 
     # -- tries and fate --------------------------------------------------------------------------------------------
 
     def count_try(self, reason: str) -> None:
-        """Note a failed try: the unit is requeued."""
+        """Note a failed try, after which the unit is requeued."""
         self.tries += 1
         self.code, self.reason = 0, reason
 
@@ -215,11 +215,11 @@ class Unit(UnitContent):
         self.tries += 1
 
     def forget_tries(self) -> None:
-        """Forget failed tries: dividing a batch is progress."""
+        """Forget failed tries, because dividing a batch is progress."""
         self.tries = 0
 
     def rest(self) -> None:
-        """Let it wait for the end of a pause."""
+        """Let the unit wait for the end of a pause."""
         self.resting = True
 
     def wake(self) -> None:
@@ -227,7 +227,7 @@ class Unit(UnitContent):
         self.resting = False
 
     def blame(self, code: int, reason: str) -> None:
-        """Note why it is not delivered."""
+        """Note why the unit is not delivered."""
         self.code, self.reason = code, reason
 
     def explain(self, reason: str) -> None:
@@ -235,7 +235,7 @@ class Unit(UnitContent):
         self.reason = reason
 
     def drop(self, *, dropped: bool = True) -> None:
-        """If the unit is refused, do not keep its records: its consumers read the same records again."""
+        """If the unit is refused, do not keep its records, because its consumers read the same records again."""
         self.dropped = dropped
 
     def pass_transaction(self) -> None:
@@ -270,7 +270,8 @@ class Transaction(UnitContent):
         units: In order. The id of the first one is the marker.
         tid: The transactional id; None: the transaction is over or aborted.
         grant: Its grant.
-        offsets: The offsets of consumer groups: for each group and partition, that of the last unit that moves it.
+        offsets: The offsets of consumer groups: for each group and partition, the offset of the last unit that moves
+            this offset.
         readings: For each partition of a group: the consumer's reading (`Reading`) to which the offset belongs.
         batches: Those of all units, in order.
         phase: See `TRANSITIONS`. Its units have the same phase.
@@ -341,7 +342,7 @@ class Transaction(UnitContent):
     # -- progress --------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Begin it with its units."""
+        """Begin the transaction, and its units with it."""
         for each in self.units:
             each.begin(self)
         self.notes_left = 1 + len(self.offsets)
@@ -411,7 +412,7 @@ class Transaction(UnitContent):
         self.end_refused = False
 
     def leave_id(self) -> TransactionalId | None:
-        """Record that it is over or aborted. Returns its former transactional id."""
+        """Record that the transaction is over or aborted. Returns its former transactional id."""
         tid, self.tid = self.tid, None
         self.issued = False
         self.next_note = -1
@@ -440,8 +441,8 @@ class TransactionalId:
         fencing: InitProducerId is in progress.
         fresh: The next transaction needs a new grant.
         former: Its latest grant.
-        opened: A transaction is open under the latest grant: the coordinator acknowledged one of its requests, and
-            EndTxn was not sent.
+        opened: A transaction is open under the latest grant, because the coordinator acknowledged one of its requests,
+            and EndTxn was not sent.
         unsure: An InitProducerId of this turn had no answer, and may have been carried out.
         alone: An answer in this turn showed that no other producer had taken the id over.
         aborting: Destinations of the transaction that is being aborted. It may be open until the request to abort is
@@ -464,7 +465,7 @@ class TransactionalId:
     attempts: dict[Hashable, int] = field(default_factory=dict)
 
     def next_turn(self) -> None:
-        """Begin another turn: answers to earlier requests are ignored."""
+        """Begin another turn, so that answers to earlier requests are ignored."""
         self.turn += 1
         self.unsure = self.alone = False
         self.attempts.clear()

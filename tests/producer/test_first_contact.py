@@ -13,7 +13,7 @@ from kafkasafe.spool.lanes import SpoolDirectory
 from kafkasafe.spool.spool import Spool
 
 NAME = "kafkasafe.partition"
-"""Earlier versions kept a given partition in a header of this name."""
+"""Earlier versions kept the partition that the caller chose in a header of this name."""
 
 HEADERS = [
     [(NAME, b"my own text")],

@@ -293,7 +293,9 @@ class DiskWriter:
         self.keeps = True
 
     def cannot_send(self) -> None:
-        """Drop durable batches from memory, because no broker can be reached."""
+        """Drop durable batches from memory. They cannot be sent while no broker can be reached, and the spool has their
+        bytes.
+        """
         self.keeps = False
         if self.memory and not self._config.in_memory:
             for lane in self._context.lanes:
@@ -499,8 +501,9 @@ def _groups(
 ) -> list[tuple[list[m.Mark], list[tuple[int, bytearray]], bool]]:
     """(marks, batches, atomic) of each group.
 
-    If callers gave the partitions of some records, a mark names these partitions, and the batch begins a group: the
-    spool splits a group that is too large, and writes its marks with the first batch. A unit is always one group.
+    If callers gave the partitions of some records of a batch, a mark names these partitions. The batch then begins a
+    new group, because the spool splits a group that is too large, and writes all of its marks with the first batch. A
+    unit is always one group.
     """
     groups: list[tuple[list[m.Mark], list[tuple[int, bytearray]], bool]] = []
     if persist.marks:

@@ -419,6 +419,8 @@ class Lane:
         self.rejected.stands_at(path)
 
     def disown(self) -> None:
-        """Write marks that void files in `rejected/` that could not be deleted: their records must not be resent."""
+        """For each file in `rejected/` that no longer counts but could not be deleted, write a mark that voids the
+        file. Otherwise the records in the file would be sent again.
+        """
         for name in self.rejected.undeleted():
             self.journal.disown(m.Resent(self.lock.path.name, name))

@@ -53,7 +53,7 @@ class AwaitedLanes:
                 self._guard.waiters.notify_all()
 
     def seek_siblings(self, *, on: bool) -> None:
-        """Note whether directories beside this producer's may hold records for it to adopt."""
+        """Note whether sibling directories may hold records that this producer has to adopt."""
         with self._guard.lock:
             self._seeks_siblings = on
             self._guard.waiters.notify_all()
@@ -83,7 +83,7 @@ class Ledger:
         undurable: Parcels that are not on disk yet.
         room: How much room the spool has.
         errors: Errors that the next calls raise.
-        lanes: Lanes of other producers that `flush` and `close` wait for.
+        lanes: Other producers' lanes. `flush` and `close` wait until these lanes have no unfinished records.
         ahead: How far callers run ahead of the cluster.
         failure: The error that ended the producer.
         wrong_cluster: Set while another cluster answers instead of ours, and records wait for ours.

@@ -34,7 +34,7 @@ __all__ = [
 UNCHOSEN: Final = j.UNCHOSEN
 
 _GIVEN: Final = "kafkasafe.partition"
-"""Earlier versions kept a given partition in a header of this name."""
+"""Earlier versions kept the partition that the caller chose in a header of this name."""
 _INT32_DIGITS: Final = 10
 
 Indexes = npt.NDArray[np.int64]

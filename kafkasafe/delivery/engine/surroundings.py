@@ -121,7 +121,9 @@ class Surroundings:
         self.unread.pop(path, None)
 
     def _adopt_sibling(self, sibling: LeftBehind) -> bool:
-        """Adopt a directory. Returns whether this or another producer drains its lanes. Errors go to `refused`."""
+        """Adopt a directory. Returns whether this producer or another one drains the directory's lanes. Errors go to
+        `refused`.
+        """
         if self._refused.get(sibling.path) == sibling.content:
             return False
         try:

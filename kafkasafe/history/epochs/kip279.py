@@ -167,7 +167,8 @@ def compare(
             twice as many as the one before. Empty: `_first_width` gives the first length.
 
     Raises:
-        ValueError: `CLEAN_ONLY` without a high watermark, or lengths that do not increase from 1 or more.
+        ValueError: `CLEAN_ONLY` without a high watermark, a length below 1, or a length that is not larger than the one
+            before.
     """
     if strategy is Strategy.CLEAN_ONLY and high_watermark is None:
         raise ValueError(

@@ -340,7 +340,7 @@ class DiskFiles:
         return self._tree.device(node), node
 
     def _folder(self, at: int | None) -> int | None:
-        """The node of the directory that a handle refers to."""
+        """The node of the directory that is open under this handle; None if `at` is None."""
         if at is None:
             return None
         if at not in self._handles:
