@@ -80,8 +80,8 @@ class GivenOffsets:
     """Tracks offsets that a program gave a producer directly, and those of a KafkaConsumer. Refuses a batch that
     continues from a dropped one.
 
-    kafkasafe cannot move such a consumer back. So after a batch was dropped, the next batch with offsets of one of its
-    partitions is refused once. Later batches are assumed to contain records that were read again.
+    kafkasafe cannot move such a consumer back. So after a batch was dropped, the next batch that has offsets of one of
+    the dropped batch's partitions is refused once. Later batches are assumed to contain records that were read again.
 
     Args:
         numbers: Draws the numbers of the readings.

@@ -72,7 +72,7 @@ class BatchId:
         return self.producer_id, self.producer_epoch
 
     def follows(self, earlier: BatchId) -> bool:
-        """Whether both have the same producer id and epoch, and this one is not before `earlier`."""
+        """Whether `earlier` has the same producer id and epoch, and does not come after this id."""
         same = self.producer == earlier.producer
         return same and sequence_distance(earlier.last_sequence, self.last_sequence) >= 0
 

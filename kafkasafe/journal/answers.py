@@ -313,7 +313,7 @@ class Answers:
     def _note_refusal(
         self, partition: Partition, batch: Batch, code: int, text: str, scope: Scope, now: float
     ) -> bool:
-        """Note that the broker refuses the destination or the batch. Returns whether the refusal has lasted for too
+        """Record the refusal of the destination or the batch. Returns whether the refusal has lasted for too
         long.
         """
         if scope is Scope.DESTINATION:

@@ -1,4 +1,4 @@
-"""Records until when this lane's requests may be appended, so that the next incarnation waits no longer than needed.
+"""Notes how long brokers may still append this lane's requests, so that the next incarnation waits no longer than that.
 
 1. An incarnation ends normally. Its last group says until when its requests may still be appended (`marks.Quiet`).
 2. The next incarnation reads the mark, and asks about batches in doubt as soon as that time is over.

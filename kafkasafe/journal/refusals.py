@@ -1,4 +1,4 @@
-"""Tracks refusals that may be temporary: how long each lasts without another answer in between, and its notices.
+"""Tracks refusals that may be temporary: how long each has lasted without any other answer, and the notices about it.
 
 `answers` and `rejecting` decide what happens when one lasts too long.
 """

@@ -32,7 +32,7 @@ class Settings:
         request_timeout_s: After this time, no broker can append an unanswered request any more.
         blocked_timeout_s: How long the journal waits before it rejects batches because their destination is missing,
             forbidden or invalid, because their timestamps are too far ahead, or because the broker fails on one batch;
-            None: for ever. The time counts within this incarnation, and any other answer resets it.
+            None: for ever. The time is measured in this incarnation only, and any other answer resets it.
         missing_grace_s: How long a topic may be unknown to the cluster before a notice says so, because the topic may
             be new.
         heal: Resend acknowledged batches that the cluster lost, as far as the spool still has them.

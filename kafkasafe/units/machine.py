@@ -46,7 +46,7 @@ class Units:
         lines: The unfinished units, and their order.
         ids: The transactional ids of the lane.
         out: What was decided; the journal takes its marks, and their consequences.
-        replay: Takes the marks of earlier incarnations.
+        replay: Restores the units from the marks of earlier incarnations.
 
     Args:
         front: Returns whether only batches of units precede this batch in the queue of its partition.

@@ -277,7 +277,7 @@ class Transaction(UnitContent):
         phase: See `TRANSITIONS`. Its units have the same phase.
         placed: The number of appended batches.
         issued: All batches were passed on to be appended.
-        alone: All earlier entries were committed when `issued` was set.
+        alone: By the time `issued` was set, all earlier entries had been committed.
         notes_left: The number of groups, the marker among them, whose offsets are not written yet.
         next_note: Index of the group whose offsets are written next, once no earlier entry is left; -1: none.
         end_refused: EndTxn was refused because of the epoch.

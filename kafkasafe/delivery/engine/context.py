@@ -147,7 +147,7 @@ class CloseState:
         self.stop = True
 
     def end(self) -> None:
-        """End the pump after its current work: everything is delivered, or its patience is over."""
+        """End the pump after its current work, because all is delivered or the time for it is over."""
         self.stop = True
 
     def give_up(self) -> None:

@@ -45,8 +45,8 @@ class Endings:
         self._disk = disk
         self._losses = losses
         self.refused_topics: Mapping[str, RefusedDestination] = {}
-        """By name, the topics that the cluster refuses as a whole. The mapping is replaced, never changed, so any
-        thread may read it.
+        """By name, the topics of which the cluster refuses all partitions. The mapping is replaced, never changed, so
+        any thread may read it.
         """
         self.refused_partitions: Mapping[tuple[str, int], RefusedDestination] = {}
         """Refused partitions of topics that the cluster otherwise accepts. Also replaced, never changed."""

@@ -62,7 +62,7 @@ class WriteBacklog:
         return index, group
 
     def restore(self, index: int, groups: Sequence[j.Persist]) -> None:
-        """Insert the groups into which a group was divided, at its place, after it could not be written."""
+        """Put the groups into which a group was divided, because it could not be written, in its place."""
         for group in reversed(groups):
             self._groups.insert(index, group)
 
@@ -155,7 +155,7 @@ class Divisions:
         self.room_attempt = 0
 
     def is_blocked(self, now: float) -> bool:
-        """Whether to divide nothing now: parts are not on disk yet, or a pause for space is under way."""
+        """Whether division must wait: the parts of an earlier one are not on disk yet, or the lane pauses for space."""
         return bool(self.unwritten_bytes) or self._room_at > now
 
     def pause(self, until: float) -> None:
@@ -278,7 +278,7 @@ class LossChecks:
 
     def __init__(self) -> None:
         self._epochs: dict[int, int] = {}
-        """By destination, the leader epoch at the last check whether the log still holds all acknowledged records."""
+        """By destination, the leader epoch under which the log was last checked for lost acknowledged records."""
         self._unproven: dict[int, int] = {}
         """By destination, the last acknowledged offset that was reported as unproven."""
 

@@ -21,9 +21,10 @@ class Predecessor:
     3. The first one is dropped. It goes on delivering for some seconds.
     4. The second one accepts record 2, with the same key. The brokers come back, and both lanes are delivered at once.
 
-    So from step 3 on, the first producer is an earlier incarnation: it accepts nothing more. The second one holds back
-    its batches from then on, until lane-000 owes nothing that was accepted before. It cannot do so from step 2 on: the
-    first producer may accept more records until it is dropped, and the wait for those might never end.
+    So from step 3 on, the first producer is an earlier incarnation: it accepts nothing more. From then on the second
+    one holds back its batches until lane-000 owes none of the records that it had accepted by then. It could not do
+    so from step 2 on, because the first producer may accept more records until it is dropped, and the wait for those
+    might never end.
 
     The engine of the dropped producer writes this object, on its own thread. Any thread may read it.
 

@@ -224,7 +224,11 @@ class OutcomeInquiry:
         return unsupported(proof) or good(proof).end_offset >= ask.from_offset
 
     def _locate(self, by_state: Judgement) -> Procedure[bool]:
-        """Read the log for the offsets of the batches that the state shows. Returns whether that gave a result."""
+        """Read the log for the offsets of the batches that the producer state shows.
+
+        Returns:
+            Whether that gave a result.
+        """
         ask = self._ask
         started: t.OffsetListed | t.Failure = yield self._leader.list_offset(t.EARLIEST, "start")
         log_start = good(started).offset
@@ -400,7 +404,7 @@ class Inquiries:
         self._sender.when_calm(*address, self._running(LossInquiry(self._context, lane, ask, leader), leader))
 
     def ask(self, lane: Lane, ask: j.Ask) -> None:
-        """Run the inquiry about one destination that the journal asks for."""
+        """Run the inquiry that the journal requested about one destination."""
         context, sender = self._context, self._sender
         address = lane.journal.views.address(ask.destination)
         sender.tries(*address)

@@ -42,10 +42,10 @@ from kafkasafe.errors import SpoolCorruptError, SpoolError
 __all__ = ["ClockQuestion", "Sender"]
 
 _CALM: Final = 8
-"""A partition in trouble continues once at most this many requests about it in the last `_CALM_S` failed, or asked
-about a failure. Until the next check, at most eleven more follow: four of an inquiry (producer state, log start, log
-end, log), five batches that fail, and two of a loss check (end of a leader epoch, log start). So there are at most 19
-such requests in two seconds, whatever the answers.
+"""A partition in trouble continues when, in the last `_CALM_S` seconds, no more than this many requests about it have
+failed or have asked about a failure. Until the next check, at most eleven more follow: four of an inquiry (producer
+state, log start, log end, log), five batches that fail, and two of a loss check (end of a leader epoch, log start). So
+there are at most 19 such requests in two seconds, whatever the answers.
 """
 _CALM_S: Final = 2.0
 

@@ -125,7 +125,7 @@ class Strategy(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The result of a protocol, with its costs.
+    """What one run of a protocol found, and how many bytes it took.
 
     Attributes:
         truncate_to: First differing offset, to which the follower would truncate its log. The follower's log end if
