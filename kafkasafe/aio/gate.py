@@ -59,8 +59,11 @@ class _Turn:
         self._waiter = None
 
     def wake(self) -> bool:
-        """Wake the task if it waits. Return whether it did."""
-        if self._waiter is None or self._waiter.done():
+        """Wake the task if it waits. Return whether it did.
+
+        A closed loop runs no task. Its tasks leave their lines when they are dropped, and so wake the ones after them.
+        """
+        if self._waiter is None or self._waiter.done() or self._waiter.get_loop().is_closed():
             return False
         self._waiter.set_result(None)
         return True
