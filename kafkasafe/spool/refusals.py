@@ -72,9 +72,14 @@ class RefusedDestination:
         return max(0.0, time.monotonic() - self.since)
 
     def __str__(self) -> str:
-        where = self.topic if self.partition < 0 else f"{self.topic}-{self.partition}"
+        where = place_of(self.topic, self.partition)
         began = time.strftime("%H:%M:%S", time.localtime(time.time() - self.age_s))
         return f"{where}: {self.error} ({self.code}) since {began}, {counted(self.records, 'record')} waiting"
+
+
+def place_of(topic: str, partition: int) -> str:
+    """Name a partition in a message: `orders-2`, or `orders` if the partition (-1) is not chosen yet."""
+    return topic if partition < 0 else f"{topic}-{partition}"
 
 
 def counted(number: int, one: str, many: str = "") -> str:

@@ -244,6 +244,17 @@ def test_records_wait_for_a_topic_that_somebody_creates(some_wire, producers, mo
 
 
 @pytest.mark.real
+def test_the_log_names_a_topic_without_partitions_by_its_name(producers, caplog):
+    with FakeCluster(config={"auto.create.topics.enable": False}) as cluster:
+        producer = producers(cluster.bootstrap_servers, blocked_timeout_ms=1000, on_blocked_topic="accept")
+        with caplog.at_level(logging.ERROR, "kafkasafe.producer"), pytest.raises(RejectedError):
+            producer.send("missing", b"x").get(60)
+        producer.close()
+    (line,) = [record for record in caplog.records if getattr(record, "event", "") == "records_rejected"]
+    assert line.getMessage().startswith("missing: 1 record rejected: ")
+
+
+@pytest.mark.real
 def test_what_nobody_mends_in_time_is_rejected_and_what_comes_then_has_its_own_time(some_wire, producers):
     cluster, proxy = some_wire
     topic = harness.new_topic(cluster, 1)

@@ -28,7 +28,7 @@ from kafkasafe.errors import (
     UndecidableError,
 )
 from kafkasafe.record import batch as codec
-from kafkasafe.spool.refusals import RefusedDestination, counted, refused
+from kafkasafe.spool.refusals import RefusedDestination, counted, place_of, refused
 from kafkasafe.spool.rejected import data_of
 
 __all__ = ["Endings"]
@@ -184,7 +184,7 @@ class Endings:
             topic,
             "%s: blocked by the cluster: %s. Pending records (%s) are delivered as soon as the cluster accepts"
             " them%s. %s",
-            topic if partition == UNCHOSEN else f"{topic}-{partition}",
+            place_of(topic, partition),
             denial.reason,
             counted(records, "record"),
             ""
@@ -213,7 +213,7 @@ class Endings:
             "topic_unblocked",
             topic,
             "%s: the cluster accepts records again, after %.0f s of error %d",
-            topic if partition == UNCHOSEN else f"{topic}-{partition}",
+            place_of(topic, partition),
             seconds,
             denial.code,
             lane=lane.name,
@@ -304,9 +304,8 @@ class Endings:
             logging.ERROR,
             "records_rejected",
             f"{topic}-{partition} {batch.fault.code}",
-            "%s-%d: %s rejected: %s; %s",
-            topic,
-            partition,
+            "%s: %s rejected: %s; %s",
+            place_of(topic, partition),
             counted(batch.count, "record"),
             batch.fault.message,
             "no copy is kept (spool='never')" if path is None else f"kept in {path}",

@@ -29,6 +29,7 @@ from kafkasafe.delivery.engine.parcels import (
 from kafkasafe.delivery.engine.rejects import Rejects
 from kafkasafe.errors import SpoolCorruptError, SpoolError
 from kafkasafe.record import batch as codec
+from kafkasafe.spool.refusals import place_of
 
 __all__ = ["Intake"]
 
@@ -280,8 +281,8 @@ class Intake:
             )
         else:
             why = (
-                f"a batch for {topic}-{partition} has to be divided ({waiting[0].batch.fault.message}), and the volume"
-                f" has no room for its parts. Free {missing:,} bytes and it goes on"
+                f"a batch for {place_of(topic, partition)} has to be divided ({waiting[0].batch.fault.message}), and"
+                f" the volume has no room for its parts. Free {missing:,} bytes and it goes on"
             )
         self._disk.has_no_room(lane, why, attempt)
 
@@ -311,9 +312,8 @@ class Intake:
                 logging.INFO,
                 "batch_divided",
                 f"{topic}-{partition}",
-                "%s-%d: a batch of %d records is divided: %s",
-                topic,
-                partition,
+                "%s: a batch of %d records is divided: %s",
+                place_of(topic, partition),
                 parent.count,
                 divide.batch.fault.message,
                 lane=lane.name,
