@@ -527,9 +527,9 @@ FACTS: Final[dict[str, Facts]] = {
     "LaneBusyError": Facts(
         ("SafeProducer", "producer.send", "producer.flush", "producer.close", "future.get"),
         "Safe. The other process owns the records of that lane, and delivers them.",
-        "From the constructor: do not set `spool_lane`, or stop the process `pid`. From an open producer: the lock file"
-        " of its lane was deleted, and another process took the lane. Find out what deletes files there, and open a new"
-        " producer.",
+        "From the constructor: leave `spool_lane` unset, or stop the process `pid`. From an open producer: the lock"
+        " file of its lane was deleted, and another process took the lane. Find out what deletes files there, and open"
+        " a new producer.",
     ),
     "LineageFileError": Facts(
         ("SafeConsumer",),

@@ -256,9 +256,9 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
     def flush(self, timeout: float | None = None) -> None:
         """Wait until every record accepted before is acknowledged, rejected or dropped, and its callbacks have run.
 
-        If the cluster may have lost acknowledged records, `flush` also waits until that is decided, and until records
-        that are sent again are in the log. When called in a callback, it does not wait for callbacks. During a long
-        wait it logs the reason every 30 s (WARNING `flush_waits`).
+        If the cluster may have lost acknowledged records, `flush` also waits until it is known whether they are lost,
+        and until the resent ones are in the log. When called in a callback, it does not wait for callbacks. During a
+        long wait it logs the reason every 30 s (WARNING `flush_waits`).
 
         Args:
             timeout: Seconds; None for no limit.

@@ -1,4 +1,4 @@
-"""The checks of KafkaConsumer's own options that kafka-python makes after it has connected, or never.
+"""Checks of KafkaConsumer's own options. kafka-python makes some of them only after it has connected, and others never.
 
 A consumer with such a value would start, and fail at its first `poll()` or in a rebalance, far from the option.
 """

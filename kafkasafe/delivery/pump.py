@@ -569,5 +569,5 @@ class Pump:
         self.engine.topics.want(topic)
 
     def patience_ends(self, patience: Patience, began: float) -> float:
-        """The time at which a caller that has waited for deliveries since `began` gives up, in monotonic seconds."""
+        """The deadline, in monotonic seconds, of a caller that began to wait for deliveries at `began`."""
         return self.engine.patience_ends(patience, began)

@@ -35,7 +35,7 @@ MAX_SEQUENCE: Final = 2**31 - 1
 
 
 def add_sequence(sequence: int, count: int) -> int:
-    """The sequence `count` after `sequence`; after 2³¹−1 comes 0, as in Kafka."""
+    """Return `sequence` plus `count`. As in Kafka, 0 follows 2³¹−1."""
     return (sequence + count) & MAX_SEQUENCE
 
 

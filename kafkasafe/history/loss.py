@@ -7,7 +7,7 @@ batches.
 
 A batch is **lost** when it is not in the log and another batch covers its offset, or its offset is at or after the
 log's end. If the journal never learned the exact offset of a batch, the batch counts as lost only if the survey saw the
-whole log, without a gap, from the lowest offset at which the batch can be. A batch is not lost when retention deleted
+whole log from the batch's lowest possible offset on, without a gap. A batch is not lost when retention deleted
 it (it is before the log's start) or compaction emptied it (no batch covers its offset): Kafka removes those as
 configured.
 """

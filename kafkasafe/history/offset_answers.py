@@ -162,7 +162,7 @@ class Regressed:
 class Unproven:
     """A lower answer that persists, on a broker without epochs: the broker is slow to catch up, or lost records.
 
-    The remembered value stays valid until the caller calls `EndOffsets.accept`, for a start `EndOffsets.accept_start`.
+    The remembered value stays valid until the caller calls `EndOffsets.accept` (for a start offset: `accept_start`).
 
     Attributes:
         offset: The remembered value.

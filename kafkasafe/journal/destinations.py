@@ -51,8 +51,9 @@ class Destination:
         self.unsure_before = before_position
 
     def end_unsure(self) -> None:
-        """Record that the user accepts duplicates, by sending a batch again, so it no longer matters whether the other
-        batches were sent.
+        """Record that the user has a batch sent again, and so accepts duplicates.
+
+        From then on, it does not matter whether the other batches were sent.
         """
         self.unsure_before = -1
 

@@ -199,8 +199,8 @@ class Machine:
             # until the log is read. The survey needs no pause before it, because the survey itself waits for late
             # requests if batches are to be sent again.
             _Rule(is_suspected, self._survey),
-            # While a broker may still append a late request, such a request outdates each answer, so the next rule
-            # would ask again and again.
+            # While a broker may still append a late request, any answer may already be out of date. Without this rule,
+            # the next one would keep asking.
             _Rule(has_late_requests, self._wait_for_late),
             # This rule puts batches in doubt again, so the next rule must not reset `partition.doubt`. What
             # `partition.doubt` knows (that the leader refused a sequence, or that a newer epoch exists) decides how the

@@ -1,7 +1,6 @@
 """Packs the far part of long backlogs, and unpacks batches before their turn, also while recovery reads the log.
 
-Call `touch` after changing a partition, so that the next `ready` evaluates the partition, and its first batches are
-unpacked.
+Call `touch` after changing a partition. The next `ready` then evaluates the partition and unpacks its first batches.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Precedence:
         return after
 
     def read(self, after: m.After) -> None:
-        """Take a mark. It replaces an earlier mark for the same position, whose debts may be paid by now."""
+        """Take a mark. It replaces the earlier mark for its position, because debts of that mark may be paid by now."""
         self._afters = [each for each in self._afters if each.position != after.position]
         self._afters.append(after)
 

@@ -277,7 +277,7 @@ class PartitionQueue:
         self._tidy()
 
     def put_back(self, batch: Batch) -> None:
-        """Add the batch of the first packed row after the near batches."""
+        """Append the batch of the first packed row to the near batches."""
         self.near.append(batch)
         self._tidy()
 

@@ -202,8 +202,9 @@ class Recovery:
                     pass  # the journal asks the cluster again, which may know more now, and then asks the user
 
     def _is_orphan(self, mark: m.Mark) -> bool:
-        """Whether the group that declared the mark's destination is lost. Its batches are damage, too: no name is known
-        for them.
+        """Whether the group that declared the mark's destination is lost.
+
+        The destination's batches count as damaged, too, because their topic is not known.
         """
         match mark:
             case m.State() | m.Identified() | m.Committed() | m.Revived():

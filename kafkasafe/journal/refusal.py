@@ -18,7 +18,7 @@ from kafkasafe.journal.notices import Denial
 __all__ = ["CONFIRMED_S", "SILENCE_S", "Missing", "RefusalTimer", "Rejection"]
 
 SILENCE_S: Final = 300.0
-"""Two refusals with a longer silence between them do not count as one, because another answer may have been lost."""
+"""If the silence between two refusals is longer, they count separately: an answer between them may have been lost."""
 CONFIRMED_S: Final = 1.0
 """A refusal that lasts for this long is not a stray answer."""
 

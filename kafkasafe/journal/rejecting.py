@@ -39,8 +39,9 @@ class Rejecter:
         self._aside_batches = state.settings.aside_batches
 
     def disown(self, mark: m.Resent) -> None:
-        """Void a file in `rejected/` that could not be deleted, because this lane's log has the file's batches, or
-        their records.
+        """Void a file in `rejected/` that could not be deleted.
+
+        The file must not be resent, because this lane's log also has the file's batches, or their records.
         """
         if not self._index.is_disowned(mark):
             self._index.disown(mark, self._index.end)

@@ -80,7 +80,7 @@ class SpoolIndex:
         self._batches: Ordered[Batch] = Ordered()
         # By destination, the position of its first packed batch.
         self._packed_from: dict[int, int] = {}
-        # Void files of `rejected/`, each with the position of its mark.
+        # The files of `rejected/` that are void, each with the position of its mark.
         self._resent: dict[m.Resent, int] = {}
         self.suspected: dict[int, int] = {}
 

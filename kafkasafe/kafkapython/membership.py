@@ -69,7 +69,7 @@ def fetch_again(
     Args:
         consumer: The inner consumer.
         partitions: Partitions to seek, if they are assigned.
-        firsts: First offsets by partition; earlier fetches come before later ones.
+        firsts: For each fetch, in order, the first offset of each partition.
     """
     for tp in partitions:
         found = [first[tp] for first in firsts if tp in first]

@@ -127,7 +127,7 @@ class Log:
         groups: Number of intact groups.
         closed: Whether an orderly close wrote the last group.
         manifest: By (segment, byte offset) of a damaged data batch, its entry in the manifest of its group.
-        skipped: Positions of torn batches that complete batches of the same group follow.
+        skipped: Positions of torn batches. Intact batches of the same group follow each of them.
         extent: The claims of the lane's `extent`.
         records_after_end: Number of records in intact batches at or after the position where the log ends according to
             `extent`.

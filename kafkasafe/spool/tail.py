@@ -27,8 +27,8 @@ def cut_tail(files: Files, lane: Path, found: Log) -> None:
     if found.segments:
         last = found.segments[-1]
         with opened(files, last.path, write=True) as handle:
-            # Truncate before deleting later segments, because only these hide the bytes that were abandoned after the
-            # end of this segment.
+            # Truncate before deleting later segments. A reader ignores abandoned bytes after the end of this segment
+            # only while there is a later segment.
             # Truncate even if nothing is torn: this frees the space that a dead owner had reserved.
             cut = files.size(handle) - last.size_bytes
             files.truncate(handle, last.size_bytes)

@@ -182,7 +182,7 @@ class Lines:
     # -- the logs --------------------------------------------------------------------------------------------------
 
     def in_order(self, transaction: Transaction) -> bool:
-        """Whether the transaction comes after all earlier units in the logs."""
+        """Whether the transaction's batches follow those of all earlier units in the logs."""
         places = transaction.places
         for batch in transaction.batches:
             place = places.get(batch.handle, -1)

@@ -21,7 +21,7 @@ class ReadingOrder:
         self._broken: dict[GroupPartition, int] = {}
         """The newest reading with a dropped unit. Units of this reading that are accepted later are dropped as well."""
         self._reached: dict[GroupPartition, tuple[int, int, int]] = {}
-        """The last committed offset, its reading, and the newest reading that had begun by then."""
+        """The last committed offset, its reading, and the newest reading that had begun before that commit."""
 
     def is_broken(self, unit: Unit) -> bool:
         """Whether a unit that is accepted now continues a dropped unit."""

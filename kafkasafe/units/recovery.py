@@ -39,7 +39,7 @@ class UnitReplay:
         self._staged_under: dict[Unit, TransactionalId] = {}
         """By staged unit, its transactional id."""
         self._former: dict[int, int] = {}
-        """By the number of a reading in an earlier incarnation, its number in this one."""
+        """Maps a reading's number in an earlier incarnation to its number in this one."""
         self.earlier: dict[str, tuple[Unit, m.Ended]] = {}
         """For each transactional id that a user gave, the last unit that earlier incarnations ended."""
 

@@ -116,7 +116,7 @@ class Reading:
     A consumer that seeks back, or gets the partition assigned again, begins another reading.
 
     Attributes:
-        number: Ascends in the order in which readings began; negative if an earlier incarnation began it.
+        number: Readings are numbered in the order in which they began. Negative for one of an earlier incarnation.
         start: The group's offset when the reading began; -1 if unknown.
     """
 

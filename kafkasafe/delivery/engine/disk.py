@@ -293,9 +293,7 @@ class DiskWriter:
         self.keeps = True
 
     def cannot_send(self) -> None:
-        """Drop durable batches from memory. They cannot be sent while no broker can be reached, and the spool has their
-        bytes.
-        """
+        """Drop durable batches from memory, because no broker can be reached. The spool has their bytes."""
         self.keeps = False
         if self.memory and not self._config.in_memory:
             for lane in self._context.lanes:

@@ -78,7 +78,7 @@ __all__ = ["Engine", "PlaceLooks"]
 
 
 _LOOK_AGAIN_S: Final = 0.1
-"""How often the engine checks a spool that is not in its place, while a caller waits until it is."""
+"""Time between two checks whether a missing spool is back, while a caller waits for it."""
 
 
 class PlaceLooks:

@@ -40,7 +40,7 @@ _MOST_JOINED_BYTES: Final = 4 * 1024 * 1024
 _MARKS_BYTES: Final = 1024 * 1024
 """Approximate size of the marks and the reserve during divisions."""
 _PART_BYTES: Final = 256
-"""Maximum bytes that the spool writes beside each part of a divided batch: entries of control batches."""
+"""Maximum bytes of the entries in control batches that the spool writes in addition to each part of a divided batch."""
 
 
 @dataclass(slots=True, eq=False)

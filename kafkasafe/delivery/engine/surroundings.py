@@ -38,7 +38,7 @@ class Surroundings:
         )
         self._reported: set[Path] = set()
         self._refused: dict[Path, tuple[tuple[str, int], ...]] = {}
-        # By directory, its content when its lanes were taken.
+        # Maps each directory to its content at the time when this producer took its lanes.
         self._taken: dict[Path, tuple[tuple[str, int], ...]] = {}
         self._looks_first = False
         self.looking = False
