@@ -37,17 +37,18 @@ class AckedLog:
         leader_epoch: Leader epoch of the last acknowledgement, -1 when unknown.
         topic_id: Id of the topic to which the offsets belong.
         last_acked_id: Id of the newest batch that is in the log below the high watermark.
-        acked: Committed batches in the order of their commits: those that are still in the spool, and a few more.
+        acked: Committed batches in the order of their commits: those that are still in the spool, and a few older ones.
         commits: (position, base offset) of acknowledged batches that no mark names yet.
         forgotten_offset: Batches before this offset are not remembered, except those in `acked`.
         released: Offsets of batches that have left the spool.
-        known_from: If the log still has the batches that are not remembered, they are before this offset; -1 when
-            unknown.
+        known_from: Upper bound (exclusive) of the offsets of batches that are not remembered, if the log still has
+            them; -1 when unknown.
         told_position: Position of the last batch whose id the journal wrote into separate marks, which outlive the
             batch in the spool. Later batches may have lower positions: parts of a divided batch, and copies, are
             written after their successors.
         unwritten: How many baselines are being written to the disk.
-        void: How many of these baselines, counted from the oldest, belong to a log that was forgotten since.
+        void: How many of these baselines, counted from the oldest, belong to a log that the journal has forgotten in
+            the meantime.
     """
 
     baseline_offset: int = -1
@@ -72,7 +73,7 @@ class AckedLog:
 
     @property
     def knows_nothing(self) -> bool:
-        """Whether neither the log's contents nor the topic are known, as after `forget`."""
+        """Whether nothing is known of the log and its topic, as after `forget`."""
         return not (self.has_begun or any(self.topic_id) or self.acked)
 
     @property
@@ -94,13 +95,13 @@ class AckedLog:
     # -- what the cluster says -----------------------------------------------------------------------------------------
 
     def begin(self, end_offset: int) -> None:
-        """Note where the log ended before this lane sent its first batch (batches of units do not count)."""
+        """Record where the log ended before this lane sent its first batch (batches of units do not count)."""
         self.baseline_offset = min([end_offset, *(batch.place for batch in self.acked)])
         self.unwritten += 1
 
     def begun(self) -> bool:
-        """Record that the oldest baseline that was being written is durable. Returns False if its log was forgotten
-        since.
+        """Record that the oldest baseline that was being written is durable. Returns False if the journal has forgotten
+        the log of that baseline in the meantime.
         """
         self.unwritten -= 1
         if not self.void:
@@ -109,33 +110,33 @@ class AckedLog:
         return False
 
     def begin_before(self, first_offset: int) -> None:
-        """Lower the baseline to the offset of a unit's batch if that is lower, because units are sent without waiting
-        for the baseline.
+        """Lower the baseline to the offset of a unit's batch, if that offset is lower. Units do not wait for the
+        baseline, so the log may have their batches before it.
         """
         if self.last_acked_offset < 0 <= first_offset < self.baseline_offset:
             self.baseline_offset = first_offset
 
     def name_topic(self, topic_id: bytes) -> None:
-        """Note the topic to which the offsets belong."""
+        """Record the topic to which the offsets belong."""
         self.topic_id = topic_id
 
     def lead(self, leader_epoch: int) -> None:
-        """Note the leader epoch of the newest acknowledgement."""
+        """Record the leader epoch of the newest acknowledgement."""
         self.leader_epoch = leader_epoch
 
     def acknowledge(self, base_offset: int, count: int) -> None:
-        """Note an acknowledged batch at this offset; -1: the offset is unknown."""
+        """Record that a batch was acknowledged at this offset (-1: at an unknown one)."""
         if base_offset > self.last_acked_offset:
             self.know_from(base_offset)
         if base_offset >= 0:
             self.last_acked_offset = base_offset + count - 1
 
     def find(self, base_offset: int, count: int) -> None:
-        """Note a batch found at this offset, possibly before acknowledged ones."""
+        """Record that a batch was found at this offset. Batches that are acknowledged already may be after it."""
         self.last_acked_offset = max(self.last_acked_offset, base_offset + count - 1)
 
     def know_from(self, base_offset: int) -> None:
-        """Note a batch that was acknowledged after all batches that are not remembered."""
+        """Record a batch that was acknowledged after all batches that are not remembered."""
         if self.known_from < 0:
             self.known_from = base_offset
 
@@ -205,7 +206,7 @@ class AckedLog:
         return [lost[position] for position in positions if position in lost]
 
     def end_at(self, end_offset: int) -> None:
-        """Note where the log ends. The lost batches must be taken out before this call."""
+        """Record where the log ends. The lost batches must be taken out before this call."""
         last = max((batch.place + batch.count - 1 for batch in self.acked), default=-1)
         self.last_acked_offset = self.clear_offset = min(last, end_offset - 1)
         if all(batch.identity != self.last_acked_id for batch in self.acked):
@@ -236,7 +237,7 @@ class AckedLog:
         """Take a mark about a batch that has left the spool. The record count of this batch is unknown.
 
         Args:
-            base_offset: Its offset.
+            base_offset: Offset of the batch.
             clear: No unfinished batch was accepted before it.
         """
         self.begin_before(base_offset)
@@ -297,7 +298,7 @@ class Suspicion:
         cause: The sign that raised the suspicion.
         evidence: Human-readable.
         last_acked_offset: The last offset that was acknowledged before the suspicion (inclusive).
-        from_offset: If the log lost records, it lost at least those from this offset on; -1 when unknown.
+        from_offset: The log is suspected to have lost at least the records from this offset on; -1 when unknown.
         leader_epoch: Leader epoch of the last acknowledgement before the suspicion, -1 when unknown.
         overlaps: A batch was acknowledged, or found, at or before the offset of an earlier acknowledged batch.
     """
@@ -345,7 +346,7 @@ class LossCase:
         self.suspicion = replace(known, overlaps=known.overlaps or overlaps)
 
     def find(self, base_offset: int, last_acked_offset: int) -> None:
-        """Note where a batch was found. The batch may overlap the offsets of batches that were acknowledged earlier."""
+        """Record where a batch was found. It may overlap the offsets of batches that were acknowledged earlier."""
         if self.suspicion is not None and base_offset <= last_acked_offset:
             self.suspicion = replace(self.suspicion, overlaps=True)
 
@@ -363,7 +364,7 @@ class LossCase:
     # -- leaders that came ---------------------------------------------------------------------------------------------
 
     def check(self, check: EpochCheck) -> None:
-        """Add a check for a change of leader, even while one for an earlier change is open."""
+        """Add a check for a change of leader. Checks for earlier changes may still be open."""
         self.due.append(check)
 
     def next_check(self) -> EpochCheck:

@@ -66,7 +66,7 @@ class Answers:
 
         Args:
             batch: The batch.
-            base_offset: Offset of its first record, -1 when the broker does not say.
+            base_offset: Offset of its first record, -1 when the broker does not report it.
             leader_epoch: Epoch of the leader that answered, -1 when unknown.
             now: Seconds.
             now_ms: Wall clock, ms since the epoch.
@@ -77,7 +77,8 @@ class Answers:
         self._refusals.clear_refusal(partition)
         progress = partition.progress
         if progress.flow is Flow.PROBING:
-            # With acks=all, the broker answers only when the replicas have the batch, and so all batches before it.
+            # With acks=all, the broker answers only when the replicas have the batch. They then have all batches before
+            # it, too.
             for earlier in list(partition.queue.near):
                 if earlier is batch:
                     break
@@ -103,7 +104,7 @@ class Answers:
         Args:
             batch: The batch.
             sent: The request may have reached a broker.
-            code: 3, 17 or 29 if the metadata has this error, else 0.
+            code: Error code 3, 17 or 29 if the metadata contains it, else 0.
             message: Human-readable text.
             now: Seconds.
             timed_out: The request timed out, because the link is slow, or the broker hangs.
@@ -194,8 +195,8 @@ class Answers:
         if batch.gathered and (final or scope is Scope.BATCH):
             partition.keep_apart()
         # An answer is about its own request only. So it proves nothing about the batch while the broker may still
-        # append an older request whose answer was lost. Nor does the answer to a probe, because the leader already has
-        # the batch.
+        # append an older request whose answer was lost. The answer to a probe proves nothing either, because the leader
+        # already has the batch.
         alone = now >= partition.doubt.dead_at and partition.progress.flow is not Flow.PROBING
         self._note_producer_state(partition, code, log_start_offset)
         lasting = self._note_refusal(partition, batch, code, text, scope, now)
@@ -228,7 +229,7 @@ class Answers:
             self._packer.touch(partition)
 
     def baseline(self, destination: int, end_offset: int, topic_id: bytes) -> None:
-        """Note a partition's end offset before our first batch. The first send waits until this offset is durable."""
+        """Record a partition's end offset before our first batch. The first send waits until this offset is durable."""
         partition = self._partitions[destination]
         if partition.progress.flow is not Flow.ASKING_BASELINE:
             return
@@ -293,7 +294,7 @@ class Answers:
         self._packer.touch(partition)
 
     def _note_producer_state(self, partition: Partition, code: int, log_start_offset: int) -> None:
-        """Note what an error says about the broker's state of the producer."""
+        """Record what an error says about the broker's state of the producer."""
         if code in FENCED_CODES:
             partition.doubt.fence()
         if (

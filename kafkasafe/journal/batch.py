@@ -76,14 +76,15 @@ class BatchEvent(enum.Enum):
     REFUSED = "refused"
     """The batch was not appended, for a permanent reason."""
     PASSED_BY = "passed by"
-    """A refused batch is sent again in its turn, because the refusal was about another id, or a gap before the batch.
+    """A refused batch is sent again in its turn, because the refusal was about another id, or about a gap before the
+    batch.
     """
     MAY_BE_THERE = "may be there"
     """A broker may have appended a request with the batch, from this or an earlier incarnation."""
     FOUND = "found"
-    """It is in the log."""
+    """The batch is in the log."""
     ABSENT = "absent"
-    """It is not in the log."""
+    """The batch is not in the log."""
     ABSENT_CONDEMNED = "absent and condemned"
     """The batch is not in the log. The journal asked only because it wants to reject or divide the batch."""
     UNKNOWABLE = "unknowable"
@@ -105,7 +106,7 @@ class BatchEvent(enum.Enum):
     """The batch is merged with its neighbours into one batch."""
     UNIT_COMMITTED = "unit committed"
     UNIT_ENDED = "unit ended"
-    """Its unit was given up."""
+    """The batch's unit was given up."""
 
     __hash__ = object.__hash__
 
@@ -187,16 +188,16 @@ class Fault:
     """
     bad_records: tuple[tuple[int, str], ...] = ()
     """(index, message) of the records that the broker named, for the division of a REFUSED batch. Invariant: only in
-    REFUSED and the final states; `code` is set as well. The broker may name records that do not exist.
+    REFUSED and the final states, and only together with `code`. The broker may name records that do not exist.
     """
     unconfirmed: bool = False
     """The broker says that it did not append the batch; the producer state has not been checked yet. Invariant: only in
-    REFUSED, in PREPARED after error 59, and in IN_DOUBT after that; never without an id.
+    REFUSED, in PREPARED after error 59, and in an IN_DOUBT that follows one of these; never without an id.
     """
     condemned: bool = False
     """The journal rejects or divides the batch as soon as the cluster proves that the batch is not in the log.
-    Invariant: only in IN_DOUBT, in SENT as a probe, and in UNDECIDABLE or REJECTED after that; `code` is set as well.
-    The proof makes the batch REFUSED.
+    Invariant: only in IN_DOUBT, in SENT as a probe, and in an UNDECIDABLE or REJECTED that follows one of these; only
+    together with `code`. The proof makes the batch REFUSED.
     """
     overdue: bool = False
     """The cluster refused the batch for longer than the limit, for a reason that might have been temporary. Stays set,
@@ -236,16 +237,16 @@ class Batch:
     destination: int
     """Destination number."""
     count: int
-    """Records in it, ≥ 1."""
+    """Number of records, at least 1."""
     size_bytes: int
     """Size of the whole batch."""
     max_timestamp: int
-    """Largest timestamp in it, ms since the epoch."""
+    """Largest timestamp of the records, ms since the epoch."""
 
     # -- its place in the spool
 
     position: int = -1
-    """Its position in the spool; -1 while it is not there."""
+    """Position in the spool; -1 while the batch is not on disk."""
     identity: BatchId | None = None
     """Its id, None while it has none.
 
@@ -255,7 +256,7 @@ class Batch:
     state: BatchState = BatchState.SEALED
     """See `STATE`."""
     tries: int = 0
-    """How often the batch was sent in this incarnation. Invariant: positive in SENT."""
+    """How many times the batch was sent in this incarnation. Invariant: positive in SENT."""
     durable: bool = False
     """The batch is on disk, even if its id is not. Invariant: set iff `position` >= 0."""
     writing: bool = False
@@ -367,8 +368,8 @@ class Batch:
         parent.add_heir()
 
     def inherit(self, parent: Batch, *, doomed: bool) -> None:
-        """Make the batch a part of this refused one. Recovery derives the part's place from the parent's position
-        alone.
+        """Make the batch a part of `parent`, which was refused. Recovery derives the part's place from the parent's
+        position alone.
         """
         blame = parent.fault
         self.fault = Fault(blame.code, blame.message, overdue=blame.overdue, doomed=doomed)
@@ -387,7 +388,7 @@ class Batch:
         self.heirs += 1
 
     def lose_heir(self) -> int:
-        """Record that one of its parts is finished. Returns how many parts are not."""
+        """Record that one of its parts is finished. Returns how many parts are still unfinished."""
         self.heirs -= 1
         return self.heirs
 
@@ -476,16 +477,18 @@ class Batch:
             self.fault = replace(self.fault, overdue=overdue)
 
     def check_absence(self, *, wanted: bool) -> None:
-        """Set whether the batch's absence has yet to be compared with the leader's producer state."""
+        """Set whether the batch's absence still has to be checked against the leader's producer state."""
         if wanted != self.fault.unconfirmed:
             self.fault = replace(self.fault, unconfirmed=wanted)
 
     def condemn(self, code: int, message: str) -> None:
-        """Reject the batch as soon as the cluster proves that it is not in the log."""
+        """Record that the journal rejects or divides the batch as soon as the cluster proves that the log does not have
+        it.
+        """
         self.fault = replace(self.fault, code=code, message=message, condemned=True)
 
     def pardon(self) -> None:
-        """Revoke `condemn`, because the journal knows by now whether the log has the batch."""
+        """Revoke `condemn`, because the journal now knows whether the log has the batch."""
         if self.fault.condemned:
             self.fault = replace(self.fault, condemned=False)
 

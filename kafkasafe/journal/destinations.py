@@ -1,6 +1,6 @@
 """Destinations: partitions, and topics whose partitions are not known yet. Also the table of a lane's destinations.
 
-A destination has batches for one address, in order, and the objects that own the rest of its state. (In
+A destination has the batches for one address, in delivery order, and the objects that own the rest of its state. (In
 `kafkasafe.record.partition`, "partition" is the number that is chosen for a key.)
 """
 
@@ -28,7 +28,7 @@ UNCHOSEN: Final = -1
 
 @dataclass(slots=True, eq=False)
 class Destination:
-    """The batches for one address, in order. It is a `Partition` or an `UnassignedTopic`."""
+    """The batches for one address, in delivery order. A destination is a `Partition` or an `UnassignedTopic`."""
 
     number: int
     topic: str
@@ -71,8 +71,8 @@ class Partition(Destination):
     window: SendWindow = field(default_factory=SendWindow)
     loss: LossCase = field(default_factory=LossCase)
     gathers: bool = True
-    """Whether small batches are merged. Merging ends when a merged batch is refused, or batches to merge cannot be
-    read.
+    """Whether small batches are merged. Merging ends when a merged batch is refused, or when the batches to merge
+    cannot be read.
     """
 
     def keep_apart(self) -> None:
@@ -90,7 +90,9 @@ class Partition(Destination):
 
 
 _DIVIDE_BYTES: Final = 1024 * 1024
-"""Bytes to divide at a time, because the batches of a long outage fit neither into memory nor twice onto the disk."""
+"""How many bytes are divided at a time. All batches of a long outage together may fit neither into memory nor twice
+onto the disk.
+"""
 _DIVISIBLE: Final = frozenset({BatchState.SEALED, BatchState.JOINED})
 
 
@@ -108,8 +110,8 @@ class UnassignedTopic(Destination):
         return self.progress.flow is Flow.NEW
 
     def divisible(self) -> Iterator[Batch]:
-        """The batches to divide next, in order. The caller stops at a batch that is not on disk, so that none overtakes
-        it.
+        """The batches to divide next, in queue order. The caller stops at a batch that is not on disk, so that no later
+        batch overtakes it.
         """
         size = 0
         for batch in self.queue.near:

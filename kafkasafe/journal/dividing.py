@@ -1,4 +1,4 @@
-"""Divides one batch into several that take its place. All of these are written in one separate group.
+"""Divides one batch into several that take its place. All the new batches are written in one separate group.
 
 `machine`, `rejecting` and `members` decide when a batch has to be divided.
 """

@@ -17,11 +17,11 @@ class Doubt:
     Attributes:
         fenced: A newer epoch of our producer id exists, so a batch that the log does not have is undecidable.
         sequence_refused: The leader refuses the sequence of a batch in doubt.
-        dead_at: From then on (seconds), no broker can append a request of ours whose answer was lost.
+        dead_at: The time (seconds) from which no broker can append a request of ours whose answer was lost.
         asked_at: When the pending question was asked (seconds); the answer reflects the log at that time or later.
-        asked_from: The pending question is answered by reading the log from this offset on.
-        rescan_from: The lowest offset at which a batch in doubt may be, if the log was seen to end before an
-            acknowledged batch. Otherwise -1.
+        asked_from: The offset from which the log is read to answer the pending question.
+        rescan_from: The lowest offset at which a batch in doubt may be, if the log may have been truncated below an
+            acknowledged batch; otherwise -1.
     """
 
     fenced: bool = False
@@ -59,7 +59,7 @@ class Doubt:
         return self.rescan_from if 0 <= self.rescan_from < offset else offset
 
     def may_arrive_until(self, dead_at: float) -> None:
-        """Note a request without an answer, which the broker may append until `dead_at`."""
+        """Record a request without an answer, which the broker may append until `dead_at`."""
         self.dead_at = dead_at
 
     def sleep(self, seconds: float, before: float) -> None:

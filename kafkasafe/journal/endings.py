@@ -110,7 +110,7 @@ class Durability:
         """Commit an acknowledged batch. The batch is finished when its commit mark is durable."""
         partition.log.pass_id(batch.identity)
         if batch.writing:
-            return  # `persisted` continues: the mark needs the batch's position
+            return  # the mark needs the batch's position, so `persisted` calls this again
         if batch.position < 0:
             self._leave(batch)
             return

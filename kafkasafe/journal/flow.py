@@ -123,8 +123,8 @@ class FlowEvent(enum.Enum):
     DAMAGED = "damaged"
     """The bytes of a batch that is not in flight are damaged on disk, so the batch can only be rejected."""
     KEPT = "kept"
-    """Copies of all rejected batches are durable in `rejected/`. For an unassigned topic, the rest may
-    be copied later.
+    """Copies of all rejected batches are durable in `rejected/`. For an unassigned topic, some may be copied only
+    later.
     """
     NOT_KEPT = "not kept"
     """A copy could not be written."""
@@ -329,7 +329,7 @@ class Progress:
         self.reason = ""
 
     def succeed(self) -> None:
-        """Note an acknowledgement, so that the next pause is short, and no reason for a delay is left."""
+        """Record an acknowledgement. The next pause is then short, and the reason for a delay is cleared."""
         self.attempt, self.reason = 0, ""
 
     def recover(self) -> None:

@@ -57,7 +57,7 @@ class CopyForward:
             return []  # marks that are about to be written may name the batches' positions
         found: dict[int, Batch] = {}
         size = 0
-        # Unpack the packed batches there, a limited number at a time.
+        # Unpack the packed batches before that position, a limited number at a time.
         for number, first_position in list(self._index.packed_from.items()):
             while first_position < before_position and len(self._out.ready.unpacked) < _MOVED_BATCHES:
                 self._packer.unpack(self._all[number], WINDOW)
@@ -121,7 +121,7 @@ class CopyForward:
             self.place(batch, position)
 
     def place(self, batch: Batch, position: int) -> None:
-        """Note a batch's new position. The batch keeps its rank, and so its place in the order."""
+        """Record a batch's new position. The batch keeps its rank, and so its place in the order."""
         self._index.drop(batch)
         batch.copied(position)
         self._index.place(batch)

@@ -37,13 +37,14 @@ class Gatherer:
         self._gather_bytes = state.settings.gather_bytes
 
     def gathered(self, batches: Sequence[Batch], size_bytes: int) -> Batch:
-        """Merge waiting batches (see `Ready.gathers`) into one, with their records, sequences and place.
+        """Merge waiting batches (see `Ready.gathers`) into one, which has their records and sequences, and takes their
+        place.
 
-        The journal never sent any of them, and never will, because it sends the merged batch instead, once that is
-        durable.
+        The journal never sent any of these batches, and never will. It sends the merged batch instead, as soon as that
+        batch is durable.
 
         Args:
-            batches: The batches, in order.
+            batches: The batches, in queue order.
             size_bytes: Size of the merged batch.
 
         Returns:

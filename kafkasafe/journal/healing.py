@@ -19,7 +19,7 @@ class Healing:
         keep_from: Spool position of the first of them. The spool keeps everything from this position on until the last
             of these batches is finished, because the cluster may lose healed batches again, and the next incarnation
             has to know all of them.
-        left: How many are not finished.
+        left: How many of the batches are not finished.
         records: How many records are in the log again.
         first_offset: Offset of the first of these records in the log, -1 when not known.
         last_offset: Offset of the last of these records in the log (inclusive), -1 when not known.
@@ -58,7 +58,7 @@ class Revivals:
     """Lost batches that are sent again.
 
     Attributes:
-        by_destination: The batches of each destination that has some.
+        by_destination: Maps a destination to its lost batches that are sent again.
     """
 
     __slots__ = ("by_destination",)
@@ -67,7 +67,7 @@ class Revivals:
         self.by_destination: dict[int, Healing] = {}
 
     def add(self, destination: int, batches: Sequence[Batch]) -> None:
-        """Add batches that are sent again, at least one."""
+        """Add one or more batches that are sent again."""
         keep_from = min(batch.position for batch in batches)
         self.by_destination.setdefault(destination, Healing(keep_from)).add(len(batches), keep_from)
 

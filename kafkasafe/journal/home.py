@@ -2,12 +2,13 @@
 
 The lane's own log records both. `sealing` decides when to give ids, and when to take them back.
 
-The spool directory names a cluster as well, but for all of its lanes at once. Each lane needs its own record:
+The spool directory also names a cluster, but one for all of its lanes. Each lane needs its own record:
 
 1. Producers on lanes 0 and 1 deliver to cluster A, and end.
 2. Cluster B answers at their address. No batch waits in any lane, so the directory may change to B.
 3. A producer on lane 0 meets B, and is killed right after the directory names B: its lane still has A's offsets.
-4. Its next incarnation finds a directory that names B, and a lane of A. So does a producer that opens lane 1 later.
+4. Its next incarnation finds a directory that names B, and a lane with A's offsets. So does a producer that opens lane
+   1 later.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class Home:
 
         Args:
             cluster_id: Id of the cluster that answers.
-            assumed: The lane's cluster if no mark names one. Then the lane has never met a cluster, or an earlier
-                version, which lacked this mark, wrote the log.
+            assumed: The lane's cluster if no mark in the log names one: either the lane has never met a cluster, or an
+                earlier version of kafkasafe, which did not have this mark, wrote the log.
         """
         return (self.cluster_id or assumed or cluster_id) != cluster_id
 
@@ -101,7 +102,7 @@ class IdSequence:
         self.stale = True
 
     def renew(self, home: Home) -> None:
-        """Start the next epoch at sequence 0. Batches that are not in the log have no id any more.
+        """Start the next epoch at sequence 0. The caller removes the ids of the batches that are not in the log.
 
         An id of an earlier incarnation gets no new epoch, because otherwise two copies of a spool could make the same
         new id.

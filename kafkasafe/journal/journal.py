@@ -129,14 +129,14 @@ class Journal:
         return ready
 
     def broker_clock(self, broker_ms: int, now_ms: int) -> bool:
-        """Note a broker's timestamp, in ms. Returns whether our clock is so far behind that the journal sends each
+        """Record a broker's timestamp, in ms. Returns whether our clock is so far behind that the journal sends each
         batch alone.
         """
         return self._state.clock.show(broker_ms, now_ms)
 
     def clock_at_least(self, at_least_ms: int) -> None:
-        """Note a lower bound for the current time, ms since the epoch, by the clocks of other clients, which may be
-        wrong.
+        """Record a lower bound for the current time (ms since the epoch). It comes from the clocks of other clients,
+        which may be wrong.
         """
         self._state.clock.show_at_least(at_least_ms)
 

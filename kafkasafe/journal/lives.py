@@ -58,7 +58,7 @@ class Incarnations:
                 self._packer.touch(partition)
 
     def slept(self, seconds: float, now: float) -> None:
-        """Note for how long the machine slept; `now` includes that time.
+        """Record for how long the machine slept; `now` includes that time.
 
         During that time, our producer state aged at the brokers. Requests in the buffers of sockets go out only now.
         """

@@ -49,7 +49,7 @@ class Suspicions:
             destination: Destination number.
             cause: The sign that raised the suspicion.
             evidence: Human-readable text.
-            from_offset: If the log lost records, it lost those from this offset on; -1 when unknown.
+            from_offset: The log is suspected to have lost the records from this offset on; -1 when unknown.
             check: The failed check that raised the suspicion, if the check is not about the last acknowledgement.
         """
         partition = self._partitions[destination]
@@ -60,7 +60,7 @@ class Suspicions:
         self._packer.touch(partition)
 
     def checked(self, check: EpochCheck) -> None:
-        """Note that a check has passed: the former leader's epoch does not end before that leader's last
+        """Record that a check has passed: the former leader's epoch does not end before that leader's last
         acknowledgement.
         """
         partition = self._partitions[check.destination]
@@ -106,7 +106,7 @@ class Suspicions:
         self.keep_suspected(partition)
 
     def keep_suspected(self, partition: Partition) -> None:
-        """Pin batches that may have to be sent again. Call it after each change of `suspicion` or `checks`."""
+        """Pin batches that may have to be sent again. Call it after each change of a suspicion or of the checks."""
         if not partition.loss.is_open:
             self._index.unpin(partition.number)
         else:
@@ -119,7 +119,7 @@ class Suspicions:
             self._packer.touch(partition)
 
     def acknowledged(self, partition: Partition, base_offset: int, count: int, leader_epoch: int) -> None:
-        """Note an acknowledged batch, and what its offset and its leader's epoch say about the batches before it."""
+        """Record an acknowledged batch, and what its offset and its leader's epoch say about the batches before it."""
         self.check_offset_order(partition, base_offset)
         self.note_leader_epoch(partition, leader_epoch)
         partition.log.acknowledge(base_offset, count)
@@ -134,7 +134,9 @@ class Suspicions:
         self.raise_suspicion(partition, Cause.ACK, evidence, from_offset=base_offset)
 
     def note_leader_epoch(self, partition: Partition, leader_epoch: int) -> None:
-        """Note the leader epoch of an acknowledgement or its mark. A new leader may lack its predecessor's records."""
+        """Record the leader epoch of an acknowledgement, or of its mark. A new leader may lack its predecessor's
+        records.
+        """
         if 0 <= partition.log.leader_epoch != leader_epoch and partition.log.last_acked_offset >= 0:
             partition.loss.check(
                 EpochCheck(partition.number, partition.log.leader_epoch, partition.log.last_acked_offset)
@@ -316,7 +318,7 @@ class Losses:
         self._packer.touch(partition)
 
     def _relocate(self, acked: Sequence[Batch], loss: Loss) -> tuple[tuple[int, int], ...]:
-        """Note batches that the log has at other offsets. Returns (position, base offset) of those in the spool."""
+        """Record batches that the log has at other offsets. Returns (position, base offset) of those in the spool."""
         moved = []
         for index, base_offset in loss.moved.items():
             acked[index].relocate(base_offset)
@@ -462,7 +464,7 @@ def _is_remembered(
         return True
     if suspicion.leader_epoch < 0 or recreated or suspicion.overlaps:
         return False
-    # Either all records up to there are ours, or each batch that we do not remember is in the log, at its offset.
+    # Either all records up to that offset are ours, or each batch that we do not remember is in the log, at its offset.
     return last < loss.ours_until or (loss.released_there and is_end)
 
 

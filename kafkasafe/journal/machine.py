@@ -101,7 +101,7 @@ class _Rule(NamedTuple):
         holds: The condition.
         then: The action.
         ends: No later rule applies in this turn.
-        in_doubt: The rule applies while batches are in doubt, too.
+        in_doubt: The rule applies even while batches are in doubt.
     """
 
     holds: Callable[[Partition, float], bool]
@@ -207,13 +207,14 @@ class Machine:
             # answer about these batches is judged.
             _Rule(was_asked_early, self._doubt_again, ends=False),
             # The next rule may put a batch in doubt. What the leader said about other batches must not count against
-            # that one.
+            # this batch.
             _Rule(was_judged, self._end_doubt, ends=False),
             # A refused batch must be proven absent before it is rejected or divided.
             _Rule(has_unchecked_refusal, self._confirm),
             # The first batch was refused on its own account, and the next rule would send it again.
             _Rule(has_refused_head, self._give_up_head),
-            # The order of these two does not matter: the next rule also sends refused batches again, under new ids.
+            # The order of this rule and the next does not matter: the next one also sends refused batches again, under
+            # new ids.
             _Rule(has_gap, self._take_again, ends=False),
             # The next rule ends the turn, and the mark with the new ids should be written during the pause, not after
             # it.

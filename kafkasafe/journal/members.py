@@ -62,7 +62,7 @@ class UnitBatches:
         persist.leave_out_void()
 
     def _topics_of(self, units: Iterable[u.Unit]) -> list[m.Mark]:
-        """The STATE marks, written before ENDED, with the topic ids of partitions without a known baseline."""
+        """The STATE marks to write before ENDED. They have the topic ids of partitions whose baseline is not known."""
         partitions = {
             destination: self._partitions[destination]
             for unit in units
@@ -78,8 +78,8 @@ class UnitBatches:
         ]
 
     def _places(self, unit: u.Unit) -> list[m.Mark]:
-        """The marks, written after ENDED, with the offsets of the unit's batches. They are needed because the STAGED
-        mark may have left the spool.
+        """The marks to write after ENDED. They have the offsets of the unit's batches, and are needed because the
+        STAGED mark may have left the spool.
         """
         entries: dict[int, list[tuple[int, int]]] = {}
         for batch in batches_of(unit):

@@ -34,7 +34,8 @@ class AckedLoss:
         cause: The sign that raised the suspicion.
         evidence: Human-readable text.
         revived: Records that are sent again.
-        gone: (first offset, last offset, records) of those that are not sent again; 0 records: all are sent again.
+        gone: (first offset, last offset, records) of the lost records that are not sent again; 0 records: all are sent
+            again.
         recreated: The topic was, or may have been, deleted and created again.
     """
 
@@ -55,7 +56,7 @@ class Healed:
 
     Attributes:
         destination: Destination number.
-        records: How many records, including those of earlier incarnations.
+        records: How many records the log has again, including those of earlier incarnations.
         first_offset: Offset of the first of these records now, -1 when not known.
         last_offset: Offset of the last of these records now (inclusive), -1 when not known.
     """
@@ -125,10 +126,10 @@ class Denial:
         scope: What the journal gives up if the refusal lasts too long.
         handle: Handle of the refused batch, -1 if the cluster refuses the whole destination.
         since: When the refusal began, in seconds.
-        counted_from: Since when the refusal has lasted without interruption, in seconds; -1 after a request without an
-            answer.
+        counted_from: The time (seconds) from which the duration of the refusal is counted; -1 after a request without
+            an answer.
         last_at: When the last answer came, in seconds.
-        answers: How many such answers came.
+        answers: How many refusals came.
         reported: The refusal was reported by a notice.
         asking: The cluster refuses to answer a question about batches in doubt.
     """
@@ -145,14 +146,16 @@ class Denial:
     asking: bool = False
 
     def repeat(self, code: int, reason: str, now: float, *, asking: bool, silence_s: float) -> None:
-        """Note another refusal; after more than `silence_s` without an answer, its duration counts from now."""
+        """Record another refusal. If the one before it came more than `silence_s` ago, the duration is counted from
+        now.
+        """
         if self.counted_from < 0 or now - self.last_at > silence_s:
             self.counted_from = now
         self.code, self.reason, self.last_at, self.asking = code, reason, now, asking
         self.answers += 1
 
     def interrupt(self) -> None:
-        """Note a request without an answer, so that the duration of the refusal starts again with the next refusal."""
+        """Record a request without an answer. The duration of the refusal is then counted from the next refusal."""
         self.counted_from = -1.0
 
     def tell(self) -> None:

@@ -38,7 +38,7 @@ class Owed:
         lane_id: Id of the lane, empty before the first group.
         damaged: A part of the lane cannot be read, and its contents are unknown.
         synced_position: Everything before this position was durable; a crash may have torn batches after it.
-        open: The unfinished batches, by position: (destination, position where the records were first written).
+        open: Maps the position of an unfinished batch to (destination, position where its records were first written).
     """
 
     lane_id: bytes = b""
@@ -47,7 +47,7 @@ class Owed:
     open: dict[int, tuple[int, int]] = field(default_factory=dict)
     _addresses: dict[int, Address] = field(default_factory=dict)
     _units: dict[bytes, set[int]] = field(default_factory=dict)
-    """Positions of the batches of unfinished units, by unit id."""
+    """Maps the id of an unfinished unit to the positions of its batches."""
 
     def copy(self) -> Owed:
         """An independent copy."""
@@ -55,7 +55,7 @@ class Owed:
         return replace(self, open=dict(self.open), _addresses=dict(self._addresses), _units=units)
 
     def begins(self, position: int) -> None:
-        """Note where the lane begins: batches before this position are finished, and were deleted."""
+        """Record where the lane begins: batches before this position are finished, and were deleted."""
         for old in [at for at in self.open if at < position]:
             del self.open[old]
 
@@ -144,10 +144,10 @@ def holds(
 
     Args:
         afters: The lane's AFTER marks.
-        owed: For each debt, the addresses of its unfinished batches; None while they are not known.
+        owed: Maps a debt to the addresses of its unfinished batches, or to None while they are not known.
 
     Returns:
-        For each address, a position: from there on, nothing is sent. The key None applies to every address.
+        Maps an address to the position from which nothing is sent. The key None applies to every address.
     """
     held: dict[Address | None, int] = {}
     for after in afters:
@@ -159,7 +159,7 @@ def holds(
 
 
 def held_from(held: Mapping[Address | None, int], topic: str, partition: int) -> int:
-    """A position from which nothing more is sent to a partition; `NEVER` if everything may be sent.
+    """The position from which nothing is sent to a partition; `NEVER` if everything may be sent.
 
     Records whose partition is not chosen yet may go to any partition of the topic.
     """

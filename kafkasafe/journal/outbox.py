@@ -232,8 +232,8 @@ class Ask:
 
     Attributes:
         destination: Destination number.
-        doubt: The batches in doubt, in order, of one producer id and epoch. Empty: the journal only needs the end
-            offset (answer with `baseline`).
+        doubt: The batches in doubt, in queue order, all of one producer id and epoch. Empty: the journal only needs the
+            end offset (answer with `baseline`).
         from_offset: The lowest offset at which our batches can begin in the log; -1 when unknown.
         acked_before: An earlier batch of the same producer id and epoch was acknowledged on the partition.
         read_log: The producer state is not reliable (it may expire at any moment), so read the log.
@@ -318,8 +318,8 @@ class SurveyAsk:
         destination: Destination number.
         acked: The acknowledged batches that are remembered, oldest first.
         leader_epoch: Leader epoch of the last acknowledgement, -1 when unknown.
-        from_offset: From this offset on, the log may have changed, and acknowledged batches may have been appended
-            again; -1 when unknown.
+        from_offset: Offset from which the log may have changed; acknowledged batches may have been appended again
+            there. -1 when unknown.
         baseline_offset: The log has no batch of this lane before this offset; -1 when unknown.
         ours: Producer ids that only batches of this lane have.
         released: Offsets of batches that have left the spool and are not in `acked`.
@@ -354,7 +354,7 @@ class Packed:
     Attributes:
         destination: Destination number.
         first_number: The shell's number of the first batch.
-        batches: How many.
+        batches: How many batches.
         records: How many records are in them.
         with_id: How many batches have an id.
     """
@@ -403,7 +403,7 @@ class Ready:
     """Batches wait for a producer id of this incarnation."""
     unpacked: list[Unpacked] = field(default_factory=list)
     gathers: dict[int, Sequence[Batch]] = field(default_factory=dict)
-    """By destination, consecutive small batches that wait and may be merged (see `Journal.gathered`)."""
+    """Maps a destination to consecutive small batches that wait and may be merged (see `Journal.gathered`)."""
 
     def want_producer_id(self, *, wanted: bool) -> None:
         """Set `wants_producer_id`."""
@@ -435,8 +435,8 @@ class Outbox:
     Attributes:
         ready: The actions decided since the last `take`.
         touched: Numbers of partitions that changed, in the order in which the next `ready` evaluates them.
-        postponed: Numbers of partitions that the next `ready` evaluates again, because the survey of a partition waits
-            until no request of a unit to it is in flight.
+        postponed: Numbers of partitions whose survey waits until no unit has a request to the partition in flight. The
+            next `ready` evaluates them again.
         committing: Partitions with acknowledged batches that no mark names yet, by number.
     """
 
@@ -459,7 +459,9 @@ class Outbox:
         return bool(self.ready.persist or self.committing)
 
     def take(self, *, wants_producer_id: bool) -> Ready:
-        """Take the actions decided since the last call. A division is written alone; the rest follows next time."""
+        """Take the actions decided since the last call. A division is written alone, and the next call returns the
+        rest.
+        """
         ready, self.ready = self.ready, Ready()
         ready.want_producer_id(wanted=wants_producer_id)
         if ready.persist.atomic:
@@ -484,7 +486,7 @@ class Outbox:
 
         Args:
             partition: The partition.
-            event: What the pause follows.
+            event: The event that begins the pause.
             reason: Human-readable.
             at_least_s: The shortest pause.
         """

@@ -1,4 +1,4 @@
-"""Packs the far part of long backlogs, and unpacks batches before their turn, also while recovery reads the log.
+"""Packs the far part of long backlogs, and unpacks each batch before its turn. Recovery uses it, too.
 
 Call `touch` after changing a partition. The next `ready` then evaluates the partition and unpacks its first batches.
 """
@@ -38,7 +38,7 @@ class Packer:
         self._out.touched[partition.number] = None
 
     def packable(self, destination: int) -> Iterator[Batch]:
-        """Batches that may be packed next, in order. `pack` takes any number of them, from the first one on."""
+        """Batches that may be packed next, in queue order. `pack` takes any number of them, from the first one on."""
         partition = self._partitions.get(destination)
         if partition is None or partition.progress.flow is Flow.REJECTING:
             return
@@ -65,12 +65,12 @@ class Packer:
             yield batch
 
     def pack(self, destination: int, shells: Sequence[tuple[int, float]]) -> None:
-        """Reduce the first batches of `packable` to the data that is needed to send them later.
+        """Reduce the first batches of `packable` to the data that sending them will need.
 
         Later, they come back in `Ready.unpacked` as new objects.
 
         Args:
-            destination: Its number.
+            destination: Destination number.
             shells: What the shell knows of each batch: an ascending number, and the time at which it was accepted.
         """
         partition = self._partitions[destination]
@@ -137,7 +137,7 @@ class RereadBacklogs:
         self._packer = packer
         self._out = state.out
         self.sent_at_most = max(state.settings.window, WINDOW)
-        """At most this many batches of a queue were sent: the first ones that have an id."""
+        """How many batches of a queue may have been sent, at most. They are the first ones that have an id."""
 
     def pack(self, numbers: Iterator[int]) -> None:
         """Pack long backlogs. Each packed batch takes the next number."""
@@ -172,7 +172,9 @@ class RereadBacklogs:
         self._out.ready.unpacked.clear()
 
     def reach_any(self, position: int) -> None:
-        """Unpack the batches up to this position in their partition, which the mark does not name."""
+        """Find the partition with a packed batch at this position, and unpack its batches up to there. The mark does
+        not name the partition.
+        """
         if position in self._index:
             return
         for number, first in self._index.packed_from.items():

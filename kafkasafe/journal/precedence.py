@@ -17,9 +17,10 @@ __all__ = ["Precedence"]
 
 
 class Precedence:
-    """The debts to deliver before batches of this lane, and the batches held back for them, or for a handover.
+    """The debts to deliver before batches of this lane, and the batches that are held back until then, or for a
+    handover.
 
-    Written by the journal. `is_held` may be called from any thread.
+    Only the journal changes it. Any thread may call `is_held`.
     """
 
     __slots__ = ("_afters", "_halted", "_holds", "_partitions")
@@ -34,11 +35,13 @@ class Precedence:
 
     @property
     def afters(self) -> Sequence[m.After]:
-        """The debts that are not known to be paid, by the position where batches begin to wait for them."""
+        """AFTER marks with the debts that are not known to be paid. Each names the position from which batches wait for
+        its debts.
+        """
         return tuple(self._afters)
 
     def begin_after(self, position: int, debts: Sequence[m.Debt]) -> m.After:
-        """Let batches from this position on wait for these debts as well. Returns the mark that records the debts.
+        """Let batches from this position on also wait for these debts. Returns the mark that records the debts.
 
         Only the last mark for a position counts, so the mark repeats the known debts.
         """

@@ -1,8 +1,8 @@
-"""The unfinished batches of one partition, in order: the first ones as objects, later ones packed.
+"""The queue of one partition's unfinished batches. The first ones are objects, later ones are packed.
 
 A long outage leaves many batches. The state of a batch that is on disk and was never sent fits into a few bytes. So a
-`PartitionQueue` has three parts: the near batches, which are sent next; the packed batches; and the batches accepted
-since, some of which are not on disk yet. No batch after the near ones was ever sent.
+`PartitionQueue` has three parts: the near batches, which are sent next; the packed batches; and batches that were
+accepted after those, some of which are not on disk yet. No batch after the near ones was ever sent.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ class PackedRows:
     )
 
     def __init__(self) -> None:
-        # `_front` is the block being read, from `_at` on; `_blocks` are the compressed blocks after it; `_fresh` grows.
+        # `_front` is the block being read, from `_at` on; `_blocks` are the compressed blocks after it; `_fresh` has
+        # the newest rows.
         self._front = b""
         self._at = 0
         self._blocks: deque[bytes] = deque()
@@ -166,7 +167,7 @@ class PackedRows:
         return any(row[1] == position for row in _ROW.iter_unpack(rows))
 
     def sizes(self) -> Iterator[tuple[int, int]]:
-        """(position of the first batch, bytes of all batches) for each run of rows. The runs cover all of them."""
+        """(position of the first batch, bytes of all batches) for each run of rows. The runs cover all rows."""
         return ((position, size) for position, size in self._sizes)
 
     def forget_identities(self) -> None:
@@ -199,7 +200,7 @@ class PartitionQueue:
 
     Attributes:
         near: The first batches. Only the queue's methods change it.
-        packed: The batches after them that are packed.
+        packed: The packed batches, which follow the near ones.
     """
 
     __slots__ = ("_fresh", "near", "packed")
@@ -220,14 +221,14 @@ class PartitionQueue:
 
     @property
     def first(self) -> Batch | None:
-        """The first batch, None if no batch is near. From any thread."""
+        """The first batch, None if no batch is near. Any thread may call it."""
         try:
             return self.near[0]
         except IndexError:
             return None
 
     def all(self) -> Iterable[Batch]:
-        """All batches that are not packed, in order: the near ones, and the batches after the packed ones."""
+        """All batches that are not packed, in queue order: the near ones, and the batches after the packed ones."""
         return chain(self.near, self._fresh)
 
     def backwards(self) -> Iterator[Batch]:
@@ -235,7 +236,7 @@ class PartitionQueue:
         return chain(reversed(self._fresh), reversed(self.near))
 
     def copy(self) -> list[Batch]:
-        """The same as `all`, as a list. From any thread."""
+        """The same as `all`, as a list. Any thread may call it."""
         return [*self.near.copy(), *self._fresh.copy()]
 
     def append(self, batch: Batch) -> None:
@@ -260,7 +261,9 @@ class PartitionQueue:
     # -- packed batches ------------------------------------------------------------------------------------------------
 
     def candidates(self, keep: int) -> Iterator[Batch]:
-        """The batches that may be packed next, in order, except the first `keep` batches."""
+        """The batches that may be packed next, in queue order. The first `keep` batches of the queue are not among
+        them.
+        """
         if self.packed.count:
             yield from self._fresh
         else:

@@ -1,9 +1,10 @@
-"""Notes how long brokers may still append this lane's requests, so that the next incarnation waits no longer than that.
+"""Records how long brokers may still append this lane's requests, so that the next incarnation waits no longer than
+that.
 
 1. An incarnation ends normally. Its last group says until when its requests may still be appended (`marks.Quiet`).
 2. The next incarnation reads the mark, and asks about batches in doubt as soon as that time is over.
-3. Before the next incarnation sends anything, it revokes the mark, and waits until that is durable. Otherwise a third
-   incarnation would believe the mark, and not wait for the requests of the second one.
+3. Before the next incarnation sends anything, it revokes the mark, and waits until the revocation is durable. Otherwise
+   a third incarnation would believe the mark, and not wait for the requests of the second one.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ class Quiescence:
     """Whether the log has a QUIET mark, and until when requests of earlier incarnations may be alive.
 
     Attributes:
-        is_announced: The log has the mark. The journal has to take it back before it sends anything.
-        dead_at: From then on (seconds) no request of an earlier incarnation can be appended.
+        is_announced: The log has the mark. The journal has to revoke the mark before it sends anything.
+        dead_at: The time (seconds) from which no request of an earlier incarnation can be appended.
     """
 
     __slots__ = ("_held", "dead_at", "is_announced")
@@ -73,7 +74,7 @@ class Quiescence:
     def __init__(self) -> None:
         self.is_announced = False
         self.dead_at = 0.0
-        # Batches to send once the mark is taken back; None before the journal begins to take it back.
+        # Batches to send once the mark is revoked; None before the journal begins to revoke it.
         self._held: list[Batch] | None = None
 
     def begin(self, dead_at: float, *, announced: bool) -> None:

@@ -74,7 +74,7 @@ class Recovery:
         max_timestamp: int,
         identity: BatchId | None,
     ) -> None:
-        """Take a data batch of the log, in log order."""
+        """Take the next data batch of the log."""
         if destination not in self._all:
             raise m.MarkError(
                 f"The batch at position {position} is for destination {destination}, never declared"
@@ -131,7 +131,7 @@ class Recovery:
         self._index.reach(position + count)
 
     def recover_marks(self, position: int, recovered: Sequence[m.Mark]) -> None:
-        """Take the marks of one group, in log order.
+        """Take the marks of the next group of the log.
 
         A mark that names an unknown batch refers to a deleted segment, or repeats an earlier mark.
         """
@@ -199,7 +199,7 @@ class Recovery:
                     if forgets:
                         self._units.ids.forget_producer_ids()
                 case m.Undecidable() | m.Resolved():
-                    pass  # the journal asks the cluster again, which may know more now, and then asks the user
+                    pass  # the journal asks the cluster again, which may know more now, and only then the user
 
     def _is_orphan(self, mark: m.Mark) -> bool:
         """Whether the group that declared the mark's destination is lost.
@@ -243,7 +243,7 @@ class Recovery:
                 pass  # the STATE mark that follows says which batches are acknowledged, possibly more than this one
             elif done is None and base_offset >= 0 and at not in ended:
                 # The spool released this batch, so this batch and all earlier ones, except moved ones, were finished.
-                # Its count is unknown.
+                # The batch's record count is unknown.
                 clear = not known.queue or known.queue.near[0].rank > (at,)
                 known.log.read_released(base_offset, clear=clear)
             elif at in ended and base_offset >= 0:
@@ -284,11 +284,11 @@ class Recovery:
         self._replay.read_unit(read, range(first, first + mark.batches))
 
     def recover_lost(self, position: int, destination: int) -> None:
-        """Note damage in the log: to a data batch, or (destination 0) to a whole group with its marks.
+        """Record damage in the log: to a data batch, or (destination 0) to a whole group with its marks.
 
-        A lost mark may have given a batch its first id or a new id, or replaced it. So the journal cannot decide about
-        batches that were unfinished before the group: a batch without an id may have been sent, and a batch with an old
-        id may have been sent under a newer one.
+        A lost mark may have given a batch its first id or a new id, or replaced the batch. So the journal cannot decide
+        about batches that were unfinished before the group: a batch without an id may have been sent, and a batch with
+        an old id may have been sent under a newer one.
         """
         if destination:
             lost = self._replay.take()
@@ -304,7 +304,7 @@ class Recovery:
                 self._backlogs.reach(partition, ANYWHERE)
 
     def recover_torn(self, destination: int) -> None:
-        """Note a batch that a crash tore although later batches of its group are intact. No caller was promised its
+        """Record a batch that a crash tore although later batches of its group are intact. No caller was promised its
         delivery.
         """
         self._replay.take()
@@ -312,7 +312,7 @@ class Recovery:
             _explain_gap(self._all[destination])
 
     def recovered_log(self) -> None:
-        """End the last group. The log ends here, so no later group ends that group."""
+        """End the last group, because no later group follows that would end it."""
         self._drop_parents()
         for partition in self._all.values():
             self._backlogs.reach(partition)
@@ -333,8 +333,8 @@ class Recovery:
 
         Args:
             now: Seconds.
-            clock: The current time, for the age of an earlier incarnation's last request. None: assume that it was
-                sent just now.
+            clock: The current time, for the age of an earlier incarnation's last request. None: assume that this
+                request was sent just now.
         """
         self._drop_parents()
         quiet = None if self._replay.is_blind else self._replay.quiet
@@ -365,7 +365,7 @@ class Recovery:
                 self._topics.note_topic(partition)
                 self._packer.touch(partition)
                 continue
-            # Only the first batches of a queue are sent. Batches that were queued before them later have no id. If
+            # Only the first batches of a queue are sent. Batches that were later queued in front of them have no id. If
             # marks are lost, any batch with an id may have been among the first ones.
             most = None if self._replay.is_blind else self._backlogs.sent_at_most
             doubt = list(
@@ -405,7 +405,7 @@ class Recovery:
             known.loss.explain()
 
     def _recover_ended(self, mark: m.Ended, following: Sequence[m.Mark]) -> list[Batch]:
-        """End a unit. Among the later marks of the group, COMMITTED names the leader epochs of its batches."""
+        """End a unit. COMMITTED marks that follow in the group name the leader epochs of the unit's batches."""
         unit = self._units.replay.recover_ended(mark)
         if unit is None:
             return []
@@ -508,7 +508,7 @@ class Recovery:
 
 
 def _explain_gap(destination: Destination) -> None:
-    """Note that a gap in the log's sequences is expected, because a batch may have ended without being appended."""
+    """Record that a gap in the log's sequences is expected, because a batch may have ended without being appended."""
     if isinstance(destination, Partition):
         destination.loss.explain()
 

@@ -42,7 +42,7 @@ class RefusalTimer:
     def refused(
         self, code: int, reason: str, scope: Scope, now: float, *, handle: int, asking: bool
     ) -> Denial:
-        """Note a refusal, whether the first or a repeated one.
+        """Record a refusal, whether the first or a repeated one.
 
         Args:
             code: Kafka's error code.
@@ -95,7 +95,7 @@ class Missing:
         self.proven: dict[int, str] = {}
 
     def say(self, destination: int) -> None:
-        """Note an answer that a destination does not exist."""
+        """Record that, according to an answer, a destination does not exist."""
         self.said[destination] = None
 
     def take_back(self, destination: int) -> None:
@@ -103,7 +103,7 @@ class Missing:
         self.said.pop(destination, None)
 
     def prove(self, destination: int, reason: str) -> None:
-        """Note a proof that the destination does not exist; it holds until `exists` is called."""
+        """Record a proof that the destination does not exist; it holds until `exists` is called."""
         self.proven[destination] = reason
 
     def exists(self, destination: int) -> None:
@@ -135,7 +135,7 @@ class Rejection:
 
     @property
     def is_done(self) -> bool:
-        """Whether no portion is left."""
+        """Whether all portions are taken."""
         return not self.waiting
 
     def begin(self, batches: Iterable[Batch]) -> None:

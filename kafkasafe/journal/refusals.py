@@ -49,7 +49,7 @@ class Refusals:
         handle: int = -1,
         asking: bool = False,
     ) -> bool:
-        """Note a refusal that may be temporary.
+        """Record a refusal that may be temporary.
 
         Returns:
             True if it counts as permanent: it has lasted for the whole timeout without another answer, or the partition
@@ -79,7 +79,7 @@ class Refusals:
         return self._refused_timeout_s is None or ms <= self._refused_timeout_s * 1000
 
     def absent(self, destination: int, reason: str) -> None:
-        """Note a proof that a partition does not exist. The next answer then rejects the batches that wait for the
+        """Record a proof that a partition does not exist. The next answer then rejects the batches that wait for the
         partition.
 
         The proof holds until `Journal.present` is called. A paused destination tries again at once.

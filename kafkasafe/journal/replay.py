@@ -1,6 +1,6 @@
 """Holds what the marks of a group say about the batches that follow them, while recovery reads the log.
 
-`recovery` decides what follows from them.
+`recovery` decides what follows from the marks.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class ReadPlace(NamedTuple):
 
     Attributes:
         moved: The move that copied the batch to its present position; None if the batch is not a copy.
-        unit: Its unit.
-        parent: The divided batch that it is a part of.
+        unit: The batch's unit; None if it belongs to none.
+        parent: The batch that it replaces, whole or in part; None if it replaces none.
         origin: Position where the batch's records were first written; -1: the batch's own position.
         given: The runs of its records for which the caller gave the partition.
     """
@@ -39,10 +39,10 @@ class Replay:
 
     Attributes:
         index: Index of the next batch in the group.
-        blind_before: A group is lost at this position, and its marks with it. So neither an id nor a missing id shows
-            whether an earlier batch was sent. -1: no group is lost.
+        blind_before: Position of a group that is lost together with its marks; -1 if none is. Because of the lost
+            marks, neither an id nor a missing id shows whether a batch before this position was sent.
         quiet: The QUIET mark of the previous incarnation's last group. It says until when requests of that incarnation
-            may still be appended. None if that incarnation wrote no such mark, or sent something since.
+            may still be appended. None if that incarnation wrote no such mark, or revoked it.
         parents: The batches that batches of the group replace, each with the indexes of its parts.
     """
 
@@ -79,7 +79,7 @@ class Replay:
         self._units.append((unit, members))
 
     def choose(self, index: int, runs: tuple[tuple[int, int, int], ...]) -> None:
-        """Note the runs of a batch's records for which the caller gave the partition."""
+        """Record the runs of a batch's records for which the caller gave the partition."""
         self._given[index] = runs
 
     def move(self, moves: tuple[m.Move, ...]) -> None:
@@ -87,7 +87,7 @@ class Replay:
         self._moves = moves
 
     def announce(self, quiet: m.Quiet) -> None:
-        """Note a QUIET mark: an incarnation says until when its requests may still be appended, or revokes an earlier
+        """Record a QUIET mark: an incarnation says until when its requests may still be appended, or revokes an earlier
         QUIET mark.
         """
         self.quiet = quiet if quiet.until_ms >= 0 else None

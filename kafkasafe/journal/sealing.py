@@ -1,8 +1,8 @@
 """Passes new batches from the caller to the queue and to the disk, and gives batches their ids in queue order.
 
-A new batch gets its id when it is sealed, if all batches before it have one; the others get theirs later, in turn. Ids
-are taken back once every batch that has one is proven absent from the log. `kafkasafe.history.identity` decides what
-the cluster's answers prove.
+A new batch gets its id when it is sealed, if all batches before it have one; other batches get theirs later, in queue
+order. Ids are taken back once every batch that has one is proven absent from the log. `kafkasafe.history.identity`
+decides what the cluster's answers prove.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Sealer:
         """Add a new batch, after all earlier ones of its destination.
 
         Args:
-            destination: Its number.
+            destination: Destination number.
             count: Records.
             size_bytes: Total size.
             max_timestamp: Largest timestamp, ms since the epoch.
@@ -70,7 +70,7 @@ class Sealer:
         return self.enqueue(batch)
 
     def close_unit(self, unit: u.Unit) -> None:
-        """Close a new unit, all of whose batches are sealed. The unit is written as one group, and delivered as a
+        """Close a new unit after all its batches are sealed. The unit is written as one group, and delivered as a
         whole.
         """
         self._units.closed(unit)
@@ -165,7 +165,7 @@ class Identities:
         self._window = state.settings.window
 
     def granted(self, producer_id: int, producer_epoch: int) -> None:
-        """Note the producer id that the cluster granted to this incarnation."""
+        """Record the producer id that the cluster granted to this incarnation."""
         self._home.grant(producer_id, producer_epoch)
         self._out.ready.persist.marks.append(m.Granted(producer_id, producer_epoch))
         for partition in self._all.values():
@@ -224,8 +224,8 @@ class Identities:
             elif batch.state is BatchState.SEALED:
                 batch.identify(None)
             elif batch.identity is not None and batch.position >= 0:
-                # Include acknowledged batches, because their commit mark follows this one, and recovery may have to
-                # find them.
+                # Include acknowledged batches, because their commit mark follows this mark, and recovery may have to
+                # search the log for them.
                 kept.append(m.Identity(batch.position, *batch.identity.fields))
         self._out.ready.persist.marks.append(
             m.Identified(partition.number, m.IdentityReason.REIDENTIFIED, 0, tuple(kept))

@@ -51,7 +51,7 @@ class Snapshots:
         """The STATE mark to repeat for the partition; no mark if recovery would mistake it for a reset.
 
         1. A broker without topic ids and leader epochs acknowledges the batches of a unit, but reports no offsets.
-        2. The lane sent nothing else to the partition, so that no baseline is known.
+        2. The lane sent nothing else to the partition, so no baseline is known.
         3. A new segment begins. The mark would be empty, although the journal remembers the batches.
         """
         mark = state_mark(partition)

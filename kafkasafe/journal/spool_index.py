@@ -22,7 +22,7 @@ V = TypeVar("V")
 class Ordered(dict[int, V]):
     """A dict that knows its least key, regardless of the order of insertion.
 
-    Only `[...] =`, `pop` and `clear` change it; `least` can be read from any thread.
+    Only `[...] =`, `pop` and `clear` change it; any thread may read `least`.
     """
 
     __slots__ = ("_heap", "least")
@@ -66,8 +66,8 @@ class SpoolIndex:
         end: The spool's next position.
         released: The spool has deleted everything before this position.
         first_packed: The least position of a packed batch; `ANYWHERE` if none is packed.
-        suspected: For each destination whose log may have lost batches: the first position of those that may have to be
-            sent again. It may be read from any thread.
+        suspected: Maps a destination whose log may have lost batches to the first position of those that may have to be
+            sent again. Any thread may read it.
     """
 
     __slots__ = ("_batches", "_packed_from", "_resent", "end", "first_packed", "released", "suspected")
@@ -76,7 +76,7 @@ class SpoolIndex:
         self.end = 0
         self.released = 0
         self.first_packed = ANYWHERE
-        # Without the packed ones.
+        # The unfinished batches that are not packed, by position.
         self._batches: Ordered[Batch] = Ordered()
         # By destination, the position of its first packed batch.
         self._packed_from: dict[int, int] = {}
@@ -119,7 +119,7 @@ class SpoolIndex:
         self._batches.pop(batch.position)
 
     def note_packed(self, destination: int, position: int | None) -> None:
-        """Note the position of a destination's first packed batch; None: it has none."""
+        """Record the position of a destination's first packed batch; None: it has none."""
         known = self._packed_from.get(destination)
         if position == known:
             return
@@ -134,7 +134,7 @@ class SpoolIndex:
 
     @property
     def packed_from(self) -> Mapping[int, int]:
-        """By destination, the position of its first packed batch."""
+        """Maps a destination to the position of its first packed batch."""
         return self._packed_from
 
     # -- the spool -----------------------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ class SpoolIndex:
         return mark in self._resent
 
     def disown(self, mark: m.Resent, position: int) -> None:
-        """Note a mark that voids a file. The spool keeps the mark until the file is deleted."""
+        """Record a mark that voids a file. The spool keeps the mark until the file is deleted."""
         self._resent[mark] = position
 
     def retire(self, mark: m.Resent) -> None:

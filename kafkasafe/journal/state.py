@@ -26,15 +26,16 @@ class Settings:
     """The settings of one lane's journal.
 
     Attributes:
-        durable_first: Send only batches that are on disk (`spool="always"`). False: `spill()` selects those to write.
-        window: Batches sent without a durable commit mark, per partition.
+        durable_first: Send only batches that are on disk (`spool="always"`). False: `spill()` says which batches to
+            write.
+        window: How many sent batches of a partition may lack a durable commit mark.
         state_age_s: How long after a batch's own timestamp a broker is certain to keep the producer state.
         request_timeout_s: After this time, no broker can append an unanswered request any more.
         blocked_timeout_s: How long the journal waits before it rejects batches because their destination is missing,
             forbidden or invalid, because their timestamps are too far ahead, or because the broker fails on one batch;
             None: for ever. The time is measured in this incarnation only, and any other answer resets it.
-        missing_grace_s: How long a topic may be unknown to the cluster before a notice says so, because the topic may
-            be new.
+        missing_grace_s: How long a topic may be unknown to the cluster before a notice says so. A new topic may be
+            unknown for a moment.
         heal: Resend acknowledged batches that the cluster lost, as far as the spool still has them.
         heal_recreated: Resend lost batches even to a topic that was deleted and created again.
         aside_batches: At most this many rejected batches are made durable in `rejected/` at a time.

@@ -59,11 +59,11 @@ class Topics:
         return True
 
     def bind(self, cluster_id: str, *, assumed: str | None) -> bool:
-        """Note the cluster that answers. Forgets a former cluster's offsets and ids, unless batches wait for that
+        """Record the cluster that answers. Forgets a former cluster's offsets and ids, unless batches wait for that
         cluster.
 
         Args:
-            cluster_id: Its id.
+            cluster_id: Id of the cluster.
             assumed: The former cluster of the lane, if the lane's log does not name it; None: the lane had none yet.
 
         Returns:
@@ -135,9 +135,7 @@ class Topics:
         self._units.lines.forget(partition.number)
 
     def note_topic(self, partition: Destination) -> None:
-        """Note the topic id for units, which may be staged before the baseline is known, because they do not wait for
-        it.
-        """
+        """Record the topic id for units. They may be staged before the baseline is known."""
         topic = self._destinations.topics.get(partition.topic)
         if topic is not None and not any(partition.log.topic_id) and partition.log.last_acked_offset < 0:
             partition.log.name_topic(topic.topic_id)

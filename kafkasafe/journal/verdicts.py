@@ -49,7 +49,7 @@ class Verdicts:
 
         Args:
             destination: Destination number.
-            judgement: About the batches of the Ask, in its order.
+            judgement: The judgement about the batches of the Ask, in the order in which the Ask names them.
             stable: The batches that are present were read below the high watermark, so no probe is needed.
             shrunk_to: The log's end, if that is before an acknowledged batch; else -1.
             read_from: The offset from which the log was read, if `shrunk_to` is given.
@@ -60,7 +60,8 @@ class Verdicts:
         if partition.progress.flow is not Flow.ASKING:
             return
         if partition.doubt.is_partial and shrunk_to < 0:
-            # A later finding shows that the log has to be read from a lower offset, so the answer is incomplete.
+            # Something that was found after the question shows that the log has to be read from a lower offset, so the
+            # answer is incomplete.
             partition.progress.on(FlowEvent.STALE)
             self._packer.touch(partition)
             return
@@ -136,7 +137,7 @@ class Verdicts:
         self._stop_at(partition, first, FlowEvent.UNKNOWABLE, evidence)
 
     def _note_gap(self, partition: Partition, first: Batch, judgement: Judgement) -> None:
-        """Suspect that the log lost the batches before this one. This one gets a new id."""
+        """Suspect that the log lost the batches before `first`, which gets a new id."""
         partition.ids.expire()
         if (
             judgement.missing
@@ -146,14 +147,14 @@ class Verdicts:
         ):
             partition.loss.miss(Hole(partition.number, judgement.missing, judgement.evidence))
         # Retention or a loss removed those batches (KAFKA-5793). If the leader cannot report its state, nothing shows
-        # which.
+        # which of the two.
         evidence = f"{judgement.evidence}; the next batch is {first.identity}"
         self._suspicions.raise_suspicion(partition, Cause.SEQUENCE, evidence)
 
     def decide(self, batch: Batch, *, resend: bool) -> None:
-        """The user's decision about an undecidable batch: send it under a new id, or take it as delivered.
+        """Apply the user's decision about an undecidable batch: send it under a new id, or take it as delivered.
 
-        With `resend`, the batch may be in the log twice.
+        With `resend`, the log may then have the batch twice.
         """
         destination = self._all[batch.destination]
         if batch.position >= 0:
@@ -202,7 +203,7 @@ def _is_passed(partition: Partition, newest: Batch) -> bool:
 
 
 def _is_gap(partition: Partition, first: Batch, judgement: Judgement, *, stable: bool) -> bool:
-    """Whether the leader lacks the batches before this one, and nothing that this lane knows explains this."""
+    """Whether the leader lacks batches before `first`, and nothing that this lane knows explains their absence."""
     gap = judgement.verdict is IdentityVerdict.GAP
     # Old brokers cannot report their state. With them, there is a gap if they refuse the sequence and the log does not
     # have the batch.

@@ -52,12 +52,12 @@ class Views:
 
     @property
     def doubted(self) -> list[int]:
-        """Destinations whose log may have lost acknowledged batches, until a survey decides. From any thread."""
+        """Destinations whose log may have lost acknowledged batches, until a survey decides. Any thread may read it."""
         return list(self._index.suspected)
 
     def doubts(self) -> list[tuple[str, int, str]]:
-        """(topic, partition, human-readable reason) of partitions whose log may have lost acknowledged batches. From
-        any thread.
+        """(topic, partition, human-readable reason) of partitions whose log may have lost acknowledged batches. Any
+        thread may call it.
         """
         found = []
         for number in list(self._index.suspected):
@@ -75,8 +75,8 @@ class Views:
         return self._index.held_position(self._pinned())
 
     def pinned(self) -> Iterable[tuple[int, int]]:
-        """(position, bytes) of batches that keep everything after them in the spool, in order. Packed ones are summed
-        up.
+        """(position, bytes) of batches that keep everything after them in the spool, by position. Packed batches are
+        summed up in runs.
         """
         sizes = self._index.sizes()
         for number in self._index.packed_from:
@@ -144,7 +144,7 @@ class Views:
         return -1 if known is None else known.log.last_acked_offset
 
     def last_acked_offsets(self) -> list[tuple[tuple[str, int], int]]:
-        """((topic, partition), last acked offset) of every partition that has one. From any thread."""
+        """((topic, partition), last acked offset) of every partition that has one. Any thread may call it."""
         return [
             ((p.topic, p.partition), p.log.last_acked_offset)
             for p in list(self._all.values())
@@ -153,14 +153,14 @@ class Views:
 
     @property
     def in_doubt(self) -> int:
-        """How many batches are in doubt: the broker may have appended them. From any thread."""
+        """How many batches are in doubt: the broker may have appended them. Any thread may call it."""
         return sum(
             batch.state is BatchState.IN_DOUBT for p in list(self._all.values()) for batch in p.queue.copy()
         )
 
     @property
     def spooled_records(self) -> int:
-        """How many unfinished records are on disk. From any thread."""
+        """How many unfinished records are on disk. Any thread may call it."""
         partitions = list(self._all.values())
         packed = sum(p.queue.packed.records for p in partitions)
         return packed + sum(b.count for p in partitions for b in p.queue.copy() if b.durable)
@@ -172,7 +172,7 @@ class Views:
         return [first.max_timestamp for first in firsts if first is not None]
 
     def denials(self) -> list[tuple[int, Denial, int, int]]:
-        """(destination, denial, batches, records) of each destination that the cluster refuses. From any thread."""
+        """(destination, denial, batches, records) of each refused destination. Any thread may call it."""
         found = []
         for partition in list(self._all.values()):
             denial = partition.refusal.denial
@@ -221,7 +221,7 @@ class Views:
         return sum(partition.queue.in_flight for partition in self._all.values())
 
     def wants(self, topic: str) -> bool:
-        """Whether a topic has unfinished batches. From any thread."""
+        """Whether a topic has unfinished batches. Any thread may call it."""
         return any(p.queue for p in list(self._all.values()) if p.topic == topic)
 
     def idle(self) -> list[tuple[int, int]]:
@@ -266,7 +266,7 @@ class Views:
         return self._all[destination].log.topic_id
 
     def delivered_before(self, position: int) -> list[Delivered]:
-        """Delivered records from the position of the last `Journal.released` up to this one."""
+        """The delivered records between the position of the last `Journal.released` call and this position."""
         found = []
         for partition in self._all.values():
             going = [
@@ -281,7 +281,7 @@ class Views:
         return found
 
     def held_back(self) -> list[Address]:
-        """Addresses whose first batch is held back. From any thread."""
+        """Addresses whose first batch is held back. Any thread may call it."""
         return [
             (partition.topic, partition.partition)
             for partition in list(self._all.values())

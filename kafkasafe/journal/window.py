@@ -85,12 +85,12 @@ class SendWindow:
         """Whether the next batch may be sent now: alone, or after others if the leader is certain to keep our state.
 
         Args:
-            identity: Its id.
+            identity: Id of the batch.
             in_flight: The batches before it; there is room.
             now: Seconds.
             old: It is so old that the leader may drop our producer state after appending it. Then the leader would
                 append any request still in transit, even one whose answer we stopped waiting for.
-            late: There may be such a request.
+            late: A request whose answer we stopped waiting for may still be in transit.
         """
         if in_flight.any and (old or in_flight.old or not self.is_open(identity, now)):
             return Admission.WAITS
@@ -101,7 +101,7 @@ class SendWindow:
         return self.confirmed == identity.producer and now < self.until
 
     def open(self, identity: BatchId, until: float) -> None:
-        """Note an acknowledgement: the leader has state of the batch's producer id and epoch until the time `until`."""
+        """Record an acknowledgement: the leader has state of the batch's producer id and epoch until `until`."""
         self.confirmed, self.until = identity.producer, until
 
     def close(self) -> None:
@@ -138,15 +138,15 @@ class BrokerClock:
         self._at_least_ms = 0
 
     def show(self, broker_ms: int, now_ms: int) -> bool:
-        """Note a broker's timestamp. Returns whether our clock is so far behind that brokers may drop our state at any
-        moment.
+        """Record a broker's timestamp. Returns whether our clock is so far behind that brokers may drop our state at
+        any moment.
         """
         self._behind_ms = max(0, broker_ms - now_ms)
         self._at_least_ms = 0
         return self._behind_ms > self.state_age_s * 1000
 
     def show_at_least(self, at_least_ms: int) -> None:
-        """Note a lower bound for the current time, from other clients' records."""
+        """Record a lower bound for the current time, from other clients' records."""
         self._at_least_ms = at_least_ms
 
     def now_ms(self, now_ms: int) -> int:
