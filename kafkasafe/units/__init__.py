@@ -19,11 +19,11 @@ ends an open transaction, and then the marker shows whether it was committed.
 
 Order. The units of a partition form a *line*: they are appended in the order in which they were accepted. A unit is
 committed only after all earlier units of its lines, and only if these earlier units precede it in the log. This check
-allows several units to be in progress at once. A group's offset of a partition has a line as well: units that move this
+allows several units to be in progress at once. A group's offset of a partition also has a line: units that move this
 offset are committed in order, and each unit writes the offset only after all earlier units are committed.
 
-Readings. Each unit with a consumer's offsets continues the unit before it. So if one is dropped, the later units of
-the same reading are dropped as well (`Transitions.follow_drops`).
+Readings. Each unit with a consumer's offsets continues the unit before it. So if a unit is dropped, the later units of
+the same reading are also dropped (`Transitions.follow_drops`).
 
 Modules. Each object owns its state, and uses only those listed after it:
 
@@ -34,7 +34,7 @@ Modules. Each object owns its state, and uses only those listed after it:
     transitions.py  `Transitions`: how units enter and leave transactions and lines
     together.py     `Sharing`: which units share a transaction
     order.py        `Lines`: the unfinished units, their order on each partition, and each log's last committed offset
-    readings.py     `ReadingOrder`: which readings of consumers are broken off or superseded
+    readings.py     `ReadingOrder`: which readings are broken off, and which units are superseded
     ids.py          `TransactionalIds`: which id a transaction gets, and how the producer acquires it
     outbox.py       `UnitOutbox`: requests and marks that were decided and not taken yet
     requests.py     the requests under a transactional id, and the outcome of a transaction according to its coordinator

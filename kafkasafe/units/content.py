@@ -20,7 +20,7 @@ class UnitContent:
 
     @property
     def destinations(self) -> dict[int, None]:
-        """The destinations of its batches, each once, in order."""
+        """The destinations of its batches, each once, in the order of the batches."""
         return dict.fromkeys(batch.destination for batch in self.batches)
 
     @property

@@ -33,7 +33,7 @@ _PATIENCE: Final = 8
 """After this many tries of a request, its transaction is aborted, because an open transaction delays readers."""
 _TOO_LARGE: Final = frozenset({10, 18})
 _LOST: Final = FENCED_CODES | {48, 49}
-"""The transaction is over because it timed out or a newer epoch took over, or it never existed."""
+"""The transaction timed out, a newer epoch took over, or the transaction never existed."""
 _NO_OFFSETS: Final = frozenset({12, 24, 28})
 """The offsets will never be accepted, because the group has no name, or their metadata are too long."""
 _END_SOON: Final = frozenset({14, 15, 16, 51})
@@ -47,7 +47,7 @@ class RequestFailure:
     Attributes:
         code: Kafka's error code; None without an answer.
         reason: Human-readable.
-        sent: It may have reached a broker.
+        sent: The request may have reached a broker.
         lasting: The same answer has come for longer than the producer is willing to wait.
     """
 

@@ -13,7 +13,7 @@ from kafkasafe.units.unit import Transaction, TransactionalId, Unit
 __all__ = ["EPOCH_REFUSED", "LAST_EPOCH", "TransactionalIds"]
 
 EPOCH_REFUSED: Final = 90
-"""The one of `FENCED_CODES` that a refused unit reports."""
+"""The error code that a refused unit reports for any of `FENCED_CODES`."""
 LAST_EPOCH: Final = 0x7FFF - 1
 """After this epoch, the coordinator grants a new producer id, never the next epoch."""
 
@@ -31,7 +31,7 @@ class TransactionalIds:
         self._pool = [""] * pool
         self._known: dict[str, TransactionalId] = {}
         self._producer_ids: dict[str, set[int]] = {}
-        """By transactional id, the producer ids that the coordinator granted for it, as far as they are known."""
+        """Maps a transactional id to the known producer ids that the coordinator granted for it."""
 
     def name(self, prefix: str) -> None:
         """Set the prefix of the lane's own transactional ids."""
@@ -78,7 +78,7 @@ class TransactionalIds:
 
     @property
     def under_way(self) -> list[Transaction]:
-        """The transactions in progress, in order."""
+        """The transactions in progress, in the order in which their first units were accepted."""
         found = (tid.transaction for tid in self._known.values() if tid.transaction is not None)
         return sorted(found, key=lambda each: each.number)
 
@@ -115,7 +115,9 @@ class TransactionalIds:
         self._out.ask(InitProducerId(tid, tid.turn, late or keep, timed_out=late is not None))
 
     def fence_late(self, action: InitProducerId) -> bool:
-        """Ask the coordinator again with the epoch that a timeout sets. Returns False if that cannot help."""
+        """Ask the coordinator again, with the epoch that it sets when a transaction times out. Returns False if that
+        cannot help.
+        """
         tid = action.tid
         late = None if action.timed_out else _late(tid, action.keep)
         if late is not None:

@@ -45,14 +45,14 @@ class Units:
     Attributes:
         lines: The unfinished units, and their order.
         ids: The transactional ids of the lane.
-        out: What was decided; the journal takes its marks, and their consequences.
+        out: The decisions. The journal takes the marks and their consequences from here.
         replay: Restores the units from the marks of earlier incarnations.
 
     Args:
         front: Returns whether only batches of units precede this batch in the queue of its partition.
         pool: The number of the lane's own transactional ids.
         most: Largest number of units that share a transaction.
-        newest_reading: Number of the reading that began last, in this process.
+        newest_reading: Returns the number of the reading that began last in this process.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Units:
             unit_id: 16 bytes.
             transactional_id: The user's transactional id; empty: the unit gets one of the lane's own ids.
             offsets: The offsets of consumer groups.
-            readings: For each partition of a group: the consumer's reading to which the offset belongs.
+            readings: Maps a partition of a group to the consumer's reading to which the offset belongs.
         """
         unit = self.lines.make(unit_id, transactional_id, offsets, readings)
         if readings:
@@ -153,8 +153,8 @@ class Units:
             self.ids.fence(tid)
 
     def vacate(self, destination: int, reason: str) -> bool:
-        """Requeue the units of a partition before its log is surveyed. If it returns False, call it again after each
-        answer.
+        """Requeue the units of a partition before its log is surveyed. Returns False while a transaction with the
+        partition is left; call it again after each answer.
         """
         return self._schedule.abort_on_partition(destination, reason)
 
@@ -165,7 +165,7 @@ class Units:
     # -- answers ---------------------------------------------------------------------------------------------------
 
     def fenced(self, action: InitProducerId, grant: Grant) -> None:
-        """Note the answer to InitProducerId: this producer holds the id, which has no open transaction."""
+        """Record the answer to InitProducerId: this producer holds the id, which has no open transaction."""
         tid = action.tid
         if not _valid(action):
             return
@@ -179,7 +179,7 @@ class Units:
         self.out.change()
 
     def aborted(self, action: InitProducerId, code: int) -> bool | None:
-        """Note the answer to the EndTxn that precedes InitProducerId with `keep`. Returns whether to send
+        """Record the answer to the EndTxn that precedes InitProducerId with `keep`. Returns whether to send
         InitProducerId; None: not yet.
 
         InitProducerId ends an open transaction of any producer, because the coordinator checks the epoch only if no
@@ -244,7 +244,7 @@ class Units:
             self.out.change()
 
     def ended(self, action: EndTxn, grant: Grant | None) -> None:
-        """Note the answer to EndTxn: the transaction is committed.
+        """Record the answer to EndTxn: the transaction is committed.
 
         Args:
             action: The request.
@@ -259,9 +259,7 @@ class Units:
         self._transitions.commit(action.transaction)
 
     def described(self, action: DescribeTxn, committed: bool | None) -> None:
-        """Note the outcome that follows from the coordinator's description; None: the description does
-        not decide it.
-        """
+        """Record the outcome according to the coordinator's description; None: the description does not decide it."""
         if not _valid(action):
             return
         if committed is None:
@@ -270,7 +268,7 @@ class Units:
             self._transitions.outcome(action.transaction, committed=committed)
 
     def told(self, action: FindOutcome, *, committed: bool | None) -> None:
-        """Note the final outcome of a transaction. None: the log does not reach back that far."""
+        """Record the final outcome of a transaction. None: the log does not reach back that far."""
         if not _valid(action):
             return
         if committed is None:
@@ -294,7 +292,7 @@ class Units:
             self._transitions.release(transaction)
 
     def put_aside(self, unit: Unit, *, kept: bool, reason: str = "") -> None:
-        """Note whether the unit's records are durable in `rejected/`. If not, the shell tries again after a pause."""
+        """Record whether the unit's records are durable in `rejected/`. If not, the shell tries again after a pause."""
         if not kept:
             self.out.ask(RetryLater(UnitPause(unit), unit.tries + 1, unit.code, reason, slow=True))
             return
@@ -316,7 +314,7 @@ class Units:
             self._failures.failed(action, RequestFailure(code, reason, sent, lasting))
 
     def again(self, action: Request | UnitPause) -> None:
-        """Note the end of the pause of a RetryLater."""
+        """Record that the pause of a RetryLater is over."""
         if isinstance(action, UnitPause):
             if action.unit.phase is Phase.REFUSED and not action.unit.resting:
                 # The unit's records could not be saved. If the unit paused before it was refused, they are being saved

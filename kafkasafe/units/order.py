@@ -28,11 +28,13 @@ class Lines:
         self.batchless: dict[bytes, Unit] = {}
         self._numbers = 0
         self._lines: dict[Line, deque[Entry]] = {}
-        """By destination or group partition, in order: entries that are neither committed nor refused."""
+        """Maps a destination or group partition to its unfinished entries, in order: those neither committed nor
+        refused.
+        """
         self._bare: deque[Unit] = deque()
         """Units that have neither batches nor offsets."""
         self._floor: dict[int, int] = {}
-        """By destination, the last committed offset (inclusive)."""
+        """Maps a destination to its last committed offset (inclusive)."""
 
     # -- units -----------------------------------------------------------------------------------------------------
 
@@ -43,7 +45,7 @@ class Lines:
         offsets: tuple[m.GroupOffsets, ...],
         readings: Mapping[GroupPartition, Reading],
     ) -> Unit:
-        """Make a new unit, after all others. `join` follows once its batches are known."""
+        """Make a new unit, after all others. The caller calls `join` when the unit's batches are known."""
         self._numbers += 1
         unit = Unit(self._numbers, unit_id, transactional_id, offsets, dict(readings))
         self.by_id[unit_id] = unit
@@ -139,7 +141,7 @@ class Lines:
     # -- whose turn it is ------------------------------------------------------------------------------------------
 
     def next_units(self) -> list[Unit]:
-        """Waiting units that may be begun next, in order."""
+        """Waiting units that may be begun next, in the order in which they were accepted."""
         found: dict[int, Unit] = {}
         for line in self._lines.values():
             for unit in line:
@@ -191,7 +193,7 @@ class Lines:
         return True
 
     def raise_floors(self, entry: Entry, *, alone: bool) -> None:
-        """Note a committed entry. `alone`: all earlier entries were committed when it was appended."""
+        """Record that an entry is committed. `alone`: all earlier entries had been committed when it was appended."""
         places = entry.places
         for batch in entry.batches:
             place = places.get(batch.handle, -1)

@@ -13,7 +13,7 @@ __all__ = ["UnitOutbox"]
 
 
 class UnitOutbox:
-    """Requests, marks and their consequences, and whether there may be more to decide.
+    """Holds requests, marks and their consequences, and knows whether there may be more to decide.
 
     Attributes:
         staging: Transactions whose STAGED marks are among the marks.
@@ -82,7 +82,7 @@ class UnitOutbox:
     # -- whether there is more to decide ---------------------------------------------------------------------------
 
     def change(self) -> None:
-        """Note an event, after which there may be more to decide."""
+        """Record an event, after which there may be more to decide."""
         self._changed = True
 
     def take_change(self) -> bool:

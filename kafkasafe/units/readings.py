@@ -11,7 +11,7 @@ from kafkasafe.units.unit import Transaction, Unit
 __all__ = ["Break", "ReadingOrder"]
 
 Break = dict[GroupPartition, tuple[int, int]]
-"""For each group partition: the newest reading with a dropped unit, and the number of the first dropped unit."""
+"""Maps a group partition to the newest reading with a dropped unit, and the number of the first dropped unit."""
 
 
 class ReadingOrder:
@@ -19,9 +19,13 @@ class ReadingOrder:
 
     def __init__(self) -> None:
         self._broken: dict[GroupPartition, int] = {}
-        """The newest reading with a dropped unit. Units of this reading that are accepted later are dropped as well."""
+        """Maps a group partition to the newest reading with a dropped unit. Units that are accepted later are also
+        dropped, unless their reading is newer.
+        """
         self._reached: dict[GroupPartition, tuple[int, int, int]] = {}
-        """The last committed offset, its reading, and the newest reading that had begun before that commit."""
+        """Maps a group partition to (its last committed offset, the reading of the unit that moved it there, the newest
+        reading that had begun before that commit).
+        """
 
     def is_broken(self, unit: Unit) -> bool:
         """Whether a unit that is accepted now continues a dropped unit."""
@@ -31,8 +35,8 @@ class ReadingOrder:
         )
 
     def is_superseded(self, unit: Unit) -> bool:
-        """Whether another reading has moved the group past the start of this unit's reading, since this unit's reading
-        began.
+        """Whether another reading moved the group's offset past the start of this unit's reading, after this unit's
+        reading had begun.
 
         1. A consumer that uses `assign`, and so has no generation, is closed. Its unit with records 0 to 9 waits in the
            spool.
@@ -50,14 +54,14 @@ class ReadingOrder:
         return False
 
     def reach(self, transaction: Transaction, newest: int) -> None:
-        """Note the committed offsets of a transaction. `newest`: the number of the reading that began last."""
+        """Record the committed offsets of a transaction. `newest`: the number of the reading that began last."""
         for each in transaction.offsets:
             for at in each.positions:
                 line = each.group, at.topic, at.partition
                 self._reached[line] = at.offset, transaction.reading(line).number, newest
 
     def break_off(self, unit: Unit, broken: Break) -> None:
-        """Note a dropped unit. Units that are accepted later and belong to its readings are dropped as well."""
+        """Record that a unit is dropped. Units that are accepted later and belong to its readings are also dropped."""
         for line in unit.group_lines:
             mine = unit.reading(line).number
             reading, number = broken.get(line, (mine, unit.number))

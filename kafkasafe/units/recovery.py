@@ -35,13 +35,15 @@ class UnitReplay:
         self._transitions = transitions
         self._out = out
         self._staged: dict[TransactionalId, list[Unit]] = {}
-        """By transactional id, the units that are staged in its transaction."""
+        """Maps a transactional id to the units that are staged in its transaction."""
         self._staged_under: dict[Unit, TransactionalId] = {}
-        """By staged unit, its transactional id."""
+        """Maps a staged unit to its transactional id."""
         self._former: dict[int, int] = {}
         """Maps a reading's number in an earlier incarnation to its number in this one."""
         self.earlier: dict[str, tuple[Unit, m.Ended]] = {}
-        """For each transactional id that a user gave, the last unit that earlier incarnations ended."""
+        """Maps a transactional id that a user gave to the last unit that earlier incarnations ended, and its ENDED
+        mark.
+        """
 
     def recover(self, mark: m.Unit, position: int, accepted_at: int) -> Unit:
         """Take a UNIT mark; the unit's batches follow."""
@@ -70,7 +72,9 @@ class UnitReplay:
             unit.read_begun()
 
     def _void(self, tid: TransactionalId | None) -> None:
-        """The id's transaction will not be committed, so all units that were staged in it are prepared again."""
+        """Record that the id's transaction will not be committed, so all units that were staged in it are prepared
+        again.
+        """
         if tid is None:
             return
         for each in self._staged.pop(tid, []):

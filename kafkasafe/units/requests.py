@@ -98,8 +98,7 @@ class DescribeTxn:
 class FindOutcome:
     """Find out from the marker or the log whether the transaction was committed (answer: `told`).
 
-    With `by_log`, only the log counts, because the marker is an offset, which a successor's transaction may commit as
-    well.
+    With `by_log`, only the log counts, because a successor's transaction may have committed the same marker.
     """
 
     tid: TransactionalId

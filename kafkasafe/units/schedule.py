@@ -87,11 +87,11 @@ class Schedule:
 
         The topic may have been recreated, without the batches of a prepared transaction. The coordinator would commit
         that transaction in spite of this, because it knows topics by name. So a transaction that can be aborted is
-        aborted, and prepared again afterwards. A transaction that may be committed is brought to its end first, and
-        then its batches are compared as well.
+        aborted, and prepared again afterwards. A transaction that may be committed is brought to its end first, and its
+        batches are compared after that.
 
         Returns:
-            Whether no transaction with the partition is left. If one is left, call this method again after each answer.
+            True if the partition has no transaction left. False: call this method again after each answer.
         """
         vacant = not self._ids.is_open(destination)
         for transaction in self._ids.under_way:

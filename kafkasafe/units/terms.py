@@ -49,15 +49,15 @@ class Phase(enum.Enum):
     WAITING = "waiting"
     """The unit waits in its lines, or is being written to the spool."""
     BEGUN = "begun"
-    """It has a transactional id."""
+    """The unit has a transactional id."""
     APPENDING = "appending"
     """The unit's batches and its marker are being appended."""
     STAGING = "staging"
     """The unit is completely appended, and its STAGED mark is being written."""
     STAGED = "staged"
-    """It may be committed when its turn comes."""
+    """The unit may be committed when its turn comes."""
     ENDING = "ending"
-    """EndTxn was, or may have been, sent."""
+    """EndTxn was sent, or may have been sent."""
     ASKING = "asking"
     """The outcome is unknown: the shell asks the cluster for it."""
     COMMITTED = "committed"
@@ -73,7 +73,7 @@ TRANSITIONS: Final[dict[Phase, frozenset[Phase]]] = {
     Phase.WAITING: frozenset({Phase.BEGUN, Phase.REFUSED}),
     Phase.BEGUN: frozenset({Phase.APPENDING, Phase.WAITING, Phase.REFUSED}),
     Phase.APPENDING: frozenset({Phase.STAGING, Phase.WAITING, Phase.REFUSED}),
-    # To WAITING if no EndTxn was sent, because an earlier unit must be prepared again, and this unit after it.
+    # To WAITING if no EndTxn was sent: an earlier unit must be prepared again, and then this unit, too.
     Phase.STAGING: frozenset({Phase.STAGED, Phase.WAITING}),
     Phase.STAGED: frozenset({Phase.ENDING, Phase.WAITING, Phase.ASKING}),
     Phase.ENDING: frozenset({Phase.COMMITTED, Phase.ASKING}),
@@ -101,7 +101,7 @@ class Grant:
     Attributes:
         producer_id: The producer id.
         epoch: The producer epoch.
-        protocol: 1, or 2 (KIP-890): each transaction has its own epoch, and needs no AddPartitionsToTxn.
+        protocol: 1 or 2. With 2 (KIP-890), each transaction has its own epoch, and needs no AddPartitionsToTxn.
     """
 
     producer_id: int
@@ -116,7 +116,7 @@ class Reading:
     A consumer that seeks back, or gets the partition assigned again, begins another reading.
 
     Attributes:
-        number: Readings are numbered in the order in which they began. Negative for one of an earlier incarnation.
+        number: Ascends in the order in which readings began; negative for a reading of an earlier incarnation.
         start: The group's offset when the reading began; -1 if unknown.
     """
 

@@ -70,7 +70,7 @@ class Sharing:
                 and members.admit(other)
                 and fits(other)
                 # On shared lines, no other entry is between the units. On its other lines, `other` waits only for
-                # entries that the first unit waits for as well.
+                # entries that the first unit also waits for.
                 and all(
                     heads[at] is other if at in heads else self._is_right_after(other, at, ahead)
                     for at in other.lines
@@ -140,7 +140,7 @@ def _identity(offsets: m.GroupOffsets) -> tuple[str, int, str | None]:
 
 
 def _newest_offsets(units: Sequence[Unit]) -> tuple[m.GroupOffsets, ...]:
-    """For each group and partition, the offset of the last unit that moves it."""
+    """The offsets of all units; for each group and partition, only the offset of the last unit that moves it."""
     newest: dict[str, m.GroupOffsets] = {}
     positions: dict[str, dict[tuple[str, int], m.Position]] = {}
     for each in units:

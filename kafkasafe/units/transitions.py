@@ -25,7 +25,7 @@ appends the records once more, so tries are rare.
 _UNDER_WAY: Final = frozenset({Phase.BEGUN, Phase.APPENDING, Phase.STAGING, Phase.STAGED})
 """Phases of a transaction for which this incarnation sent no EndTxn."""
 _RETRACTABLE: Final = frozenset({Phase.WAITING, Phase.BEGUN, Phase.APPENDING})
-"""The unit's offsets are not written yet."""
+"""Phases in which the unit's offsets are not written yet."""
 MOVED_ON: Final = (
     "the group's offset was moved past where its consumer began: the same records were processed before"
 )
@@ -39,7 +39,7 @@ class Transitions:
         readings: The state of the readings of the units' consumers.
         ids: The transactional ids.
         out: Takes the decisions.
-        newest_reading: Number of the reading that began last, in this process.
+        newest_reading: Returns the number of the reading that began last in this process.
     """
 
     def __init__(
@@ -56,10 +56,11 @@ class Transitions:
         self._out = out
         self._newest_reading = newest_reading
         self._moved: dict[GroupPartition, int] = {}
-        """For each group partition whose offset was moved since the last `drop_superseded`: the number of the reading
-        that moved it."""
+        """Maps a group partition whose offset was moved since the last `drop_superseded` to the number of the reading
+        that moved it.
+        """
         self._drops: list[Unit] = []
-        """Units with offsets that were dropped since the last `follow_drops`."""
+        """Units that have offsets, and were dropped since the last `follow_drops`."""
 
     # -- into a transaction ----------------------------------------------------------------------------------------
 
@@ -87,7 +88,7 @@ class Transitions:
         self.requeue_followers(transaction)
         for each in transaction.units:
             each.count_try(reason)
-        # The other units follow the first one, so they pause as well, and may share a transaction with it afterwards.
+        # The other units follow the first one, so they also pause, and may share a transaction with it afterwards.
         first = transaction.units[0]
         first.rest()
         self._out.ask(RetryLater(UnitPause(first), first.tries, code, reason, slow=code in BLOCKING_CODES))
@@ -106,7 +107,7 @@ class Transitions:
         """Requeue the transactions that follow a requeued entry, in order.
 
         These transactions could not be committed now, but would occupy transactional ids that this entry or unrelated
-        units need. An entry that follows one of these transactions on another partition is requeued as well.
+        units need. An entry that follows one of these transactions on another partition is also requeued.
         """
         lines = set(entry.lines)
         for other in self._ids.under_way:
@@ -184,7 +185,7 @@ class Transitions:
         self._out.ask(FindOutcome(tid, tid.turn, transaction, by_log=not second))
 
     def outcome(self, transaction: Transaction, *, committed: bool) -> None:
-        """Note the outcome of a transaction."""
+        """Record the outcome of a transaction."""
         if committed:
             self.commit(transaction)
             return
@@ -221,7 +222,7 @@ class Transitions:
 
     @staticmethod
     def _lose(unit: Unit, reason: str) -> None:
-        """Note that the unit cannot be delivered, because another producer has its transactional id.
+        """Record that the unit cannot be delivered, because another producer has its transactional id.
 
         If the unit moves a group's offsets, that producer reads the same records again.
         """
@@ -338,13 +339,13 @@ class Transitions:
         """Drop the units that continue a dropped unit.
 
         1. A unit moves a group from offset 10 to 20, and the next one of the same consumer from 20 to 30.
-        2. The group has another generation by now, and refuses the first unit.
+        2. The group has moved on to another generation, and refuses the first unit.
         3. The second unit was accepted in the new generation, so the group would accept it. Then records 10 to 19 would
            be in no output, and would not be read again.
 
-        So the second unit is dropped as well, and the consumer must go back to 10. The marks of all these units are
+        So the second unit is also dropped, and the consumer must go back to 10. The marks of all these units are
         written in one group. The next incarnation treats all units of an earlier one as one reading, so it needs only
-        their order. A unit that is not written by then is never written (`Unit.void`).
+        their order. A unit that is not on disk when it is dropped is never written (`Unit.void`).
         """
         dropped, self._drops = self._drops, []
         broken: Break = {}

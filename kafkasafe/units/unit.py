@@ -34,21 +34,21 @@ class Unit(UnitContent):
         offsets: The offsets of consumer groups.
         readings: For each partition of a group: the consumer's reading (`Reading`) to which the offset belongs.
         recorded: The readings as in the unit's READ mark; empty without such a mark.
-        batches: In order. The parts of a divided batch take its place.
-        durable: It is on disk.
+        batches: The batches, in order. The parts of a divided batch take its place.
+        durable: The unit is on disk.
         position: Spool position of the group that has the unit, or of an earlier group.
         accepted_at: Spool position of the first group that contained the unit.
         phase: See `TRANSITIONS`.
-        grant: The grant of its last try.
-        sequences: By handle, the base sequence of the batch in its last try.
-        places: By handle, the base offset of the batch; -1 if the broker did not report it.
-        epochs: By handle, the leader epoch under which it was appended; -1 if unknown.
-        tries: How often it was requeued.
-        resting: It waits for the end of a pause.
+        grant: The grant under which it was last tried.
+        sequences: Maps a batch's handle to the batch's base sequence in the last try.
+        places: Maps a batch's handle to the batch's base offset; -1 if the broker did not report it.
+        epochs: Maps a batch's handle to the leader epoch under which the batch was appended; -1 if unknown.
+        tries: How many times the unit was requeued.
+        resting: The unit waits for the end of a pause.
         code: Kafka's error code for which the unit was refused.
         reason: Why it was refused, human-readable.
         dropped: The unit is refused, and its records are not kept, because its consumers read the same records again.
-        ended: Its fate is decided.
+        ended: The unit's fate is decided.
         transaction: Its transaction; None: the unit waits in its lines, or was refused.
         group_lines: The group partitions whose offsets it moves.
     """
@@ -86,7 +86,7 @@ class Unit(UnitContent):
     # -- the spool --------------------------------------------------------------------------------------------------
 
     def note_readings(self) -> None:
-        """Note the readings of the unit's offsets, for its READ mark."""
+        """Record the readings of the unit's offsets, for its READ mark."""
         mine = map(self.reading, self.group_lines)
         self.recorded = tuple((each.number, each.start) for each in mine)
 
@@ -140,7 +140,7 @@ class Unit(UnitContent):
         self.epochs.clear()
 
     def enter(self, transaction: Transaction) -> None:
-        """Note the unit's transaction, which stands for the unit in the lines."""
+        """Record the unit's transaction, which stands for the unit in the lines."""
         self.transaction = transaction
 
     def leave(self) -> None:
@@ -154,7 +154,7 @@ class Unit(UnitContent):
         return (self,) if transaction is None else transaction.units
 
     def send(self, handle: int, sequence: int) -> None:
-        """Note the base sequence under which a batch will be appended."""
+        """Record the base sequence under which a batch will be appended."""
         self.sequences[handle] = sequence
 
     def append(self, handle: int, base_offset: int, leader_epoch: int) -> None:
@@ -163,7 +163,7 @@ class Unit(UnitContent):
         self.epochs[handle] = leader_epoch
 
     def read_epoch(self, handle: int, leader_epoch: int) -> None:
-        """Note the leader epoch of a batch from its group in the spool, unless the epoch is known already."""
+        """Record the leader epoch of a batch from its group in the spool, unless the epoch is known already."""
         self.epochs.setdefault(handle, leader_epoch)
 
     @property
@@ -206,7 +206,7 @@ class Unit(UnitContent):
     # -- tries and fate --------------------------------------------------------------------------------------------
 
     def count_try(self, reason: str) -> None:
-        """Note a failed try, after which the unit is requeued."""
+        """Record a failed try, after which the unit is requeued."""
         self.tries += 1
         self.code, self.reason = 0, reason
 
@@ -223,15 +223,15 @@ class Unit(UnitContent):
         self.resting = True
 
     def wake(self) -> None:
-        """Note the end of the pause."""
+        """Record the end of the pause."""
         self.resting = False
 
     def blame(self, code: int, reason: str) -> None:
-        """Note why the unit is not delivered."""
+        """Record why the unit is not delivered."""
         self.code, self.reason = code, reason
 
     def explain(self, reason: str) -> None:
-        """Note why a request for it failed."""
+        """Record why a request for it failed."""
         self.reason = reason
 
     def drop(self, *, dropped: bool = True) -> None:
@@ -267,13 +267,13 @@ class Transaction(UnitContent):
     """One try to commit units together. In the lines, the transaction stands for its units.
 
     Attributes:
-        units: In order. The id of the first one is the marker.
+        units: The units, in order. The id of the first one is the marker.
         tid: The transactional id; None: the transaction is over or aborted.
         grant: Its grant.
         offsets: The offsets of consumer groups: for each group and partition, the offset of the last unit that moves
             this offset.
         readings: For each partition of a group: the consumer's reading (`Reading`) to which the offset belongs.
-        batches: Those of all units, in order.
+        batches: The batches of all units, in order.
         phase: See `TRANSITIONS`. Its units have the same phase.
         placed: The number of appended batches.
         issued: All batches were passed on to be appended.
@@ -331,12 +331,12 @@ class Transaction(UnitContent):
 
     @property
     def sequences(self) -> dict[int, int]:
-        """By handle, the base sequence of each batch."""
+        """Maps the handle of each batch to its base sequence."""
         return {handle: at for each in self.units for handle, at in each.sequences.items()}
 
     @property
     def places(self) -> dict[int, int]:
-        """By handle, the base offset of each batch; -1 if the broker did not report it."""
+        """Maps the handle of each batch to its base offset; -1 if the broker did not report it."""
         return {handle: at for each in self.units for handle, at in each.places.items()}
 
     # -- progress --------------------------------------------------------------------------------------------------
@@ -367,11 +367,11 @@ class Transaction(UnitContent):
         self.issued, self.alone = True, alone
 
     def send(self, batch: Member, sequence: int) -> None:
-        """Note the base sequence under which a batch will be appended."""
+        """Record the base sequence under which a batch will be appended."""
         self._owner(batch).send(batch.handle, sequence)
 
     def append(self, batch: Member, base_offset: int, leader_epoch: int) -> bool:
-        """Note an appended batch. Returns whether it is the first."""
+        """Record an appended batch. Returns whether it is the first."""
         self._owner(batch).append(batch.handle, base_offset, leader_epoch)
         self.placed += 1
         return self.placed == 1
@@ -386,7 +386,7 @@ class Transaction(UnitContent):
         return index
 
     def note(self, index: int) -> bool:
-        """Note the written offsets of a group. Returns whether another group's offsets follow."""
+        """Record that the offsets of a group are written. Returns whether another group's offsets follow."""
         self.notes_left -= 1
         more = index + 1 < len(self.offsets)
         if more:
@@ -399,7 +399,7 @@ class Transaction(UnitContent):
         return not self.notes_left and self.placed >= len(self.batches)
 
     def explain(self, reason: str) -> None:
-        """Note why a request failed, unless several units share the transaction: then the failing unit is unknown."""
+        """Record why a request failed, unless several units share the transaction: then the failing unit is unknown."""
         if not self.is_shared:
             self.units[0].explain(reason)
 
@@ -437,17 +437,17 @@ class TransactionalId:
         grant: Its current grant; None before and during InitProducerId.
         transaction: Its current transaction.
         turn: Number of the current turn. Answers to requests of an earlier turn are ignored.
-        sequences: By destination, the next base sequence under this grant.
+        sequences: Maps a destination to the next base sequence under this grant.
         fencing: InitProducerId is in progress.
         fresh: The next transaction needs a new grant.
         former: Its latest grant.
-        opened: A transaction is open under the latest grant, because the coordinator acknowledged one of its requests,
-            and EndTxn was not sent.
+        opened: A transaction is open under the latest grant, because the cluster acknowledged one of its requests, and
+            EndTxn was not sent.
         unsure: An InitProducerId of this turn had no answer, and may have been carried out.
         alone: An answer in this turn showed that no other producer had taken the id over.
         aborting: Destinations of the transaction that is being aborted. It may be open until the request to abort is
             answered.
-        attempts: By request of this turn, how often it has failed.
+        attempts: Maps a request of this turn to how often it has failed.
     """
 
     name: str
@@ -549,7 +549,7 @@ class TransactionalId:
         self.opened = False
 
     def end(self, grant: Grant | None, *, sure: bool) -> None:
-        """Note the answer to EndTxn.
+        """Record the answer to EndTxn.
 
         The next transaction uses the grant, unless it is unknown or an earlier answer was lost.
         """
