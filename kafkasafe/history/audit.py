@@ -34,7 +34,7 @@ class SequenceRun:
         last_sequence: Sequence of the last one (inclusive).
         first_offset: Offset of the first record.
         last_offset: Offset of the last one (inclusive).
-        batches: How many.
+        batches: How many batches.
         records: How many records they hold now. After compaction there are fewer records than sequences.
         transactional: Whether they belong to transactions.
     """
@@ -112,7 +112,7 @@ class Producer:
 
     Attributes:
         producer_id: -1: all producers without idempotence together.
-        epochs: Oldest first.
+        epochs: Producer epochs, oldest first.
         trimmed: Retention removed the producer's first records, so the log begins in the middle of the producer's
             sequences.
     """

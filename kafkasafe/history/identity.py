@@ -98,7 +98,7 @@ class LogBatch(NamedTuple):
         last_offset: Offset of the last record (inclusive).
         producer_id: -1 if the batch has none.
         producer_epoch: -1 if the batch has none.
-        base_sequence: Sequence of the first record; -1 if the batch has none, as a marker.
+        base_sequence: Sequence of the first record; -1 if the batch has none, like a marker.
         kind: Its role in a transaction.
     """
 
@@ -139,7 +139,7 @@ class Judgement:
     Attributes:
         verdict: The conclusion.
         present: How many of the batches, from the first, are in the log.
-        evidence: Human-readable text: the observations.
+        evidence: The observations, as human-readable text.
         offsets: Base offsets of batches that were found in the log itself, by index.
         missing: With GAP: how many records are missing between the leader's last one and the first absent batch.
         of_state: The judgement uses the leader's producer state, which shows whether the leader lacks a batch.
@@ -164,7 +164,7 @@ def shows(view: ProducerView | None, identity: BatchId) -> bool:
 
 
 def judge_by_state(doubt: Sequence[BatchId], view: ProducerView | None, *, acked_before: bool) -> Judgement:
-    """Judge batches of one producer id and epoch, in order, by the leader's producer state.
+    """Judge batches of one producer id and epoch by the leader's producer state.
 
     Args:
         doubt: The batches in doubt, in sequence order, all of one producer id and epoch.
@@ -277,8 +277,8 @@ def judge_by_log(scan: Scan) -> Judgement:
     before = -1
     for index in range(newest + 1):
         if index not in scan.found and before >= scan.hidden_before:
-            # The log has a later batch but not this one, and the scan read the place of this one. So the log lost this
-            # batch, or a leader without producer state appended the later one out of order.
+            # The log has a later batch but not this batch, although the scan read the place where this batch would be.
+            # So the log lost this batch, or a leader without producer state appended the later one out of order.
             return Judgement(
                 IdentityVerdict.UNDECIDABLE, index, f"{seen}; a later batch is there", dict(scan.found)
             )

@@ -52,8 +52,8 @@ class AckedBatch:
     """A batch that the cluster acknowledged.
 
     Attributes:
-        identity: Its id.
-        base_offset: Its first offset, or a lower bound of it.
+        identity: Id of the batch.
+        base_offset: First offset of the batch, or a lower bound of it.
         exact: `base_offset` is exact; else it is a lower bound.
     """
 
@@ -71,7 +71,7 @@ class Released:
     """Offsets of acknowledged batches that have left the spool but still have marks in it.
 
     Attributes:
-        complete_from: From this offset on, every such batch is known. While none is known, this is beyond every offset.
+        complete_from: Offset from which every such batch is known; beyond every offset while no such batch is known.
     """
 
     __slots__ = ("_offsets", "complete_from")
@@ -81,7 +81,7 @@ class Released:
         self._offsets = array("q")
 
     def note(self, base_offset: int, forgotten_offset: int) -> None:
-        """Note the offset that a mark gives for a batch that has left the spool.
+        """Record the offset that a mark gives for a batch that has left the spool.
 
         Args:
             base_offset: The offset.
@@ -98,7 +98,7 @@ class Released:
             self.complete_from = max(self.complete_from, offsets[0])
 
     def since(self, offset: int) -> Sequence[int] | None:
-        """The offsets from this one on, ascending; None if further batches may be unknown there."""
+        """The known offsets from `offset` on, ascending; None if there may be batches at other offsets, too."""
         if offset < self.complete_from:
             return None
         return self._offsets[bisect_left(self._offsets, offset) :]
@@ -125,12 +125,12 @@ class Loss:
         first_offset: First lost offset, -1 when nothing is lost.
         last_offset: Last lost offset (inclusive), -1 when nothing is lost.
         records: Records in the lost batches, and in older ones whose loss follows from the sequences.
-        moved: New base offset by index, of batches that the log holds at another offset.
+        moved: Maps the index of a batch that the log holds at another offset to that offset.
         oldest_known: The oldest batch of the search is lost too, and nothing shows how many batches before it are
             lost.
         released_there: Every suspected batch of this lane that is known by its offset alone is at that offset.
-        ours_until: From the first suspected offset up to here (exclusive), batches of this lane cover every offset. -1
-            if the survey did not check that, or no batch of this lane covers the first suspected offset.
+        ours_until: Offset (exclusive) up to which batches of this lane cover every offset, from the first suspected one
+            on; -1 if the survey did not check that, or no batch of this lane covers the first suspected offset.
     """
 
     indexes: tuple[int, ...]
@@ -152,11 +152,12 @@ class Survey:
         next_offset: Where the next page starts.
         end_offset: The log's end, including records above the high watermark (exclusive).
         log_start_offset: The log's start.
-        from_offset: From this offset on, the log may have changed; -1 when unknown. Batches may have been appended
-            again from here on, even before the offset of the oldest acknowledged one.
+        from_offset: Offset from which the log may have changed; -1 when unknown. Batches may have been appended again
+            from this offset on, even before the offset of the oldest acknowledged batch.
         ours: Producer ids that only this lane's batches have. Batches of a transaction count as this lane's once its
             commit marker is in the log.
-        doubted_from: From here on, the survey compares each offset of the log with `ours`; -1: it compares none.
+        doubted_from: Offset from which the survey checks whether batches of `ours` cover the log; -1: it does not
+            check.
         released: Base offsets, from `doubted_from` on, of this lane's batches that are known by their offset alone,
             ascending; None if some of those offsets are unknown.
         complete: The survey saw no gap between batches, so nothing was compacted.

@@ -67,7 +67,7 @@ def decode(text: str) -> dict[tuple[str, int], Remembered]:
 
 
 def _read(row: Any) -> tuple[tuple[str, int], Remembered]:
-    # The checksum was right, so another program wrote a row that does not fit.
+    # The checksum was right, so a row of another form comes from another program.
     try:
         topic, partition, number = row["topic"], row["partition"], row["topic_id"]
         known = Remembered(

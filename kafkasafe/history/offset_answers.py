@@ -24,7 +24,7 @@ UNDEFINED: Final = -1
 
 
 class Isolation(enum.IntEnum):
-    """Which offset counts as the end: the high watermark, or the last stable offset. Kafka's numbers."""
+    """Which offset counts as the end: the high watermark, or the last stable offset. The numbers are Kafka's."""
 
     READ_UNCOMMITTED = 0
     READ_COMMITTED = 1
@@ -59,8 +59,9 @@ class HeldReason(enum.Enum):
     FORMER_TOPIC = "former_topic"
     """The answer is about a deleted topic of this name."""
     NOT_FOUND = "not_found"
-    """An earlier look-up found a record with such a timestamp, and nothing shows that the log lost it. A look-up of the
-    earliest offset may show that (`EndOffsets.observe_start`)."""
+    """An earlier look-up of the same timestamp found a record, and nothing shows that the log lost it. A look-up of the
+    earliest offset may show that (`EndOffsets.observe_start`).
+    """
 
 
 class RegressedReason(enum.Enum):
@@ -102,7 +103,7 @@ class Value:
     """An accepted answer.
 
     Attributes:
-        offset: None: no record has this timestamp or a later one (look-ups by timestamp only).
+        offset: The offset; None if no record has the requested timestamp or a later one (look-ups by timestamp only).
         leader_epoch: Leader epoch of the answer, -1 when it had none.
         recreated: The topic was recreated since the last answer (its end happens not to be lower).
         previous: Where the deleted topic began, if `recreated` and this answer is a start; may be above `offset`.
@@ -124,7 +125,7 @@ class Held:
         reason: The reason.
         since_s: For how long answers have been held, seconds.
         ask_epoch: An OffsetForLeaderEpoch request for this epoch shows whether the log lost records. Pass the response
-            to `EndOffsets.prove`, for a start to `EndOffsets.prove_start`. None: such a request cannot help.
+            to `EndOffsets.prove` (for a start offset: `prove_start`). None: such a request cannot help.
         refresh_metadata: Request new metadata before asking again, because the leader may have changed.
         leader_epoch: Leader epoch of the record at `offset`, -1 when not known (look-ups by timestamp only).
         timestamp_ms: Timestamp of the record at `offset`, -1 when not known (look-ups by timestamp only).

@@ -1,9 +1,9 @@
 """Offsets that are looked up never go backwards without a proof (KIP-207, from the client's side).
 
 After a leader change, the new leader may briefly know a lower high watermark than its predecessor. The end offset that
-it then returns is too low, and correct a moment later (measured: 10, then 0, then 10 again). Brokers since 2.2 refuse
-to answer until their high watermark has caught up (OFFSET_NOT_AVAILABLE, 78; older clients get 5). Older brokers give
-no such sign.
+it then returns is too low; a moment later, it returns the correct one (measured: 10, then 0, then 10 again). Brokers
+since 2.2 refuse to answer until their high watermark has caught up (OFFSET_NOT_AVAILABLE, 78; older clients get 5).
+Older brokers give no such sign.
 
 So `EndOffsets` remembers the highest answer and *holds* a lower one, so that the remembered value stays valid. Only a
 proof lowers it:
@@ -84,7 +84,7 @@ class EndOffsets:
         return None if known is None else _or_none(known.end)
 
     def forget(self, key: Key) -> None:
-        """Drop all answers for a key; for a partition that the caller no longer follows."""
+        """Drop all answers for a key, because the caller no longer follows its partition."""
         self._known.pop(key, None)
 
     # --- latest ---
@@ -104,7 +104,7 @@ class EndOffsets:
             key: The partition.
             offset: The offset in the answer.
             now: The time in seconds, by a monotonic clock.
-            leader_epoch: The answer's, -1 when it has none.
+            leader_epoch: Leader epoch of the answer, -1 when it has none.
             topic_id: Id of the topic that was asked, None when not known.
 
         Returns:
@@ -210,7 +210,7 @@ class EndOffsets:
             else RegressedReason.TRUNCATED
         )
         proof = Proof(requested_epoch, reply_epoch, end_offset, known.newest_epoch)
-        # The held answer may be too low as well, so give up only the records that the proof shows to be lost.
+        # The held answer may itself be too low, so give up only the records that the proof shows to be lost.
         return self._lower(known, max(known.lower_ends.answered, end_offset), reason, proof)
 
     def accept(self, key: Key) -> Regressed | None:

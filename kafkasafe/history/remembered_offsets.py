@@ -11,11 +11,11 @@ from kafkasafe.history.offset_answers import UNDEFINED, Isolation, Key, Proof
 __all__ = ["BaselineFormatError", "FoundRecord", "RememberedOffsets", "read_row", "row_of"]
 
 MAX_TIMESTAMPS: Final = 64
-"""Look-ups by timestamp remembered per key."""
+"""How many look-ups by timestamp are remembered per key."""
 MAX_FORMER_IDS: Final = 16
-"""Ids of deleted topics remembered per key."""
+"""How many ids of deleted topics are remembered per key."""
 FORMER_TOPIC_S: Final = 30.0
-"""How long answers must name a topic that counts as deleted, and no other one, before it counts as present, seconds."""
+"""A topic that counts as deleted counts as present again when answers have named only it for this long, in seconds."""
 
 
 class BaselineFormatError(ValueError):
@@ -44,7 +44,7 @@ class LowerAnswers:
     answered: int = -1
 
     def hold(self, offset: int, now: float) -> float:
-        """Note a lower answer. Return for how long answers have been lower, seconds."""
+        """Record a lower answer. Return for how long answers have been lower, seconds."""
         self.answered = offset
         return self.age_s(now)
 
@@ -99,16 +99,16 @@ class RememberedOffsets:
     # --- the end ---
 
     def see_epoch(self, leader_epoch: int) -> None:
-        """Note the leader epoch of an answer."""
+        """Record the leader epoch of an answer."""
         self.newest_epoch = max(self.newest_epoch, leader_epoch)
 
     def raise_end(self, offset: int, leader_epoch: int) -> None:
-        """Note an end offset that is not lower than the one before."""
+        """Record an end offset that is not lower than the one before."""
         self.end, self.end_epoch = offset, leader_epoch
         self.lower_ends.release()
 
     def begin_end(self, offset: int, leader_epoch: int) -> int:
-        """Note the first end offset of a recreated topic. Return the end offset of the deleted topic."""
+        """Record the first end offset of a recreated topic. Return the end offset of the deleted topic."""
         previous, self.recreated = self.end_before, None
         self.end, self.end_epoch, self.newest_epoch = offset, leader_epoch, leader_epoch
         return previous
@@ -125,7 +125,7 @@ class RememberedOffsets:
     # --- the start ---
 
     def raise_start(self, offset: int, leader_epoch: int) -> int:
-        """Note a start that is not lower than the one before. Return the start of the deleted topic if it is still
+        """Record a start that is not lower than the one before. Return the start of the deleted topic if it is still
         needed, or -1.
         """
         previous, self.start_before = self.start_before, -1
@@ -147,7 +147,7 @@ class RememberedOffsets:
     # --- all answers ---
 
     def note_found(self, timestamp_ms: int, record: FoundRecord) -> None:
-        """Note the result of a look-up by timestamp."""
+        """Record the result of a look-up by timestamp."""
         self.found[timestamp_ms] = record
         self.found.move_to_end(timestamp_ms)
         while len(self.found) > MAX_TIMESTAMPS:
@@ -162,7 +162,7 @@ class RememberedOffsets:
             del self.found[timestamp]
 
     def is_former(self, topic_id: bytes | None, now: float) -> bool:
-        """Note which topic an answer names. Return whether that topic counts as deleted."""
+        """Record which topic an answer names. Return whether that topic counts as deleted."""
         if topic_id is None:
             return False
         if topic_id not in self.former_ids:
@@ -177,7 +177,7 @@ class RememberedOffsets:
         return False
 
     def identify(self, topic_id: bytes | None) -> bool:
-        """Note the topic id. Return whether it changed, which voids all remembered answers."""
+        """Record the topic id. Return whether it changed, which voids all remembered answers."""
         if topic_id is None or topic_id == self.topic_id:
             return False
         old, self.topic_id = self.topic_id, topic_id

@@ -28,7 +28,7 @@ class BatchMark:
 
     Attributes:
         last_offset: Offset of the last record (inclusive).
-        crc: Its CRC32C, which covers neither offset nor leader epoch.
+        crc: CRC32C of the batch, which covers neither offset nor leader epoch.
     """
 
     base_offset: int
@@ -50,7 +50,7 @@ class BatchMemory:
         return tuple(self._marks)
 
     def observe(self, mark: BatchMark) -> None:
-        """Note a batch that was read. Drops remembered batches that this one overlaps or precedes."""
+        """Record a batch that was read. Drops remembered batches that this one overlaps or precedes."""
         self.truncate(mark.base_offset)
         self._marks.append(mark)
 
@@ -100,7 +100,7 @@ _COMPACTED: Final = "the log was compacted: what was read cannot be compared"
 
 
 class BatchWalk:
-    """Finds the first batch that was read and is not in the leader's log, by fetching single batches.
+    """Fetches single batches to find the first batch that was read and is not in the leader's log.
 
     Fetch the batch that contains the offset `query()` and pass it to `answer()`, until `query()` returns None. The walk
     starts with the newest batch: if the leader has it, the leader also has the batches before it, as far as a client
@@ -150,8 +150,8 @@ class BatchWalk:
         """Take the leader's batch at the queried offset, or the next one after it.
 
         Args:
-            last_offset: Offset of its last record.
-            crc: Its CRC.
+            last_offset: Offset of the last record of that batch.
+            crc: CRC of that batch.
             rewritten: Compaction rewrote the batch, so it cannot be compared.
 
         Raises:

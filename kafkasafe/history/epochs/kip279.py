@@ -57,8 +57,8 @@ class Leader:
     def kip279(self, epoch: int) -> Reply:
         """The largest epoch not above `epoch`, and its end.
 
-        If all of the leader's epochs are newer: `UNDEFINED` and the start of its first one. Without epochs: `UNDEFINED`
-        twice.
+        If all of the leader's epochs are newer, the answer is `UNDEFINED` and the start of the leader's first epoch. If
+        the leader has no epochs, the answer is `UNDEFINED` twice.
         """
         index = self._log.floor(epoch)
         if index is not None:
@@ -66,7 +66,7 @@ class Leader:
         return Reply(UNDEFINED, self._log.start_offset) if self._log.entries else _UNDEFINED
 
     def kip101(self, epoch: int) -> Reply:
-        """As before KIP-279: the start of the next newer epoch, without naming the epoch that ends there.
+        """The answer before KIP-279: the start of the next newer epoch, without naming the epoch that ends there.
 
         The answer is the leader's log end for the newest epoch, and `UNDEFINED` for an epoch newer or older than all of
         the leader's (Kafka 1.1, LeaderEpochFileCache.endOffsetFor).
@@ -87,7 +87,7 @@ class Leader:
         return Reply(epoch, self._log.end_of(index))
 
     def alternative2(self, sequence: Sequence[tuple[int, int]]) -> Reply:
-        """For the first epoch of the sequence (newest first) that the leader has: the lower of the two end offsets."""
+        """The first epoch of the sequence (newest first) that the leader has, and the lower of its two end offsets."""
         for epoch, end in sequence:
             reply = self.alternative1(epoch)
             if reply.kind is ReplyKind.END:
@@ -159,10 +159,10 @@ def compare(
     Args:
         strategy: The protocol.
         ours: The follower's history; all epochs defined.
-        theirs: The leader's.
-        high_watermark: The follower's. The follower truncates to this offset when the leader knows none of its epochs,
-            and the first sequence of Alternative 2 reaches back to it. None: not known; the follower then truncates
-            everything that the leader does not know. `CLEAN_ONLY` needs it.
+        theirs: The leader's history.
+        high_watermark: The follower's high watermark. The follower truncates to this offset when the leader knows none
+            of its epochs, and the first sequence of Alternative 2 reaches back to it. None: not known; the follower
+            then truncates everything that the leader does not know. `CLEAN_ONLY` needs it.
         lengths: How many epochs Alternative 2 sends in each round, increasing. After the last of them, each round sends
             twice as many as the one before. Empty: `_first_width` gives the first length.
 
@@ -265,8 +265,8 @@ def _first_width(ours: Lineage, high_watermark: int | None) -> int:
     """How many epochs the first sequence has; KIP-279 leaves this to tuning.
 
     The sequence has the epochs between high watermark and log end that follow each other without a gap. A gap means
-    that leaders in between wrote nothing that we have, so the elections were not clean. Without a high watermark: at
-    most two, which suffices for clean elections.
+    that leaders in between wrote nothing that we have, so the elections were not clean. Without a high watermark, it
+    has at most two epochs, which suffices for clean elections.
     """
     entries, width = ours.entries, 1
     while width < len(entries):

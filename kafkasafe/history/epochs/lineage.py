@@ -36,8 +36,8 @@ MIN_METADATA_BYTES: Final = 64
 class LineageError(ValueError):
     """The given data is not a history of a log.
 
-    Once a subclass is defined, every `LineageError` is made as an instance of it. `kafkasafe.errors` defines the one
-    that users catch: its other base class must not be imported here.
+    Once a subclass is defined, every `LineageError` is made as an instance of it. `kafkasafe.errors` defines the
+    subclass that users catch, because the other base class of that subclass must not be imported here.
     """
 
     _raised: ClassVar[type[LineageError] | None] = None
@@ -139,11 +139,11 @@ class Lineage:
         return next((epoch for epoch in reversed(self._epochs) if epoch != UNDEFINED), UNDEFINED)
 
     def observe(self, epoch: int, offset: int, next_offset: int | None = None) -> bool:
-        """Note a batch (or record) that was read.
+        """Record a batch (or record) that was read.
 
         Args:
             epoch: The batch's partition leader epoch, `UNDEFINED` when it has none.
-            offset: Its first offset. Gaps are allowed: compaction, or a seek forward.
+            offset: First offset of the batch. Compaction, or a seek forward, may leave a gap before it.
             next_offset: Offset after its last record; `offset + 1` when not given.
 
         Returns:
@@ -152,7 +152,8 @@ class Lineage:
             further effect.
 
         Raises:
-            LineageError: Not an epoch or offset, or `next_offset` is not greater than `offset`.
+            LineageError: `epoch` or `offset` is outside Kafka's number ranges, or `next_offset` is not greater than
+                `offset`.
         """
         after = offset + 1 if next_offset is None else next_offset
         # Fast path: taken for almost every batch.
@@ -171,7 +172,7 @@ class Lineage:
         if epoch != UNDEFINED and epoch < newest:
             return False
         if epoch == newest and epoch != UNDEFINED:
-            # Epochs never decrease: records without an epoch, between two of this epoch, have this epoch too.
+            # Epochs never decrease, so records without an epoch between two records of this epoch also have it.
             del self._epochs[-1], self._starts[-1]
         else:
             self._epochs.append(epoch)
@@ -181,7 +182,7 @@ class Lineage:
         return True
 
     def _again(self, epoch: int, offset: int, after: int) -> bool:
-        """Note a batch that begins below the end."""
+        """Record a batch that begins below the end."""
         at = bisect_right(self._starts, offset) - 1
         known = self._epochs[at] if at >= 0 else None
         following = self._epochs[at + 1] if at + 1 < len(self._epochs) else None
@@ -193,7 +194,7 @@ class Lineage:
             if epoch > oldest != UNDEFINED:
                 return False
             if epoch == oldest != following:
-                # Epochs never decrease: records without an epoch, between two of this epoch, have this epoch too.
+                # Epochs never decrease, so records without an epoch between two records of this epoch also have it.
                 del self._epochs[0], self._starts[0]
                 following = epoch
             if epoch != following:

@@ -77,7 +77,7 @@ class Unknown:
 
     Attributes:
         reason: Human-readable text.
-        same_until: Up to here (exclusive) the logs are the same; None when nothing is known.
+        same_until: Offset (exclusive) up to which the logs are the same; None when nothing is known.
         log_start_offset: Where the leader's log begins, if the leader has trimmed every record that was read.
     """
 
@@ -153,10 +153,10 @@ class EpochWalk:
         Args:
             lineage: The history of the records that were read.
             position: Next offset to read; the outcome covers only records before it. None: the history's end.
-            log_start_offset: The leader's. The outcome does not cover records that the leader trimmed. Without this
-                offset, trimmed records may count as equal, because the leader also answers about epochs that it no
-                longer has.
-            log_end_offset: The leader's end offset, when known: decides which lost records were replaced.
+            log_start_offset: The leader's log start offset. The outcome does not cover records that the leader trimmed.
+                Without this offset, trimmed records may count as equal, because the leader also answers about epochs
+                that it no longer has.
+            log_end_offset: The leader's log end offset, if known. It decides which lost records were replaced.
         """
         self._ours = lineage.copy()
         # Truncate even without a position: this drops an epoch without records, which has nothing to lose.
@@ -234,7 +234,7 @@ class EpochWalk:
             # The leader's whole log is newer than the requested epoch (the response may still name that epoch, with
             # the log start as its end). So the log holds none of our records; those before its start are unknown.
             if self._log_start < ours.end_offset:
-                # Records that were read below the log start may differ as well, but can no longer be compared.
+                # Records that were read below the log start may also differ, but can no longer be compared.
                 self._diverged(self._log_start, None, exact=self._log_start <= ours.start_offset)
             else:
                 self.outcome = Unknown(_TRIMMED, log_start_offset=self._log_start)
