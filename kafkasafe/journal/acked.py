@@ -262,8 +262,8 @@ class AckedLog:
         self.forgotten_offset = batch.base_offset
 
     def cut(self, last_offset: int) -> None:
-        """Drop lost batches: those after the log's last offset that have also left the spool, so that they cannot be
-        sent again.
+        """Drop the lost batches that cannot be sent again: they are after the log's last offset, and have left the
+        spool.
         """
         self.released.cut(last_offset + 1)
         self.acked = deque(

@@ -248,7 +248,7 @@ class Batch:
     position: int = -1
     """Position in the spool; -1 while the batch is not on disk."""
     identity: BatchId | None = None
-    """Its id, None while it has none.
+    """Id of the batch, None while it has none.
 
     Invariant: set in PREPARED, SENT, IN_DOUBT and REFUSED, and then covers `count` records. Never set in JOINED,
     because the unit's transaction numbers the unit's batches. A SEALED batch may have an id that is not durable yet.

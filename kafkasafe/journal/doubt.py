@@ -95,7 +95,7 @@ class Doubt:
         self.rescan_from = from_offset if self.rescan_from < 0 else min(self.rescan_from, from_offset)
 
     def forget_cut(self) -> None:
-        """Forget `rescan_from`, because each batch sent earlier was found or proven absent, or the log is another one
-        now.
+        """Forget `rescan_from`, because each batch that was sent earlier is found or proven absent, or because the lane
+        now writes to another log.
         """
         self.rescan_from = -1

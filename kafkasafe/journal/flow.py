@@ -251,7 +251,9 @@ FLOW: Final[dict[Flow, dict[FlowEvent, Flow]]] = {
     flow: {FlowEvent.DIVIDED: flow, **follows, FlowEvent.FORGOTTEN: Flow.NEW}
     for flow, follows in _ROWS.items()
 }
-"""Any partition may be forgotten. A division ends the pause of a partition that settles, and changes nothing else."""
+"""In any flow, the partition may be forgotten, or a batch divided. A division only cancels the pause that follows a
+failure.
+"""
 _UNASSIGNED: Final = {
     FlowEvent.MARKS_LOST: Flow.UNDECIDABLE,
     FlowEvent.USER_DECIDED: Flow.NEW,

@@ -81,7 +81,7 @@ class CopyForward:
         return list(found.values())
 
     def to_rescue(self, first_position: int, end_position: int) -> list[Batch] | None:
-        """Unfinished batches in a lost part of the spool that can be copied; None: call again later."""
+        """The unfinished batches of a lost part of the spool, as far as they can be copied; None: call again later."""
         if self._out.is_writing:
             return None
         return [

@@ -293,8 +293,8 @@ class Losses:
         self._report(partition, extent, lost, moved, cause, end_offset, heal=heal, recreated=recreated)
 
     def _waits_for_late(self, partition: Partition, lost: Sequence[Batch]) -> bool:
-        """Pause while a broker may still append an old request with a lost batch. Such a request was sent before the
-        one that was acknowledged. Returns whether the partition pauses.
+        """Pause while a broker may still append an old request with a lost batch, one that was sent before the
+        acknowledged request. Returns whether the partition pauses.
         """
         late = max((self._quiet_at(partition, batch) for batch in lost), default=0.0)
         pause_s = late - partition.doubt.asked_at

@@ -76,7 +76,7 @@ class Delivered:
         partition: Partition number.
         first_offset: Offset of the first of them.
         last_offset: Offset of the last of them (inclusive).
-        records: How many.
+        records: How many records.
     """
 
     topic: str
@@ -100,8 +100,8 @@ class Hole:
 
     Attributes:
         destination: Destination number.
-        records: How many.
-        evidence: Human-readable text: the observations.
+        records: How many records are missing.
+        evidence: The observations, as human-readable text.
     """
 
     destination: int

@@ -75,7 +75,7 @@ class Identified:
 
     Attributes:
         destination: Destination number.
-        batches: Each with the id it was given.
+        batches: Each batch with the id that it was given.
     """
 
     destination: int
@@ -318,8 +318,8 @@ class SurveyAsk:
         destination: Destination number.
         acked: The acknowledged batches that are remembered, oldest first.
         leader_epoch: Leader epoch of the last acknowledgement, -1 when unknown.
-        from_offset: Offset from which the log may have changed; acknowledged batches may have been appended again
-            there. -1 when unknown.
+        from_offset: Offset from which the log may have changed, -1 when unknown. Acknowledged batches may have been
+            appended again from this offset on.
         baseline_offset: The log has no batch of this lane before this offset; -1 when unknown.
         ours: Producer ids that only batches of this lane have.
         released: Offsets of batches that have left the spool and are not in `acked`.

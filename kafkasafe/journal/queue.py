@@ -56,10 +56,10 @@ class PackedRows:
     """The packed batches of a queue: rows, first in, first out; compressed in blocks, to about 13 bytes per row.
 
     Attributes:
-        count: How many there are.
+        count: How many batches are packed.
         records: How many records are in them.
-        with_id: How many have an id.
-        identified: Whether the last one has an id.
+        with_id: How many of the batches have an id.
+        identified: Whether the last packed batch has an id.
     """
 
     __slots__ = (
@@ -171,7 +171,7 @@ class PackedRows:
         return ((position, size) for position, size in self._sizes)
 
     def forget_identities(self) -> None:
-        """Void the ids of all packed batches."""
+        """Make the ids of all packed batches void."""
         self._void = self.count > 0
         self.with_id = 0
         self.identified = False
@@ -190,7 +190,7 @@ def _whole(squeezed: bytes) -> bytes:
 
 
 _NOTHING: Final = PackedRows()
-"""The packed rows of every queue that has none; `PartitionQueue.pack` never adds to it."""
+"""The value of `packed` in every queue without packed batches; `PartitionQueue.pack` never adds to it."""
 
 
 class PartitionQueue:

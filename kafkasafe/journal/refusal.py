@@ -118,7 +118,7 @@ class Missing:
 
 
 _PORTION_BYTES: Final = 1024 * 1024
-"""Bytes to reject at a time (a single batch may be larger), so that other partitions are delivered between the
+"""How many bytes are rejected at a time; a single batch may be larger. Other partitions are delivered between the
 portions.
 """
 
@@ -143,7 +143,9 @@ class Rejection:
         self.waiting = deque(batches)
 
     def stop(self) -> None:
-        """Stop rejecting the rest for now, because a copy could not be written, or the topic exists after all."""
+        """Stop rejecting the waiting batches for now, because a copy could not be written, or the topic exists after
+        all.
+        """
         self.waiting.clear()
 
     def take_portion(self, most_batches: int) -> tuple[Batch, ...]:

@@ -43,7 +43,7 @@ class Replay:
             marks, neither an id nor a missing id shows whether a batch before this position was sent.
         quiet: The QUIET mark of the previous incarnation's last group. It says until when requests of that incarnation
             may still be appended. None if that incarnation wrote no such mark, or revoked it.
-        parents: The batches that batches of the group replace, each with the indexes of its parts.
+        parents: The batches that the group replaces, each with the indexes of the batches that replace it.
     """
 
     index: int = 0

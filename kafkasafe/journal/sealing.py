@@ -23,7 +23,7 @@ from kafkasafe.journal.state import JournalState
 __all__ = ["Identities", "Sealer"]
 
 _PREPARE_AHEAD: Final = 64
-"""How many waiting batches get their id with one mark."""
+"""At most this many waiting batches get their ids with one mark."""
 
 
 class Sealer:

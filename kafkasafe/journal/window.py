@@ -86,7 +86,7 @@ class SendWindow:
 
         Args:
             identity: Id of the batch.
-            in_flight: The batches before it; there is room.
+            in_flight: The batches before it. The window has room for one more.
             now: Seconds.
             old: It is so old that the leader may drop our producer state after appending it. Then the leader would
                 append any request still in transit, even one whose answer we stopped waiting for.
