@@ -38,8 +38,8 @@ class ReadingOrder:
         """Whether another reading moved the group's offset past the start of this unit's reading, after this unit's
         reading had begun.
 
-        1. A consumer that uses `assign`, and so has no generation, is closed. Its unit with records 0 to 9 waits in the
-           spool.
+        1. A consumer uses `assign`, so it has no generation. It is closed while its unit with records 0 to 9 waits in
+           the spool.
         2. The consumer of the next incarnation gets the group's offset, 0, and processes the same records.
         3. The first unit is committed: the group is at 10.
         4. The second consumer's unit is accepted. It must not be committed, or records 0 to 9 would be in the output

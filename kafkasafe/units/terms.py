@@ -35,8 +35,7 @@ Line: TypeAlias = int | GroupPartition
 """Units are ordered for each line separately. A line is a destination, or a group's offset of a partition."""
 
 POOL: Final = 4
-"""How many transactional ids of its own a lane has, and so how many transactions it can have in progress under them.
-"""
+"""How many transactional ids a lane has of its own. This limits how many transactions are in progress under them."""
 
 
 class IllegalStepError(RuntimeError):
