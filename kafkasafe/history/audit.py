@@ -86,9 +86,9 @@ class IdCount:
 
     Attributes:
         source: Where the ids are.
-        records: How many have one.
-        without_id: How many have none.
-        distinct: How many ids there are.
+        records: How many records have an id.
+        without_id: How many records have no id.
+        distinct: How many different ids there are.
         missing: How many whole numbers between the least and the largest id are missing; None if ids are not numbers.
         examples: Ids that occur more than once, and how often; the most frequent first.
     """

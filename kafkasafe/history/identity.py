@@ -81,9 +81,9 @@ class BatchKind(enum.Enum):
     """The role of a batch of the log in a transaction."""
 
     PLAIN = enum.auto()
-    """It belongs to no transaction."""
+    """The batch belongs to no transaction."""
     TRANSACTIONAL = enum.auto()
-    """It belongs to a transaction, which the next marker with the same producer id commits or aborts."""
+    """The batch belongs to a transaction, which the next marker with the same producer id commits or aborts."""
     COMMIT = enum.auto()
     """A commit marker."""
     ABORT = enum.auto()

@@ -85,7 +85,7 @@ class Released:
 
         Args:
             base_offset: The offset.
-            forgotten_offset: Before this offset there may be batches that no mark names.
+            forgotten_offset: Offset before which there may be batches that no mark names.
         """
         offsets = self._offsets
         if not offsets:
@@ -121,13 +121,13 @@ class Loss:
     """The result of a survey.
 
     Attributes:
-        indexes: Which of the acknowledged batches are lost, ascending.
+        indexes: Indexes of the acknowledged batches that are lost, ascending.
         first_offset: First lost offset, -1 when nothing is lost.
         last_offset: Last lost offset (inclusive), -1 when nothing is lost.
         records: Records in the lost batches, and in older ones whose loss follows from the sequences.
         moved: Maps the index of a batch that the log holds at another offset to that offset.
-        oldest_known: The oldest batch of the search is lost too, and nothing shows how many batches before it are
-            lost.
+        oldest_known: The oldest batch that the survey searched for is lost, and nothing shows how many batches before
+            it are lost.
         released_there: Every suspected batch of this lane that is known by its offset alone is at that offset.
         ours_until: Offset (exclusive) up to which batches of this lane cover every offset, from the first suspected one
             on; -1 if the survey did not check that, or no batch of this lane covers the first suspected offset.
@@ -255,7 +255,7 @@ class Survey:
 
     def _is_gone(self, index: int, batch: AckedBatch) -> bool:
         if not batch.exact:
-            # The batch was at or after this offset, so the survey must have seen the whole log from here on.
+            # The batch was at or after this offset, so the survey must have seen the whole log from there on.
             return self.complete and batch.base_offset >= self.log_start_offset
         if batch.next_offset <= self.log_start_offset:
             return False

@@ -36,8 +36,8 @@ class LowerAnswers:
     """Answers that were lower than the remembered one, and are not accepted.
 
     Attributes:
-        since: Time of the first of them; None when none is held.
-        answered: The last of them; -1 when none is held.
+        since: Time of the first held answer; None when none is held.
+        answered: The last held answer; -1 when none is held.
     """
 
     since: float | None = None

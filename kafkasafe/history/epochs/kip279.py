@@ -131,7 +131,7 @@ class Comparison:
         truncate_to: First differing offset, to which the follower would truncate its log. The follower's log end if
             the logs do not differ.
         request_bytes: Bytes of the partition in all requests, counted as in KIP-279.
-        response_bytes: The same for the responses.
+        response_bytes: Bytes of the partition in all responses, counted as in KIP-279.
     """
 
     strategy: Strategy
