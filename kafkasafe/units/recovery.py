@@ -160,7 +160,8 @@ class UnitReplay:
                 and unit.phase is Phase.STAGED
                 and (unit.code or not self._lines.is_first(transaction, transaction.group_lines))
             ):
-                # An earlier version of kafkasafe wrote the unit's offset before the earlier units were committed.
+                # The staged unit was refused, or an earlier version of kafkasafe wrote the unit's offset before the
+                # earlier units were committed.
                 self._transitions.ask_outcome(transaction)
         if not paused:
             for unit in ordered:
