@@ -344,7 +344,8 @@ class Transitions:
            be in no output, and would not be read again.
 
         So the second unit is also dropped, and the consumer must go back to 10. The marks of all these units are
-        written in one group, so the next incarnation finds all of them dropped, or none. A unit that is not on disk when it is dropped is never written (`Unit.void`).
+        written in one group, so the next incarnation finds all of them dropped, or none. A unit that is not on disk
+        when it is dropped is never written (`Unit.void`).
         """
         dropped, self._drops = self._drops, []
         broken: Break = {}
