@@ -1,4 +1,4 @@
-"""Measures how long nothing was delivered, so that a program's log shows the end of an outage as well as its start."""
+"""Measures how long nothing was delivered, so that a program's log shows both the start and the end of an outage."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ class Pump:
         ).start()
 
     def submit(self, parcels: Sequence[Parcel]) -> None:
-        """Accepts parcels, in order. See `Ledger.submit`."""
+        """Accepts parcels, in this order. See `Ledger.submit`."""
         self.ledger.submit(parcels)
 
     def wait(self, ready: Callable[[], bool], timeout: float | None, *, choosy: bool = False) -> bool:

@@ -251,7 +251,7 @@ class DiskWriter:
             lane.spool.keep_room(lane.divisions.waiting_bytes)
 
     def _promise(self, parcels: Sequence[Parcel]) -> None:
-        """Release callers that wait for these parcels to be durable: the next start finds them on disk."""
+        """Mark these parcels as durable: the next start finds them on disk. Release callers that wait for them."""
         if not parcels:
             return
         self.memory += sum(parcel.size_bytes for parcel in parcels if parcel.data is not None)

@@ -29,8 +29,8 @@ class EndCheck:
         idle: True: the partition is idle, and this is a routine check, which is dropped if the partition becomes
             active. False: an acknowledgement from another leader caused the check, which repeats until there is an
             answer.
-        elected: Whether another leader has been elected since the last acknowledgement. If so, the check also reports
-            when that leader's log cannot prove that no records are lost.
+        elected: Whether another leader has been elected since that offset was acknowledged. If so, the check also
+            reports it if that leader's log cannot prove that no records are lost.
     """
 
     def __init__(

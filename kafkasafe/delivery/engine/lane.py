@@ -215,7 +215,7 @@ class Rejections:
         self._paths: dict[int, Path | None] = {}
         """Maps the handle of a rejected batch to the file with its records."""
         self._stopped: dict[int, float] = {}
-        """Maps a destination whose next batch is damaged on disk to the time of the next try to read it, monotonic
+        """Maps a destination to when the engine tries again to read its next batch, which is damaged on disk; monotonic
         seconds.
         """
 
@@ -282,7 +282,7 @@ class LossChecks:
 
     def __init__(self) -> None:
         self._epochs: dict[int, int] = {}
-        """Maps a destination to the leader epoch of the last check whether its log has lost acknowledged records."""
+        """Maps a destination to the leader epoch under which its log was last checked for lost records."""
         self._unproven: dict[int, int] = {}
         """Maps a destination to the last acknowledged offset that was reported as unproven."""
 

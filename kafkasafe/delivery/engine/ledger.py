@@ -207,7 +207,7 @@ class Ledger:
                 self.waiters.notify_all()
 
     def oldest_age_s(self) -> float:
-        """How long the oldest record without a fate has waited, seconds; 0 if there is none. From any thread."""
+        """How long the oldest record without a fate has waited, seconds; 0 if there is none. Any thread may call it."""
         oldest = self.parcels.oldest
         if oldest is None:
             return 0.0

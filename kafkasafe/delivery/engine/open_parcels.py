@@ -64,13 +64,13 @@ class Ahead:
                 self._counts.accepted((parcel.topic, parcel.partition), parcel.size_bytes, now)
 
     def withdraw(self, parcel: Parcel) -> None:
-        """Release a parcel whose batch was packed, and so is not in memory."""
+        """Stop counting a parcel whose batch was packed: it is no longer in memory."""
         if parcel.ahead and self._counts is not None:
             parcel.count_ahead(counted=False)
             self._counts.withdrawn((parcel.topic, parcel.partition), parcel.size_bytes)
 
     def finish(self, parcel: Parcel) -> None:
-        """Release a parcel whose fate is known."""
+        """Stop counting a parcel whose fate is known."""
         if parcel.ahead and self._counts is not None:
             parcel.count_ahead(counted=False)
             now = self._clock.monotonic()

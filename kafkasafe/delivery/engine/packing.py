@@ -18,7 +18,7 @@ from kafkasafe.spool.recovery import replay_one
 __all__ = ["LogReplay", "Packing", "packs"]
 
 _PARCELS: Final = 4096
-"""A backlog of up to this number of batches is not packed."""
+"""Number of batches of a lane below which nothing is packed."""
 
 
 def packs(config: ProducerConfig) -> bool:
@@ -75,7 +75,7 @@ class Packing:
         self._packs = packs(context.config)
 
     def pack(self, lane: Lane, batches: Iterable[j.Batch]) -> None:
-        """Pack the backlogs of partitions whose backlog is long. Called after these batches were written."""
+        """Pack the long backlogs among the partitions of these batches. Called after the batches were written."""
         if not self._packs or not lane.own or len(lane.parcels) < _PARCELS:
             return
         for destination in {batch.destination for batch in batches}:

@@ -49,10 +49,10 @@ class Surroundings:
         """
 
     def begin(self) -> None:
-        """Look for records that a producer of this cluster would adopt, before a broker answers.
+        """Before a broker answers, look for records that a producer of this cluster would adopt.
 
-        `close` has to wait for them. Otherwise a program that ends as soon as its own records are acknowledged never
-        adopts them, however often it runs.
+        `close` has to wait for these records. Otherwise a program that ends as soon as its own records are acknowledged
+        would never adopt them, however often it runs.
         """
         if self._siblings is not None:
             self._looks_first = True

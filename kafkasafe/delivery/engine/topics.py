@@ -71,7 +71,7 @@ class TopicKeeper:
         self._context.cluster.refresh_metadata([topic], lambda _: None)
 
     def may_create(self, topic: str) -> bool:
-        """Whether a metadata request may create a topic. It must not recreate a deleted one. From any thread."""
+        """Whether a metadata request may create a topic: it must not recreate a deleted one. Any thread may call it."""
         asked_at = self._asked_for.get(topic, -_ASKED_FOR_S)
         return self._context.clock.monotonic() - asked_at < _ASKED_FOR_S or any(
             lane.journal.views.wants(topic) for lane in list(self._context.lanes)
