@@ -1,4 +1,4 @@
-"""Which offsets are committed, and the history that they carry."""
+"""Decides which offsets are committed, and which history they carry."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ class Commits:
         2. `poll` raises LogDivergedError. The application does not seek, and an automatic commit is due.
         3. Both logs have leader epoch 0. The next incarnation would accept offset 10, and skip 0 to 9.
 
-        So a position is left out while the application has not decided and the position looks like one of the new log.
-        When the metadata name another topic, the position is also left out until it was checked. Earlier commits carry
-        the id of the topic that was read (`_described`).
+        So a position is left out if it looks like one of the new log and the application has not decided yet. If the
+        metadata already name another topic, the position is also left out until it was checked. Commits made before
+        that time carry the id of the topic that was read (`_described`).
         """
         return self._port.consumed(unhanded, self._is_allowed)
 

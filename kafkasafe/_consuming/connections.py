@@ -21,7 +21,7 @@ class Connections:
 
     Args:
         options: KafkaConsumer's options.
-        is_closed: Whether the consumer is closed.
+        is_closed: Returns whether the consumer is closed.
     """
 
     __slots__ = ("_is_closed", "_lock", "_options", "_transport")

@@ -3,10 +3,10 @@
 If a Fetch has a rack id, the leader may answer with the id of a follower instead of records (KIP-392). The leader
 repeats this answer as long as the consumer sends its rack id:
 
-1. A follower is killed. The consumer gets metadata: the follower is offline.
-2. The follower is started again, and the leader names it.
-3. The metadata still say that it is offline. The consumer asks the leader, with the same rack id. Steps 2 and 3 repeat
-   without a pause and without a record, until the metadata expire.
+1. A follower is killed. The consumer gets metadata that say that the follower is offline.
+2. The follower is started again. The consumer sends a Fetch to the leader, and the leader names the follower.
+3. The consumer's metadata still say that the follower is offline. So the consumer asks the leader again, with the same
+   rack id, and gets the same answer. This repeats, without a pause and without a record, until the metadata expire.
 
 Rule: if a follower cannot be used, the consumer reads the partition from its leader for `LEADER_ONLY_S`. Meanwhile
 requests for the partition carry no rack id, so the leader returns the records itself.
@@ -36,7 +36,7 @@ class Followers(Generic[T]):
     The polling thread and kafka-python's I/O thread call the methods. Times are monotonic seconds.
 
     Args:
-        max_wait_s: `fetch_max_wait_ms`, in seconds: how long a broker may wait for records.
+        max_wait_s: The option `fetch_max_wait_ms`, in seconds: how long a broker may wait for records.
         lock: A lock.
     """
 
@@ -45,12 +45,12 @@ class Followers(Generic[T]):
     def __init__(self, max_wait_s: float, lock: AbstractContextManager[Any]) -> None:
         self._lock = lock
         self._patience_s = max_wait_s + ANSWER_S
-        """How long a follower may take to answer."""
+        """How long a follower may take to answer, seconds."""
         self._left_until: dict[T, float] = {}
         self._asked: dict[int, tuple[float, frozenset[T]]] = {}
-        """For each follower with a Fetch in flight: the deadline of its answer, and the requested partitions."""
+        """Maps a follower with a Fetch in flight to the deadline of its answer, and to the requested partitions."""
         self._overdue: dict[int, frozenset[T]] = {}
-        """For each follower with an overdue answer: the partitions that are read from their leaders instead. The answer
+        """Maps a follower with an overdue answer to the partitions that are read from their leaders instead. The answer
         may still come.
         """
         self._late: deque[Any] = deque(maxlen=_MOST_LATE_ERRORS)
@@ -66,7 +66,7 @@ class Followers(Generic[T]):
             self._left_until[partition] = now + LEADER_ONLY_S
 
     def leaves(self, partitions: Iterable[T], now: float) -> bool:
-        """Return whether one of these partitions is read only from its leader."""
+        """Return whether at least one of these partitions is now read only from its leader."""
         with self._lock:
             return any(self._left_until.get(partition, now) > now for partition in partitions)
 
@@ -83,8 +83,8 @@ class Followers(Generic[T]):
             self._overdue.pop(node, None)
 
     def failed(self, node: int, now: float) -> frozenset[T]:
-        """Record that the Fetch to this broker has failed. Return its partitions, which are read only from their
-        leaders now.
+        """Record that the Fetch to this broker has failed. Return the requested partitions, which are read only from
+        their leaders from now on.
         """
         with self._lock:
             _, partitions = self._asked.get(node, (0.0, frozenset[T]()))
@@ -104,7 +104,7 @@ class Followers(Generic[T]):
         return found
 
     def note_errors(self, node: int, rows: Iterable[tuple[T, Any]]) -> None:
-        """Note errors in an overdue response. The consumer already reads these partitions from their leaders.
+        """Record the errors in an overdue response. The consumer already reads their partitions from the leaders.
 
         Args:
             node: The broker.
@@ -120,6 +120,6 @@ class Followers(Generic[T]):
             return any(each is row for each in self._late)
 
     def due_s(self, now: float) -> float:
-        """Return the seconds until the first answer of a follower is overdue. A Fetch may be sent to a follower now."""
+        """Return the seconds until a follower's answer is overdue. If no answer is awaited, count from now."""
         with self._lock:
             return max(0.0, min((until - now for until, _ in self._asked.values()), default=self._patience_s))

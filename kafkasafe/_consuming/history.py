@@ -1,6 +1,6 @@
-"""The history of the records that were read of one partition, from the headers of fetched batches.
+"""The history of the records that were read of one partition. It is made from the headers of fetched batches.
 
-The leader's log is compared with it.
+The leader's log is compared with this history.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Header(NamedTuple):
     """Fields of the header of a batch, or of a message in a format before 2.
 
     Attributes:
-        base_offset: First offset. For an old compressed message: its last offset, the only one in its header.
+        base_offset: First offset. For an old compressed message, the last offset, because its header has no other.
         last_offset: Last offset (inclusive).
         epoch: Leader epoch; -1 if there is none.
         crc: Checksum.
@@ -97,8 +97,8 @@ class History:
     Attributes:
         lineage: Leader epochs of the records read.
         marks: The latest batches that were read, for logs whose leader epochs do not prove enough.
-        topic_id: Id of the topic that was read. It stays the same while another topic has the name and the application
-            has not decided.
+        topic_id: Id of the topic that was read. If another topic gets the name, this id stays until the application has
+            decided.
         former_ids: Ids of deleted topics of that name. kafka-python's metadata may still have them.
     """
 
@@ -139,13 +139,13 @@ class History:
         return bool(self.lineage.entries) and self.lineage.start_offset < position
 
     def is_of_former(self, topic_id: bytes | None) -> bool:
-        """Return whether records of another topic than this one were read."""
+        """Return whether the records that were read belong to another topic than the one with this id."""
         return (
             bool(self.lineage.entries) and None not in {topic_id, self.topic_id} and topic_id != self.topic_id
         )
 
     def adopt(self, topic_id: bytes | None) -> None:
-        """Note the id of the topic that has the name now; None if the brokers do not report ids."""
+        """Record the id of the topic that has the name now; None if the brokers do not report ids."""
         if topic_id is None:
             return
         if self.topic_id is not None and self.topic_id != topic_id:
@@ -160,7 +160,7 @@ class History:
             self.marks.truncate(end)
 
     def forget_before(self, start: int) -> None:
-        """Forget the leader epochs before this offset, which the log no longer has."""
+        """Forget the leader epochs before this offset, because the log no longer has them."""
         with self._lock:
             self.lineage.forget_before(start)
 
@@ -175,8 +175,8 @@ class History:
             self.lineage, self.marks = Lineage(), BatchMemory()
 
     def forget_unread_topic(self) -> None:
-        """Forget the id of the topic if nothing of it was read. The position then belongs to the topic that has the
-        name now.
+        """Forget the id of the topic if no record of it was read. In that case, the position belongs to the topic that
+        has the name now.
         """
         if not self.lineage.entries:
             with self._lock:
@@ -233,7 +233,7 @@ def _restored(
 ) -> tuple[Lineage, bytes | None]:
     """Return the history that a committed offset carries, and the topic id (None if it has none).
 
-    If the stored history is the better one, return `remembered` itself.
+    If the remembered history is the better one, return `remembered` itself.
     """
     try:
         lineage, topic_id = Lineage.decode(metadata or ""), decode_topic_id(metadata or "")

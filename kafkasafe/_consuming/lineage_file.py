@@ -14,7 +14,8 @@ from kafkasafe.spool.files import Files, OsFiles, read_whole, replace_whole
 
 __all__ = ["LineageMemory"]
 
-# Shortest time between two writes of the file, in seconds: first after a successful write, then after a failed one.
+# Shortest time before the next write of the file, in seconds: `_SAVE_S` after a successful write, `_SAVE_AGAIN_S` after
+# a failed one.
 _SAVE_S: Final = 1.0
 _SAVE_AGAIN_S: Final = 10.0
 
@@ -94,7 +95,7 @@ class LineageMemory:
         return time.monotonic() >= self._save_due
 
     def save_if_possible(self, reports: Reports) -> None:
-        """Writes all remembered histories, and logs and counts the error if that fails."""
+        """Writes all remembered histories. If this fails, logs and counts the error."""
         try:
             self.save()
         except OSError:

@@ -47,10 +47,12 @@ from kafkasafe.offsets import EndOffsetTracker, IsolationLevel
 
 __all__ = ["LogChecks", "code_error", "ignore"]
 
-# NOT_LEADER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH: another broker leads, or the leader has another epoch.
+# NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH: another broker leads, or the leader has another
+# epoch.
 _OTHER_LEADER: Final = frozenset({6, 74, 75})
 _NOTHING: Final = Unknown("nothing was asked")
-# Pause between look-ups of an end offset while a lower answer is not believed, seconds.
+# Pause between two look-ups of an end offset, while the answers are lower than an earlier one and not believed,
+# seconds.
 _SETTLE_S: Final = 0.5
 
 
@@ -63,7 +65,7 @@ class LogChecks:
         port: Gives kafka-python's metadata. They are separate from the metadata of our connections.
         reports: Takes events, and counts retries.
         tracker: Remembers earlier end offsets.
-        hold_timeout_s: How long a lower end offset is not believed, seconds.
+        hold_timeout_s: How long an end offset that is lower than an earlier one is not believed, seconds.
         isolation: Isolation level. With 1 (read_committed), the end of a log is its last stable offset.
     """
 
@@ -120,7 +122,7 @@ class LogChecks:
         return LocalStart((yield from self._lookups.local_start(*tp)))
 
     def examine_range(self, tp: TopicPartition, read: HistoryCopy, position: int) -> Procedure[LogRange]:
-        """Look up the bounds of the log. If it ends before the position, compare it with the history."""
+        """Look up the bounds of the log. If the log ends before the position, compare it with the history."""
         start = yield from self._start(tp)
         end = yield from self._log_end(tp)
         walked = None
@@ -138,13 +140,13 @@ class LogChecks:
     def walk(self, tp: TopicPartition, read: HistoryCopy, position: int) -> Procedure[LogCompared]:
         """Compare the leader's log with the history before a position.
 
-        If kafka-python's metadata and fresh ones name two different topics, and neither is the one that was read, the
-        walk waits until both name the same topic, because ids do not say which of two topics is the newer one:
+        Kafka-python's metadata and fresh ones may name two different topics, neither of which is the one that was read.
+        Then the walk waits until both name the same topic, because ids do not say which of two topics is the newer one:
 
         1. Topic A was read. It is deleted and created again as B, then as C.
         2. kafka-python's metadata are from the time of B. The fresh metadata have C, and the walk ends with C.
-        3. The next check would take B for a topic after C. From then on C would count as a former topic, and all later
-           metadata, which name C, as outdated: the partition would never be read again.
+        3. The next check would take B for a topic after C. From that check on, C would count as a former topic. All
+           later metadata name C, and would count as outdated: the partition would never be read again.
         """
         topic_id = read.topic_id
         tries = 0
@@ -299,7 +301,7 @@ class LogChecks:
 
 
 def _all_gone(lineage: Lineage, position: int, log_end: int) -> Diverged:
-    """Return the divergence for a topic that another topic of the same name has replaced."""
+    """Return the divergence of a log whose topic was replaced by another topic of the same name."""
     ours = lineage.copy()
     ours.truncate(position)
     first, last = ours.start_offset, ours.end_offset - 1

@@ -26,7 +26,7 @@ __all__ = ["Found", "OffsetLookUps"]
 _OFFSET_NOT_AVAILABLE: Final = 78
 # If a leader did not say whether the log has a remote part, ask again after this time, seconds.
 _REMOTE_AGAIN_S: Final = 1.0
-# Shortest time between two attempts to write the file `offsets_path`, after one has failed.
+# Shortest time between a failed attempt to write the file `offsets_path` and the next attempt, seconds.
 _SAVE_AGAIN_S: Final = 10.0
 
 Found = tuple[dict[TopicPartition, Any], dict[TopicPartition, Exception]]
@@ -144,15 +144,15 @@ class OffsetLookUps:
         return answered, missing
 
     def _save(self) -> None:
-        """Save the end offsets before the application gets them: after a kill -9 the next run must not return lower
-        ones.
+        """Save the end offsets before the application gets them, so that the next run returns no lower ones, even after
+        a kill -9.
         """
         if self._path is None or time.monotonic() < self._save_due:
             return
         try:
             self._tracker.save(if_changed=True)
         except OSError:
-            # The answer is correct nevertheless: without the file, only the next run knows less. `close` raises the
+            # The answer is correct although the file was not written: only the next run knows less. `close` raises the
             # error.
             log.exception(
                 "%s could not be written",
@@ -182,7 +182,7 @@ class _Trouble:
         self._asked_at = -math.inf
 
     def note(self, error: Exception) -> None:
-        """Note a failed attempt."""
+        """Record a failed attempt."""
         self._last = error
         known = self._remote is not None and (not self._remote.done or self._remote.result is not None)
         if isinstance(error, RemoteStorageNotReadyError):

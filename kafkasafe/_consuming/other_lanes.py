@@ -4,18 +4,18 @@
 
 1. A program closes its producer while a batch with records 0 to 9 is under way. The batch is left in the spool, and the
    consumer goes back to the group's offset, 0.
-2. The program continues with a producer of another lane, which was open already, or has another `client_id` or
-   `spool_dir`. Its batch with records 0 to 9 is committed.
-3. A producer opens the first lane, here or in another process, and delivers the batch that was left. Its offsets come
-   from the same member in the same generation, so the group would accept them: records 0 to 9 would be in the output
-   twice.
+2. The program continues with a producer of another lane: one that was open already, or one with another `client_id` or
+   `spool_dir`. That producer's batch with records 0 to 9 is committed.
+3. A producer opens the first lane, here or in another process, and delivers the batch that was left. That batch's
+   offsets come from the same member in the same generation, so the group would accept them: records 0 to 9 would be in
+   the output twice.
 
 So if a batch is undecided, and the next batch goes to another lane:
 
 - A consumer that is a member of a group leaves the group and joins it again. Then it is another member, in another
-  generation, and the group refuses the batches that were left (KIP-447). The consumer requests the group's offset only
-  afterwards. The coordinator returns it only when all earlier offsets that the group had accepted are committed or
-  aborted.
+  generation, and the group refuses the batches that were left (KIP-447). Only after it has joined again, the consumer
+  requests the group's offset. The coordinator returns this offset only when all offsets that the group has already
+  accepted are committed or aborted.
 - With `assign` there is no generation. So `send_offsets` refuses the next batch as long as the other lane has an
   undecided batch of the partition. If a producer on the same directory adopts that lane, which takes seconds,
   `send_offsets` waits.
@@ -40,9 +40,9 @@ from kafkasafe.spool.own_lane import OwnLane
 __all__ = ["OtherLanes", "Way"]
 
 _LOOK_S: Final = 0.01
-"""The pause between two looks at outcomes."""
+"""The pause between two checks for outcomes, seconds."""
 _READ_S: Final = 0.1
-"""The pause between two readings of a lane."""
+"""The pause between two reads of a lane, seconds."""
 _LEAVES: Final = "its atomic batches go to another producer, and one was left undecided"
 _OPEN: Final = (
     "Another atomic batch that is still open has offsets of this consumer, and belongs to another producer. Commit or"
@@ -64,7 +64,7 @@ class Way(enum.Enum):
     """Whether another lane may move the group."""
 
     WAS_FREE = "was free"
-    """No undecided batch was in another lane."""
+    """There was no undecided batch in another lane."""
     IS_FREE = "is free"
     """All undecided batches of other lanes have been decided meanwhile."""
     LEFT_GROUP = "left the group"
@@ -85,14 +85,14 @@ class OtherLanes:
         self._earlier: Earlier[TopicPartition] = Earlier()
 
     def ended(self, tp: TopicPartition, claims: Sequence[OffsetClaim]) -> None:
-        """Note the undecided batches of a reading that has ended."""
+        """Record the undecided batches of a reading that has ended."""
         self._earlier.add(tp, claims)
 
     def make_way(self, readings: Mapping[TopicPartition, ReadingRun], mine: Carrier, group: str) -> Way:
         """Make it impossible that another lane moves the group in these partitions.
 
         Args:
-            readings: By partition, the reading that the next batch continues.
+            readings: Maps each partition to the reading that the next batch continues.
             mine: Carrier of the next batch.
             group: The consumer's group.
 
@@ -133,7 +133,11 @@ def _await_outcomes(claims: Sequence[OffsetClaim], deadline: float) -> None:
 
 
 def _await_lane(lane: ProducerLane, mine: ProducerLane, line: tuple[str, str, int], deadline: float) -> None:
-    """Wait until the lane has no undecided batch that moves this offset, if the producer will adopt the lane."""
+    """Wait until `lane` has no undecided batch that moves this offset.
+
+    Raises:
+        UsageError: The producer of the lane `mine` will not adopt `lane`, or the time is over.
+    """
     while isinstance(lane, OwnLane) and lane.may_move([line]):
         if not (isinstance(mine, OwnLane) and mine.adopts(lane)) or time.monotonic() >= deadline:
             raise UsageError(_LEFT.format(path=lane.path))

@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 ResetReason = tuple[Literal["no_position", "retention", "beyond_end", "recreated"], int | None]
-"""The reason of a reset, and the position before it."""
+"""The reason for a reset, and the position before the reset."""
 
 _RUNNING: Final = frozenset({Activity.WALKING, Activity.RANGING, Activity.LOCATING, Activity.RESETTING})
 _DECIDING: Final = frozenset({Activity.DIVERGED, Activity.STRANDED})
@@ -34,7 +34,7 @@ class LogCompared(NamedTuple):
     """The result of a walk.
 
     Attributes:
-        outcome: What the comparison has found.
+        outcome: The result of the comparison.
         epoch: Leader epoch of the log that was compared.
         round_trips: Number of answers that the walk needed.
         recreated: Whether another topic has the name now.
@@ -52,8 +52,8 @@ class LogCompared(NamedTuple):
 
 
 class LogRange(NamedTuple):
-    """The result of checking an offset out of range: the bounds of the log, and the result of the walk, if one was
-    necessary.
+    """The result of a check after a broker said that an offset is out of range: the bounds of the log and, if a walk
+    was necessary, its result.
     """
 
     start: int
@@ -88,7 +88,7 @@ class Undecided(NamedTuple):
 
     @property
     def is_known_by_epochs(self) -> bool:
-        """Whether the leader epoch of a committed offset shows that it belongs to the former log.
+        """Whether the leader epoch of a committed offset shows that the offset belongs to the former log.
 
         A truncated log continues with newer epochs. The epochs of a recreated topic begin at 0 again, so any offset
         looks like one of the new log.
@@ -109,10 +109,10 @@ class Failures:
         code: Error code of the last of them.
         reason: The meaning of this code.
         reported_code: Error code in the latest event about failures; 0 without such an event.
-        overdue_since: When fetches began to fail, or when `poll` last raised an error about it.
+        overdue_since: When fetches began to fail or, if `poll` has raised an error about that, when it last did so.
         remote: Whether the position is in remote storage; None: not known yet. The consumer asks only after a failed
             fetch.
-        rest_until: The partition is not fetched before this time.
+        rest_until: When the partition may be fetched again.
     """
 
     __slots__ = ("code", "count", "overdue_since", "reason", "remote", "reported_code", "rest_until", "since")
@@ -150,11 +150,11 @@ class Failures:
         self.overdue_since = now
 
     def located(self, *, remote: bool) -> None:
-        """Note the leader's answer: whether the position is in remote storage."""
+        """Record the leader's answer: whether the position is in remote storage."""
         self.remote = remote
 
     def moved(self) -> None:
-        """Note a new position. It may or may not be in remote storage."""
+        """Record a new position. It may or may not be in remote storage."""
         self.remote = None
 
 
@@ -166,11 +166,11 @@ class AssignedPartition:
         at: The state of the position (`kafkasafe._consuming.position_table`).
         history: The records that were read.
         failures: The failed fetches.
-        doubted: Whether the connection to the leader was lost without a leader epoch that shows which broker has led
-            since then.
+        doubted: Whether the connection to the leader was lost, and no leader epoch shows which broker has led since
+            then.
         checked: The leadership under which the position was found valid; None: it must be checked.
         inquiry: The running procedure, if any.
-        position: Offset for which the procedure began.
+        position: Offset for which the procedure began or the error was raised.
         undecided: A divergence about which the application has not decided.
         error: The error that `poll` raises until the position changes.
         raised_at: When `poll` last raised `error`, monotonic seconds; 0: not yet.
@@ -264,7 +264,7 @@ class AssignedPartition:
         return True
 
     def begin(self, inquiry: RunningProcedure[Any]) -> None:
-        """Note the procedure that runs now. The event that started it has set the state already.
+        """Record the procedure that runs now. The event that started it has set the state already.
 
         A signal handler may have called `seek` since that event. In that case the procedure concerns a former position,
         and is cancelled.
@@ -292,8 +292,8 @@ class AssignedPartition:
         self.mend()
 
     def mend(self) -> None:
-        """End a state whose procedure does not run. An interrupt between the event and the start of the procedure
-        causes it.
+        """End a state whose procedure does not run. Such a state arises if an interrupt comes between the event and the
+        start of the procedure.
         """
         if self.inquiry is None and self.at.activity in _RUNNING:
             self.on(PositionEvent.ENDED)
@@ -307,14 +307,15 @@ class AssignedPartition:
         """Return the history up to the position, to keep it for a later assignment.
 
         Args:
-            least: Keep at least the history up to this offset: all records before it were returned to the application.
+            least: The returned history reaches at least to this offset, because all records before it were returned to
+                the application.
         """
         position = self.state.position
         # Without a position (during a reset) keep the whole history.
         return self.history.remembered(None if position is None else max(position.offset, least))
 
     def place(self, position: int) -> None:
-        """Note the position for which a procedure begins or an error is raised."""
+        """Record the position for which a procedure begins or an error is raised."""
         self.position = position
 
     def sought(self) -> list[Action]:
@@ -326,7 +327,7 @@ class AssignedPartition:
         )
 
     def doubt(self, nodes: Collection[int]) -> None:
-        """Check the position again if it was found valid at one of these brokers, without a leader epoch."""
+        """Check the position again if it was found valid under one of these leaders, and without a leader epoch."""
         if self.checked is not None and self.checked[2] < 0 and self.checked[1] in nodes:
             self.doubted = True
 
@@ -346,7 +347,7 @@ class AssignedPartition:
         return self.on(PositionEvent.DIFFERED)
 
     def strand(self, error: Exception) -> list[Action]:
-        """Record that the position has to be reset and no reset is allowed. Return the actions to carry out."""
+        """Record that the position has to be reset, but no reset is allowed. Return the actions to carry out."""
         self.stop(error)
         return self.on(PositionEvent.NO_POLICY)
 
@@ -362,11 +363,11 @@ class AssignedPartition:
         return True
 
     def raised(self, now: float) -> None:
-        """Note when `poll` raises the error."""
+        """Record when `poll` raises the error."""
         self.raised_at = now
 
     def resets(self, reason: ResetReason) -> None:
-        """Note the reason for a reset that the application did not request."""
+        """Record the reason for a reset that the application did not request."""
         self.reset = reason
 
     def was_reset(self) -> ResetReason | None:

@@ -78,7 +78,7 @@ class AssignedPartitions:
             self._memory.keep(tp.topic, tp.partition, part.remembered(some[-1].offset + 1 if some else 0))
 
     def undecided(self, only: TopicPartition | None = None) -> list[AssignedPartition]:
-        """Return partitions that wait for the application's decision; with `only`, at most this one."""
+        """Return the partitions that wait for the application's decision; with `only`, no other than this one."""
         found = []
         for tp, part in self.items():
             if (
@@ -89,7 +89,7 @@ class AssignedPartitions:
                 continue
             position = part.state.position
             if position is None or position.offset != part.position:
-                # Something other than a decision moved the position. Check the new position, too.
+                # The position was moved, but not by a decision. The new position must be checked, too.
                 part.on(PositionEvent.MOVED)
                 continue
             found.append(part)
@@ -97,12 +97,12 @@ class AssignedPartitions:
 
     @staticmethod
     def error(undecided: list[AssignedPartition]) -> Exception:
-        """Return the error that was raised least recently. The caller raises it."""
+        """Return the partitions' error that was raised least recently. The caller raises it."""
         part = min(undecided, key=lambda part: part.raised_at)
         part.raised(time.monotonic())
         if part.error is None:  # pragma: no cover - that is what `undecided` means
             raise RuntimeError("nothing is undecided")
-        # Raise the error with a new traceback each time. Otherwise its traceback would grow.
+        # Raise the error with a new traceback each time. Otherwise its traceback would grow with each raise.
         return part.error.with_traceback(None)
 
     def has_others(self) -> bool:

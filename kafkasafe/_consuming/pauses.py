@@ -18,7 +18,7 @@ from kafkasafe.events import PartitionNotReady, PartitionReady
 
 __all__ = ["OTHER_TOPIC", "Pauses"]
 
-# Checking an offset out of range takes three requests, so this pause allows ten requests a second.
+# The check of an offset that is out of range takes three requests, so this pause allows ten requests a second.
 _RANGE_PAUSE_S: Final = 0.3
 # UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID: brokers return these codes for a deleted topic,
 # and briefly after their own start.
@@ -31,7 +31,8 @@ class Pauses:
     Args:
         moves: Moves positions.
         reports: Takes events, and counts retries.
-        remote_storage_timeout_s: When to raise an error about remote storage; None: never.
+        remote_storage_timeout_s: How long remote storage may not be ready before an error is raised, seconds; None: no
+            error is raised.
     """
 
     __slots__ = ("_moves", "_remote_timeout_s", "_reports")
@@ -42,7 +43,7 @@ class Pauses:
         self._remote_timeout_s = remote_storage_timeout_s
 
     def ended(self, tp: TopicPartition, part: AssignedPartition) -> None:
-        """Note and report that a fetch has succeeded after failures."""
+        """Record and report that a fetch has succeeded after failures."""
         failures = part.failures
         event = PartitionReady(tp.topic, tp.partition, time.monotonic() - failures.since, failures.count)
         failures.ended()
@@ -87,7 +88,7 @@ class Pauses:
             )
 
     def located(self, tp: TopicPartition, part: AssignedPartition, *, remote: bool) -> None:
-        """Note the leader's answer: whether the position is in remote storage."""
+        """Record the leader's answer: whether the position is in remote storage."""
         failures = part.failures
         failures.located(remote=remote)
         if remote and failures.count and failures.reported_code != failures.code:

@@ -11,14 +11,14 @@ until the position is known to be valid under the present leader:
 1. The position comes from a commit, a reset or a seek. It is IDLE and UNCHECKED.
 2. Records were read before it, so they are compared with the leader's log: CHECK_DUE, and the position is WALKING. If
    no records were read, nothing can be missing: UNREAD.
-3. The log agrees (AGREED), and the position is IDLE and VALID, until another leader is known (CHECK_DUE again) or a
-   batch contradicts the records read before (CONTRADICTED).
+3. The log agrees (AGREED), and the position is IDLE and VALID. It remains so until another leader is known (CHECK_DUE
+   again) or a batch contradicts the records read before (CONTRADICTED).
 4. If the log does not agree (DIFFERED), the position is DIVERGED until the application decides (SOUGHT).
 
 If a broker says that the position is not in the log (OUT_OF_RANGE), the consumer verifies this: the position is RANGING
 until the bounds of the log are known. Some errors of a fetch can mean that the position is in remote storage. After
-such an error, the consumer asks the leader whether the position is there (LOCATING). LOCATING is the only such
-procedure during which the consumer continues to fetch from the partition.
+such an error, the consumer asks the leader whether the position is there (LOCATING). LOCATING is the only procedure
+during which the consumer continues to fetch from the partition.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class PositionEvent(enum.Enum):
     SOUGHT = "sought"
     """The application has chosen a position."""
     MOVED = "moved"
-    """The position has changed since the procedure began or the error was raised, but not by a decision of the
+    """The position has changed since the procedure began or the error was raised, without a decision of the
     application.
     """
     LEADER_UNKNOWN = "leader unknown"
@@ -93,7 +93,7 @@ class PositionEvent(enum.Enum):
     CHECK_DUE = "check due"
     """A check is due, and records were read before the position."""
     AGREED = "agreed"
-    """The check found no difference, or it cannot find one."""
+    """The check found no difference, or nothing with which it could find one."""
     DIFFERED = "differed"
     """The log has other records than those that were read, or no records in their place."""
     NEW_TOPIC = "new topic"
@@ -163,7 +163,7 @@ class Action(enum.Enum):
     FORGET = "forget"
     """Forget the whole history, except the topic id."""
     ADOPT = "adopt"
-    """Note the id of the topic that has the name now, because this topic is read from now on."""
+    """Record the id of the topic that has the name now, because this topic is read from now on."""
     FORGET_UNREAD_TOPIC = "forget unread topic"
     """If nothing was read, forget the topic id: the position belongs to the topic that has the name now."""
 
@@ -293,8 +293,8 @@ STANDING: Final[dict[Standing, dict[PositionEvent, tuple[Standing, tuple[Action,
     _S.SUSPECTED: {
         _E.SOUGHT: (_S.UNCHECKED, ()),
         _E.UNREAD: (_S.VALID, (Action.RESTART,)),
-        # The log agrees up to the position. So the suspicion concerns records after the position, which were read
-        # before a seek.
+        # The log agrees up to the position. So the suspicion concerns records after the position: they were read before
+        # a seek went back.
         _E.AGREED: (_S.VALID, (Action.CUT, Action.REPOSITION)),
         _E.DIFFERED: (_S.VALID, ()),
         _E.FAILED: (_S.VALID, ()),
@@ -302,4 +302,4 @@ STANDING: Final[dict[Standing, dict[PositionEvent, tuple[Standing, tuple[Action,
 }
 
 BEGIN: Final = At(Activity.IDLE, Standing.UNCHECKED)
-"""A position that was not looked at."""
+"""The state of a position about which nothing has been done yet."""

@@ -1,4 +1,4 @@
-"""Find positions: from the application's decisions, from commits and by resets; and check them."""
+"""Find positions (from the application's decisions, from commits and by resets), and check them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Positions:
         self._lost_nodes: set[int] = set()
 
     def lost(self, node: int) -> None:
-        """Note that a fetch from this broker has failed. kafka-python's I/O thread calls this method."""
+        """Record that a fetch from this broker has failed. kafka-python's I/O thread calls this method."""
         self._lost_nodes.add(node)
 
     def sought(self, tp: TopicPartition) -> None:
@@ -60,7 +60,7 @@ class Positions:
             self._moves.carry_out(tp, part, part.sought())
 
     def refresh_committed(self, timeout_ms: float | None = None) -> bool:
-        """Like kafka-python's method of this name, but keep the leader epoch and the lineage of a committed offset."""
+        """Do what kafka-python's method of this name does, but keep a committed offset's leader epoch and lineage."""
         self._rereading.settle(timeout_ms)
         if self._port.is_placed():
             return True
@@ -118,8 +118,9 @@ class Positions:
             leadership = self._port.leadership(tp)
             if leadership is None:
                 if part.checked is None and part.history.lineage.entries:
-                    # New metadata may arrive before the fetch is sent, and no record may be read unchecked. Request
-                    # metadata here, because kafka-python only does so when it fetches a partition without a leader.
+                    # New metadata may arrive before the fetch is sent, but no record may be read unchecked. So hold the
+                    # partition. Also request metadata: kafka-python does so only when it fetches a partition without a
+                    # leader.
                     self._moves.on(tp, part, PositionEvent.LEADER_UNKNOWN)
             elif leadership[0] in part.history.former_ids:
                 # These metadata are older than those that this consumer has seen.
@@ -153,7 +154,7 @@ class Positions:
 
         1. The consumer begins at the end of the log, offset 10. The topic is deleted and created again.
         2. The new topic gets 15 records. All of them are newer than the position.
-        3. Offset 10 exists in the new log, too. Reading on there would skip the records 0 to 9.
+        3. Offset 10 exists in the new log, too. If the consumer continued there, it would skip the records 0 to 9.
         """
         if self._port.strategy not in {EARLIEST, LATEST}:
             part.place(position)

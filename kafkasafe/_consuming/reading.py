@@ -33,7 +33,7 @@ from kafkasafe.offsets import EndOffsetTracker
 __all__ = ["Reading"]
 
 _DECIDED_S: Final = 0.1
-"""How often to check whether an atomic batch that a partition waits for is decided, seconds."""
+"""Interval between checks whether an atomic batch that a partition waits for is decided, seconds."""
 
 
 class Reading:
@@ -50,9 +50,9 @@ class Reading:
         memory: The histories of partitions that are not assigned.
         reports: Takes events.
         seek: `SafeConsumer.seek`, for the option `on_divergence`.
-        rewound: Called when a partition's position moves back. Records that were fetched before must not be returned
-            then.
-        is_closed: Whether the consumer is closed.
+        rewound: Called when a partition's position moves back. Records that were fetched before this call must not be
+            returned any more.
+        is_closed: Returns whether the consumer is closed.
 
     Attributes:
         port: kafka-python.
@@ -142,13 +142,13 @@ class Reading:
             tracker=tracker,
             reports=reports,
             group_id=group_id,
-            # Only for a member of a group, the time between polls is limited.
+            # The time between polls is limited only for members of a group.
             max_poll_interval_s=float("inf") if group_id is None else config["max_poll_interval_ms"] / 1000,
         )
 
     def due_s(self) -> float | None:
-        """Return the seconds until the first pause of a partition or procedure ends, a follower's answer is overdue, or
-        an atomic batch may be decided; else None.
+        """Return the seconds until the first of these events: the pause of a partition or a procedure ends, a
+        follower's answer is overdue, or an atomic batch may be decided. None if none of them is to be expected.
         """
         now = time.monotonic()
         untils = [part.failures.rest_until for part in self.parts.values()]

@@ -36,7 +36,8 @@ class Reports:
 
     Attributes:
         log: The consumer's log.
-        counters: Number of events of each kind, by name, and of failed writes of the file `lineage_path`.
+        counters: Maps the name of each kind of event to the number of such events. Also counts failed writes of the
+            file `lineage_path`.
         stats: What the metrics show.
     """
 
@@ -66,8 +67,8 @@ class Reports:
             self.log.exception("on_event failed for %s", event, event="hook_failed")
 
     def _say(self, level: int, event: ConsumerEvent) -> None:
-        """Log an event. The rate of INFO records is limited; WARNING and ERROR (a loss, a moved position) are logged
-        each time.
+        """Log an event. The rate of INFO events is limited. WARNING and ERROR events (a loss, a moved position) are all
+        logged.
         """
         fields = {"topic": event.topic, "partition": event.partition}
         name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()

@@ -1,7 +1,7 @@
 """Read partitions again after an atomic batch with their offsets was dropped, or after another group member owned them
 for a while.
 
-If a consumer has a partition both before and after a rebalance, kafka-python keeps its position.
+If a consumer has a partition both before and after a rebalance, kafka-python keeps its position. This can lose records:
 
 1. Records 0 to 9 are read, and are in an atomic batch with the offset 10.
 2. The group begins its next generation and refuses that batch, so the producer drops it.
@@ -18,10 +18,11 @@ afterwards:
 2. A second producer delivers the batch, so the group's offset is 10. That producer is closed, too.
 3. The consumer has returned records 0 to 9 again, and the program adds them to a batch of a third producer. Each
    producer compares its own batches (`ReadingOrder.is_superseded`), but the third one does not know of the first batch.
+   So records 0 to 9 would be in the output twice.
 
 So before the first batch after such a step back, `send_offsets` requests the group's offset. It refuses the batch if
-that offset is not the one to which the consumer went back. All earlier producers of the lane have ended by then. If
-that batch is rejected, `send_offsets` asks again for the next one, because the batch that was left may still be under
+that offset is not the one to which the consumer went back. When it asks, all earlier producers of the lane have ended.
+If the batch is rejected, `send_offsets` asks again for the next one, because the batch that was left may still be under
 way (`ReadingRun.is_unused`). All of this is about one lane: `other_lanes` keeps batches of different lanes apart.
 """
 
@@ -56,8 +57,8 @@ class Rereading:
         port: kafka-python.
         parts: The assigned partitions.
         emit: Function that takes events.
-        rewound: Called when a partition's position moves back. Records that were fetched before must not be returned
-            then.
+        rewound: Called when a partition's position moves back. Records that were fetched before this call must not be
+            returned any more.
         timeout_ms: How long `offer` may wait for the group's offsets.
     """
 
@@ -79,21 +80,21 @@ class Rereading:
         self._states: dict[TopicPartition, Any] = {}
         """kafka-python's states at the start of the readings. A new state object means a new assignment."""
         self._restart: dict[TopicPartition, int] = {}
-        """For each partition that must be read again: its position when an error told the program."""
+        """Maps a partition that must be read again to its position at the time when an error told the program."""
         self._held: set[TopicPartition] = set()
         self._informed: set[TopicPartition] = set()
         """Held partitions for which an error was raised: the program has discarded their records."""
         self._asked: dict[frozenset[TopicPartition], int] = {}
-        """Unanswered requests for the group's offsets: their partitions, and the number of their readings."""
+        """Maps the partitions of each unanswered request for the group's offsets to the number of their readings."""
         self._undecided: set[TopicPartition] = set()
-        """Partitions with an earlier batch that another producer may still deliver, which would move the group's
+        """Partitions with an earlier batch that another producer may still deliver. The batch would move the group's
         offset.
         """
         self._unhanded: Callable[[], Mapping[TopicPartition, int]] = dict
         self._generation: Any = None
         self._stale = False
-        """Whether the program may hold records that this or another consumer will read again, without an error that
-        told the program.
+        """Whether the program may hold records that this or another consumer will read again, and no error has told the
+        program so.
         """
 
     @property
@@ -105,8 +106,8 @@ class Rereading:
         """Set a function for consumers that keep fetched records and return them to the program later.
 
         Args:
-            unhanded: Returns, by partition, the first offset that was fetched but not returned yet. Partitions whose
-                records were all returned are left out.
+            unhanded: Returns a mapping from partitions to the first offset that was fetched but not returned yet.
+                Partitions whose records were all returned are left out.
         """
         self._unhanded = unhanded
 
@@ -129,15 +130,15 @@ class Rereading:
         self._asked.pop(frozenset(partitions), None)
 
     def placed(self, tp: TopicPartition, offset: int) -> None:
-        """Note a position that is not a committed offset: the group has none, or the application chose the beginning or
-        the end.
+        """Record a position that is not a committed offset, because the group has none or the application chose the
+        beginning or the end.
         """
         run = self._readings.get(tp)
         if run is not None and self._states.get(tp) is self._port.state(tp):
             run.place(offset)
 
     def unassigned(self) -> None:
-        """The application may have changed its assignment."""
+        """End the readings of revoked partitions, because the application may have changed its assignment."""
         self._look()
 
     def handed_out_late(self) -> None:
@@ -167,9 +168,9 @@ class Rereading:
         self._release(tp, state)
         run = self._readings.get(tp) if self._states.get(tp) is state else None
         if run is not None and state.position is not None and run.accepted == state.position.offset:
-            # The program seeks to the first record that is in no batch yet, as programs do after an error. The new
-            # reading still depends on the batches before that record: if one of them is dropped, its records are in no
-            # output.
+            # The program seeks to the first record that is in no batch yet, as programs do after an error. What it
+            # reads next still depends on the batches before that record: if one of them is dropped, its records are in
+            # no output. So the reading goes on.
             run.step_back()
             return
         self._readings.begin(tp, self._readings.draw(), None)
@@ -245,8 +246,8 @@ class Rereading:
         """
         if undecided := self._parts.undecided():
             raise self._parts.error(undecided)
-        # Take the group's metadata before looking at the positions. If the consumer has lost its membership since, the
-        # group refuses the offsets, because they carry the old generation.
+        # Take the group's metadata before looking at the positions. If the consumer loses its membership after this
+        # line, the group refuses the offsets, because they carry the old generation.
         group = metadata()
         # If the application assigns the partitions itself (`assign`), the consumer is not a member.
         is_assigned = not self._port.is_subscribed()
@@ -300,7 +301,8 @@ class Rereading:
         moved = {}
         for tp, position in positions.items():
             state = assigned.get(tp)
-            # A program may get records even after the error: the asyncio consumer returns those that it has in memory.
+            # A program may get records even after the error: the asyncio consumer returns the records that it has in
+            # memory.
             if state is None or (tp in self._informed and self._restart[tp] == position.offset):
                 continue
             if self._readings.get(tp) is None:
@@ -313,9 +315,10 @@ class Rereading:
     def _overtaken(
         self, moved: Collection[TopicPartition], *, is_assigned: bool
     ) -> Collection[TopicPartition] | None:
-        """Return the partitions in which a batch of an earlier reading may have moved the group since this one began.
+        """Return the partitions in which a batch of an earlier reading may have moved the group since the present
+        reading began.
 
-        None: this is impossible, so no offset was requested.
+        Returns None if this is impossible in all partitions, so that no offset was requested.
 
         Args:
             moved: The partitions of the batch.
@@ -357,7 +360,7 @@ class Rereading:
         if made != self._generation:
             if self._generation is not None:
                 self._readings.suspect()
-                self._asked.clear()  # kafka-python's coordinator sends a new request in this case, too
+                self._asked.clear()  # kafka-python's coordinator also sends a new request after a change of generation
             self._generation = made
 
     def _run(self, tp: TopicPartition) -> Any:
@@ -383,8 +386,8 @@ class Rereading:
         self._asked.clear()
 
     def _holds_records(self, tp: TopicPartition, state: Any) -> bool:
-        """Whether the program may have records of the partition that are in no batch and that no error has made it
-        discard.
+        """Whether the program may still have records of the partition that are in no batch. Records that it has
+        discarded after an error do not count.
         """
         if state.position is None:
             return False

@@ -1,4 +1,4 @@
-"""Decide whether kafka-python may use a fetch response, and how to react to errors of one partition."""
+"""Decide whether kafka-python may use a fetch response of a partition, and how to react to an error in it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Responses:
         if part is None or _is_outdated(part, completed):
             return code == 0  # outdated; kafka-python discards it
         if isinstance(ahead := completed.fetched_offset, AheadOffset) and ahead.checked is not part.checked:
-            # The position was checked after this fetch was sent. The response may be that of a former leader.
+            # The position was checked after this fetch was sent. The response may come from a former leader.
             return False
         if code:
             if not self._followers.is_late(data):
@@ -73,7 +73,7 @@ class Responses:
         diverging = data.diverging_epoch
         contradicts = diverging is not None and diverging.end_offset >= 0
         if not contradicts and data.records:
-            # Newer brokers report their leader epoch and the topic id. These are proof enough without checksums.
+            # Newer brokers report the leader epoch and the topic id. These prove enough without checksums.
             marked = part.checked is None or part.checked[2] < 0 or part.history.topic_id is None
             contradicts = not part.history.observe(data.records, int(completed.fetched_offset), marked=marked)
         if contradicts:
@@ -84,7 +84,7 @@ class Responses:
         code: int = data.error_code
         position: int = part.state.position.offset
         if part.state.clear_preferred_read_replica() is not None:
-            # The error came from a follower. The leader may not have this problem, so fetch from it at once.
+            # The error came from a follower. The leader may not have this problem, so fetch from the leader at once.
             self._followers.leave([tp], time.monotonic())
             if code != OUT_OF_RANGE and classify_code(code, "fetch").refresh_metadata:
                 self._port.request_metadata()

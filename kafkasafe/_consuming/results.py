@@ -1,4 +1,4 @@
-"""Apply the results of procedures: move positions, emit events, raise errors that need the application's decision."""
+"""Apply the results of procedures: move positions, emit events, and raise errors that ask the application to decide."""
 
 from __future__ import annotations
 
@@ -154,9 +154,10 @@ class Results:
         leadership = self._port.leadership(tp)
         is_unplaced = part.reset == ("no_position", None)
         if leadership is not None and is_unplaced and part.history.is_of_former(leadership[0]):
-            # 1. Metadata without a deleted topic end the assignment of its partitions. The group's offsets are deleted.
-            # 2. The topic is created again. The position is reset, although the consumer has read the former topic.
-            # 3. Go to the end of what was read, where the check reports that it is gone.
+            # 1. A topic is deleted. Its partitions are no longer assigned, and the group's offsets are deleted.
+            # 2. The topic is created again. The position would be reset, although the consumer has read the former
+            #    topic.
+            # 3. So the position becomes the end of what was read. The check finds that these records are gone.
             self._port.place(tp, part.history.lineage.end_offset)
             self._rereading.placed(tp, part.history.lineage.end_offset)
             part.on(PositionEvent.RESET_FOUND)
@@ -210,7 +211,7 @@ class Results:
 
     def _apply_walk(self, tp: TopicPartition, part: AssignedPartition, walked: LogCompared) -> None:
         outcome = walked.outcome
-        # If the leader has changed since then, `Positions` finds a newer leadership than this one.
+        # If the leader has changed since the walk began, `Positions` finds a newer leadership than this one.
         seen = walked.leadership
         part.check(None if seen is None else (seen[0], seen[1], walked.epoch))
         topic_id = part.history.topic_id

@@ -28,16 +28,16 @@ class Polls:
         self._ended_at: float | None = None
 
     def __enter__(self) -> None:
-        """Note the start of a poll."""
+        """Record the start of a poll."""
         self._under_way += 1
 
     def __exit__(self, *_: object) -> None:
-        """Note the end of a poll, with records or with an error."""
+        """Record the end of a poll, whether it returned records or raised an error."""
         self._ended_at = time.monotonic()
         self._under_way -= 1
 
     def age_s(self) -> float | None:
-        """Return the seconds since the last poll; 0 during a poll, None before the first one. Any thread may ask."""
+        """Return the seconds since the last poll; 0 during a poll; None before the first poll. Any thread may ask."""
         if self._under_way:
             return 0.0
         return None if self._ended_at is None else max(0.0, time.monotonic() - self._ended_at)

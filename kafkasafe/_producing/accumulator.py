@@ -33,7 +33,7 @@ log = EventLog("producer")
 NEVER: Final = float("inf")
 _ROOM_AND_LEFT: Final[Callable[[OpenBatch], tuple[int, int]]] = attrgetter("room", "left")
 _NO_MEMORY_S: Final = 0.1
-"""If memory is short, the producer's thread tries again to encode after this time, seconds."""
+"""Pause after which the producer's thread tries again to encode if memory was short, seconds."""
 
 
 class AcceptedUnit(Protocol):
@@ -49,10 +49,10 @@ class AcceptedUnit(Protocol):
 
     @property
     def accepted(self) -> bool:
-        """Whether it was decided that the batch is accepted."""
+        """Whether the batch was accepted."""
 
     def carry(self, parcels: list[Parcel]) -> None:
-        """Note the parcels of the records."""
+        """Record the parcels of the records."""
 
     def accept(self) -> None:
         """Accept the batch, unless it was accepted or dropped already. This is one call into C, so it is atomic."""
@@ -61,7 +61,7 @@ class AcceptedUnit(Protocol):
         """Drop the batch, unless it was accepted or dropped already."""
 
     def hand_over(self) -> None:
-        """Pass the accepted batch to the pump. A signal handler may interrupt and repeat it."""
+        """Pass the accepted batch to the pump. A signal handler may interrupt this call and repeat it."""
 
 
 class Accumulator:
@@ -77,7 +77,7 @@ class Accumulator:
         pump: Takes sealed batches.
 
     Attributes:
-        open_batches: The open batches, by topic. `send` looks here without a lock. The dict itself stays the same.
+        open_batches: The open batches, by topic. `send` reads this dict without a lock. No other dict ever replaces it.
         lock: Held while a batch is sealed: the order of sealing is the order of delivery.
         max_record_bytes: Largest size of a record.
         open_batch_bytes: Usual room of a new open batch, and the largest size of the batches into which an open batch
@@ -99,12 +99,12 @@ class Accumulator:
         self._pump = pump
         self._encoder = Encoder(partitioning, config.compression, self.open_batch_bytes)
         self._spread: dict[str, int] = {}
-        """For each topic whose last open batch had records of several partitions: the number of these partitions."""
+        """Maps a topic whose last open batch had records of several partitions to the number of these partitions."""
         self._units: dict[AcceptedUnit, None] = {}
-        """Atomic batches on their way from their callers to the pump, in order."""
+        """Atomic batches on their way from their callers to the pump, in the order of acceptance."""
 
     def interrupted(self) -> bool:
-        """Return whether this thread holds the lock: then the caller is a signal handler that interrupted a call."""
+        """Return whether this thread holds the lock. If so, the caller is a signal handler that interrupted a call."""
         return _is_held(self.lock)
 
     def forked(self) -> None:
@@ -153,7 +153,7 @@ class Accumulator:
                 self._lifecycle.raise_closed()
 
     def hand_over_units(self) -> None:
-        """Pass accepted atomic batches to the pump. A signal handler may interrupt and repeat it."""
+        """Pass accepted atomic batches to the pump. A signal handler may interrupt this call and repeat it."""
         if not self._units:
             return
         with self.lock:
@@ -163,7 +163,7 @@ class Accumulator:
                     self._units.pop(unit, None)
 
     def seal_due(self, now: float) -> float:
-        """Seal open batches that are due, on the pump's thread. Return when the next one is due."""
+        """Seal the open batches that are due. Return when the next one is due. Called on the pump's thread."""
         if not self.open_batches and not self._units:
             return NEVER
         # If another thread holds the lock, it seals open batches or waits for room, so this call has nothing to do.
@@ -186,9 +186,9 @@ class Accumulator:
     def released(self) -> Iterator[None]:
         """Release this thread's locks for a while, in a signal handler that interrupted another call.
 
-        The handler waits for other threads, which need these locks. The interrupted call continues later in the middle
-        of its work, so all open batches are sealed before other threads can see them. The call notices this
-        (`OpenBatch.open`).
+        The handler waits for other threads, which need these locks. The interrupted call later continues in the middle
+        of its work on an open batch. So all open batches are sealed before other threads can see them, and the
+        interrupted call notices that its open batch is sealed (`OpenBatch.open`).
         """
         held: list[Any] = []
         for lock in (self._pump.ledger.lock, self.lock):
@@ -232,8 +232,8 @@ class Accumulator:
     def seal_or_leave(self, open_batch: OpenBatch) -> bool:
         """Seal an open batch, or leave it to the next call if memory or stack is short. Return whether it is sealed.
 
-        Called with the lock held, for accepted records. The method must not raise an error: the error would not concern
-        the caller's own record, and a program that sends its record again after an error would have the record twice.
+        Called with the lock held, for accepted records. The method must not raise an error: a program that sends its
+        record again after the error would have the record twice.
         """
         try:
             self.seal(open_batch)
@@ -258,8 +258,8 @@ class Accumulator:
     def needed_bytes(self) -> int:
         """Return how many bytes a new open batch and the open batches may need.
 
-        This method must be fast: a program with thousands of topics has thousands of open batches, and calls it for
-        each of them.
+        This method must be fast: a program with thousands of topics has thousands of open batches, and the producer
+        calls the method for each of them.
         """
         pairs, usual = map(_ROOM_AND_LEFT, list(self.open_batches.values())), self.open_batch_bytes
         # An open batch keeps its room. So whatever exceeds the usual room counts even while it is empty. If a record
@@ -268,7 +268,7 @@ class Accumulator:
         return 2 * self.max_record_bytes + taken
 
     def next_room(self, topic: str) -> int:
-        """Return the room of the topic's next open batch, bytes, if the spool has space for it."""
+        """Return how much room the topic's next open batch gets if the spool has space for it, bytes."""
         usual, most = self.open_batch_bytes, self.most_room
         if not self._encoder.partitioning.knows(topic):
             return usual  # its records may have to wait for their partitions, all in one batch
@@ -279,7 +279,7 @@ class Accumulator:
         return room
 
     def seal(self, open_batch: OpenBatch) -> None:
-        """Choose partitions and encode. Called with the lock held: order of sealing is order of delivery.
+        """Choose partitions and encode. Called with the lock held: the order of sealing is the order of delivery.
 
         During this call, a signal handler may raise an error (Ctrl-C), and so may Python, if memory or stack is short.
         Then the open batch is still in `open_batches` and accepts no more records. The next call continues the work: no
@@ -303,7 +303,7 @@ class Accumulator:
             head, parcels = encoded.head, encoded.parcels
             self._pump.submit(parcels if head is None else [head, *parcels])
             open_batch.submitted()
-            # Count partitions: several batches of one partition do not need more room.
+            # Count partitions, not parcels: several batches of one partition do not need more room.
             spread = len({parcel.partition for parcel in parcels})
             if spread > 1:
                 self._spread[open_batch.topic] = spread
@@ -337,7 +337,7 @@ def _most_room(config: ProducerConfig) -> int:
 
 
 def _is_held(lock: Any) -> bool:
-    """Return whether this thread holds an RLock. CPython's method is private, and no public one says it."""
+    """Return whether this thread holds an RLock. Only a private method of CPython tells this."""
     return bool(lock._is_owned())  # noqa: SLF001
 
 

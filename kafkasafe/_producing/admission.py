@@ -29,12 +29,12 @@ _LOOK_EVERY_S: Final = 0.25
 _GIVE_WAY_S: Final = 1.0
 """The longest time that a commit waits until the pump has taken earlier batches, seconds."""
 STEP_S: Final = 0.05
-"""How often to check again whether the cluster is far behind, seconds: no event reports that a partition stopped
-answering.
+"""Interval between checks whether the cluster is still far behind, seconds. The checks are necessary because no event
+reports that a partition has stopped answering.
 """
 _FRAMES: Final = 40
-"""An upper bound for the stack frames that accepting and sealing a record needs, without those of the application's
-partitioner.
+"""An upper bound for the number of stack frames that it takes to accept and seal a record. Frames of the application's
+partitioner do not count.
 """
 _WAYS_OUT: Final = {
     "spool_max_bytes": "Raise spool_max_bytes, or wait for the cluster.",
@@ -139,8 +139,8 @@ class Admission:
         open_batch: OpenBatch | None = None,
         index: int = -1,
     ) -> tuple[OpenBatch, int]:
-        """Finish `send` if the open batch is missing or full, was sealed meanwhile, or has no list entry for the record
-        yet.
+        """Finish a `send` whose open batch is missing or full, was sealed meanwhile, or has no list entry for the
+        record yet.
 
         Args:
             topic: Topic of the record.
@@ -196,9 +196,9 @@ class Admission:
     ) -> tuple[OpenBatch, int]:
         """Accept a record in a signal handler that interrupted another call of this thread.
 
-        The state of that call's work on the open batch is unknown. So this method seals the open batch as it is. It
-        then puts the record into a new open batch, and seals that at once. The interrupted call notices this
-        (`OpenBatch.open`).
+        How far that call has come with the open batch is unknown. So this method seals the open batch as it is. It then
+        puts the record into a new open batch, and seals the new one at once. The interrupted call notices that its open
+        batch is sealed (`OpenBatch.open`).
         """
         deadline: float | None = None
         while True:
@@ -226,8 +226,8 @@ class Admission:
     def add_open_batch_now(self, topic: str) -> OpenBatch | None:
         """Begin an open batch for a topic that had no open batch a moment ago. Return None while the spool has no room.
 
-        This method takes no lock and does not wait. It is safe: a former open batch was submitted before it was removed
-        from the dict, and threads that begin an open batch at the same time get the same one.
+        This method takes no lock and does not wait. It is safe for two reasons: a former open batch was submitted
+        before it was removed from the dict, and threads that begin an open batch at the same time get the same one.
         """
         self.check(topic)
         open_batch = self._make_open_batch(topic)
@@ -276,7 +276,7 @@ class Admission:
         )
 
     def _wait_for_room(self, deadline: float | None, size: int = 0) -> float:
-        """Wait a while for room in the spool, without the lock. Return the deadline, which the caller passes to the
+        """Wait a while for room in the spool. The lock is not held. Return the deadline, which the caller passes to the
         next call.
 
         `size` is the size of an atomic batch, in addition to the open batches.
@@ -300,7 +300,8 @@ class Admission:
     def _wait_for_deliveries(self) -> None:
         """If the cluster answers, give it time to acknowledge (`run_ahead_bytes`). The lock is not held.
 
-        The wait only improves speed. So it ends after `max_block_ms` at the latest, and then the record is accepted.
+        The wait only improves speed. So it ends after `max_block_ms` at the latest, and the record is accepted even if
+        the cluster is still far behind.
         """
         pump = self._pump
         ledger = pump.ledger

@@ -53,9 +53,9 @@ class BatchUnit:
         parts: The producer's objects.
 
     Attributes:
-        parcels: The parcels of the batch's records, as soon as these are encoded.
-        callbacks: Pairs (wanted, function). The function is called if the batch is committed (`wanted` is true), or if
-            it is dropped (false).
+        parcels: The parcels of the batch's records, as soon as the records are encoded.
+        callbacks: Pairs (wanted, function). If `wanted` is true, the function is called when the batch is committed;
+            otherwise when it is dropped.
     """
 
     def __init__(
@@ -110,11 +110,11 @@ class BatchUnit:
         )
 
     def because(self) -> str:
-        """Return a sentence about blocked records: this batch's own, or earlier ones that the batch waits for."""
+        """Return a sentence about blocked records: those of this batch, or earlier ones that the batch waits for."""
         return because(self._delivery.pump.refused())
 
     def carry(self, parcels: list[Parcel]) -> None:
-        """Note the parcels of the batch's records."""
+        """Record the parcels of the batch's records."""
         self.parcels = parcels
 
     def accept(self) -> None:
@@ -128,7 +128,7 @@ class BatchUnit:
             self._decision.drop()
 
     def hand_over(self) -> None:
-        """Pass the accepted batch to the pump, which decides about it from now on. An empty one ends at once."""
+        """Pass the accepted batch to the pump, which decides about it from now on. An empty batch ends at once."""
         head = self.head
         if self.callbacks:
             self.watch()
@@ -145,8 +145,8 @@ class BatchUnit:
         self._decision = None
 
     def add(self, wanted: bool, call: Callable[[Any], object], owner: object) -> None:
-        """Add a function to call if the batch is committed (`wanted` is true), or if it is dropped (false). Keep a
-        reference to the owner, the producer, until then.
+        """Add a function that is called when the batch is committed (if `wanted` is true) or when it is dropped (if
+        `wanted` is false). Keep a reference to the owner, the producer, until that time.
         """
         self._owner = owner
         self.callbacks.append((wanted, call))
@@ -187,7 +187,7 @@ class BatchUnit:
 
 
 class BatchDecision(Generic[_Outcome]):
-    """The decision about an atomic batch, and the commits that were tried.
+    """The decision about an atomic batch, and the attempts to commit it.
 
     Attributes:
         first: The decision.
@@ -196,7 +196,7 @@ class BatchDecision(Generic[_Outcome]):
     def __init__(self) -> None:
         self.first: FirstDecision[BatchUnit] = FirstDecision()
         self._attempts: dict[BatchUnit, _Outcome] = {}
-        """The outcome of each commit that was tried. One of them may be accepted."""
+        """Maps the unit of each attempted commit to the commit's outcome. At most one unit is accepted."""
 
     @property
     def is_dropped(self) -> bool:
@@ -205,12 +205,12 @@ class BatchDecision(Generic[_Outcome]):
 
     @property
     def outcome(self) -> _Outcome | None:
-        """The outcome of the commit that was accepted; None if none was."""
+        """The outcome of the accepted commit; None if no commit was accepted."""
         unit = self.first.accepted
         return None if unit is None else self._attempts[unit]
 
     def begin(self, unit: BatchUnit, outcome: _Outcome) -> None:
-        """Note a commit that is tried."""
+        """Record that a commit is attempted."""
         self._attempts[unit] = outcome
 
     def check_open(self) -> None:
@@ -219,7 +219,7 @@ class BatchDecision(Generic[_Outcome]):
             self.check_is(None)
 
     def check_is(self, outcome: _Outcome | None) -> None:
-        """Raise UsageError if a commit other than that of this outcome was accepted, or the batch was dropped."""
+        """Raise UsageError if the batch was dropped, or if the accepted commit has another outcome object than this."""
         if outcome is None or self.outcome is not outcome:
             raise UsageError(f"This batch was {'dropped' if self.is_dropped else 'committed'} already")
 

@@ -1,4 +1,4 @@
-"""The waits of callers for results, for the disk and for callbacks; and the errors with which these waits end."""
+"""The waits of callers for results, for the disk and for callbacks, and the errors with which these waits end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["Delivery", "safely"]
 log = EventLog("producer")
 
 _SAY_EVERY_S: Final = 30.0
-"""How often a long `flush` logs what it waits for, seconds."""
+"""Interval at which a long `flush` logs what it waits for, seconds."""
 
 
 class Delivery:
@@ -39,7 +39,7 @@ class Delivery:
         config: Options.
         lifecycle: Says whether the producer is closed.
         cluster: Says why no broker can be used.
-        pump: Delivers.
+        pump: Delivers the records.
         accumulator: Has the records that are not sealed yet.
 
     Attributes:
@@ -87,7 +87,7 @@ class Delivery:
             raise WrongClusterError(*error.args) from error
 
     def doubted(self, partitions: Sequence[tuple[str, int]] | None = None) -> str:
-        """Return a list, for messages, of partitions that may have lost acknowledged records."""
+        """Return a list of partitions that may have lost acknowledged records, as text for messages."""
         found = self.pump.ledger.doubted if partitions is None else partitions
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""
         return ", ".join(f"{topic}-{partition}" for topic, partition in found[:3]) + more
@@ -101,12 +101,16 @@ class Delivery:
             raise loss
 
     def disk_cause(self) -> str:
-        """Return the last sentence of a message, which says why no record becomes durable at the moment."""
+        """Return a sentence for the end of a message: why no record becomes durable for now. Empty if there is no
+        reason.
+        """
         trouble = self.pump.ledger.room.disk_trouble
         return f" The spool takes nothing for now: {trouble}." if trouble else ""
 
     def network_cause(self) -> str:
-        """Return the last sentence of a message, which says why no broker can be used, or none for sending."""
+        """Return a sentence for the end of a message: why no broker can be used, or why nothing can be sent. Empty if
+        there is no reason.
+        """
         error = self._cluster.last_error
         if error is not None:
             return f" Brokers cannot be used yet ({in_words(error)})"
@@ -134,9 +138,9 @@ class Delivery:
     # -- waits ---------------------------------------------------------------------------------------------------
 
     def called(self, open_batch: OpenBatch | None, deadline: float | None) -> bool:
-        """Wait for due callbacks of one or all open batches. Return False if the deadline passed first."""
+        """Wait until the due callbacks of one or all open batches have run. Return False if the deadline came first."""
         if open_batch is not None:
-            open_batch.watch()  # another thread sealed the open batch, and may not have called it yet
+            open_batch.watch()  # another thread sealed the open batch, and may not have called `watch` yet
             if not open_batch.watched:
                 return True
         if self.pump.is_current_thread():
@@ -156,7 +160,7 @@ class Delivery:
         return set(known)
 
     def known_partitions(self, topic: str, limit_s: float) -> Mapping[int, object]:
-        """Return the partitions of a topic, after a wait for metadata if necessary; empty if they are still unknown."""
+        """Return the partitions of a topic; empty if they are unknown after a wait for metadata."""
 
         def known() -> Mapping[int, object]:
             info = self._cluster.topic(topic)
@@ -183,7 +187,7 @@ class Delivery:
             )
 
     def _await_settled(self, number: int, deadline: float | None) -> bool:
-        """Wait for the results, and log the missing ones from time to time. Return whether all results have arrived."""
+        """Wait for the results, and log from time to time what is missing. Return the last `settled_or_never`."""
         pump = self.pump
         began = time.monotonic()
         while True:

@@ -36,8 +36,8 @@ class Encoder:
     Attributes:
         partitioning: Chooses the partitions.
         compression: Compression of each batch.
-        batch_bytes: Largest size of a batch before compression. It matters only if the open batch has more room than
-            that.
+        batch_bytes: Largest size of a batch before compression. It matters only if an open batch has more room than
+            this.
     """
 
     partitioning: Partitioning
@@ -105,7 +105,7 @@ class Encoder:
         if not partitions and chosen < len(values):
             self.partitioning.leave_open(open_batch.topic)
         if not partitions and chosen and self.partitioning.left_open(open_batch.topic):
-            # Some records wait for the choice of their partition. Records with a given partition must not overtake
+            # Some records wait until their partitions are chosen. Records with a given partition must not overtake
             # them.
             return Encoded([self._parcel(open_batch, UNCHOSEN, keys or None, values, special, None)])
         if chosen or (partitions > 1 and (keys or self.partitioning.asks)) or self._may_divide(open_batch):
@@ -155,7 +155,7 @@ class Encoder:
         return Encoded(parcels, parcel_of=parcel_of, index_in=index_in)
 
     def _may_divide(self, open_batch: OpenBatch) -> bool:
-        """Return whether the records of one partition may be too many for a batch."""
+        """Return whether one batch may be too small for the records of one partition."""
         return open_batch.room > self.batch_bytes
 
     def _parcel(

@@ -30,9 +30,9 @@ ABSENT: Final[Any] = object()
 
 Headers = Sequence[tuple[str, bytes | None]]
 Special = tuple[int | None, Headers, int | None]
-"""Partition, headers and timestamp of a record, if the caller gave at least one of them."""
+"""Partition, headers and timestamp of a record for which the caller gave at least one of the three."""
 Sizes = int | list[int]
-"""Sizes of keys or values by record, bytes, -1 for null; a single number if all are equal."""
+"""Sizes of the records' keys or values, bytes, -1 for null; a single number if all are equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,10 @@ class Encoded:
     Attributes:
         parcels: The parcels, each for one partition.
         head: The parcel that represents all of them, if they are one unit.
-        count, absent: The open batch has the records with numbers below `count`, except those in `absent`.
+        count, absent: The records of the open batch have the numbers below `count`, except those in `absent`.
         sizes: Sizes of keys and values.
-        parcel_of, index_in: By number, the record's parcel and its index there; None if one parcel has all records, in
-            order.
+        parcel_of, index_in: Lists by record number: the record's parcel, and its index there. None if one parcel has
+            all records in the order of their numbers.
     """
 
     parcels: list[Parcel]
@@ -82,10 +82,10 @@ class OpenBatch:
             sealed.
         special: By number, (partition, headers, timestamp) of each record for which the caller gave at least one of the
             three.
-        timestamp_ms: Timestamp of records without their own: when the first record was added.
+        timestamp_ms: Timestamp of records for which the caller gave none: the time when the first record was added.
         due: When the open batch must be sealed at the latest, monotonic seconds.
-        encoded: The encoded records, from sealing on.
-        parcels: The parcels, as soon as the open batch is sealed.
+        encoded: The encoded records, as soon as the open batch is sealed; `NOT_ENCODED` before.
+        parcels: The parcels, as soon as the pump has them; None before.
         acked: The fields that all records' metadata share, if only the offsets differ: topic, partition, both together,
             base offset, timestamp, and sizes of key and value. Set at the first call for metadata.
         firsts: By number, the first callback of each record, if it was added before the open batch was sealed. The list
@@ -95,7 +95,7 @@ class OpenBatch:
             themselves.
         thread: The thread that calls the callbacks.
         guard: Function that raises UsageError while the open batch belongs to an uncommitted atomic batch, because only
-            the commit seals it. Its argument, if given, is the end of the error message. None: any other open batch.
+            the commit seals it. Its argument, if given, is the end of the error message. None for any other open batch.
         watched: Whether any callback was added.
     """
 
@@ -183,7 +183,7 @@ class OpenBatch:
         values[index] = value
 
     def close(self) -> list[bytes | None]:
-        """Stop accepting records. Called with the producer's lock held; a signal handler may interrupt and repeat it.
+        """Stop accepting records. Called with the producer's lock held. A signal handler may interrupt and repeat it.
 
         Returns:
             The values by number, with `ABSENT` for missing values. Each call returns the same list.
@@ -230,7 +230,7 @@ class OpenBatch:
 
     @property
     def waiting(self) -> int:
-        """Number of records while the open batch is not sealed."""
+        """Number of records that are not sealed; 0 once the open batch is sealed."""
         if self.parcels is not None:
             return 0
         values = self._taken[0] if self._taken else self.values
@@ -239,12 +239,12 @@ class OpenBatch:
     def took(self, index: int) -> bool:
         """Return whether this open batch took a stored record. The batch is closed already, but may not be sealed yet.
 
-        It takes no lock, because the sealing thread may hold the lock for as long as encoding takes.
+        This method takes no lock, because the sealing thread may hold the lock for as long as encoding takes.
         """
         taken: list[bytes | None] = []
         if self.encoded is NOT_ENCODED:
-            # Call `close`, as the sealing thread does: both get the list that the first call took. Meanwhile the
-            # sealing thread may have encoded the records and dropped the list.
+            # Call `close`, as the sealing thread does: both get the list that the first call took. During this call,
+            # the sealing thread may encode the records and drop the list (IndexError).
             with contextlib.suppress(IndexError):
                 taken = self.close()
         encoded = self.encoded
@@ -360,18 +360,18 @@ class OpenBatch:
         self.thread.start()
 
     def first_calls(self) -> Sequence[Any]:
-        """Return the contents of `firsts` at the first call after the open batch was sealed, by number.
+        """Return, by record number, what `firsts` held at the first call of this method after the batch was sealed.
 
-        Any thread may call this method, and a signal handler may interrupt and repeat it. After a function was called,
-        its place holds something else, but not None.
+        Any thread may call this method, and a signal handler may interrupt and repeat it. When the callback thread has
+        taken the functions, the place of each holds something else, but not None.
         """
         if not self._first_calls:
             self._first_calls.append(self.firsts[:])
         return self._first_calls[0]
 
     def _take_firsts(self) -> tuple[Sequence[int], Sequence[Any]]:
-        """Return the records and their first callbacks, once, on the callback thread, after the open batch was
-        sealed.
+        """Take the first callbacks. Return the numbers of their records, and the callbacks; later calls return nothing.
+        Called on the callback thread, after the open batch was sealed.
         """
         firsts = self.first_calls()
         if not isinstance(firsts, list):
@@ -389,7 +389,7 @@ class OpenBatch:
 
     def watch(self) -> None:
         """Arrange that the callbacks of this sealed open batch, if there are any, are called when its parcels are done.
-        Calling it twice does no harm.
+        A second call of this method does no harm.
         """
         if self.firsts or self.callbacks or self.errbacks:
             self._watch(self.parcels or ())
@@ -419,12 +419,12 @@ class OpenBatch:
         )
         # With several parcels, estimate the number of due callbacks by the parcel's share of the records.
         due = 0 if parcel.children is not None else waiting * parcel.count // max(self.encoded.count, 1)
-        # Do this even if no callback seems to wait: the thread may be sorting callbacks, and have passed this parcel
-        # already.
+        # Hand over the job even if no callback seems to wait: the callback thread may be sorting callbacks, and may
+        # already have passed this parcel.
         self.thread.hand(self._call_done, due)
 
     def _call_done(self, due: int = 0) -> None:
-        """Call the due callbacks, on the callback thread."""
+        """Call the due callbacks. Runs on the callback thread."""
         parcels = self.parcels or []
         if len(parcels) == 1 and parcels[0].children is None:
             if parcels[0].done:
@@ -500,12 +500,12 @@ class OpenBatch:
 
 
 def headers_bytes(headers: Headers) -> int:
-    """Return the number of bytes that is counted for a record's headers, if the record has a `Special`."""
+    """Return how many bytes count for the headers of a record that has a `Special`."""
     return 8 + sum(len(name.encode()) + len(content or b"") + 10 for name, content in headers)
 
 
 def _all_there(firsts: Sequence[Any]) -> bool:
-    """Return True only if none of these is None. Even then, the result may be False."""
+    """Return True only if none of these is None. The result may be False although none is None."""
     try:
         # Fast for functions. Other callables of the application may be falsy, or raise.
         return all(firsts)

@@ -1,10 +1,11 @@
 """The room of an open batch, and its division into batches of usual size.
 
 An open batch belongs to a topic. When it is full, its records are divided among the partitions of their keys. Each
-batch that results has a fixed cost: an entry in the spool, in the journal and in a request. With `batch_size` for the
-whole topic and 1,000 partitions, a batch has a few records, and this cost exceeds that of the records by far. So an
-open batch has more room if the one before it was divided among many partitions. `batch_size` remains the limit of each
-batch that is sent: a partition with more records gets several batches, in order.
+batch that results has a fixed cost: an entry in the spool, in the journal and in a request. If an open batch with the
+room of one `batch_size` is divided among 1,000 partitions, each batch has only a few records. Then the fixed cost
+exceeds the cost of the records by far. So an open batch has more room if the one before it was divided among many
+partitions. `batch_size` remains the limit of each batch that is sent: a partition with more records gets several
+batches, in the order of the records.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ also limits how long other threads wait for the lock."""
 _MOST_RECORDS: Final = 8 * MAX_RECORDS
 """Largest number of records of an open batch."""
 _USEFUL_BYTES: Final = 32 * 1024
-"""Beyond this size of a partition's batch, more room saves little."""
+"""Size of a partition's batch beyond which more room saves little."""
 
 Integers = npt.NDArray[np.int64]
 
@@ -41,15 +42,15 @@ def room_for(batch_bytes: int, spread: int, most_bytes: int) -> int:
 
 
 def rooms_records(batch_bytes: int, room: int) -> int:
-    """Return how many records an open batch takes. The number grows with its room."""
+    """Return how many records an open batch with this room takes."""
     return min(MAX_RECORDS * max(room, batch_bytes) // batch_bytes, _MOST_RECORDS)
 
 
 def fitting_edges(partitions: Integers, sizes: Integers | None, batch_bytes: int) -> list[int]:
     """Return where batches begin in records that are sorted by partition.
 
-    A batch has records of one partition, at most `MAX_RECORDS`, and at most `batch_bytes`. A record that is larger has
-    a batch of its own. The result has as few batches as this order of the records allows.
+    A batch has records of one partition, at most `MAX_RECORDS` of them, with at most `batch_bytes`. A record that is
+    larger than `batch_bytes` has a batch of its own. The result has as few batches as this order of the records allows.
 
     Args:
         partitions: Partition of each record, sorted.

@@ -1,4 +1,5 @@
-"""The start of a producer: the spool with its lane, the records that earlier runs left there, the pump, the objects.
+"""Starts a producer: opens the spool and its lane, takes over the records that earlier runs left there, makes the pump
+and the producer's other objects.
 
 Only this module knows which objects of a producer use each other.
 """
@@ -52,7 +53,7 @@ class ProducerParts:
 
 
 def opened(config: ProducerConfig, before_start: Callable[[ProducerParts], None]) -> ProducerParts:
-    """Open the spool and start the pump. Nothing stays open if this raises.
+    """Open the spool and start the pump. If this raises an error, nothing stays open.
 
     Args:
         config: Options.
@@ -78,7 +79,7 @@ def opened(config: ProducerConfig, before_start: Callable[[ProducerParts], None]
             pump.open(lock)
             if not config.in_memory:
                 _check_room(config, files, pump.lanes[0].spool.used_bytes)
-            # Do this before the threads start: afterwards the journal belongs to the pump.
+            # Read the journal before the threads start: afterwards it belongs to the pump.
             parts.partitioning.recall(pump.remembered_topics(), pump.unchosen_topics())
             before_start(parts)
             pump.start()
@@ -161,7 +162,7 @@ def _made(
 
 
 def _check_room(config: ProducerConfig, files: Files, used: int) -> None:
-    """Log a warning if the volume will be full before the spool is. Metrics only show `spool_max_bytes`."""
+    """Log a warning if the volume will be full before the spool is full. The metrics show only `spool_max_bytes`."""
     try:
         free = files.free_bytes(config.spool_dir)
     except OSError:

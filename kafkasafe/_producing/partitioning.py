@@ -50,22 +50,22 @@ class Partitioning:
         self._client_id = config.client_id
         self._cluster = cluster
         self._counts: dict[str, int] = {}
-        """Partition counts by topic. A count is set when no record of the topic waits for the choice of its partition
-        any more.
+        """Maps a topic to its partition count. A count is set only when no record of the topic waits any more until its
+        partition is chosen.
         """
         self._unchosen: set[str] = set()
-        """Topics with records that wait, or waited, for the choice of their partitions."""
+        """Topics with records that wait, or waited, until their partitions are chosen."""
         self._rotation = random.randrange(1 << 16)
 
     def recall(self, counts: Mapping[str, int], unchosen: Iterable[str]) -> None:
-        """Start from the knowledge of earlier incarnations: partition counts, and topics with records without a
-        partition.
+        """Start with what earlier incarnations knew: partition counts, and topics with records whose partitions are not
+        chosen yet.
         """
         self._unchosen.update(unchosen)
         self._counts.update(counts)
 
     def knows(self, topic: str) -> bool:
-        """Return whether the number of partitions is known, and no record waits for the choice of its partition."""
+        """Return whether the number of partitions is known, and no record waits until its partition is chosen."""
         return topic in self._counts
 
     def count(self, topic: str) -> int:
@@ -73,16 +73,16 @@ class Partitioning:
         return self._counts.get(topic, 0)
 
     def learned(self, topic: str, partitions: int) -> None:
-        """Note the number of a topic's partitions."""
+        """Record the number of a topic's partitions."""
         if self._counts.get(topic) != partitions:
             self._counts[topic] = partitions
 
     def leave_open(self, topic: str) -> None:
-        """Record that this topic has records that wait for the choice of their partitions."""
+        """Record that this topic has records that wait until their partitions are chosen."""
         self._unchosen.add(topic)
 
     def left_open(self, topic: str) -> bool:
-        """Return whether records of this topic waited, or wait, for the choice of their partitions."""
+        """Return whether records of this topic wait, or waited, until their partitions are chosen."""
         return topic in self._unchosen
 
     def checked(self, topic: str, partition: Any) -> int:
@@ -95,7 +95,7 @@ class Partitioning:
         number = as_int(partition, "partition", _MAX_PARTITION)
         known = self._counts.get(topic)
         if known is None and (info := self._cluster.topic(topic)) is not None and info.partitions:
-            # `_counts` lacks the topic while records wait for the choice of their partition.
+            # `_counts` lacks the topic while records wait until their partitions are chosen.
             known = max(info.partitions) + 1
         if known is not None and number >= known:
             raise ValueError(f"Unrecognized partition {number} for topic {topic}: it has {known}")
@@ -106,7 +106,7 @@ class Partitioning:
     ) -> int | None:
         """Ask the application's partitioner at once, with the key and value objects that it expects.
 
-        Return None if the topic is not known yet. Then the partitioner is asked later, with bytes.
+        Return None if the topic is not known yet. In that case, the partitioner is asked later, with bytes.
         """
         count = self._counts.get(topic)
         if count is None:
@@ -148,7 +148,7 @@ class Partitioning:
                         topic=topic,
                         event="partitioner_failed",
                     )
-        # All records of a batch without a key go to one partition; the next batch goes to another one (KIP-480).
+        # All records without a key of a batch go to one partition; those of the next batch go to another one (KIP-480).
         rotated = self.next_partition(partitions)
         if None not in keys:
             if len(keys) == 1:
@@ -166,7 +166,7 @@ class _ClusterView:
 
     Args:
         topic: The topic of the record.
-        partitions: Number of its partitions, which may be known from an earlier run.
+        partitions: The topic's number of partitions, which may be known from an earlier run.
         transport: Has the cluster's metadata of this run.
     """
 

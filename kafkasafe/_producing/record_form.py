@@ -32,8 +32,8 @@ class RecordForm:
         admission: Knows which partitions the cluster refuses.
 
     Attributes:
-        plain: Whether keys and values are used as they are, and no partitioner of the application is asked. `send`
-            then needs `prepare` only for records with headers, a partition or a timestamp.
+        plain: Whether keys and values are used as they are, and the application has no partitioner of its own. If so,
+            `send` needs `prepare` only for records with headers, a partition or a timestamp.
     """
 
     __slots__ = (
@@ -65,7 +65,7 @@ class RecordForm:
         partition: int | None,
         timestamp_ms: int | None,
     ) -> tuple[bytes | None, bytes | None, Special | None, int]:
-        """Check and serialize a record. Return key and value as bytes, its special fields, and its size."""
+        """Check and serialize a record. Return its key and value as bytes, its special fields, and its size."""
         given_key, given_value = key, value
         if self._serializes:
             if value is None and key is None:
@@ -104,8 +104,8 @@ class RecordForm:
 
 
 def serializers_of(config: ProducerConfig) -> Serializers:
-    """Return the application's functions (topic, headers, object) → bytes for keys and for values; None where it has no
-    serializer.
+    """Return the application's functions (topic, headers, object) → bytes: one for keys, one for values. Each is None
+    if the application has no such serializer.
     """
     return _serializer(config.key_serializer), _serializer(config.value_serializer)
 

@@ -133,8 +133,8 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         """Wait for the cluster's acknowledgement, and for the record's callbacks.
 
         Args:
-            timeout: Seconds; None for no limit. If the record's result is known by then, and only callbacks take
-                longer, the call ends with that result and not with a time-out.
+            timeout: Seconds; None for no limit. If the record's result is known when the time is over, and only
+                callbacks take longer, the call ends with that result and not with a time-out.
 
         Raises:
             KafkaTimeoutError: The record was not acknowledged in time. It stays in the spool and is still delivered.
@@ -194,8 +194,8 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         open_batch = self.open_batch
         if open_batch.open:
             # The common case needs no lock (see `OpenBatch`): store the callback, then check that the batch is still
-            # open. `firsts` has one place for each record. Only one caller gets it: deleting `first_free` succeeds only
-            # once.
+            # open. `firsts` has one place for each record. Only one caller gets this place, because `first_free` can be
+            # deleted only once.
             try:
                 del self.first_free
                 open_batch.firsts[self.index] = f
@@ -213,8 +213,8 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         return self._add_callback(f)
 
     def _add_callback(self, call: Callable[[RecordMetadata], Any]) -> RecordFuture:
-        """Add a callback the slow way: for later callbacks of a record, and for open batches that may be sealed
-        already.
+        """Add a callback in the slow way, which is necessary if it is not the record's first callback, or if the open
+        batch may be sealed already.
         """
         if not self._enlisted(self.open_batch.callbacks, call) and self.succeeded():
             safely(lambda: call(self.open_batch.metadata(self.index)))

@@ -1,4 +1,6 @@
-"""The registry of this process's producers: the state that they share, for the order on a directory and for forks."""
+"""The registry of this process's producers: the state that they share for the order of records on a directory, and for
+forks.
+"""
 
 from __future__ import annotations
 
@@ -48,10 +50,10 @@ SUCCEEDED: set[Pump] = set()
 
 
 def goes_live(pump: Pump, path: str) -> None:
-    """Register a producer that accepts records from now on. Records of dropped producers are sent before its own."""
+    """Register a producer that accepts records from now on. Dropped producers' records are sent before its records."""
     LIVE[pump] = path
-    # Read `DROPPED` only after writing `LIVE`: a producer that is dropped too late to be found in `DROPPED` then finds
-    # this one in `LIVE`.
+    # Write `LIVE` before reading `DROPPED`: if a producer is dropped too late to be found in `DROPPED`, it finds this
+    # producer in `LIVE`.
     for other, directory in DROPPED.copy().items():
         if directory == path:
             pump.come_after(other)
@@ -70,9 +72,9 @@ def goes_first(pump: Pump, path: str) -> None:
 
 
 def await_dropped(spool_dir: os.PathLike[str]) -> None:
-    """Wait until dropped producers on the same directory end, so that their records come before newer ones.
+    """Wait until dropped producers on the same directory end, so that their records are sent before newer ones.
 
-    The new producer takes over their lanes with the records that they cannot deliver soon.
+    If they cannot deliver all of their records soon, the new producer takes over their lanes with the rest.
     """
     path = os.path.realpath(spool_dir)
     for pump, directory in list(DROPPED.items()):

@@ -1,4 +1,4 @@
-"""The end of a producer that is closed or dropped: the last waits, the release of resources, the final log messages."""
+"""Ends a producer that is closed or dropped: waits for deliveries, releases resources, and logs what is left."""
 
 from __future__ import annotations
 
@@ -39,17 +39,20 @@ log = EventLog("producer")
 _CLOSE_IDLE_S: Final = 5.0
 """How long `close` waits for the next delivery, seconds."""
 _CLOSE_MEMORY_IDLE_S: Final = 30.0
-"""`_CLOSE_IDLE_S` with `spool="never"`, where undelivered records are lost after the wait."""
+"""Value of `_CLOSE_IDLE_S` for `spool="never"`, where undelivered records are lost after the wait."""
 _CLOSE_PAUSES: Final = 2
-"""If a pause has a known end, `close` waits for it, but at most this many request timeouts longer."""
+"""Maximum number of request timeouts by which `close` waits longer for a pause with a known end."""
 _CLOSE_DISK_S: Final = 30.0
 _CLOSE_DISK_LEAST_S: Final = 10.0
-"""The shortest time that `close` waits for a slow disk, seconds. Records that are not on disk then are lost."""
+"""Minimum time for which `close` waits for a slow disk, seconds. Records that are not on disk after the wait are lost.
+"""
 _DISK_STEP_S: Final = 0.1
 _LOG_S: Final = 1.0
 _SEAL_TRIES: Final = 5
 _SEAL_PAUSE_S: Final = 0.05
-"""If memory is too short to encode records, `close` tries again. Each pause is longer by this time, seconds."""
+"""Time by which each pause is longer than the one before, seconds, while `close` retries to encode records because
+memory is short.
+"""
 
 
 class Ends(Protocol):
@@ -83,7 +86,7 @@ class Shutdown:
         self._pump = delivery.pump
         self._first: Ends | None = None
         self._producer: weakref.ref[object] | None = None
-        """The producer, once it is open."""
+        """The producer; None before it is open."""
         self._kept: object | None = None
         """The producer, from the moment when it was dropped until its pump has ended."""
         self._warned = False
@@ -132,7 +135,7 @@ class Shutdown:
 
     @property
     def _idle_s(self) -> float:
-        """How long `close` waits for the next delivery."""
+        """How long `close` waits for the next delivery, seconds."""
         return _CLOSE_MEMORY_IDLE_S if self._config.in_memory else _CLOSE_IDLE_S
 
     def _close(self, timeout: float | None, patience: Patience) -> None:
@@ -141,8 +144,8 @@ class Shutdown:
         deadline = None if timeout is None else time.monotonic() + (timeout := timeout_of(timeout))
         pump = self._pump
         LIVE.pop(pump, None)
-        # End the lifecycle first: from now on no open batch is begun, and records that other threads still add are
-        # sealed below.
+        # End the lifecycle first. From now on no open batch is begun. Records that other threads still add are sealed
+        # below.
         self._lifecycle.end(
             ProducerClosedError(
                 "The producer is closed. Records accepted before close() are delivered or on disk"
@@ -206,7 +209,7 @@ class Shutdown:
             )
 
     def _await_deliveries(self, timeout: float | None, patience: Patience) -> None:
-        """Wait until everything is delivered, for `timeout` seconds, or as long as deliveries are made."""
+        """Wait until everything is delivered, at most for `timeout` seconds; None: as long as deliveries are made."""
         pump = self._pump
         began = time.monotonic()
 
@@ -262,7 +265,7 @@ class Shutdown:
             )
         given = self._config.kafka["bootstrap_servers"]
         servers = given if isinstance(given, str) else ",".join(given)
-        # A default directory depends on the spelling of the addresses, so there may be several.
+        # The name of a default directory depends on the spelling of the addresses, so there may be several directories.
         for path, records in sorted(left.items()):
             if not records:
                 continue
@@ -291,10 +294,10 @@ class Shutdown:
         self._warned = True
 
     def drop(self, producer: object) -> bool:
-        """Let the pump of a dropped producer continue to deliver for as long as `close()` would.
+        """Let the pump of a dropped producer continue to deliver for as long as `close()` would wait.
 
-        This method waits a second at most, as KafkaProducer's method does, so that records of the next producer come
-        later. It takes no lock, because the garbage collector may call it at any time.
+        This method itself waits for a second at most, as KafkaProducer's method does, so that records of the next
+        producer come later. It takes no lock, because the garbage collector may call it at any time.
 
         Returns:
             Whether the producer was dropped without `close()`, so that the caller should warn the program.
@@ -364,7 +367,7 @@ class Shutdown:
 
         Args:
             limit_s: How long to wait for a disk that is only slow, seconds.
-            deadline: How long to wait for a disk that fails, monotonic seconds.
+            deadline: When to stop waiting for a disk that fails, monotonic seconds.
         """
         pump = self._pump
         ledger = pump.ledger

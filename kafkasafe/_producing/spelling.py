@@ -102,8 +102,8 @@ class _Bound:
 
 
 def called(function: F) -> F:
-    """Decorates a method whose name is an attribute in kafka-python. The method itself, without a call, has no truth
-    value.
+    """Decorates a method whose name is an attribute in kafka-python. The decorated method has no truth value, so that a
+    program that forgets to call it gets an error.
     """
     return cast("F", _Method(function))
 

@@ -36,7 +36,7 @@ class UnitOffsets:
         self._offsets: dict[str, m.GroupOffsets] = {}
         self._readings: dict[u.GroupPartition, u.Reading] = {}
         self._claims: dict[str, tuple[BatchFate, list[OffsetClaim]]] = {}
-        """For each consumer group: the fate of this batch, and the claims (the offsets to which the batch moves the
+        """Maps a consumer group to the fate of this batch and to its claims (the offsets to which the batch moves the
         group)."""
 
     def __bool__(self) -> bool:
@@ -49,7 +49,7 @@ class UnitOffsets:
 
     @property
     def readings(self) -> Mapping[u.GroupPartition, u.Reading]:
-        """The reading of each partition of a group, as far as it is known."""
+        """Maps a partition of a group to its reading, as far as the reading is known."""
         return self._readings
 
     @property
@@ -58,12 +58,12 @@ class UnitOffsets:
         return any(claim.void for _, claims in self._claims.values() for claim in claims)
 
     def miss(self) -> None:
-        """Note for all claims that the batch does not move its groups."""
+        """Mark the batch as too late for all groups, because it does not move them."""
         for fate, _ in self._claims.values():
             fate.miss()
 
     def claim(self, group: str) -> BatchFate:
-        """Discard the batch's present offsets for the group, which new ones replace. Return the batch's fate."""
+        """Discard the batch's present offsets for the group, because new ones replace them. Return the batch's fate."""
         former = self._claims.pop(group, None)
         self._offsets.pop(group, None)
         if former is not None:

@@ -1,8 +1,8 @@
 """Lets coroutines wait for events in a producer's threads. Events that occur together wake an event loop only once.
 
-A thread that notifies (`WaitingCallers.notify_all`) sets the wake flag of each loop on which coroutines wait. The
-thread skips a wake flag whose loop is already being woken. So a burst of a thousand batches costs one
-`call_soon_threadsafe`. The loop then checks the waiting coroutines in slices, so that no iteration takes longer than a
+A thread that notifies (`WaitingCallers.notify_all`) sets the wake flag of each loop on which coroutines wait. If a loop
+is already being woken, setting its flag does nothing more. So a burst of a thousand batches costs one
+`call_soon_threadsafe`. The loop then checks the waiting coroutines in slices, so that no iteration makes more than a
 few hundred checks.
 """
 
@@ -121,7 +121,7 @@ class Fates:
         return CheckResult.NONE if now == seen else CheckResult.SOME
 
     def is_ready(self, entry: int) -> bool:
-        """Whether the record with this number has an outcome; see `Subject`."""
+        """See `Subject`. The entry is the record's number."""
         parcels, ledger = self._records.parcels, self._ledger
         if ledger.failure is not None or (ledger.wrong_cluster is not None and not self._durable):
             return True
@@ -175,12 +175,12 @@ class _Group:
         return bool(self.left) or self.again
 
     def look_again(self) -> None:
-        """Check the coroutines in the next `look`: the subject has changed."""
+        """Makes the next `look` check the coroutines, because the subject has changed."""
         self.again = True
 
 
 class LoopWaits:
-    """The coroutines that wait for one producer on one loop. This is a wake flag for `WaitingCallers`.
+    """The coroutines that wait for one producer on one loop. `WaitingCallers` uses this object as a wake flag.
 
     Get an instance from `of`. All methods but `set` must be called on the loop's own thread.
     """

@@ -43,11 +43,11 @@ class BatchFate:
         self._late = False
 
     def forget(self) -> None:
-        """Notes that the batch has other offsets of the group now, or none."""
+        """Marks the offsets as no longer part of the batch: it has other offsets of the group now, or none."""
         self._replaced = True
 
     def miss(self) -> None:
-        """Notes that the batch came too late: the consumer has gone back in one of its partitions.
+        """Marks the batch as too late: the consumer has gone back in one of its partitions.
 
         1. A batch has records 5 to 9 of one partition, and 100 to 104 of another. 2. The consumer goes back in the
         first partition, so the batch is not sent, and the program discards all of its records. 3. The next batch would
@@ -94,7 +94,7 @@ class GivenOffsets:
         self._first = numbers.draw()
 
     def moves(self, given: m.GroupOffsets) -> bool:
-        """Whether an offset differs from the offset of the previous batch, or is the first one."""
+        """Whether an offset differs from the previous batch's offset of the same partition, or there was none."""
         runs = (self._readings.get((given.group, at.topic, at.partition)) for at in given.positions)
         return any(
             run is None or run.handed != at.offset for run, at in zip(runs, given.positions, strict=True)

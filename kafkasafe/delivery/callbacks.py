@@ -1,8 +1,8 @@
 """The thread that runs the application's callbacks. Callbacks may block, send, or wait for the producer.
 
-Callers see under a lock that a record is done, and the pump holds the same lock while it passes due callbacks to this
-thread. So a caller that sees that a record is done, and then queues a marker, also waits for the callbacks of this
-record.
+The pump holds a lock while it marks a record as done and passes the record's callbacks to this thread. Callers take the
+same lock to see that the record is done. So if a caller then queues a marker and waits for it, the record's callbacks
+have run by the end of the wait.
 
 The number of due callbacks is bounded: while `full` is true, `send` should wait. The number of callbacks of records
 that are not done is bounded by the size of the spool.
@@ -29,7 +29,7 @@ _DUE_LIMIT: Final = 100_000
 _DUE_MOST: Final = 1_000_000
 """From this many due callbacks on, `send` waits even if no callback finishes."""
 _STUCK_S: Final = 1.0
-"""A callback that takes longer may be waiting for the thread that sends."""
+"""A callback that takes longer than this may be waiting for the thread that sends."""
 _CLOSE_STUCK_S: Final = 10.0
 _LOOK_EVERY_S: Final = 0.25
 
@@ -142,7 +142,7 @@ class CallbackThread:
         """Ends the thread after all jobs have run. On timeout, the thread continues until they have run.
 
         Args:
-            timeout_s: None: as long as callbacks keep finishing, plus 10 s.
+            timeout_s: How long to wait for the jobs; None: until no callback has finished for 10 s.
 
         Returns:
             Number of callbacks that have not run yet.
@@ -212,7 +212,9 @@ class CallbackThread:
 
 
 def take(added: list[Any]) -> list[Any]:
-    """Takes the items of a list to which other threads append. Items that are appended during the call stay in it."""
+    """Removes the items of a list to which other threads append, and returns them. Items that are appended during the
+    call stay in the list.
+    """
     taken = added[:]
     del added[: len(taken)]
     return taken

@@ -44,7 +44,7 @@ class Clocks:
         """Lower bound of the brokers' time if the other producers' clocks are right, in ms since the epoch."""
 
     def sent(self, address: _Address, max_timestamp: int) -> None:
-        """Note a batch of this producer, so that its timestamps do not count as those of other clocks."""
+        """Record the largest timestamp of a batch of this producer: it must not count as one of another clock."""
         if max_timestamp > self._ours.get(address, -1):
             self._ours[address] = max_timestamp
 
@@ -76,7 +76,8 @@ class Clocks:
             now_ms: This machine's time, in ms since the epoch.
 
         Returns:
-            Whether to warn, once an hour, that other clocks are so far ahead that brokers may drop our producer state.
+            Whether to warn that other clocks are so far ahead that brokers may drop our producer state. True at most
+            once an hour.
         """
         if self._ours.get(address, -1) < timestamp < _NO_TIME_MS:
             self._others[address] = timestamp

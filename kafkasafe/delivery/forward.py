@@ -36,13 +36,13 @@ def copy_before(
     - If the log uses at most half of its limit, nothing is copied.
     - If it uses more, the first segments are worth copying if waiting batches make up at most half of their bytes. The
       fewest such segments are chosen.
-    - If it uses more than three quarters, waiting batches may make up three quarters of those bytes.
+    - If it uses more than three quarters, waiting batches may make up to three quarters of the first segments' bytes.
 
     Args:
         closed: The log's first segments, but never the last one. Each can be deleted once no batch in it waits.
-        waiting: (position, bytes) of the waiting batches, in order.
+        waiting: (position, bytes) of the waiting batches, by ascending position.
         used_bytes: Size of the log.
-        limit_bytes: Its limit.
+        limit_bytes: Limit of the log's size.
     """
     if 2 * used_bytes <= limit_bytes:
         return -1

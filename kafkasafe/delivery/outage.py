@@ -1,4 +1,4 @@
-"""Measures how long nothing was delivered, so that a program's log shows the end of an outage as well as its start."""
+"""Measures how long nothing was delivered, so that a program's log shows both the start and the end of an outage."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 __all__ = ["Outage"]
 
 _SHORT_S: Final = 10.0
-"""Elections and restarts of brokers take less time than this, and their end is not worth a message."""
+"""A shorter outage is not worth a message: it may be an election, or the restart of a broker."""
 
 
 class Outage:
@@ -27,7 +27,7 @@ class Outage:
             self._began = now
 
     def acked(self, now: float, sealed_at: float) -> float:
-        """Note an acknowledgement. Returns for how long nothing was delivered, 0 if that is too short to report.
+        """Record an acknowledgement. Returns for how long nothing was delivered, 0 if that is too short to report.
 
         Args:
             now: Seconds.

@@ -75,7 +75,7 @@ class PumpState:
 
 @dataclass(frozen=True, slots=True)
 class _Retire:
-    """The producer was dropped, so end when everything is delivered, or when the patience ends."""
+    """The producer was dropped. The pump ends when everything is delivered, or when the patience ends."""
 
     began: float
     patience: Patience
@@ -83,7 +83,7 @@ class _Retire:
 
 @dataclass(frozen=True, slots=True)
 class _SetPatience:
-    """A caller waits for the end of a retiring pump."""
+    """A caller waits for the end of a retiring pump, and gives it another patience."""
 
     patience: Patience
 
@@ -174,7 +174,7 @@ class Pump:
         return self._context.own.journal.views.unchosen_topics()
 
     def remembered_topics(self) -> dict[str, int]:
-        """Partition counts from an earlier incarnation, by topic; only topics without waiting records."""
+        """Maps each topic without waiting records to the partition count that an earlier incarnation knew."""
         journal = self._context.own.journal
         return {
             name: topic.partition_count
@@ -183,7 +183,7 @@ class Pump:
         }
 
     def is_backlogged(self) -> bool:
-        """Whether so many messages wait that callers should let the pump work before they submit more."""
+        """Whether callers should let the pump work before they submit more, because too many messages wait."""
         return len(self._inbox) >= _BACKLOG
 
     def wake(self) -> None:
@@ -202,7 +202,7 @@ class Pump:
         ).start()
 
     def submit(self, parcels: Sequence[Parcel]) -> None:
-        """Accepts parcels, in order. See `Ledger.submit`."""
+        """Accepts parcels, in this order. See `Ledger.submit`."""
         self.ledger.submit(parcels)
 
     def wait(self, ready: Callable[[], bool], timeout: float | None, *, choosy: bool = False) -> bool:
@@ -233,7 +233,7 @@ class Pump:
                 return done
 
     def earlier(self, transactional_id: str) -> tuple[u.Unit, m.Ended] | None:
-        """The last unit that earlier incarnations ended under a user's transactional id. Call before `start`."""
+        """The last unit that an earlier incarnation ended under a user's transactional id. Call it before `start`."""
         return self._context.own.journal.units.replay.earlier.get(transactional_id)
 
     def take_over(self, transactional_id: str) -> None:
@@ -251,14 +251,16 @@ class Pump:
         return number
 
     def has_looked(self, number: int) -> bool:
-        """Return whether the check with this number found everything in place, or restored it. True also after the end
-        of the pump.
+        """Whether the check with this number found everything in place, or restored it. After the end of the pump,
+        always True.
         """
         return self.engine.looks.looked >= number or not self._thread.is_alive()
 
     @property
     def displaced(self) -> int:
-        """Number of lanes that the next start would not find, because they were moved and could not be restored yet."""
+        """Number of lanes that are not in their places and could not be restored yet. The next start would not find
+        them.
+        """
         return self.engine.places.displaced
 
     def adopt_now(self) -> None:
@@ -357,14 +359,14 @@ class Pump:
         )
 
     def _end_of_thread(self) -> str:
-        """A message that the thread has ended, if no error ended it."""
+        """A message that the thread has ended, for a thread that no error ended; empty while it runs."""
         return "Its thread has ended" if self.ended() else ""
 
     def resolve_undecidable(self, *, resend: bool) -> None:
         """Decides undecidable batches: sends them again (they may be in the log twice), or treats them as delivered.
 
-        This applies to the batches of the last raised error; if none was raised, to all undecidable batches. A batch
-        that has become undecidable since then needs another decision.
+        The decision is about the batches of the last raised error. If no error was raised, it is about all undecidable
+        batches. A batch that becomes undecidable after that error needs another decision.
         """
         # Take the batches at once, so that the caller's next `send` does not raise the error again.
         decided = self.ledger.errors.take_shown()
@@ -375,7 +377,7 @@ class Pump:
 
         Args:
             timeout_s: How long the pump may continue its current work.
-            deadline: After this time a failing disk is not tried again; monotonic seconds.
+            deadline: When the pump stops trying a failing disk again, monotonic seconds.
         """
         self._context.close_state.close(deadline)
         self._wake.set()
@@ -451,7 +453,7 @@ class Pump:
         )
 
     def is_current_thread(self) -> bool:
-        """Whether the caller runs on the pump's own thread: in a hook or a handler."""
+        """Whether the caller runs on the pump's own thread, as hooks and handlers do."""
         return threading.current_thread() is self._thread
 
     def ended(self) -> bool:
@@ -561,7 +563,9 @@ class Pump:
         ]
 
     def refused(self, topic: str | None = None) -> list[RefusedDestination]:
-        """Destinations, of one topic or all, that wait because the cluster refuses them; oldest first. Any thread."""
+        """Destinations (of this topic, or of all) that wait because the cluster refuses them, oldest first. Callable
+        from any thread.
+        """
         return self.engine.endings.refused(topic)
 
     def refresh_topic(self, topic: str) -> None:

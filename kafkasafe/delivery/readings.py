@@ -51,11 +51,11 @@ class OffsetsFate(enum.Enum):
     """The fate of a batch with a consumer's offsets, as far as the consumer's process knows."""
 
     OPEN = "open"
-    """The program has not committed it yet."""
+    """The program has not committed the batch yet."""
     FORGOTTEN = "forgotten"
     """The program dropped the batch before committing it."""
     WAITING = "waiting"
-    """The producer accepted the batch, and the outcome is open."""
+    """The producer accepted the batch, but the outcome is open."""
     COMMITTED = "committed"
     REJECTED = "rejected"
     """The producer gave up the batch and kept its records. The group's offset did not move, and the
@@ -76,8 +76,8 @@ class Numbers:
     """Draws ascending numbers for the readings of a process.
 
     Args:
-        first: The first one, at least 1. No other process whose batches may be in the same spool may begin with the
-            same number.
+        first: The first number, at least 1. If the batches of another process may be in the same spool, that process
+            must not begin with the same number.
     """
 
     def __init__(self, first: int) -> None:
@@ -108,7 +108,7 @@ class Carrier:
     """The lane that delivers a batch, and the group member in whose name the batch's offsets are committed.
 
     Attributes:
-        lane: The lane of the batch's producer. Another producer has another object.
+        lane: The lane of the batch's producer. Each producer has its own object.
         member: The consumer as a member of its group; None: the consumer is no member (`assign`), so its group cannot
             refuse offsets.
     """
@@ -117,7 +117,7 @@ class Carrier:
     member: Member | None
 
     def is_refused(self, now: Member | None) -> bool:
-        """Whether the group refuses these offsets by now, as those of a former generation or member.
+        """Whether the group now refuses these offsets because they come from a former generation or member.
 
         Source: GroupCoordinator.validateOffsetCommit in brokers (KIP-447; KIP-345 for static members).
 
@@ -129,11 +129,11 @@ class Carrier:
 
 @dataclass(slots=True, eq=False)
 class OffsetClaim:
-    """A batch moves the group to an offset.
+    """The claim of a batch to move the group to an offset.
 
     Attributes:
         offset: Offset of the next record to be read.
-        fate: Returns the fate of the batch. From any thread.
+        fate: Returns the fate of the batch. Callable from any thread.
         carrier: Carrier of the batch; None: not known.
         void: The consumer was moved back, so the batch must not be committed any more.
     """
@@ -153,8 +153,9 @@ class ReadingRun:
 
     Attributes:
         reading: The number and start that batches record for this reading.
-        reached: The group's offset, as far as this reading moved it; None: not known.
-        sent: The last accepted offset; None: no offset was accepted, and the reading's start is not known.
+        reached: The offset to which this reading has moved the group so far; None: not known.
+        sent: The offset of the last accepted batch, and before that the reading's start; None: there is neither, or the
+            start is not known.
         first: The position where the reading began, if it is not the group's offset; None: not known.
         broken: A batch of the reading was dropped, or left undecided.
     """
@@ -178,7 +179,7 @@ class ReadingRun:
         self._claims.append(claim)
 
     def look(self) -> None:
-        """Evaluate the fates of the batches, in order, up to the first batch whose fate is open."""
+        """Evaluate the fates of the batches in the order in which they were made, up to the first one that is open."""
         while self._claims:
             claim = self._claims[0]
             match claim.fate():
@@ -204,7 +205,7 @@ class ReadingRun:
 
     @property
     def is_open(self) -> bool:
-        """Whether the program still has a batch with its offsets that it has not committed."""
+        """Whether a batch with the reading's offsets is still open: the program has not committed it."""
         return any(claim.fate() is OffsetsFate.OPEN for claim in self._claims)
 
     @property
@@ -258,7 +259,7 @@ class ReadingRun:
         """Whether the program may hold records that are in no batch.
 
         Args:
-            consumed: Up to which offset records were handed out.
+            consumed: Offset after the last record that was handed out.
         """
         handed = self.handed
         return consumed != (self.first if handed is None else handed)
@@ -284,10 +285,10 @@ class Readings(Generic[_Partition]):
         self._runs: dict[_Partition, ReadingRun] = {}
         self._suspects: set[_Partition] = set()
         self.used = False
-        """Whether an atomic batch ever had the consumer's offsets. Other consumers move their groups themselves."""
+        """Whether an atomic batch ever had the consumer's offsets. If none had, the consumer itself moves its group."""
 
     def use(self) -> None:
-        """Record that a batch with the consumer's offsets is made."""
+        """Record that a batch with the consumer's offsets is being made."""
         self.used = True
 
     def get(self, partition: _Partition) -> ReadingRun | None:
@@ -304,7 +305,7 @@ class Readings(Generic[_Partition]):
         Args:
             partition: The partition.
             number: From `draw`.
-            start: The group's offset, NONE if it has no offset; None: not known.
+            start: The group's offset; NONE if the group has no offset; None if the offset is not known.
         """
         self.end(partition)
         run = self._runs[partition] = ReadingRun(number, start)
@@ -340,11 +341,11 @@ class Readings(Generic[_Partition]):
     def goes_on(self, partition: _Partition, group_offset: int) -> bool:
         """Whether the reading continues: no batch of it was dropped, and nothing else has moved the group.
 
-        Otherwise another reading begins at the group's offset, even if the consumer is already there, because other
-        members have processed the records that the consumer handed out and that are in no batch.
+        Otherwise another reading begins at the group's offset, even if the consumer is already there. The consumer may
+        have handed out records that are in no batch. Other members have processed these records meanwhile.
 
         Args:
-            partition: The partition. No batch of it waits.
+            partition: The partition. No batch with its offsets waits for an outcome.
             group_offset: The group's final offset; NONE if it has no offset.
         """
         run = self._runs[partition]
@@ -362,16 +363,17 @@ class Earlier(Generic[_Partition]):
         self._claims: dict[_Partition, list[OffsetClaim]] = {}
 
     def add(self, partition: _Partition, claims: Iterable[OffsetClaim]) -> None:
-        """Note the undecided batches of a reading that has ended."""
+        """Record the undecided batches of a reading that has ended."""
         self._claims[partition] = [*self._claims.pop(partition, ()), *claims]
         self._tidy(partition)
 
     def elsewhere(self, partition: _Partition, mine: Carrier) -> list[OffsetClaim]:
         """Return the batches that a lane other than this carrier's may still commit.
 
-        Batches of the carrier's own lane are left out because that lane compares them itself, and batches of a former
-        member because the group refuses them. Batches that were left in memory are lost. If their last requests began a
-        transaction, the group's offset is not stable before that transaction ends.
+        Three kinds of batches are left out: those of the carrier's own lane, because that lane compares them itself;
+        those of a former member, because the group refuses them; and those that were left in memory, because they are
+        lost. If the last request of a lost batch began a transaction, the group's offset is not stable until that
+        transaction ends.
 
         Args:
             partition: The partition.
@@ -387,7 +389,7 @@ class Earlier(Generic[_Partition]):
         ]
 
     def forget(self, partition: _Partition, claim: OffsetClaim) -> None:
-        """Forget a batch, and those that were left together with it: all of them are decided."""
+        """Forget a batch that is decided, and the batches of the same carrier that were left: they are decided, too."""
         self._claims[partition] = [
             each
             for each in self._claims.pop(partition, ())
@@ -395,8 +397,8 @@ class Earlier(Generic[_Partition]):
         ]
 
     def _tidy(self, partition: _Partition, now: Member | None = None) -> None:
-        """Of several batches with the same carrier that were left, keep only the first one. Drop batches that cannot be
-        committed any more.
+        """Drop batches that cannot be committed any more. If several batches of one carrier were left, keep only the
+        first one.
         """
         found: list[OffsetClaim] = []
         left: set[Carrier] = set()

@@ -139,7 +139,8 @@ class Binding:
     def _drained(self) -> bool:
         """Whether the spool directory has no pending records for the cluster that it is bound to.
 
-        Records that this process accepted before it met any cluster are not for a particular one.
+        Until a cluster has answered, records that this process accepted do not count: they are for no particular
+        cluster.
         """
         ours = {lane.lock.path for lane in self._context.lanes}
         met = self._context.own_cluster.cluster_id is not None

@@ -31,7 +31,7 @@ _REFUSED_PAUSE_S: Final = 30.0
 
 
 class DeletedTopics:
-    """Deleted topics that no records wait for, and since when they are deleted. `TopicKeeper` changes it."""
+    """Maps each deleted topic for which no records wait to when it was first missing. `TopicKeeper` changes it."""
 
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
@@ -40,7 +40,7 @@ class DeletedTopics:
         return topic in self._since
 
     def note(self, topic: str, now: float) -> float:
-        """Record that brokers call a topic unknown. Return since when they do."""
+        """Record that brokers call a topic unknown. Return when they first did."""
         return self._since.setdefault(topic, now)
 
     def forget(self, topic: str) -> None:
@@ -49,7 +49,7 @@ class DeletedTopics:
 
 
 class Timers:
-    """Messages to process after a delay. Those for the same time come in the order in which they were added."""
+    """Messages to process after a delay. Messages for the same time are processed in the order of their addition."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -94,7 +94,7 @@ class OwnCluster:
 
 
 class DeliveryProgress:
-    """When deliveries made progress last, which decides how long callers wait. Any thread may ask `patience_ends`."""
+    """When deliveries last made progress. This decides how long callers wait. Any thread may call `patience_ends`."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -104,20 +104,20 @@ class DeliveryProgress:
         """When the longest pause with a known end is over, monotonic seconds."""
 
     def note(self) -> None:
-        """Note progress with a batch."""
+        """Record progress with a batch."""
         self._last = self._clock.monotonic()
 
     def pause(self, until: float) -> None:
-        """Note a pause that ends at this time, monotonic seconds."""
+        """Record a pause that ends at this time, monotonic seconds."""
         self._pause_until = max(self._pause_until, until)
 
     def patience_ends(self, patience: Patience, began: float, *, paused: bool = False) -> float:
-        """The time at which a caller that has waited for deliveries since `began` gives up, monotonic seconds.
+        """The deadline, in monotonic seconds, of a caller that began to wait for deliveries at `began`.
 
         Args:
             patience: The caller's patience.
             began: When the caller began to wait.
-            paused: A pause with an unknown end is under way. It counts if `patience` allows for pauses at all.
+            paused: Whether a pause with an unknown end is under way. Matters only if `patience` allows for pauses.
         """
         until = float("inf") if paused else self._pause_until
         return patience.ends_at(began, self._last, until)
@@ -127,9 +127,9 @@ class CloseState:
     """How far a producer has come in closing. Any thread may read it.
 
     Attributes:
-        closing: `close` was called: the engine begins nothing that takes long.
-        stop: The pump ends after its current work.
-        abandon: The current work takes too long: the engine begins nothing more.
+        closing: Whether `close` was called. Then the engine begins nothing that takes long.
+        stop: Whether the pump ends after its current work.
+        abandon: Whether the current work takes too long. Then the engine begins nothing more.
         close_by: Until when the engine waits for a failing disk, monotonic seconds.
     """
 
@@ -140,14 +140,14 @@ class CloseState:
         self.close_by = float("inf")
 
     def close(self, close_by: float | None) -> None:
-        """Record that `close` was called. None: the time for a failing disk stays as it is."""
+        """Record that `close` was called. If `close_by` is None, its former value remains."""
         if close_by is not None:
             self.close_by = close_by
         self.closing = True
         self.stop = True
 
     def end(self) -> None:
-        """End the pump after its current work, because all is delivered or the time for it is over."""
+        """End the pump after its current work, because everything is delivered or the time for deliveries is over."""
         self.stop = True
 
     def give_up(self) -> None:
@@ -167,7 +167,7 @@ class EngineContext:
         is_own_thread: Whether the caller is the thread that runs the engine.
         clock: The clock.
         sleep: Waits for this many seconds. Used where nothing may continue before a write succeeds.
-        random_fraction: A number in [0, 1), for the length of pauses.
+        random_fraction: Returns a number in [0, 1), for the length of pauses.
         beside: Runs a slow function on a thread of its own.
     """
 
@@ -219,7 +219,7 @@ class EngineContext:
         self.timers.add(delay_s, message)
 
     def open(self, own: Lane) -> None:
-        """Note the producer's own lane."""
+        """Record the producer's own lane."""
         self.own = own
         self.lanes.append(own)
 

@@ -31,8 +31,8 @@ _MEMORY_BYTES: Final = MEMORY_BYTES // 2
 before it sends them. The limit is higher if `run_ahead_bytes` is above its default.
 """
 _MANY_TO_DIVIDE_BYTES: Final = 256 * 1024
-"""If more bytes than this wait for partitions to be chosen, the cause is an outage, not a topic whose first metadata
-are about to arrive.
+"""If more bytes than this wait until their partitions are chosen, the cause is an outage. Fewer bytes may only wait for
+the first metadata of their topic, which are about to arrive.
 """
 SPILL_EVERY_S: Final = 0.05
 
@@ -49,24 +49,26 @@ class DiskWriter:
         self._withheld: dict[Lane, list[Parcel]] = {}
         """Parcels on disk, but in a lane that the next start would not find."""
         self.memory = 0
-        """Bytes of durable, unfinished batches in memory, without those that were read back."""
+        """Bytes of the durable, unfinished batches that are still in memory. Batches that were read back from disk do
+        not count.
+        """
         more_bytes = max(0, (context.config.run_ahead_bytes or 0) - RUN_AHEAD_BYTES)
         self._memory_bytes = _MEMORY_BYTES + more_bytes + more_bytes // 4
         self._looked_at = 0.0
         self.keeps = True
-        """Whether durable batches stay in memory. False while no broker can be reached."""
+        """Whether durable batches may stay in memory. False while no broker can be reached."""
         self._spill_due = False
 
     def persist(self, lane: Lane, persist: j.Persist) -> None:
-        """Write one group and make it durable, now or once the disk works again."""
+        """Write one group and make it durable: now, or when the disk works again."""
         backlog = lane.write_backlog
         backlog.extend(_apart(persist) if backlog else (persist,))
         if backlog.attempt == 0 or persist.marks or persist.after:
             self.write_out(lane)
 
     def write_out(self, lane: Lane) -> bool:
-        """Write all pending groups. Decisions come first, because they free space on a full disk. False: a write
-        failed.
+        """Write all pending groups. Decisions come first, because they free space on a full disk. Returns False if a
+        write failed.
         """
         looked = False
         backlog = lane.write_backlog
@@ -152,7 +154,7 @@ class DiskWriter:
         self._context.emit(events.SpoolWriteFailed(lane.name, why, attempt))
 
     def retry_write(self, lane: Lane) -> None:
-        """Write again after the pause that followed a failed write."""
+        """Try to write again, after the pause that followed a failed write."""
         lane.write_backlog.end_pause()
         if lane in self._context.lanes:
             self.write_out(lane)
@@ -233,7 +235,8 @@ class DiskWriter:
         """Before batches without partitions are written, reserve the space that dividing them will need.
 
         Returns:
-            The bytes of all batches that wait for their division, including these; 0 if none of these has to wait.
+            The bytes of all batches that wait for their division, `batches` included; 0 if none of `batches` has to
+            wait.
         """
         size = sum(batch.size_bytes for batch in batches if lane.journal.views.chooses(batch.destination))
         if size:
@@ -242,13 +245,13 @@ class DiskWriter:
         return size
 
     def count_to_divide(self, lane: Lane) -> None:
-        """Recount the bytes that wait for their partitions, after something other than a write changed them."""
+        """Recount the bytes whose partitions are not chosen yet, after something other than a write changed them."""
         if lane.divisions.waiting_bytes or lane.journal.views.has_unchosen:
             lane.divisions.count_waiting(lane.journal.views.unchosen_bytes)
             lane.spool.keep_room(lane.divisions.waiting_bytes)
 
     def _promise(self, parcels: Sequence[Parcel]) -> None:
-        """Release callers that wait for these parcels to be durable: the next start finds them on disk."""
+        """Mark these parcels as durable: the next start finds them on disk. Release callers that wait for them."""
         if not parcels:
             return
         self.memory += sum(parcel.size_bytes for parcel in parcels if parcel.data is not None)
@@ -260,7 +263,7 @@ class DiskWriter:
                 self.drop(parcel)
 
     def _drop_silent(self) -> None:
-        """Free the memory of batches whose leaders do not answer, because other batches can be sent sooner."""
+        """Drop the bytes of batches whose leaders do not answer. Batches that can be sent sooner need the memory."""
         now = self._context.clock.monotonic()
         if now < self._looked_at:
             return
@@ -282,7 +285,7 @@ class DiskWriter:
         return data
 
     def drop(self, parcel: Parcel) -> None:
-        """Forget the bytes; the spool has them."""
+        """Drop the parcel's bytes from memory. The spool has them."""
         if parcel.data is not None:
             if parcel.durable:
                 self.memory -= parcel.size_bytes
@@ -320,7 +323,7 @@ class DiskWriter:
         """A copy of the batch's bytes with its current id, to be written once more.
 
         Raises:
-            SpoolError: It cannot be read, or is damaged.
+            SpoolError: The batch cannot be read, or is damaged.
         """
         parcel = lane.parcels.get(batch.handle)
         if parcel is not None and parcel.data is not None:
@@ -416,7 +419,7 @@ class DiskWriter:
         return freed
 
     def retain_since_ms(self) -> int:
-        """The time since which acknowledged records are kept, ms since the epoch."""
+        """The start of the time for which acknowledged records are kept, ms since the epoch."""
         retain_s = self._config.retain_acked_s
         if not retain_s:
             return 1 << 62
@@ -431,7 +434,7 @@ class DiskWriter:
         self._ledger.room.publish_used(self._context.own.spool.used_bytes, more_room=more_room)
 
     def _measure(self) -> bool:
-        """Measure the disk's free bytes. Returns whether they grew. This thread holds no lock that callers need."""
+        """Measure the disk's free bytes. Returns whether they grew. Holds no lock that callers need."""
         if self._config.in_memory:
             return False
         free = float("inf")
@@ -440,7 +443,7 @@ class DiskWriter:
         return self._ledger.room.measure_free(free)
 
     def watch_undurable(self) -> None:
-        """`spool="on_error"`: check regularly which parcels are only in memory, until none are."""
+        """`spool="on_error"`: check regularly which parcels are only in memory, until all are on disk or delivered."""
         if self._config.spool == "on_error" and not self._spill_due:
             self._spill_due = True
             self._context.timer(SPILL_EVERY_S, ChoreDue(Chore.SPILL))
@@ -454,8 +457,8 @@ class DiskWriter:
             self.watch_undurable()
 
     def spill(self, age_s: float) -> None:
-        """`spool="on_error"`: write to disk the parcels that have been in memory for at least `age_s`, or all parcels
-        if they have too many bytes.
+        """`spool="on_error"`: write the parcels that have been only in memory for at least `age_s` to disk. If the
+        parcels in memory have too many bytes, write all of them.
         """
         before = self._context.clock.monotonic() - age_s
         with self._ledger.lock:
@@ -497,7 +500,7 @@ def _stamp(data: bytearray, identity: BatchId | None) -> None:
 def _groups(
     persist: j.Persist, data: Sequence[tuple[int, bytearray]]
 ) -> list[tuple[list[m.Mark], list[tuple[int, bytearray]], bool]]:
-    """(marks, batches, atomic) of each group.
+    """Divides what is to be written into groups: (marks, batches, atomic) of each.
 
     If callers gave the partitions of some records of a batch, a mark names these partitions. The batch then begins a
     new group, because the spool splits a group that is too large, and writes all of its marks with the first batch. A

@@ -26,10 +26,11 @@ class EndCheck:
         context: See there.
         lane: The lane.
         check: The last acknowledged offset, and its leader epoch.
-        idle: The partition is idle: this is a routine check, and is dropped if the partition becomes active. Otherwise
-            an acknowledgement from another leader caused the check, which repeats until there is an answer.
-        elected: Another leader has been elected since then. The check then reports if that leader's log cannot prove
-            that no records are lost.
+        idle: True: the partition is idle, and this is a routine check, which is dropped if the partition becomes
+            active. False: an acknowledgement from another leader caused the check, which repeats until there is an
+            answer.
+        elected: Whether another leader has been elected since that offset was acknowledged. If so, the check also
+            reports it if that leader's log cannot prove that no records are lost.
     """
 
     def __init__(
@@ -76,8 +77,8 @@ class EndCheck:
                     self._failed(failed.code)
 
     def _has_all(self) -> Procedure[bool]:
-        """Whether nothing shows that the log lacks acknowledged records. If something does, raise a suspicion in the
-        journal.
+        """Check the log for signs that it lacks acknowledged records. If there are any, tell the journal of the
+        suspicion, and return False.
         """
         check, leader = self._check, self._leader
         gone = self._lane.journal.missing.proven.get(check.destination, "")

@@ -45,11 +45,13 @@ class Endings:
         self._disk = disk
         self._losses = losses
         self.refused_topics: Mapping[str, RefusedDestination] = {}
-        """By name, the topics of which the cluster refuses all partitions. The mapping is replaced, never changed, so
-        any thread may read it.
+        """Maps the name of each topic of which the cluster refuses all partitions to the refusal. Any thread may read
+        the mapping, because it is replaced, never changed.
         """
         self.refused_partitions: Mapping[tuple[str, int], RefusedDestination] = {}
-        """Refused partitions of topics that the cluster otherwise accepts. Also replaced, never changed."""
+        """Maps (topic, partition) to the refusal, for topics that the cluster otherwise accepts. This mapping, too, is
+        replaced, never changed.
+        """
 
     def resolve(self, lane: Lane, resolutions: Sequence[j.Resolution]) -> None:
         """Finish the parcels of batches whose fate is final and durable."""
@@ -249,9 +251,9 @@ class Endings:
             self.publish_refused()
 
     def refused(self, topic: str | None = None) -> list[RefusedDestination]:
-        """Refused destinations with pending records, oldest first; if given, only those that hold up `topic`.
+        """Refused destinations with pending records, oldest first. With `topic`, only those that hold up this topic.
 
-        Any thread may call this.
+        Any thread may call this method.
         """
         lanes = list(self._context.lanes)
         found = refused([lane.journal for lane in lanes])
@@ -295,7 +297,7 @@ class Endings:
         lane.journal.decide(batch, resend=policy == "resend")
 
     def _rejected(self, lane: Lane, batch: j.Batch) -> None:
-        """Report a rejected batch, after it is durable in `rejected/`."""
+        """Report a rejected batch, when it is durable in `rejected/`."""
         if batch.fault.code == j.DAMAGED:
             return
         topic, partition = lane.journal.views.address(batch.destination)

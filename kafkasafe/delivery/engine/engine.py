@@ -82,7 +82,7 @@ _LOOK_AGAIN_S: Final = 0.1
 
 
 class PlaceLooks:
-    """Callers that ask whether the producer's own lane is in its place. One check answers all earlier questions.
+    """The questions of callers whether the producer's own lane is in its place. One check answers all earlier ones.
 
     Attributes:
         looked: Number of the latest question after which the lane was found in its place. Any thread may read it.
@@ -285,7 +285,7 @@ class Engine:
                 pass
 
     def turn(self) -> None:
-        """Send batches for which replies made room, process due timers, and drive all lanes."""
+        """Send the batches for which replies have made room. Then process due timers, and drive all lanes."""
         self._sender.use_room()
         timers = self._context.timers
         now = self._context.clock.monotonic()
@@ -312,8 +312,8 @@ class Engine:
                 self._lanes.adopt_now()
 
     def patience_ends(self, patience: Patience, began: float) -> float:
-        """The time at which a caller that has waited since `began` gives up, monotonic seconds. Any thread may call
-        this.
+        """The deadline, in monotonic seconds, of a caller that began to wait at `began`. Any thread may call this
+        method.
 
         While the engine reads spools, the caller's patience does not run out: reading gigabytes may take long, and
         shows no progress.

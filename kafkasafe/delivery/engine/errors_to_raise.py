@@ -96,7 +96,7 @@ class ErrorsToRaise:
     # -- lost records --------------------------------------------------------------------------------------------------
 
     def lose(self, error: DataLossError | SpoolCorruptError) -> None:
-        """Have the next `send`, `flush` or `close` raise this error, once."""
+        """Make the next `send`, `flush` or `close` raise this error, once."""
         with self._guard.lock:
             self.losses.append(error)
             self._guard.waiters.notify_all()
@@ -128,7 +128,7 @@ class ErrorsToRaise:
             self._guard.waiters.notify_all()
 
     def unblock(self, address: tuple[str, int]) -> None:
-        """Record that the batch can be read again."""
+        """Record that the partition's damaged batch can be read again."""
         self.damage.pop(address, None)
 
     def raise_damage(self, topic: str | None = None) -> None:

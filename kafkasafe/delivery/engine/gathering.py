@@ -27,7 +27,7 @@ def gather_bytes(config: ProducerConfig) -> int:
     """Maximum size of a joined batch; 0 if batches are not joined.
 
     Batches are not joined if futures time out by themselves (`delivery_timeout_ms`), because each batch has its own
-    time. Nor are they joined if they are sent before they are on disk.
+    deadline. Nor are they joined if they may be sent before they are on disk.
     """
     if config.spool != "always" or config.delivery_timeout_s is not None:
         return 0

@@ -35,7 +35,7 @@ __all__ = ["Intake"]
 
 
 _MOST_JOINED: Final = 5
-"""Maximum number of `delivery="transactional"` batches in a unit: brokers remember this many batches of a producer."""
+"""Maximum number of `delivery="transactional"` batches in a unit. Brokers remember as many batches of a producer."""
 _MOST_JOINED_BYTES: Final = 4 * 1024 * 1024
 _MARKS_BYTES: Final = 1024 * 1024
 """Approximate size of the marks and the reserve during divisions."""
@@ -205,7 +205,7 @@ class Intake:
         """
         if not divides and not lane.divisions.pending:
             return False
-        # A batch that an earlier call left undivided may also be in `divides`. Or it no longer needs a division,
+        # A batch that an earlier call left undivided may also be in `divides`. It may also need no division any more,
         # because the journal has sent it again or given it up.
         unique = {divide.batch.handle: divide for divide in (*lane.divisions.take(), *divides)}
         todo = [divide for handle, divide in unique.items() if handle in lane.parcels and divide.is_due]

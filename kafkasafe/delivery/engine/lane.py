@@ -29,7 +29,7 @@ __all__ = [
 
 
 class WriteBacklog:
-    """Groups that wait because writes to the disk fail, in order. Decisions are written before batches.
+    """Groups that wait because writes to the disk fail, in the order of writing. Decisions overtake batches.
 
     Attributes:
         attempt: Number of consecutive failures to write.
@@ -55,32 +55,32 @@ class WriteBacklog:
         self._groups.extend(groups)
 
     def take(self) -> tuple[int, j.Persist]:
-        """Take the group to write next: decisions first. Returns its place as well."""
+        """Take the group to write next: decisions first. Returns its index among the groups, and the group."""
         index = next((i for i, group in enumerate(self._groups) if _decides(group)), 0)
         group = self._groups[index]
         del self._groups[index]
         return index, group
 
     def restore(self, index: int, groups: Sequence[j.Persist]) -> None:
-        """Put the groups into which a group was divided, because it could not be written, in its place."""
+        """Put parts of a group that could not be written back at the group's index."""
         for group in reversed(groups):
             self._groups.insert(index, group)
 
     def fail(self) -> int:
-        """Note a failed write. Returns the number of consecutive failures."""
+        """Record a failed write. Returns the number of consecutive failures."""
         self.attempt += 1
         return self.attempt
 
     def succeed(self) -> None:
-        """Note a successful write."""
+        """Record a successful write."""
         self.attempt = 0
 
     def has_retry(self, now: float) -> bool:
-        """Whether a pause is under way, after which the engine tries again."""
+        """Whether the pause before the next try is still under way."""
         return self._retry_at > now
 
     def pause(self, until: float) -> None:
-        """Note a pause that ends at this time, monotonic seconds."""
+        """Record a pause that ends at this time, monotonic seconds."""
         self._retry_at = until
 
     def end_pause(self) -> None:
@@ -138,7 +138,7 @@ class Divisions:
         return self.attempt
 
     def wait(self, until: float) -> None:
-        """Read again at this time."""
+        """Set when to read again, monotonic seconds."""
         self.unreadable_until = until
 
     def succeed(self) -> None:
@@ -146,7 +146,7 @@ class Divisions:
         self.attempt = 0
 
     def miss_room(self) -> int:
-        """Record that the disk has no space for the parts. Returns how many times in a row."""
+        """Record that the disk has no space for the parts. Returns how many times in a row it had none."""
         self.room_attempt += 1
         return self.room_attempt
 
@@ -163,11 +163,11 @@ class Divisions:
         self._room_at = until
 
     def end_pause(self) -> None:
-        """Look for space again: segments were deleted."""
+        """End the wait for space, because segments were deleted."""
         self._room_at = 0.0
 
     def add_unwritten(self, size: int) -> None:
-        """Note parts of this size that are to be written."""
+        """Record parts of this size that are to be written."""
         self.unwritten_bytes += size
 
     def written(self) -> None:
@@ -175,7 +175,7 @@ class Divisions:
         self.unwritten_bytes = 0
 
     def count_waiting(self, size: int) -> None:
-        """Note how many bytes wait for their partitions."""
+        """Record how many bytes wait for their partitions."""
         self.waiting_bytes = size
 
 
@@ -187,14 +187,16 @@ class ReleaseCheck:
     def __init__(self) -> None:
         self._position = -1
         self._excess = 0
-        """Bytes by which the lane exceeded half of `spool_max_bytes`, after the deletion; negative if it did not."""
+        """Bytes by which the lane exceeded half of `spool_max_bytes` after the last deletion; negative if it was
+        smaller.
+        """
 
     def is_due(self, position: int, excess: int, more: int) -> bool:
         """Whether another position may be released, or the excess grew by more than `more` bytes."""
         return position != self._position or excess > max(self._excess + more, 0)
 
     def note(self, position: int, excess: int) -> None:
-        """Note a check."""
+        """Record that a check was made at this position, with this excess."""
         self._position, self._excess = position, excess
 
     def freed(self, size: int) -> None:
@@ -203,23 +205,25 @@ class ReleaseCheck:
 
 
 class Rejections:
-    """Rejected batches that are not finished, with the files of their records; and destinations whose next batch is
-    damaged.
+    """The rejected batches that are not finished, with the files that keep their records. Also the destinations whose
+    next batch is damaged on disk.
     """
 
     __slots__ = ("_paths", "_stopped")
 
     def __init__(self) -> None:
         self._paths: dict[int, Path | None] = {}
-        """By handle of the batch."""
+        """Maps the handle of a rejected batch to the file with its records."""
         self._stopped: dict[int, float] = {}
-        """Destinations whose next batch is damaged on disk, and when the engine reads it again, monotonic seconds."""
+        """Maps a destination to when the engine tries again to read its next batch, which is damaged on disk; monotonic
+        seconds.
+        """
 
     def __contains__(self, handle: int) -> bool:
         return handle in self._paths
 
     def keep(self, handles: Iterable[int], path: Path | None) -> None:
-        """Record that the records of these batches are kept in this file; None: in none (`spool="never"`)."""
+        """Record which file keeps the records of these batches; None: no file does (`spool="never"`)."""
         self._paths.update(dict.fromkeys(handles, path))
 
     def path(self, handle: int) -> Path | None:
@@ -227,7 +231,7 @@ class Rejections:
         return self._paths[handle]
 
     def finish(self, handle: int) -> Path | None:
-        """Forget a rejected batch: it is finished. Returns the file with its records."""
+        """Forget a rejected batch, because it is finished. Returns the file with its records."""
         return self._paths.pop(handle)
 
     def stop(self, destination: int, until: float) -> None:
@@ -243,7 +247,7 @@ class ProducerIdRequest:
     """Whether a request for a producer id is open, and how often it failed.
 
     Attributes:
-        is_open: A request was sent, and no id was granted since.
+        is_open: Whether a request was sent and no id has been granted since.
         failures: Number of consecutive failures.
         refusal: Why the last request failed; empty if none has failed since an id was granted.
     """
@@ -266,7 +270,7 @@ class ProducerIdRequest:
         self.refusal = ""
 
     def failed(self, reason: str) -> None:
-        """Record that the request was refused, or not answered. It is repeated after a pause."""
+        """Record that the request was refused or not answered. The engine repeats it after a pause."""
         self.failures += 1
         self.refusal = reason
 
@@ -278,18 +282,18 @@ class LossChecks:
 
     def __init__(self) -> None:
         self._epochs: dict[int, int] = {}
-        """By destination, the leader epoch under which the log was last checked for lost acknowledged records."""
+        """Maps a destination to the leader epoch under which its log was last checked for lost records."""
         self._unproven: dict[int, int] = {}
-        """By destination, the last acknowledged offset that was reported as unproven."""
+        """Maps a destination to the last acknowledged offset that was reported as unproven."""
 
     def see_leader(self, destination: int, epoch: int) -> bool:
-        """Note a partition's leader epoch. Returns whether to check the log, because the epoch is newer than before."""
+        """Record a partition's leader epoch. Returns whether to check the log: the epoch is newer than the last one."""
         before = self._epochs.get(destination)
         self._epochs[destination] = epoch
         return before is None or epoch > before
 
     def forget_leader(self, destination: int) -> None:
-        """Forget the epoch after a failed check, so that the next metadata cause another check."""
+        """Forget the partition's leader epoch after a failed check, so that the next metadata cause another check."""
         self._epochs.pop(destination, None)
 
     def report_unproven(self, destination: int, last_acked_offset: int) -> bool:
@@ -306,8 +310,8 @@ class LossChecks:
 
 
 class Handover:
-    """Decides when to return an adopted lane to the producer that wants it: after two idle checks in a row. At the
-    second one, all answers that arrived before the first one are on disk.
+    """Decides when to return an adopted lane to the producer that wants it: when two checks in a row find the lane
+    idle. At the second check, all answers that arrived before the first check are on disk.
     """
 
     __slots__ = ("_was_idle",)
@@ -319,7 +323,8 @@ class Handover:
         """Whether to hand the lane over now.
 
         Args:
-            idle: Another producer wants the lane, none of its batches is in flight, and everything is written.
+            idle: Whether another producer wants the lane, none of the lane's batches is in flight, and everything is
+                written.
         """
         was_idle, self._was_idle = self._was_idle, idle
         return idle and was_idle
@@ -329,7 +334,7 @@ class Copying:
     """How far the log is being copied forward, and when `RoomKeeper` checks again whether to copy.
 
     Attributes:
-        before: Unfinished batches before this position are being copied forward; -1: none are.
+        before: Position up to which unfinished batches are being copied forward; -1: none are copied.
     """
 
     __slots__ = ("_look_at", "_looked_bytes", "before")
@@ -351,7 +356,7 @@ class Copying:
         return now >= self._look_at or used_bytes >= self._looked_bytes + growth_bytes
 
     def look(self, used_bytes: int, next_at: float) -> None:
-        """Note a check now. The next check follows at this time at the latest."""
+        """Record that a check is made at this size of the log. The next check follows at `next_at` at the latest."""
         self._looked_bytes, self._look_at = used_bytes, next_at
 
     def forget_size(self) -> None:
@@ -359,7 +364,7 @@ class Copying:
         self._looked_bytes = 0
 
     def begin(self, before: int) -> None:
-        """Copy the unfinished batches before this position; -1: none."""
+        """Begin to copy the unfinished batches before this position; -1: copy none."""
         self.before = before
 
     def stop(self) -> None:
@@ -384,7 +389,7 @@ class Lane:
     rejected: RejectedStore
     parcels: dict[int, Parcel] = field(default_factory=dict)
     heads: dict[bytes, list[Parcel]] = field(default_factory=dict)
-    """By unit id, the parcel without records that stands for the unit as a whole."""
+    """Maps a unit id to the parcels without records that stand for the unit as a whole."""
     names: NameRefusals = field(default_factory=NameRefusals)
     rejections: Rejections = field(default_factory=Rejections)
     handover: Handover = field(default_factory=Handover)
@@ -399,11 +404,13 @@ class Lane:
 
     @property
     def held(self) -> bool:
-        """Whether a decision is not on disk yet. The journal then makes no other. Unwritten batches do not count."""
+        """Whether a decision is not on disk yet. The journal then makes no other decision. Unwritten batches do not
+        count.
+        """
         return self.write_backlog.has_decision
 
     def report_held_back(self, *, held_back: bool) -> None:
-        """Note the last report: whether batches of this lane wait for batches of other lanes."""
+        """Record what was last reported: whether batches of this lane wait for batches of other lanes."""
         self.held_back = held_back
 
     def bind(self, cluster_id: str, assumed: str | None) -> None:
@@ -419,8 +426,8 @@ class Lane:
         self.rejected.stands_at(path)
 
     def disown(self) -> None:
-        """For each file in `rejected/` that no longer counts but could not be deleted, write a mark that voids the
-        file. Otherwise the records in the file would be sent again.
+        """Write a mark that voids each file in `rejected/` that no longer counts but could not be deleted. Otherwise
+        the records in the file would be sent again.
         """
         for name in self.rejected.undeleted():
             self.journal.disown(m.Resent(self.lock.path.name, name))

@@ -37,11 +37,11 @@ _GRACE_S: Final = 3.0
 """A lane is adopted once it has had no owner for this long, so that a restarted producer gets its own lane back."""
 _ADOPTED_EVERY_S: Final = 0.1
 _SLOW_FROM: Final = 3
-"""The first pause is as long as if this many failures had come before."""
+"""Number that is added to the number of failures, so that the first pause is long already."""
 _MISSING_GRACE_S: Final = 60.0
 """How long a topic may be missing before the producer reports it: brokers that have just started know no topics."""
 _LAST_WRITES: Final = 4
-"""How often a failing disk is tried at the very end."""
+"""Number of times that a failing disk is tried at the very end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class LaneKeeper:
         self._reading: set[Path] = set()
         self._failures: dict[int, int] = {}
         self._again: dict[int, float] = {}
-        """For each lane that could not be adopted (by its number): when the engine tries again."""
+        """Maps the number of a lane that could not be adopted to the time when the engine tries again."""
         self._lock = threading.Lock()
         self._over = False
         self._results: dict[Path, _Read | SpoolError] = {}
@@ -101,7 +101,8 @@ class LaneKeeper:
         return self._opened(self._read(lock, own=own))
 
     def _read(self, lock: LaneLock, *, own: bool) -> _Read:
-        """Read a lane back, which may take long. From any thread: no other thread uses the lane yet.
+        """Read a lane back, which may take long. Any thread may call this method, because no other thread uses the lane
+        yet.
 
         Raises:
             SpoolError: The lane cannot be opened; the lock is released.
@@ -228,7 +229,9 @@ class LaneKeeper:
             )
 
     def _retire(self, lane: Lane) -> None:
-        """Delete files of rejected records that were resent into this lane. The lane keeps their marks until then."""
+        """Delete the files of rejected records that were resent into this lane. Until a file is deleted, the lane keeps
+        its mark.
+        """
         for mark in lane.journal.views.resent:
             try:
                 retire(lane.lock.files, lane.lock.path.parent, mark)
@@ -347,7 +350,7 @@ class LaneKeeper:
             self.close_lane(result.lane)
 
     def reads(self, directory: Path | None = None) -> bool:
-        """Whether a lane (of this directory) is being read. From any thread."""
+        """Whether a lane (of this directory, if one is given) is being read. Any thread may call this method."""
         reading = self._reading.copy()
         return bool(reading) if directory is None else any(path.parent == directory for path in reading)
 
@@ -483,7 +486,7 @@ class LaneKeeper:
 
 
 def _taken(entries: list[Entry]) -> Iterator[Entry]:
-    """Yield entries in order and drop each from the list: the batches made from them need the memory."""
+    """Yield entries in order of position. Drop each from the list: the batches made from them need the memory."""
     entries.reverse()
     while entries:
         yield entries.pop()

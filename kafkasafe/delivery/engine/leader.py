@@ -61,7 +61,7 @@ class NoAnswerError(Exception):
     """A request of an inquiry got no answer, or an error.
 
     Attributes:
-        reason: Why.
+        reason: Why there is no good answer.
         code: Kafka's error code, or 0.
     """
 
@@ -97,7 +97,7 @@ def unsupported(result: object) -> TypeGuard[Failure]:
 
 
 class Leader:
-    """The leader of a partition, for one lane.
+    """Makes one lane's requests to the leader of a partition.
 
     Each method returns a request. Its argument `step` is the name that transcripts show.
 

@@ -41,7 +41,7 @@ class AwaitedLanes:
         return self._left_behind
 
     def expect(self, numbers: Iterable[int]) -> None:
-        """Note lanes of earlier producers that hold unfinished records and have no owner."""
+        """Record lanes of earlier producers that hold unfinished records and have no owner."""
         with self._guard.lock:
             self._left_behind.update(numbers)
 
@@ -53,7 +53,7 @@ class AwaitedLanes:
                 self._guard.waiters.notify_all()
 
     def seek_siblings(self, *, on: bool) -> None:
-        """Note whether sibling directories may hold records that this producer has to adopt."""
+        """Record whether sibling directories may hold records that this producer has to adopt."""
         with self._guard.lock:
             self._seeks_siblings = on
             self._guard.waiters.notify_all()
@@ -89,8 +89,9 @@ class Ledger:
         wrong_cluster: Set while another cluster answers instead of ours, and records wait for ours.
         doubted: Partitions where acknowledged records of the producer's own lane may be lost; the engine asks the
             cluster.
-        names: By a user's transactional id, None if the id was taken over, or the error if the cluster refuses it.
-        name_trouble: Why a transactional id is not taken over yet.
+        names: Maps a user's transactional id to None if the id was taken over, or to the error with which the cluster
+            refuses it.
+        name_trouble: Maps a transactional id to the reason why it is not taken over yet; empty: there is none.
     """
 
     def __init__(self, context: EngineContext) -> None:
@@ -128,7 +129,7 @@ class Ledger:
         self.failure = error
 
     def submit(self, parcels: Sequence[Parcel]) -> None:
-        """Accept parcels, in order. Never blocks; the caller has checked `room` before.
+        """Accept parcels, in this order. Never blocks. The caller has already checked `room`.
 
         The same parcels may come again: from a caller whose first call was interrupted (Ctrl-C), or from a signal
         handler that runs during this call. The ledger accepts each parcel only once.
@@ -149,7 +150,7 @@ class Ledger:
                 self.undurable.add(parcel)
             if waiting:
                 self._post(Submitted(parcels))
-            # The same handler may have waited until the parcels were on disk, or delivered.
+            # A signal handler may have submitted the parcels, and waited until they were on disk or delivered.
             for parcel in parcels:
                 if parcel.durable:
                     self.undurable.remove(parcel)
@@ -189,7 +190,9 @@ class Ledger:
         return not self.doubted and not self.lanes.left_behind and self.parcels.settled(number)
 
     def name_answered(self, name: str, error: BaseException | None = None, trouble: str = "") -> None:
-        """Record that a transactional id is ours, or refused; with `trouble`, that the engine tries again."""
+        """Record that a transactional id was taken over or, with `error`, that it is refused. With `trouble`, record
+        why it is neither yet: the engine tries again.
+        """
         with self.lock:
             self.name_trouble[name] = trouble
             if not trouble:
@@ -204,7 +207,7 @@ class Ledger:
                 self.waiters.notify_all()
 
     def oldest_age_s(self) -> float:
-        """How long the oldest record without a fate has waited, seconds; 0 if there is none. From any thread."""
+        """How long the oldest record without a fate has waited, seconds; 0 if there is none. Any thread may call it."""
         oldest = self.parcels.oldest
         if oldest is None:
             return 0.0
@@ -214,7 +217,7 @@ class Ledger:
         return max(0.0, (self._clock.wall_ms() - oldest.max_timestamp) / 1000)
 
     def last_number(self) -> int:
-        """A number above those of all parcels accepted so far, and below those of all later ones."""
+        """Draws a number above those of all parcels accepted so far, and below those of all later ones."""
         return next(self.parcels.numbers)
 
     def idle(self) -> bool:
@@ -233,7 +236,7 @@ class Ledger:
         )
 
     def made_durable(self, parcels: Iterable[Parcel]) -> None:
-        """Mark parcels as durable, and wake callers that wait for this."""
+        """Mark parcels as durable, and wake callers that wait for durability."""
         with self.lock:
             for parcel in parcels:
                 self.durable(parcel)

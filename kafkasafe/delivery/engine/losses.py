@@ -108,7 +108,7 @@ class LossWatch:
     def _raise_later(
         self, topic: str, partition: int, message: str, first_offset: int, last_offset: int, records: int
     ) -> None:
-        """Have the next `send`, `flush` or `close` raise the error, once."""
+        """Make the next `send`, `flush` or `close` raise an error about the loss, once."""
         error = DataLossError(
             f"{message}. Raised once; if send() raises it, its record was not accepted",
             topic=topic,
@@ -120,7 +120,7 @@ class LossWatch:
         self._ledger.errors.lose(error)
 
     def publish_doubted(self, lane: Lane) -> None:
-        """Publish the partitions that the engine doubts, because callers wait for the cluster's answer about them."""
+        """Publish which partitions may lack acknowledged records: callers wait for the cluster's answer about them."""
         doubted = lane.journal.views.doubted
         if lane.own and (doubted or self._ledger.doubted):
             self._ledger.doubt([lane.journal.views.address(number) for number in doubted])
@@ -186,7 +186,9 @@ class LossWatch:
         )
 
     def check_acked(self) -> None:
-        """Check idle partitions for losses of acknowledged records. In active ones, replies to batches reveal them."""
+        """Check idle partitions for losses of acknowledged records. In active partitions, replies to batches reveal
+        losses.
+        """
         # Requests refer to topics by name: only metadata show that a topic was created again.
         topics = {
             lane.journal.views.address(number)[0]
@@ -210,7 +212,9 @@ class LossWatch:
         EndCheck(self._context, self._deleted, lane, check, idle=True, elected=elected).begin()
 
     def check_epoch(self, lane: Lane, check: j.EpochCheck) -> None:
-        """After an acknowledgement by another leader, check whether its log lacks records acknowledged before."""
+        """After an acknowledgement by another leader, check whether its log lacks records that were acknowledged before
+        the election.
+        """
         EndCheck(self._context, self._deleted, lane, check, idle=False, elected=True).begin()
 
     def look_again(self, refreshed: t.MetadataRefreshed) -> None:

@@ -74,7 +74,7 @@ class Inquiry(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """Callers hand over parcels, in order."""
+    """Callers hand over parcels, in the order of acceptance."""
 
     parcels: Sequence[Parcel]
 
@@ -97,7 +97,7 @@ class LookAsked:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """The user decides undecidable batches: they are sent again, or taken as delivered."""
+    """The user has decided about undecidable batches: they are sent again, or count as delivered."""
 
     batches: Sequence[tuple[Lane, j.Batch]]
     resend: bool
@@ -112,7 +112,7 @@ class MetadataChanged:
 
 @dataclass(frozen=True, slots=True)
 class OtherClusterAnswered:
-    """A connection led to another cluster; it was closed, nothing was sent."""
+    """A connection led to another cluster. It was closed, and nothing was sent."""
 
     cluster_id: str
 
@@ -124,7 +124,7 @@ class PinnedClusterReached:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A batch in flight. `leader_epoch` is from the time of sending. Without a ticket, the batch was not sent."""
+    """A batch in flight. `leader_epoch` is as of the time of sending. Without a ticket, the batch was not sent."""
 
     lane: Lane
     batch: j.Batch
@@ -178,14 +178,14 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class LookedAround:
-    """The engine looked for spool directories beside the default one, and found these."""
+    """The spool directories that the engine has found beside the default one."""
 
     found: Sequence[LeftBehind]
 
 
 @dataclass(frozen=True, slots=True)
 class LanesRead:
-    """A thread has tried to read what other processes' lanes still owe."""
+    """What other processes' lanes still owe, or the error of the attempt to read a lane."""
 
     results: Mapping[Path, Owed | Exception]
 
@@ -233,7 +233,7 @@ class ChoreDue:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RetryDue:
-    """A pause of a destination is over. Each pause has its own object, so this one cannot end a later pause."""
+    """A pause of a destination is over. Each pause has its own `RetryDue`, which cannot end another pause."""
 
     lane: Lane
     destination: int

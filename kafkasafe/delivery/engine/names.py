@@ -30,10 +30,10 @@ class RefusedNames:
         self._context = context
 
     def failed(self, lane: Lane, action: u.Request, code: int | None, reason: str) -> bool:
-        """Note a request that got an error, or no answer.
+        """Record a request that got an error, or no answer.
 
         Returns:
-            True if the error is about the topic or partition of a user's offset or of a marker, and has lasted for
+            Whether the error concerns the topic or partition of a user's offset or of a marker, and has lasted for
             `blocked_timeout_s`.
         """
         name, group = _name(lane, action)
@@ -80,7 +80,7 @@ class RefusedNames:
         self._context.emit(events.TransactionsBlocked(name, code, reason, records))
 
     def accepted(self, lane: Lane, action: u.Request) -> None:
-        """Note a request that was answered without an error."""
+        """Record a request that was answered without an error."""
         if not lane.names or not isinstance(action, (u.InitProducerId, u.CommitOffsets)):
             return
         for name in (_name(lane, action)[0], _of_marker(lane, action)[0]):
@@ -107,7 +107,7 @@ class RefusedNames:
 
 def refused_names(lanes: Iterable[Lane], topic: str | None = None) -> Iterator[RefusedDestination]:
     """Refused names, with the units that wait for them. With `topic`, only names for which records of that topic wait.
-    From any thread.
+    Any thread may call this function.
     """
     for lane in lanes:
         for name, found in lane.names.items():
@@ -149,8 +149,8 @@ def _of_marker(lane: Lane, action: u.Request) -> tuple[str, int]:
 
 
 def _name(lane: Lane, action: u.Request) -> tuple[str, str]:
-    """The refused id or group as a text such as "group orders" (one text for all of the lane's own ids); and the group,
-    if it is a user's, otherwise "".
+    """Returns two strings: the refused id or group as a text such as "group orders" (one text for all of the lane's own
+    ids), and the name of the group if it is a user's, otherwise "".
     """
     if isinstance(action, u.CommitOffsets) and action.index >= 0:
         group = action.transaction.offsets[action.index].group
@@ -163,7 +163,9 @@ def _name(lane: Lane, action: u.Request) -> tuple[str, str]:
 
 
 def topics_beside(lanes: Iterable[Lane], topic: str) -> set[str]:
-    """The topic, and topics whose records share an unfinished unit with records of that topic. From any thread."""
+    """The topic, and topics whose records share an unfinished unit with records of that topic. Any thread may call this
+    function.
+    """
     beside = {topic}
     for lane in lanes:
         for unit in lane.journal.units.unfinished:

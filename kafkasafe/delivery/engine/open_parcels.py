@@ -64,13 +64,13 @@ class Ahead:
                 self._counts.accepted((parcel.topic, parcel.partition), parcel.size_bytes, now)
 
     def withdraw(self, parcel: Parcel) -> None:
-        """Release a parcel whose batch was packed, and so is not in memory."""
+        """Stop counting a parcel whose batch was packed: it is no longer in memory."""
         if parcel.ahead and self._counts is not None:
             parcel.count_ahead(counted=False)
             self._counts.withdrawn((parcel.topic, parcel.partition), parcel.size_bytes)
 
     def finish(self, parcel: Parcel) -> None:
-        """Release a parcel whose fate is known."""
+        """Stop counting a parcel whose fate is known."""
         if parcel.ahead and self._counts is not None:
             parcel.count_ahead(counted=False)
             now = self._clock.monotonic()
@@ -108,13 +108,13 @@ class OpenParcels:
         self.open: Ordered[Parcel] = Ordered()
         """Parcels in memory, by number."""
         self._packed = self._packed_records = 0
-        # `_packed_from` has, by destination, the number of the first packed parcel. `_first_packed` is the lowest of
-        # them.
+        # `_packed_from` maps a destination to the number of its first packed parcel. `_first_packed` is the lowest of
+        # these numbers.
         self._packed_from: dict[int, int] = {}
         self._first_packed: float = _NONE
         self._moves = 0
         """Odd while parcels are being packed or unpacked."""
-        # `_live` has packed parcels that callers still hold. `_kept` keeps packed parcels alive that have a watcher.
+        # `_live` has packed parcels that callers still hold. `_kept` keeps packed parcels with a watcher alive.
         self._live: weakref.WeakValueDictionary[int, Parcel] = weakref.WeakValueDictionary()
         self._kept: dict[int, Parcel] = {}
         self._revived_number = 0
@@ -148,7 +148,7 @@ class OpenParcels:
         self.open.pop(parcel.number, None)
 
     def take_all(self) -> list[Parcel]:
-        """Take all parcels that exist, at the end of the producer. Call with the ledger's lock held."""
+        """Take all parcels without a fate, at the end of the producer. Call with the ledger's lock held."""
         undone = [*self.open.values(), *list(self._live.values())]
         self.open.clear()
         self._live.clear()
@@ -177,7 +177,9 @@ class OpenParcels:
                 self._ahead.withdraw(parcel)
 
     def pack_unseen(self, packed: j.Packed) -> None:
-        """Note batches of earlier incarnations that were packed while they were read. No caller holds their parcels."""
+        """Register batches of earlier incarnations that were packed while the log was read. They have no parcels that
+        callers hold.
+        """
         with self._guard.lock, self._moving():
             self._packed_from[packed.destination] = packed.first_number
             self._first_packed = min(self._first_packed, packed.first_number)
@@ -193,7 +195,7 @@ class OpenParcels:
             self._moves += 1
 
     def unpack(self, number: int) -> Parcel | None:
-        """The parcel of a packed batch, if a caller or a watcher still holds it."""
+        """Take the parcel of a packed batch; None if neither a caller nor a watcher needs it any more."""
         parcel = self._live.pop(number, None)
         if parcel is not None:
             parcel.unpack()
@@ -201,7 +203,9 @@ class OpenParcels:
         return parcel
 
     def unpacked(self, destination: int, parcel: Parcel, next_number: int) -> None:
-        """Open a parcel again. `next_number` is the number of the next packed parcel of its partition, -1 for none."""
+        """Return a parcel to the open ones. `next_number` is the number of its partition's next packed parcel, -1 if
+        there is none.
+        """
         with self._guard.lock, self._moving():
             self.open[parcel.number] = parcel
             self._packed -= 1
@@ -230,7 +234,7 @@ class OpenParcels:
             time.sleep(0)  # some parcels are being packed or unpacked
 
     def settled(self, number: int) -> bool:
-        """Whether the fate of all parcels up to this number, and of those that were sent again, is final."""
+        """Whether the fate of every parcel up to this number, and of every parcel that was sent again, is final."""
         return self.flushed(max(number, self._revived_number))
 
     def records(self, number: int) -> int:

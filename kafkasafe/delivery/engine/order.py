@@ -1,8 +1,8 @@
 """Holds back destinations of a lane until records of earlier incarnations in the spool directory are delivered.
 
-`journal/order.py` decides. A lane owes the records that it has not delivered yet. The journals of this process's lanes
-know what those lanes owe. For other lanes, another thread reads this from their logs, as long as held-back batches
-depend on it.
+`journal/order.py` decides. A lane owes the records that it has not delivered yet. For lanes of this process, their
+journals know these debts. For lanes of other processes, a separate thread reads the debts from the lanes' logs, as long
+as held-back batches depend on them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["LaneOrder"]
 _LOOK_EVERY_S: Final = 0.1
 _READ_EVERY_S: Final = 0.5
 _STORED_MOST_S: Final = 30.0
-"""How long to wait until a dropped producer has written what it accepted. After that, its thread is assumed to hang."""
+"""How long to wait until a dropped producer has written what it accepted. After this time, its thread seems to hang."""
 _NAMED: Final = 5
 """Maximum number of lanes that a log message names."""
 
@@ -42,13 +42,15 @@ class LaneOrder:
         self._log = context.log
         self._readers: dict[Path, LaneReader] = {}
         self._views: dict[Path, Owed] = {}
-        """What other processes' lanes owed when they were last read; nothing for a lane that cannot be read."""
+        """Maps the lane of another process to what it owed when it was last read. A lane that was never read
+        successfully owes nothing.
+        """
         self._unread: set[Path] = set()
         """Lanes of other processes that held-back batches depend on."""
         self._met: set[m.Debt] = set()
         self._outdated: set[Path] = set()
-        """Lanes that were being read when this object learned that they owe more. The read may be too old, so its
-        result is dropped.
+        """Lanes that were being read when this object learned that they owe more. The results of these reads may be too
+        old, and are dropped.
         """
         self._reading = False
         self._read_at = 0.0
@@ -56,14 +58,15 @@ class LaneOrder:
         self._given_up: set[Path] = set()
         self._reported: set[Path] = set()
         self._dropped: dict[Predecessor, tuple[int, float]] = {}
-        """The dropped producers that may not have written all accepted records yet. For each: the own lane's position
-        where batches begin to wait for it, and when they stop waiting at the latest (monotonic seconds).
+        """Maps each dropped producer that may not have written all accepted records yet to two values: the position in
+        our own lane from which batches wait for that producer, and when they stop waiting at the latest (monotonic
+        seconds).
         """
         self._followed: set[Predecessor] = set()
         """Dropped producers that still own their lanes."""
 
     def begin(self, lane: Lane) -> Sequence[int]:
-        """Begin an incarnation on its own lane: find out what earlier ones owe, before anything is accepted.
+        """Begin an incarnation on its own lane: find out what earlier incarnations owe, before anything is accepted.
 
         Returns:
             Numbers of the lanes with pending records that no process owns.
@@ -176,7 +179,7 @@ class LaneOrder:
             self._context.beside(functools.partial(self._read_all, sorted(self._unread)))
 
     def read(self, results: Mapping[Path, Owed | Exception]) -> None:
-        """Take what other lanes owe, after they were read."""
+        """Take the results of reading what other lanes owe."""
         self._reading = False
         for path, result in results.items():
             if path not in self._outdated:
@@ -262,7 +265,7 @@ class LaneOrder:
         return result
 
     def _not_kept(self, path: Path, error: Exception) -> None:
-        """Report that the order is not guaranteed. Called before a record is sent that might overtake earlier ones."""
+        """Report that the order is not guaranteed. Called before a record that may overtake earlier ones is sent."""
         if path in self._reported:
             return
         self._reported.add(path)

@@ -18,7 +18,7 @@ from kafkasafe.spool.recovery import replay_one
 __all__ = ["LogReplay", "Packing", "packs"]
 
 _PARCELS: Final = 4096
-"""Nothing is packed up to this number of batches."""
+"""Number of batches of a lane below which nothing is packed."""
 
 
 def packs(config: ProducerConfig) -> bool:
@@ -59,7 +59,7 @@ class LogReplay:
         self._journal.recovery.recovered_log()
 
     def _pack(self) -> None:
-        """Pack the batches that recovery has read so far. Called between two groups of the log."""
+        """Pack the batches that were read from the log so far. Called between two groups of the log."""
         if self._numbers is not None and self._unpacked > _PARCELS:
             self._journal.recovery.pack_recovered(self._numbers)
             self._unpacked = 0
@@ -75,7 +75,7 @@ class Packing:
         self._packs = packs(context.config)
 
     def pack(self, lane: Lane, batches: Iterable[j.Batch]) -> None:
-        """Pack partitions with a long backlog, after these batches were written."""
+        """Pack the long backlogs among the partitions of these batches. Called after the batches were written."""
         if not self._packs or not lane.own or len(lane.parcels) < _PARCELS:
             return
         for destination in {batch.destination for batch in batches}:

@@ -46,12 +46,12 @@ class UnitHandle:
 
     Attributes:
         unit_id: 16 bytes, never given twice.
-        transactional_id: Given by the user; empty: one of the lane's own.
+        transactional_id: The user's transactional id; empty: the unit uses one of the lane's own.
         offsets: Offsets of consumer groups that are part of the unit.
         readings: For each partition of a group: the consumer's reading (`Reading`) to which the offset belongs.
         joins: The topic of a batch of `delivery="transactional"`; other batches of the topic may join the same unit
             until the engine writes it to disk.
-        fate: How the unit ended, once that is durable. Set before its first parcel is done.
+        fate: How the unit ended. Set when its end is durable, before its first parcel is done.
     """
 
     unit_id: bytes = field(default_factory=lambda: uuid.uuid4().bytes)
@@ -73,13 +73,13 @@ class Parcel:
     Attributes:
         topic: Topic name.
         partition: Partition, UNCHOSEN while it is not known.
-        data: The batch; None while it is only in the spool.
-        size_bytes: Its size.
+        data: The batch's bytes; None while only the spool has them.
+        size_bytes: Size of the batch.
         count: Number of records.
         max_timestamp: Ms since the epoch.
-        taken: The pump's thread has taken it.
-        durable: It is on disk (or in the cluster).
-        done: The parcel's fate is final: see `error`, `base_offset`, `children`.
+        taken: Whether the pump's thread has taken it.
+        durable: Whether it is on disk (or in the cluster).
+        done: Whether its fate is final: see `error`, `base_offset`, `children`.
         error: Why it was not delivered.
         base_offset: Offset in the partition; -1 if the parcel is in the log at an unknown offset.
         log_append_time: Ms, -1 unless the broker set it.
@@ -211,7 +211,7 @@ class Parcel:
             child.inherit_watcher(self)
 
     def follow(self, parent: Parcel) -> None:
-        """Make it a part of another parcel."""
+        """Make this parcel a part of another one."""
         self.parent = parent
         self.sealed_at = parent.sealed_at
 
@@ -274,7 +274,8 @@ Choose = Callable[[str, int, Sequence[bytes | None], Sequence[bytes | None]], In
 
 
 def given_partitions(columns: codec.Columns, runs: Sequence[tuple[int, int, int]] | None) -> dict[int, int]:
-    """For a batch of records with and without a given partition: the partitions that the caller gave, by record.
+    """Maps the index of each record for which the caller gave a partition to that partition. Used for batches that have
+    records with and without a given partition.
 
     Args:
         columns: The batch. Headers that an earlier version added are removed from it.
@@ -300,14 +301,16 @@ def seems_given(headers: Sequence[tuple[str, bytes | None]]) -> bool:
 
 
 def leaves(parcel: Parcel) -> list[Parcel]:
-    """The parts that a parcel was divided into, over all divisions; the parcel itself if it was not divided."""
+    """The undivided parts of a parcel after all divisions; the parcel itself if it was not divided."""
     if parcel.children is None:
         return [parcel]
     return [leaf for child, _ in parcel.children for leaf in leaves(child)]
 
 
 def pieces(count: int, bad: set[int], *, halves: bool = True) -> list[Indexes]:
-    """How to divide a refused batch: runs of good and of named bad records, or equal parts if none is named."""
+    """How to divide a refused batch: into runs of good records and of bad records that brokers named, or into equal
+    parts if they named none.
+    """
     if (not bad or len(bad) == count) and not halves:
         return np.array_split(np.arange(count), min(4, count))
     if not bad or len(bad) == count:

@@ -5,12 +5,12 @@ while its owner works. Then the next start does not find its records, although t
 checks each lane after each group, and each second, and restores a lane that is displaced:
 
 1. If the lane was moved, the engine renames it back.
-2. If files were deleted, renamed or cut, the engine writes them again, from those that it holds open.
+2. If files were deleted, renamed or cut, the engine writes them again from its open files.
 3. If the lane was deleted, the engine creates another directory with all of its files.
 
-If this fails (another volume is mounted there, a permission is missing), the owner continues with its open files: it
-writes and delivers batches, but reports none as durable. If the lane was deleted, its open directory takes no new
-files. Then the owner delivers what was written, and later batches wait in memory.
+If the engine cannot restore the lane (another volume is mounted there, a permission is missing), the owner continues
+with its open files: it writes and delivers batches, but reports none as durable. If the lane was deleted, its open
+directory takes no new files. Then the owner delivers what was written, and later batches wait in memory.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class _Trouble:
     Attributes:
         problem: The problem that was found first.
         next_at: When the engine tries again, monotonic seconds.
-        attempts: How often it could not be restored.
+        attempts: Number of failed attempts to restore it.
     """
 
     problem: _Problem
@@ -80,7 +80,7 @@ class _Trouble:
         return self.attempts
 
     def wait(self, until: float) -> None:
-        """Try again at this time."""
+        """Set when the engine tries again, monotonic seconds."""
         self.next_at = until
 
 
@@ -102,7 +102,8 @@ class PlaceKeeper:
         return len(self._troubles)
 
     def confirm(self, lane: Lane) -> bool:
-        """Whether the next start would find the group that was just synced. Restores the lane if it is displaced.
+        """Returns whether the next start would find the group that was just synced. Restores the lane if it is
+        displaced.
 
         Raises:
             LaneBusyError: Another process has the producer's own lane now. Nothing may be written or sent any more.
@@ -131,7 +132,7 @@ class PlaceKeeper:
         return self._gone.pop(lane, ())
 
     def look(self, lane: Lane) -> bool:
-        """Whether a lane and its files are in their places. Restores the lane if it is displaced.
+        """Returns whether a lane and its files are in their places. Restores the lane if it is displaced.
 
         Call it only while no write is under way. Raises as `confirm`.
         """
@@ -190,7 +191,7 @@ class PlaceKeeper:
         return None if in_place else _Problem.FILES
 
     def _restore(self, lane: Lane) -> bool:
-        """Restore a lane; False while this fails."""
+        """Restore a lane. Returns False if this fails."""
         now = self._context.clock.monotonic()
         trouble = self._troubles.get(lane)
         if trouble is None:

@@ -21,10 +21,10 @@ class Predecessor:
     3. The first one is dropped. It goes on delivering for some seconds.
     4. The second one accepts record 2, with the same key. The brokers come back, and both lanes are delivered at once.
 
-    So from step 3 on, the first producer is an earlier incarnation: it accepts nothing more. From then on the second
-    one holds back its batches until lane-000 owes none of the records that it had accepted by then. It could not do
-    so from step 2 on, because the first producer may accept more records until it is dropped, and the wait for those
-    might never end.
+    So from step 3 on, the first producer counts as an earlier incarnation: it accepts nothing more. From that step on,
+    the second producer holds back its batches until lane-000 owes none of the records that the first one accepted. The
+    second producer cannot do so from step 2 on: until the first producer is dropped, it may accept more records, and
+    the wait for them might never end.
 
     The engine of the dropped producer writes this object, on its own thread. Any thread may read it.
 
@@ -33,8 +33,8 @@ class Predecessor:
         lane_id: Id of that lane.
         end_position: Position in that lane after everything that was accepted; None while some of it is not on disk.
         owes: Whether anything before that position may be undelivered.
-        over: The producer does not own its lane any more.
-        is_dropped: It was dropped, and some of what it accepted is not on disk yet.
+        over: Whether the producer has given up its lane.
+        is_dropped: Whether the producer was dropped, and some of what it accepted is not on disk yet.
     """
 
     def __init__(self, lane: int, lane_id: bytes) -> None:
@@ -50,7 +50,7 @@ class Predecessor:
         return f"<Predecessor {lane_name(self.lane)} before={self.end_position} owes={self.owes} over={self.over}>"
 
     def follow(self, changed: Callable[[], None]) -> None:
-        """Call back now, and after each change. Takes no lock: the garbage collector may be the caller."""
+        """Call `changed` now, and after each change. Takes no lock, because the garbage collector may be the caller."""
         self._followers.append(changed)
         changed()
 
@@ -59,7 +59,7 @@ class Predecessor:
         self.is_dropped = True
 
     def stored(self, end_position: int, *, owes: bool) -> None:
-        """Record that everything that was accepted is on disk, in the lane before this position."""
+        """Record that everything that was accepted is on disk: in the lane, before this position."""
         self.is_dropped = False
         self.owes = owes
         self.end_position = end_position

@@ -51,7 +51,7 @@ def _read_pages(context: EngineContext, leader: Leader, log: Scan | Survey, *, p
         context: See there.
         leader: The leader that has the log.
         log: The log to read.
-        polls: How often to read again if the replicas have not confirmed anything new; 0: never.
+        polls: Maximum number of times to read again if the replicas have not confirmed anything new.
 
     Returns:
         Whether the log was read to its end. False only if `polls` is 0.
@@ -213,8 +213,8 @@ class OutcomeInquiry:
         """Whether the producer state can be believed.
 
         A leader that lost its log accepts any sequence number. After one late request, its producer state looks as if
-        all earlier batches had arrived, too. So a state that shows several batches is believed only if the log still
-        reaches the offset where they can begin, as far as the leader can tell.
+        all earlier batches had arrived, too. So a state that shows several batches is believed only if, as far as the
+        leader can tell, the log still reaches the offset where these batches can begin.
         """
         ask = self._ask
         epoch = self._lane.journal.views.leader_epoch(ask.destination)
@@ -227,7 +227,7 @@ class OutcomeInquiry:
         """Read the log for the offsets of the batches that the producer state shows.
 
         Returns:
-            Whether that gave a result.
+            False if the log contradicts the producer state, so that the whole log must be searched.
         """
         ask = self._ask
         started: t.OffsetListed | t.Failure = yield self._leader.list_offset(t.EARLIEST, "start")
@@ -275,7 +275,7 @@ class OutcomeInquiry:
         log_end = good(ended).offset
         begin, read_from, shrunk_to = max(0, ask.from_offset), 0, -1
         if ask.from_offset > (end := log_end if cut_at < 0 else min(cut_at, log_end)):
-            # The log ends before records that it acknowledged: read everything that is left.
+            # The log ends before acknowledged records: read everything that is left of it.
             begin, read_from, shrunk_to = log_start, log_start, end
         scan = _scan(ask.doubt, begin, log_start, log_end)
         yield from _read_pages(self._context, self._leader, scan, polls=_SCAN_PATIENCE)
@@ -364,7 +364,7 @@ class LossInquiry:
         )
 
     def _begin(self) -> Procedure[tuple[Survey, int]]:
-        """The survey of the log, and where the epoch of the last acknowledgement ends; -1: unknown."""
+        """Prepare the survey. Return it, and the end offset of the last acknowledgement's leader epoch; -1: unknown."""
         ask, begin, epoch_end = self._ask, self._ask.from_offset, -1
         if ask.leader_epoch >= 0:
             ended: t.EpochEnd | t.Failure = yield self._leader.offset_for_leader_epoch(
@@ -389,7 +389,7 @@ class LossInquiry:
 
 
 class Inquiries:
-    """Runs the journal's inquiries. Those that may read the log begin only once their partition has calmed down."""
+    """Runs the journal's inquiries. An inquiry that may read the log begins only when its partition has calmed down."""
 
     def __init__(self, context: EngineContext, sender: Sender, sequence_errors: SequenceErrors) -> None:
         self._context = context

@@ -20,11 +20,12 @@ class RefusedName:
         reason: What the cluster said.
         since: Time of the first such answer. All times are `EngineContext.now`.
         last_at: Time of the latest such answer.
-        counted_from: Since this time, the cluster has given this answer and no other, and has never been silent for
-            long.
-        transactional_id: The units of this id wait; empty: the units of the lane's own ids wait.
-        group: Only the units with offsets of this group wait; empty: all units of the transactional id.
-        destination: Only the units whose first batch has this destination wait; -1: the destination does not matter.
+        counted_from: Start of the time during which the cluster has given this answer and no other, and has never been
+            silent for long.
+        transactional_id: The id whose units wait; empty: the units of the lane's own ids wait. If `group` is set, it
+            alone decides which units wait.
+        group: The group whose offsets the waiting units have; empty: the refusal is not about a user's group.
+        destination: The destination that the first batch of each waiting unit has; -1: it does not matter.
         reported: Whether the refusal was reported.
     """
 
@@ -43,7 +44,7 @@ class RefusedName:
         self.counted_from = now
 
     def repeat(self, now: float, reason: str) -> None:
-        """Note the same answer again. After a long silence, measure the duration of the refusal from now on."""
+        """Record the same answer again. After a long silence, measure the duration of the refusal from now on."""
         if now - self.last_at > SILENCE_S:
             self.counted_from = now
         self.last_at, self.reason = now, reason
@@ -53,7 +54,7 @@ class RefusedName:
         self.reported = True
 
     def waiting(self, units: u.Units) -> list[u.Unit]:
-        """Units that wait because of the refusal. From any thread."""
+        """Units that wait because of the refusal. Any thread may call this method."""
         return [
             unit
             for unit in units.unfinished
@@ -70,9 +71,9 @@ class RefusedName:
 
 
 class NameRefusals:
-    """The transactional ids and groups that the cluster refuses to one lane, each under a text such as "group orders".
+    """Maps texts such as "group orders" to the transactional ids and groups that the cluster refuses to one lane.
 
-    They may be read from any thread.
+    Any thread may read it.
     """
 
     __slots__ = ("_found",)
@@ -88,7 +89,7 @@ class NameRefusals:
         return self._found.get(name)
 
     def add(self, name: str, refused: RefusedName) -> None:
-        """Note a refusal, in place of another one of the same name."""
+        """Record a refusal, in place of another one of the same name."""
         self._found[name] = refused
 
     def accept(self, name: str) -> RefusedName | None:

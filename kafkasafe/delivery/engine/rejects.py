@@ -1,4 +1,6 @@
-"""Saves copies of given-up batches before their end is decided: in `rejected/`, or in `quarantine/` if damaged."""
+"""Saves copies of given-up batches in `rejected/`, or in `quarantine/` if they are damaged, before their end is
+decided.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ class Rejects:
         self._disk = disk
 
     def put_aside(self, lane: Lane, aside: j.Aside) -> None:
-        """Write rejected batches durably to `rejected/` before their marks are decided. If this fails, they wait."""
+        """Write rejected batches durably to `rejected/`, before their marks are decided. If this fails, they wait."""
         if self._config.in_memory:
             # Without a disk, only the futures and the dead-letter handler get the rejected batches.
             lane.rejections.keep((batch.handle for batch in aside.batches), None)

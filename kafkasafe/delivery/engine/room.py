@@ -40,7 +40,9 @@ class RoomKeeper:
         """Lost ranges of the log of the producer's own lane, until their batches in memory are written again."""
 
     def keep(self, lane: Lane) -> None:
-        """Copy a portion forward, if the lane needs space and copying is worth it. `DiskWriter.release` must follow."""
+        """Copy a portion forward, if the lane needs space and copying is worth it. The caller must call
+        `DiskWriter.release` afterwards.
+        """
         if not lane.own or lane.write_backlog:
             return
         self._rescue(lane)
@@ -65,7 +67,9 @@ class RoomKeeper:
             self._context.timer(0.0, ChoreDue(Chore.LOOK_AGAIN))
 
     def _rescue(self, lane: Lane) -> None:
-        """After another process deleted or cut files of the log, write their batches again if memory has them."""
+        """After another process has deleted or cut files of the log, write their batches again, as far as memory has
+        them.
+        """
         self._lost += self._places.take_lost(lane)
         while self._lost:
             first, end = self._lost[0]
@@ -84,7 +88,7 @@ class RoomKeeper:
                 del self._lost[0]
 
     def _needs_room(self, lane: Lane) -> bool:
-        """Whether to copy batches. Checks again only after much was written, or after a second."""
+        """Whether to copy batches. Repeats the check only when much was written, or when a second has passed."""
         if lane.copying.is_under_way:
             return True
         used = lane.spool.used_bytes

@@ -1,7 +1,8 @@
 """Holds batches that may be sent, until the connection to their leader has room.
 
-The journal counts these batches as sent. The send queue holds them, without their bytes, until the leader is reachable,
-and its link and the producer's memory have room. Batches of a partition are sent in order; partitions take turns.
+The journal counts these batches as sent. The send queue holds them, without their bytes, until three conditions are
+met: the leader is reachable, its link has room, and the producer's memory has room. Batches of a partition leave in the
+order in which the journal sent them; partitions take turns.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class SendQueue:
         self._disk = disk
         self._links: dict[int, UplinkBudget] = {}
         self._held: dict[Address, collections.deque[QueuedBatch]] = {}
-        # By node, the partitions with held batches, in the order of their turns.
+        # Maps a node to the partitions with held batches, in the order of their turns.
         self._turns: dict[int, collections.OrderedDict[Address, None]] = {}
         self._reaching: set[int | Address] = set()
         self.read_bytes = 0
@@ -120,7 +121,9 @@ class SendQueue:
         return self.memory_bytes + batch.size_bytes <= MEMORY_BYTES
 
     def sent(self, node: int, size_bytes: int, *, read: bool, timeouts: int) -> tuple[Ticket, float]:
-        """Record that a batch of `due` is sent. Returns its ticket, and the extra time its answer may take, seconds."""
+        """Record that a batch of `due` is sent. Returns its ticket, and the extra time that its answer may take,
+        seconds.
+        """
         link = self._link(node)
         patience_s = link.patience_s(size_bytes, timeouts)
         read_bytes = size_bytes if read else 0

@@ -42,24 +42,24 @@ from kafkasafe.errors import SpoolCorruptError, SpoolError
 __all__ = ["ClockQuestion", "Sender"]
 
 _CALM: Final = 8
-"""A partition in trouble continues when, in the last `_CALM_S` seconds, no more than this many requests about it have
-failed or have asked about a failure. Until the next check, at most eleven more follow: four of an inquiry (producer
+"""A partition in trouble continues as soon as no more than this many requests about it have failed, or have asked about
+a failure, in the last `_CALM_S` seconds. Until the next check, at most eleven more follow: four of an inquiry (producer
 state, log start, log end, log), five batches that fail, and two of a loss check (end of a leader epoch, log start). So
 there are at most 19 such requests in two seconds, whatever the answers.
 """
 _CALM_S: Final = 2.0
 
 _ID_FAILURES: Final = 3
-"""After so many refusals of a producer id, the log says so as a WARNING: brokers that start refuse some."""
+"""After this many refusals of a producer id, they are logged as a WARNING. Fewer are normal while brokers start."""
 
 _TURN_S: Final = 0.01
 """Average time between two inquiries of the producer. Each takes four or five requests."""
 _AT_ONCE_S: Final = 0.5
-"""Inquiries whose turns add up to this time may begin at once."""
+"""After a quiet time, inquiries may begin at once if their turns add up to no more than this time."""
 
 
 class ClockQuestion:
-    """Asks for the largest timestamp in a partition. If other producers write too, it shows the present time.
+    """Asks for the largest timestamp in a partition. If other producers also write there, it shows the present time.
 
     The timestamp is only a hint: without an answer, the engine asks again later.
     """
@@ -122,17 +122,17 @@ class Sender:
         self._clocks = Clocks(context.now(), context.config.state_age_s)
         self._fences: dict[tuple[str, int], int] = {}
         self._troubles: dict[tuple[str, int], collections.deque[float]] = {}
-        # By partition, its leader when the last request was sent.
+        # Maps a partition to its leader at the time of the last request.
         self._tried: dict[tuple[str, int], t.PartitionInfo | None] = {}
-        # By lane and destination, its current pause.
+        # Maps a destination of a lane to its current pause.
         self._pauses: dict[tuple[Lane, int], RetryDue] = {}
-        # By address, pauses that end when another broker leads.
+        # Maps a partition to its pause, if the pause ends as soon as another broker leads.
         self._waiting: dict[tuple[str, int], RetryDue] = {}
         self.reasons: dict[tuple[str, int], str] = {}
-        """By partition, the name of the last error."""
+        """Maps a partition to the name of its last error."""
 
     def send(self, lane: Lane, batches: Sequence[j.Batch]) -> None:
-        """Send batches, in order, as soon as the send queue has room. The reply arrives as `Produced`."""
+        """Send batches in this order, as soon as the send queue has room. The replies arrive as `Produced`."""
         for batch in batches:
             address = lane.journal.views.address(batch.destination)
             self.tries(*address)
@@ -149,7 +149,7 @@ class Sender:
         self._let_out()
 
     def tries(self, topic: str, partition: int) -> None:
-        """Note the partition's leader, before a request to it."""
+        """Record the partition's leader, before a request to it."""
         self._tried[topic, partition] = self._leader(topic, partition)
 
     def _leader(self, topic: str, partition: int) -> t.PartitionInfo | None:
@@ -157,7 +157,7 @@ class Sender:
         return info.partitions.get(partition) if info is not None and not info.error_code else None
 
     def _has_news(self, address: tuple[str, int]) -> bool:
-        """Whether the leader has changed since the last request to this partition, which failed."""
+        """Whether the leader has changed since the last request to this partition. That request failed."""
         leader = self._leader(*address)
         return leader is not None and leader.leader >= 0 and leader != self._tried.get(address, leader)
 
@@ -174,7 +174,7 @@ class Sender:
             self.produced(Sent(lane, batch, -1), failure)
 
     def _let_out(self) -> None:
-        """Read the bytes of held batches, and pass these batches to the cluster, as long as there is room."""
+        """Pass held batches to the cluster as long as there is room. Reads their bytes from disk if necessary."""
         self._has_room = False
         if self._context.own_cluster.stranger is not None:
             return
@@ -228,8 +228,8 @@ class Sender:
         if sent.ticket is None:
             return
         if isinstance(reply, t.Failure) or reply.error_code:
-            # No batch may overtake a failed one. The fence stops later requests. This code fails the batches that the
-            # send queue holds.
+            # No batch may overtake a failed one. The fence stops later requests. The following code fails the batches
+            # that the send queue holds.
             address = sent.lane.journal.views.address(sent.batch.destination)
             error = t.StaleFenceError("an earlier batch of the partition failed")
             self._fail_held(address, t.Failure(error, sent=False))
@@ -313,7 +313,7 @@ class Sender:
         RunningInquiry(self._context, leader.name(question), question.run()).go_on()
 
     def _delivered(self, address: tuple[str, int], sealed_at: float) -> None:
-        """Note an acknowledged batch, and report the end of an outage if it ends one."""
+        """Record an acknowledged batch, and report the end of an outage if it ends one."""
         outage_s = self._outage.acked(self._context.clock.monotonic(), sealed_at)
         if not outage_s:
             return
@@ -360,7 +360,7 @@ class Sender:
         self.reasons[address] = name
 
     def in_trouble(self, topic: str, partition: int) -> None:
-        """Note a request about this partition that failed, or that asks about a failure; see `_CALM`."""
+        """Record a request about this partition that failed, or that asks about a failure; see `_CALM`."""
         times = self._troubles.get((topic, partition))
         if times is None:
             times = self._troubles[topic, partition] = collections.deque(maxlen=_CALM + 1)
@@ -373,7 +373,7 @@ class Sender:
         return times[0] + _CALM_S - self._context.clock.monotonic()
 
     def when_calm(self, topic: str, partition: int, inquiry: Inquiry) -> None:
-        """Begin an inquiry now, or when the partition has calmed down."""
+        """Begin an inquiry as soon as the partition has calmed down and it is the inquiry's turn."""
         now = self._context.clock.monotonic()
         self._turn = max(self._turn + _TURN_S, now - _AT_ONCE_S)
         pause_s = max(self._calm_in_s(topic, partition), self._turn - now)
@@ -468,7 +468,7 @@ class Sender:
 
 
 def _with_remedy(error: BaseException) -> str:
-    """An error with its name, and what to do about it if a broker answered it."""
+    """An error with its name. If the error is a broker's answer, also what to do about it."""
     if not isinstance(error, kafka_errors.BrokerResponseError) or error.errno is None:
         return text(error)
     return f"{text(error)}. {classify_code(error.errno).explanation}"

@@ -42,12 +42,12 @@ class SequenceErrors:
     def answered(
         self, address: Address, name: str, *, log_start_offset: int = -1, last_acked: int = -1
     ) -> None:
-        """Note the outcome of a Produce request. An outcome other than a sequence error drops a pending sequence error.
+        """Record the outcome of a Produce request. Any other outcome than a sequence error drops the pending one.
 
         Args:
             address: Topic and partition.
             name: Name of the outcome.
-            log_start_offset: The log start as the broker reported it, -1 if it did not.
+            log_start_offset: The log start offset that the broker reported; -1 if it reported none.
             last_acked: Offset of the partition's last acknowledged record, -1 if there is none.
         """
         if name not in _NAMES:

@@ -29,7 +29,7 @@ class UndurableParcels:
         self._clock = clock
         self._by_number: OrderedDict[int, Parcel] = OrderedDict()
         self.size_bytes = 0
-        """Their bytes."""
+        """Total size of the parcels."""
 
     def __len__(self) -> int:
         return len(self._by_number)
@@ -91,7 +91,7 @@ class SpoolRoom:
         """Whether the disk trouble is a lack of space."""
 
     def disk_failed(self, why: str, *, full: bool = False) -> None:
-        """Record that accepted records cannot become durable for now; `full`: for lack of space."""
+        """Record that accepted records cannot become durable for now. `full`: the reason is a lack of space."""
         self.disk_full = full
         self.disk_trouble = why
 
@@ -110,7 +110,7 @@ class SpoolRoom:
             self._guard.waiters.notify_all()
 
     def measure_free(self, free: float) -> bool:
-        """Note the disk's free bytes, infinite if they cannot be measured. Returns whether they grew."""
+        """Record the disk's free bytes, infinite if they cannot be measured. Returns whether they grew."""
         before, self.free = self.free, free
         return free > before
 
@@ -135,8 +135,8 @@ class SpoolRoom:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes that count against `spool_max_bytes`: those of the spool on disk, or with `spool="never"` the pending
-        ones.
+        """Bytes that count against `spool_max_bytes`: those of the spool on disk or, with `spool="never"`, those of the
+        pending parcels.
         """
         return self._undurable.size_bytes if self._config.in_memory else self.used
 

@@ -32,7 +32,7 @@ class Surroundings:
         self._config = context.config
         self._disk = disk
         self._lanes = lanes
-        # Only beside a default directory, other directories may be for the same cluster.
+        # Other directories may be for the same cluster only if this one has a default name.
         self._siblings = (
             Siblings(context.directory.path, context.files) if context.config.spool_dir_is_default else None
         )
@@ -45,13 +45,14 @@ class Surroundings:
         """Whether a thread is reading the directories beside this producer's."""
         self.left_behind_records = 0
         self.unread: dict[Path, int] = {}
-        """Numbers of records in directories of this cluster and client id with lanes that are not open yet."""
+        """Maps each directory of this cluster and client id to its number of records, if not all of its lanes are open.
+        """
 
     def begin(self) -> None:
-        """Look for records that a producer of this cluster would adopt, before a broker answers.
+        """Before a broker answers, look for records that a producer of this cluster would adopt.
 
-        `close` has to wait for them. Otherwise a program that ends as soon as its own records are acknowledged never
-        adopts them, however often it runs.
+        `close` has to wait for these records. Otherwise a program that ends as soon as its own records are acknowledged
+        would never adopt them, however often it runs.
         """
         if self._siblings is not None:
             self._looks_first = True
@@ -95,7 +96,8 @@ class Surroundings:
         for sibling in found:
             if sibling.cluster_id not in {None, self._context.own_cluster.cluster_id}:
                 continue  # its records are for another cluster
-            # A producer with another client id may have other permissions. An unknown cluster is never guessed.
+            # A producer with another client id may have other permissions. A directory without a cluster id may be for
+            # another cluster.
             if sibling.same_client and sibling.cluster_id is not None and self._adopt_sibling(sibling):
                 continue
             left += sibling.records
@@ -106,7 +108,7 @@ class Surroundings:
         self._context.timer(_LOOK_AROUND_EVERY_S, ChoreDue(Chore.LOOK_AROUND))
 
     def _expect(self, found: Sequence[LeftBehind]) -> None:
-        """Before any broker has answered, make `close` wait for records that may be for its cluster."""
+        """Before any broker has answered, make `close` wait for records that may be for this producer's cluster."""
         try:
             own = self._context.directory.cluster_id()
         except SpoolError:
@@ -147,7 +149,7 @@ class Surroundings:
         return True
 
     def refused(self, path: Path, error: SpoolError) -> None:
-        """Note a directory that cannot be adopted. The engine tries again only after its content has changed."""
+        """Record a directory that cannot be adopted. The engine tries again only after its content has changed."""
         content = self._taken.get(path)
         if content is not None:
             self._refused[path] = content

@@ -71,7 +71,7 @@ class TopicKeeper:
         self._context.cluster.refresh_metadata([topic], lambda _: None)
 
     def may_create(self, topic: str) -> bool:
-        """Whether a metadata request may create a topic. It must not recreate a deleted one. From any thread."""
+        """Whether a metadata request may create a topic: it must not recreate a deleted one. Any thread may call it."""
         asked_at = self._asked_for.get(topic, -_ASKED_FOR_S)
         return self._context.clock.monotonic() - asked_at < _ASKED_FOR_S or any(
             lane.journal.views.wants(topic) for lane in list(self._context.lanes)
@@ -109,12 +109,13 @@ class TopicKeeper:
         self._context.timer(TOPIC_POLL_S, ChoreDue(Chore.POLL_TOPICS))
 
     def learn(self, names: Iterable[str], *, fresh: bool) -> None:
-        """Apply the metadata of topics; `fresh`: they have just arrived.
+        """Apply the metadata of topics. `fresh`: the metadata have just arrived.
 
         1. A program uses 5,000 topics, and one answer has the metadata of all.
         2. The engine divides the records that wait for them, and writes the parts together: one fsync for each 8 MiB,
            not for each topic.
-        3. Callers learn a topic's partitions only after that, so that no record overtakes one that waited.
+        3. Callers learn a topic's partitions only after the parts are written, so that no record overtakes one that
+           waited.
         """
         found: list[tuple[str, t.TopicInfo]] = []
         size = 0

@@ -37,7 +37,7 @@ _OVER: Final = FENCED_CODES | {0, 48, 49}
 _NOT_THERE: Final = frozenset({1, 3, 100})
 """Error codes that mean that a batch's offset or topic does not exist any more."""
 _NOT_REFUSED: Final = frozenset({0, 55})
-"""Codes of partitions that AddPartitionsToTxn did not refuse: 0, or 55 because it refused another partition."""
+"""Codes of partitions that AddPartitionsToTxn did not refuse: 0, or 55 if it refused another partition."""
 _REFUSED_NAMES: Final = frozenset({31, 50, 53})
 
 
@@ -123,13 +123,13 @@ class Transactor:
         if kept is None:
             self._init(lane, action, None)
             return
-        # The open transaction is the lane's own, so EndTxn aborts it. InitProducerId would abort it under a newer
-        # epoch, as if another producer had taken over the id.
+        # The open transaction is the lane's own, so it is aborted with EndTxn. InitProducerId would abort it under a
+        # newer epoch, as if another producer had taken over the id.
         keep = x.TransactionIdentity(action.tid.name, kept.producer_id, kept.epoch, kept.protocol)
         self._context.cluster.end_transaction(keep, False, self._then(lane, action, "aborted"))
 
     def _aborted(self, lane: Lane, action: u.InitProducerId, answer: x.TransactionEnded) -> None:
-        """Go on after EndTxn. If another producer has the id by now, InitProducerId shows it."""
+        """Go on after EndTxn. If another producer has taken over the id meanwhile, InitProducerId shows it."""
         kept, after, code = action.keep, answer.identity, answer.error_code
         goes_on = False if kept is None or code not in _OVER else lane.journal.units.aborted(action, code)
         if goes_on is None:
@@ -242,7 +242,7 @@ class Transactor:
 
     @staticmethod
     def _marker_place(lane: Lane, transaction: u.Transaction) -> tuple[str, int] | None:
-        """A partition for the marker, which is an offset, and so needs an existing partition; None if none is left."""
+        """A partition for the marker, which is an offset and so needs an existing partition; None if there is none."""
         if transaction.batches:
             return lane.journal.views.address(transaction.batches[0].destination)
         first = next((at for each in transaction.offsets for at in each.positions), None)
@@ -256,7 +256,7 @@ class Transactor:
             return
         place = self._marker_place(lane, action.transaction)
         if place is None:
-            # All of the transaction is damaged on disk. Its outcome cannot be determined, so it is given up.
+            # The whole transaction is damaged on disk. Its outcome cannot be determined, so it is given up.
             lane.journal.units.told(action, committed=False)
             return
         self._context.cluster.committed_offset(
@@ -265,7 +265,7 @@ class Transactor:
 
     @staticmethod
     def _outcome(action: u.DescribeTxn, answer: x.TransactionDescribed) -> bool | None:
-        """The outcome; None if the broker cannot tell (before Kafka 3.0): then fencing and the marker decide."""
+        """The outcome; None if the broker cannot tell it (before Kafka 3.0). Then fencing and the marker show it."""
         grant = action.transaction.grant
         if answer.error_code:
             return None
@@ -273,7 +273,7 @@ class Transactor:
         return u.outcome_of(grant, answer.state, answer.producer_id, answer.epoch, own=own)
 
     def _look_into_log(self, lane: Lane, action: u.FindOutcome) -> bool:
-        """Find the outcome by reading the log, because the marker may have expired (`offsets.retention.minutes`).
+        """Read the log to find the outcome, because the marker may have expired (`offsets.retention.minutes`).
 
         Returns False if no batch's offset is known.
         """

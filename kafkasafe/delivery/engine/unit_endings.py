@@ -30,7 +30,7 @@ class UnitEndings:
         self._rejects = rejects
 
     def refuse(self, lane: Lane, unit: u.Unit) -> None:
-        """Write a unit's batches to `rejected/`, durably, before the mark that ends the unit is decided."""
+        """Write a unit's batches durably to `rejected/`, before the mark that ends the unit is decided."""
         batches = [batch for batch in unit.batches if isinstance(batch, j.Batch)]
         left = [batch for batch in batches if batch.handle not in lane.rejections]
         if self._config.in_memory:
@@ -78,7 +78,7 @@ class UnitEndings:
         lane.journal.units.put_aside(unit, kept=True)
 
     def resolve(self, lane: Lane, ended: Sequence[tuple[u.Unit, j.Fate]]) -> None:
-        """Finish units whose fate is final and durable, after their batches."""
+        """Finish units whose fate is final and durable. Their batches were finished before."""
         for unit, fate in ended:
             records = sum(batch.count for batch in unit.batches)
             outcome = fate.value

@@ -1,4 +1,4 @@
-"""How callers wait: without a lock that a signal handler on their own thread could find taken."""
+"""How callers wait: they hold no lock that a signal handler on their own thread could find taken."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kafkasafe.process.wake_flag import WakeFlag
 __all__ = ["Guard", "WaitingCallers"]
 
 _LOOK_EVERY_S: Final = 5.0
-"""A waiting caller checks its condition this often by itself, in case no thread notifies."""
+"""Interval at which a waiting caller checks its condition by itself, in case no thread notifies."""
 
 
 class Guard:
@@ -29,8 +29,8 @@ class Guard:
 
 
 class _ConditionalWakeFlag(WakeFlag):
-    """A flag that is set only if the waiting thread can continue: a useless wake-up costs both threads more than a
-    check.
+    """A flag that is set only if the waiting thread can continue. The notifying thread checks this itself, because a
+    useless wake-up costs both threads more than a check.
     """
 
     def __init__(self, ready: Callable[[], bool]) -> None:
@@ -57,8 +57,8 @@ class WaitingCallers:
     """The waiting callers, each with its own wake flag. Unlike callers that wait on a Condition, they hold no lock
     while they check.
 
-    A signal handler may interrupt any Python code of the main thread. If it interrupted the waiter of a Condition, its
-    own thread would hold the lock, and the pump could not get the lock before the handler returns.
+    A signal handler may interrupt any Python code of the main thread. If it interrupted a thread that waits on a
+    Condition, that thread would hold the lock, and the pump could not get the lock before the handler returns.
     """
 
     def __init__(self) -> None:
