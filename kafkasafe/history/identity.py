@@ -129,7 +129,7 @@ class IdentityVerdict(enum.Enum):
     READ_LOG = "read_log"
     """The producer state does not decide; read the log."""
     UNDECIDABLE = "undecidable"
-    """Whether the log has the batch after the first `present` ones cannot be determined."""
+    """It cannot be determined whether the log has the batch that follows the first `present` batches."""
 
 
 @dataclass(frozen=True, slots=True)

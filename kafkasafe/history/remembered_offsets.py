@@ -15,7 +15,7 @@ MAX_TIMESTAMPS: Final = 64
 MAX_FORMER_IDS: Final = 16
 """How many ids of deleted topics are remembered per key."""
 FORMER_TOPIC_S: Final = 30.0
-"""A topic that counts as deleted counts as present again when answers have named only it for this long, in seconds."""
+"""Seconds for which all answers must name a topic that counts as deleted, until it counts as present again."""
 
 
 class BaselineFormatError(ValueError):

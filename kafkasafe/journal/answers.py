@@ -332,8 +332,6 @@ class Answers:
         return lasting
 
     def _will_be_due(self, batch: Batch, bad_records: tuple[tuple[int, str], ...], now_ms: int) -> bool:
-        """Whether the batch's timestamps are too new (not too old), and the broker will accept them
-        within the timeout.
-        """
+        """Whether the batch was refused because its timestamps are too new, and the broker will accept them in time."""
         ahead_ms = batch.max_timestamp - latest_timestamp((text for _, text in bad_records), now_ms)
         return ahead_ms > 0 and self._refusals.waits_for(ahead_ms)

@@ -51,7 +51,7 @@ class Destination:
         self.unsure_before = before_position
 
     def end_unsure(self) -> None:
-        """Record that the user has a batch sent again, and so accepts duplicates.
+        """Record that the user asked for a batch to be sent again, and so accepts duplicates.
 
         From then on, it does not matter whether the other batches were sent.
         """

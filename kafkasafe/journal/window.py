@@ -82,7 +82,9 @@ class SendWindow:
     def admit(
         self, identity: BatchId, in_flight: InFlight, now: float, *, old: bool, late: bool
     ) -> Admission:
-        """Whether the next batch may be sent now: alone, or after others if the leader is certain to keep our state.
+        """Whether the next batch may be sent now.
+
+        It may if no other batch is in flight, or if the leader is certain to keep our producer state.
 
         Args:
             identity: Id of the batch.

@@ -137,9 +137,9 @@ def _late(tid: TransactionalId, keep: Grant | None) -> Grant | None:
     """The current grant if `keep` was refused because of a timeout; None if another producer may hold that grant.
 
     After a timeout, the coordinator aborts the open transaction under the next epoch. A successor that takes over an
-    open transaction gets the epoch after that one. So if a transaction was open, no producer ever holds the next
-    epoch, which stays current until a successor takes over. If none was open, a successor may hold the next epoch.
-    With protocol 2, the refused grant itself may be the successor's.
+    open transaction gets the epoch after that one. So if a transaction was open, the next epoch is current until a
+    successor takes over, but no producer ever holds it. If none was open, a successor may hold the next epoch. With
+    protocol 2, the refused grant itself may be the successor's.
     """
     if keep is None or not tid.opened or keep.protocol >= 2 or keep.epoch >= LAST_EPOCH:
         return None

@@ -113,7 +113,7 @@ class Units:
             unit_id: 16 bytes.
             transactional_id: The user's transactional id; empty: the unit gets one of the lane's own ids.
             offsets: The offsets of consumer groups.
-            readings: Maps a partition of a group to the consumer's reading to which the offset belongs.
+            readings: For each partition of a group, the reading of the consumer that gave the offset.
         """
         unit = self.lines.make(unit_id, transactional_id, offsets, readings)
         if readings:
@@ -182,12 +182,12 @@ class Units:
         """Record the answer to the EndTxn that precedes InitProducerId with `keep`. Returns whether to send
         InitProducerId; None: not yet.
 
-        InitProducerId ends an open transaction of any producer, because the coordinator checks the epoch only if no
-        transaction is open. So a producer whose EndTxn is refused stops here, unless an earlier answer was lost: then
-        the new epoch may be its own.
+        InitProducerId would also end an open transaction of a successor, because the coordinator checks the epoch only
+        if no transaction is open. So a producer whose EndTxn is refused stops here, unless an earlier answer was lost:
+        then the new epoch may be its own.
 
         After a timeout, EndTxn is sent twice, with a pause in between. A successor's first InitProducerId gets error
-        51, and leaves the same epoch as a timeout. The successor repeats the request within a second, and then the
+        51, and sets the same epoch as a timeout does. The successor repeats the request within a second, and then the
         coordinator refuses the second EndTxn.
         """
         if not _valid(action) or (code in FENCED_CODES and not action.tid.unsure):

@@ -41,9 +41,7 @@ class UnitReplay:
         self._former: dict[int, int] = {}
         """Maps a reading's number in an earlier incarnation to its number in this one."""
         self.earlier: dict[str, tuple[Unit, m.Ended]] = {}
-        """Maps a transactional id that a user gave to the last unit that earlier incarnations ended, and its ENDED
-        mark.
-        """
+        """For each transactional id of a user: the last unit that earlier incarnations ended, and its ENDED mark."""
 
     def recover(self, mark: m.Unit, position: int, accepted_at: int) -> Unit:
         """Take a UNIT mark; the unit's batches follow."""

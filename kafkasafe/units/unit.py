@@ -32,7 +32,7 @@ class Unit(UnitContent):
         unit_id: 16 bytes.
         transactional_id: The id that the user chose; empty: the unit gets one of the lane's own ids.
         offsets: The offsets of consumer groups.
-        readings: Maps a partition of a group to the consumer's reading (`Reading`) to which the offset belongs.
+        readings: For each partition of a group, the reading (`Reading`) of the consumer that gave the offset.
         recorded: The readings as in the unit's READ mark; empty without such a mark.
         batches: The batches, in order. The parts of a divided batch take its place.
         durable: The unit is on disk.
@@ -272,7 +272,7 @@ class Transaction(UnitContent):
         grant: Its grant.
         offsets: The offsets of consumer groups: for each group and partition, the offset of the last unit that moves
             this offset.
-        readings: Maps a partition of a group to the consumer's reading (`Reading`) to which the offset belongs.
+        readings: For each partition of a group, the reading (`Reading`) of the consumer that gave the offset.
         batches: The batches of all units, in order.
         phase: See `TRANSITIONS`. Its units have the same phase.
         placed: The number of appended batches.

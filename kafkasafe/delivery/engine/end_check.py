@@ -1,4 +1,4 @@
-"""Checks where a leader epoch and the log end, to find lost acknowledged records."""
+"""Finds lost acknowledged records by the end offsets of a leader epoch and of the log."""
 
 from __future__ import annotations
 

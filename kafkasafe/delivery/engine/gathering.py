@@ -98,8 +98,9 @@ class Gathering:
         return True
 
     def _decoded(self, lane: Lane, parents: Sequence[Parcel], run: Sequence[j.Batch]) -> list[codec.Columns]:
-        """Decode as many batches as fit into `batch_bytes` without compression, because consumers decompress a batch as
-        a whole.
+        """Decode batches while their uncompressed size stays within `batch_bytes`.
+
+        The uncompressed size is the limit, because consumers decompress a batch as a whole.
         """
         columns: list[codec.Columns] = []
         room = self._context.config.batch_bytes

@@ -55,7 +55,7 @@ _ID_FAILURES: Final = 3
 _TURN_S: Final = 0.01
 """Average time between two inquiries of the producer. Each takes four or five requests."""
 _AT_ONCE_S: Final = 0.5
-"""After a quiet time, inquiries may begin at once if their turns add up to no more than this time."""
+"""The turns of inquiries that may begin immediately after a quiet period add up to no more than this."""
 
 
 class ClockQuestion:

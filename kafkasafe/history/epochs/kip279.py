@@ -235,7 +235,8 @@ def _follow_kip279(
     if reply.kind is not ReplyKind.END:
         return fallback, None
     if reply.epoch == UNDEFINED:
-        # All of the leader's epochs are newer: from the start of its first one, the log holds none of our records.
+        # Every epoch of the leader is newer than the requested one. So at and after the offset where the leader's first
+        # epoch begins, its log holds none of our records.
         cut = min(reply.end_offset, ours.end_offset)
         return (cut if high_watermark is None else min(cut, high_watermark)), None
     at = ours.floor(reply.epoch)

@@ -261,7 +261,7 @@ class EpochWalk:
         if end_offset < end:
             self._diverged(end_offset, epoch)
         elif following is not None:
-            # The log holds all our records of this epoch and none of our newer ones, although it is at least as long.
+            # The log holds all our records of this epoch, but other records in the place of our newer ones.
             cut = min(end_offset, ours.entries[following][1])
             self._diverged(cut, epoch, exact=following == at + 1)
         elif end < ours.end_offset:
