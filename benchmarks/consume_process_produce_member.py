@@ -149,11 +149,11 @@ class Member:
         inner = getattr(batch, "_batch", batch)
         offsets = {
             each.partition: each.offset
-            for group in inner._offsets.groups.values()
+            for group in inner.offsets.groups.values()
             for each in group.positions
         }
         readings = {
-            line[2]: (reading.number, reading.start) for line, reading in inner._offsets.readings.items()
+            line[2]: (reading.number, reading.start) for line, reading in inner.offsets.readings.items()
         }
         self.trace(
             f"batch {batch.outcome.batch_id}: {_runs(records)}; offsets {offsets}; readings {readings}"

@@ -55,9 +55,20 @@ Log = dict[int, list]
 
 
 def new_topic(cluster: KafkaCluster, partitions: int = 3, **more) -> str:
-    name = f"t-{random.SystemRandom().getrandbits(40):010x}"
-    cluster.create_topic(name, partitions, **more)
-    return name
+    """Create a topic with a name of its own, and return the name.
+
+    Brokers with ZooKeeper now and then answer with error -1 while the machine is busy.
+    """
+    for is_last in (False, False, True):
+        name = f"t-{random.SystemRandom().getrandbits(40):010x}"
+        try:
+            cluster.create_topic(name, partitions, **more)
+        except kafka_errors.UnknownError:
+            if is_last:
+                raise
+        else:
+            return name
+    raise AssertionError
 
 
 def dead_address() -> str:

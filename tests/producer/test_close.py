@@ -261,6 +261,6 @@ def test_a_signal_handler_seals_what_is_being_sealed(tmp_path):
         with producer.parts.accumulator.lock:
             producer.parts.accumulator.seal(open_batch)
         assert first.durable(60) is not None
-        assert open_batch.count == 1
+        assert open_batch.encoded.count == 1
     finally:
         producer.close(timeout=0)

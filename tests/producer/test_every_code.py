@@ -104,6 +104,8 @@ class Records:
         """
         if parked:
             rejected = self._settle(set(self.sent) - parked, timeout_s)
+            # A decision is about the batches that wait for one at this moment.
+            harness.until(lambda: self.producer.health().undecidable_batches == len(parked), timeout_s)
             with pytest.raises(UndecidableError, match="cannot be known"):
                 self.producer.flush(timeout_s)
             self.producer.resolve_undecidable(resend=True)
