@@ -148,9 +148,7 @@ class Member:
         self.note("handed over", len(records))
         inner = getattr(batch, "_batch", batch)
         offsets = {
-            each.partition: each.offset
-            for group in inner.offsets.groups.values()
-            for each in group.positions
+            each.partition: each.offset for group in inner.offsets.groups.values() for each in group.positions
         }
         readings = {
             line[2]: (reading.number, reading.start) for line, reading in inner.offsets.readings.items()
