@@ -580,11 +580,7 @@ class TransactionalId:
         self.unsure = True
 
     def note_end(self, *, timed_out: bool) -> None:
-        """Record that the open transaction may be over.
-
-        Args:
-            timed_out: EndTxn was sent with the epoch that the coordinator sets when a transaction times out.
-        """
+        """Record that the open transaction may be over. `timed_out`: EndTxn was sent with the epoch after a timeout."""
         self.opened = self.opened and timed_out
 
     def note_alone(self) -> None:

@@ -142,7 +142,9 @@ def put_back(world: Place) -> None:
             world.disk.move(source, target)
 
 
-@pytest.mark.parametrize("power", [False, True], ids=["killed", "power cut"])
+@pytest.mark.parametrize(
+    "power", [False, pytest.param(True, marks=pytest.mark.full)], ids=["killed", "power cut"]
+)
 @pytest.mark.parametrize("way", [*WAYS, *MOVES])
 def test_a_crash_in_a_restoration_loses_nothing_without_a_word(way, power):
     """What is deleted dies with its owner until it is restored; what is restored in part is damage, and says so."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tiers import in_tiers
 from unit_storm import run_storm
 from unit_storm_groups import run_group_storm
 from unit_storm_recreated import run_any_storm
@@ -11,7 +12,7 @@ from kafkasafe.spool import lanes
 from kafkasafe.testing.disk import DiskFiles
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", in_tiers(20, fast=8))
 def test_units_are_committed_once_whole_and_in_order(seed):
     run_any_storm(seed)
 
@@ -24,7 +25,7 @@ def test_units_in_topics_that_are_deleted_and_created_again(turn):
     assert any(any(storm.gone.values()) for storm in storms)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", in_tiers(12, fast=6))
 def test_each_record_that_a_group_is_past_is_in_the_output_once(seed):
     """Whatever becomes of its members, their processes and the group while their batches wait."""
     run_group_storm(seed)

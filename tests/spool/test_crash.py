@@ -56,7 +56,7 @@ def live(seed: int, *, steps: int = 10, faults: float = 0.4) -> Owner:
     return owner
 
 
-@pytest.mark.parametrize("seed", in_tiers(12, fast=4))
+@pytest.mark.parametrize("seed", in_tiers(12, fast=2))
 def test_every_crash_recovers_to_what_was_promised(seed):
     assert live(seed).check_crashes(seed=seed) > 50
 
@@ -84,7 +84,7 @@ def test_without_fsync_a_beginning_is_left(seed):
     live_os(seed)
 
 
-@pytest.mark.parametrize("seed", in_tiers(8, fast=3))
+@pytest.mark.parametrize("seed", in_tiers(8, fast=2))
 def test_what_an_owner_cut_off_does_not_come_back_after_the_next_one_began(seed):
     """The next owner finds it cut already, and relied on that: but the cut was never synced."""
     rng = random.Random(seed)

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tiers import in_tiers
 
 from kafkasafe import marks as m
 from kafkasafe.errors import SpoolError, SpoolWriteError
@@ -201,7 +202,7 @@ def calls() -> int:
     return sum(disk.calls.values())
 
 
-@pytest.mark.parametrize("kind", range(len(FAULTS)))
+@pytest.mark.parametrize("kind", in_tiers(len(FAULTS), fast=1))
 def test_after_a_fault_at_any_call_nothing_is_lost_or_doubled(kind):
     struck = 0
     for call in range(calls() + 10):
