@@ -20,6 +20,7 @@ from kafkasafe.spool.extent import EXTENT_NAME, Extent, decode_extent
 from kafkasafe.spool.files import Files, WholeFiles, opened, read_file, read_whole
 from kafkasafe.spool.log_content import BatchEntry, Damage, Entry, Log, LostEntry, MarksEntry, TornEntry
 from kafkasafe.spool.outline import OutlineReader
+from kafkasafe.spool.refusals import place_of
 from kafkasafe.spool.segment import SEGMENT_NAME, StoredSegment, segment_name
 from kafkasafe.spool.segment_reader import (
     OVERHEAD_BYTES,
@@ -277,9 +278,7 @@ class _Whole:
 
 def _declared(marks: Iterable[m.Mark]) -> dict[int, str]:
     return {
-        mark.number: f"{mark.topic}-{mark.partition}" if mark.partition >= 0 else mark.topic
-        for mark in marks
-        if isinstance(mark, m.Destination)
+        mark.number: place_of(mark.topic, mark.partition) for mark in marks if isinstance(mark, m.Destination)
     }
 
 

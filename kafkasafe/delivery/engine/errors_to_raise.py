@@ -9,6 +9,7 @@ from kafkasafe import journal as j
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.waits import Guard
 from kafkasafe.errors import DataLossError, SpoolCorruptError, UndecidableError
+from kafkasafe.spool.refusals import place_of
 
 __all__ = ["ErrorsToRaise"]
 
@@ -138,7 +139,7 @@ class ErrorsToRaise:
         for (name, partition), error in list(self.damage.items()):
             if topic in {None, name}:
                 raise SpoolCorruptError(
-                    f"{name}{f'-{partition}' if partition >= 0 else ''} waits: {error.args[0]}. Other partitions"
+                    f"{place_of(name, partition)} waits: {error.args[0]}. Other partitions"
                     " continue. Restore the file from a copy, or open with on_corrupt='quarantine': kafkasafe then"
                     " copies the damaged bytes to quarantine/, their records are lost, and all others are delivered",
                     damage=error.damage,

@@ -14,7 +14,7 @@ from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.ledger import Ledger
 from kafkasafe.delivery.engine.messages import AsideDue, Chore, ChoreDue
 from kafkasafe.errors import SpoolCorruptError, SpoolError
-from kafkasafe.spool.refusals import place_of
+from kafkasafe.spool.refusals import counted, place_of
 from kafkasafe.spool.rejected_format import Refused, is_full, most_bytes
 
 __all__ = ["Rejects"]
@@ -89,7 +89,7 @@ class Rejects:
                 f"{topic}-{partition}",
                 "%s: %s rejected (%s), and not copied to rejected/ yet, so still in the log: %s",
                 place_of(topic, partition),
-                "1 record" if records == 1 else f"{records} records",
+                counted(records, "record"),
                 waiting[0].fault.message,
                 reason,
                 lane=lane.name,

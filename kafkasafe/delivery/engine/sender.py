@@ -451,7 +451,8 @@ class Sender:
             self._context.progress.note()
             lane.journal.granted(result.producer_id, result.epoch)
             return
-        lane.producer_id.failed(reason := _with_remedy(result.error))
+        reason = _with_remedy(result.error)
+        lane.producer_id.failed(reason)
         repeated = self._context.cluster.connected and lane.producer_id.failures > _ID_FAILURES
         self._log.limited(
             logging.WARNING if repeated else logging.INFO,
