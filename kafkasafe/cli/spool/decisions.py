@@ -70,10 +70,7 @@ def spool_commit(
     such a batch on a partition; its transaction timed out; or it shares its transaction with a batch that was not
     named.
     """
-    limit_s = duration_s(timeout, "--timeout")
-    options = connection(servers, config)
-    done = _decided(directory, batch, options, limit_s, aborts=False)
-    show(done.fields, done.lines(), done.exit_code, as_json=as_json)
+    _decide_and_show(directory, batch, servers, config, timeout, aborts=False, as_json=as_json)
 
 
 def spool_abort(
@@ -88,24 +85,32 @@ def spool_abort(
 
     Their records move into rejected/. A batch that turns out to be committed stays committed; its records do not move.
     """
-    limit_s = duration_s(timeout, "--timeout")
-    options = connection(servers, config)
-    done = _decided(directory, batch, options, limit_s, aborts=True)
-    show(done.fields, done.lines(), done.exit_code, as_json=as_json)
+    _decide_and_show(directory, batch, servers, config, timeout, aborts=True, as_json=as_json)
 
 
-def _decided(
-    directory: Path, batch: Sequence[str] | None, options: Mapping[str, Any], limit_s: float, *, aborts: bool
-) -> DecisionReport:
-    """Decides the undecided atomic batches of lanes without an owner.
+def _decide_and_show(
+    directory: Path,
+    batch: Sequence[str] | None,
+    servers: Servers,
+    config: ConfigFile,
+    timeout: str,
+    *,
+    aborts: bool,
+    as_json: bool,
+) -> None:
+    """Decides the undecided atomic batches of lanes without an owner, and prints the report.
 
     Args:
         directory: The spool directory.
         batch: Beginnings of the ids of the only batches to decide; None or empty decides all of them.
-        options: Options of a producer, for the connection.
-        limit_s: Time after which to give up, seconds.
+        servers: The option `--bootstrap-servers`.
+        config: The option `--config`.
+        timeout: The option `--timeout`.
         aborts: Whether to abort the batches; otherwise the staged ones are committed.
+        as_json: Whether to print JSON.
     """
+    limit_s = duration_s(timeout, "--timeout")
+    options = connection(servers, config)
     directory = directory.resolve()
     wanted, foreign, damaged = _wanted(directory, batch)
     chosen = [each for each in wanted if aborts or each.staged]
@@ -115,7 +120,8 @@ def _decided(
     unreachable = False
     if chosen:
         rows, unreachable = _decide(directory, options, chosen, decision, limit_s)
-    return DecisionReport(rows, len(wanted), foreign, damaged, unreachable, aborts)
+    done = DecisionReport(rows, len(wanted), foreign, damaged, unreachable, aborts)
+    show(done.fields, done.lines(), done.exit_code, as_json=as_json)
 
 
 @dataclass(frozen=True, slots=True)
