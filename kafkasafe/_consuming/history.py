@@ -138,11 +138,9 @@ class History:
         """Return whether records before this position were read."""
         return bool(self.lineage.entries) and self.lineage.start_offset < position
 
-    def is_of_former(self, topic_id: bytes | None) -> bool:
-        """Return whether the records that were read belong to another topic than the one with this id."""
-        return (
-            bool(self.lineage.entries) and None not in {topic_id, self.topic_id} and topic_id != self.topic_id
-        )
+    def is_of_another(self, topic_id: bytes | None) -> bool:
+        """Return whether this is the history of another topic than the one with this id; False if an id is unknown."""
+        return None not in {topic_id, self.topic_id} and topic_id != self.topic_id
 
     def adopt(self, topic_id: bytes | None) -> None:
         """Record the id of the topic that has the name now; None if the brokers do not report ids."""

@@ -141,8 +141,7 @@ class Positions:
             self._moves.on(tp, part, PositionEvent.CHECK_DUE)
             return
         # Nothing was read before the position, so no record can be lost.
-        topic_id = part.history.topic_id
-        is_another = None not in {topic_id, leadership[0]} and topic_id != leadership[0]
+        is_another = part.history.is_of_another(leadership[0])
         part.history.adopt(leadership[0])
         part.check(leadership)
         self._moves.on(tp, part, PositionEvent.UNREAD, offset=position)

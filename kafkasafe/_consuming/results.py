@@ -152,20 +152,19 @@ class Results:
             part.on(PositionEvent.ENDED)
             return
         leadership = self._port.leadership(tp)
-        is_unplaced = part.reset == ("no_position", None)
-        if leadership is not None and is_unplaced and part.history.is_of_former(leadership[0]):
-            # 1. A topic is deleted. Its partitions are no longer assigned, and the group's offsets are deleted.
-            # 2. The topic is created again. The position would be reset, although the consumer has read the former
-            #    topic.
-            # 3. So the position becomes the end of what was read. The check finds that these records are gone.
-            self._port.place(tp, part.history.lineage.end_offset)
-            self._rereading.placed(tp, part.history.lineage.end_offset)
-            part.on(PositionEvent.RESET_FOUND)
-            part.was_reset()
-            self._positions.check(tp, part, leadership)
-            return
-        self._port.place(tp, to.offset)
-        self._rereading.placed(tp, to.offset)
+        history = part.history
+        # 1. A topic is deleted. Its partitions are no longer assigned, and the group's offsets are deleted.
+        # 2. The topic is created again. The position would be reset, although the consumer has read the former topic.
+        # 3. So the position becomes the end of what was read. The check finds that these records are gone.
+        is_gone = (
+            leadership is not None
+            and part.reset == ("no_position", None)
+            and bool(history.lineage.entries)
+            and history.is_of_another(leadership[0])
+        )
+        offset = history.lineage.end_offset if is_gone else to.offset
+        self._port.place(tp, offset)
+        self._rereading.placed(tp, offset)
         part.on(PositionEvent.RESET_FOUND)
         if leadership is not None:
             # Check before the first fetch: the topic's id must be known then.
@@ -173,6 +172,8 @@ class Results:
         reason = part.was_reset()
         if reason is None:
             return  # the application asked for the reset
+        if is_gone:
+            return  # the check reports it
         why, previous = reason
         begin = to.start if previous is None else previous
         skipped = None
