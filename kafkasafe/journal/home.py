@@ -55,6 +55,12 @@ class Home:
     def grant(self, producer_id: int, epoch: int) -> None:
         """Record that the cluster granted an id to this incarnation."""
         self.producer_id, self.epoch = producer_id, epoch
+        self.read_grant(producer_id)
+
+    def read_grant(self, producer_id: int) -> None:
+        """Record an id that the cluster granted to this or an earlier incarnation. Only `grant` makes it the current
+        one, because a copied spool must never use an id again.
+        """
         self.producer_ids.add(producer_id)
 
     def withdraw(self) -> None:

@@ -184,7 +184,7 @@ class Losses:
         if not self._units.vacate(
             partition.number, f"acknowledged records may be missing from the log: {evidence}"
         ):
-            self._out.postponed[partition.number] = None
+            self._out.postpone(partition)
             return
         partition.progress.on(FlowEvent.SURVEYS)
         partition.doubt.survey(now)

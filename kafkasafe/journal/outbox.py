@@ -458,6 +458,15 @@ class Outbox:
         """Whether marks or batches are about to be written. They may name positions in the spool."""
         return bool(self.ready.persist or self.committing)
 
+    def postpone(self, partition: Partition) -> None:
+        """Let the next `ready` evaluate the partition again."""
+        self.postponed[partition.number] = None
+
+    def touch_postponed(self) -> None:
+        """Let this `ready` evaluate the partitions that an earlier one postponed."""
+        self.touched.update(self.postponed)
+        self.postponed.clear()
+
     def take(self, *, wants_producer_id: bool) -> Ready:
         """Take the actions decided since the last call. A division is written alone, and the next call returns the
         rest.

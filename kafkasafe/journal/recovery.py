@@ -154,8 +154,7 @@ class Recovery:
                     known.log.read_state(mark)
                     self._recall(known, recovered[max(0, index - 2) : index])
                 case m.Granted(producer_id):
-                    # Each incarnation takes its own id, because a copied spool must never reuse one.
-                    self._home.producer_ids.add(producer_id)
+                    self._home.read_grant(producer_id)
                 case m.Identified():
                     self._recover_identities(mark)
                 case m.Committed():

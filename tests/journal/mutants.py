@@ -79,7 +79,7 @@ MUTANTS: dict[str, Change] = {
     "NeverProbes": source(Verdicts, "judged", _FIND, f"stable = True; {_FIND}"),
     # A new incarnation goes on with the old one's producer id.
     "ReusesProducerId": source(
-        Recovery, "recover_marks", "self._home.producer_ids.add(producer_id)",
+        Recovery, "recover_marks", "self._home.read_grant(producer_id)",
         "self._home.grant(producer_id, mark.producer_epoch)",
     ),
     # New ids begin at sequence 0 of the same epoch.
