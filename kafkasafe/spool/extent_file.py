@@ -45,7 +45,7 @@ class ExtentFile:
         if self._handle >= 0:
             return
         try:
-            self._handle = self._files.open(self._path, write=True, create=True)
+            self._open()
             if self._begin is None:
                 self._write_begin(segments[0].first_position, self._before)
         except OSError:
@@ -59,7 +59,7 @@ class ExtentFile:
         """
         try:
             if self._handle < 0:
-                self._handle = self._files.open(self._path, write=True, create=True)
+                self._open()
             records = self._before + sum(segment.records for segment in segments[:going])
             self._write_begin(segments[going].first_position, records)
         except OSError:
@@ -101,20 +101,49 @@ class ExtentFile:
         return self._handle < 0 or self._files.identity_of(self._path) == self._files.identity(self._handle)
 
     def restore(self, segments: Sequence[StoredSegment], position: int) -> None:
-        """Write both claims again, in one write: durable on return, unless the file cannot be written."""
+        """Write the claims again, and claim that everything before this position is durable. Durable on return, unless
+        the file cannot be written.
+
+        The claim about the beginning keeps its number: a claim with a larger number may still be on the disk.
+        """
         try:
             if self._handle < 0 or not self.in_place:
                 self.close()
-                self._handle = self._files.open(self._path, write=True, create=True)
+                self._open()
+            if self._begin is None:
+                self._write_begin(segments[0].first_position, self._before)
             records = self._before + sum(segment.records for segment in segments)
-            begin = LogEndClaim(self._lane_id, 0, segments[0].first_position, self._before)
-            end = LogEndClaim(self._lane_id, 0, position, records)
-            content = encode_claim(begin).ljust(END_SLOT, b"\0") + encode_claim(end)
-            write_all(self._files, self._handle, [content.ljust(EXTENT_BYTES, b"\0")], 0)
-            self._files.sync_data(self._handle)
-            self._begin, self._end = begin, end
+            self._end = LogEndClaim(self._lane_id, 0, position, records)
+            self._write_claims()
         except OSError:
             self._drop()
+
+    def _open(self) -> None:
+        """Open the file, or create it. Claims that exist already are durable on return.
+
+        1. The sync of a claim fails, and the owner dies before it deletes the file.
+        2. The next owner reads this claim from the page cache. It overwrites the older claim, the only durable one.
+        3. Power fails while the new claim is being written. The disk has only an outdated claim, which names a deleted
+           segment as the first one. So the claim of step 1 must become durable before step 2.
+        """
+        self._handle = self._files.open(self._path, write=True, create=True)
+        if self._begin is not None:
+            self._write_claims()
+
+    def _write_claims(self) -> None:
+        """Write the whole file, with the claims that this process knows."""
+        content = bytearray(self._files.read(self._handle, 0, EXTENT_BYTES).ljust(EXTENT_BYTES, b"\0"))
+        for slot, claim in (self._begin_slot, self._begin), (END_SLOT, self._end):
+            if claim is not None:
+                encoded = encode_claim(claim)
+                content[slot : slot + len(encoded)] = encoded
+        write_all(self._files, self._handle, [content], 0)
+        self._files.sync_data(self._handle)
+
+    @property
+    def _begin_slot(self) -> int:
+        """The slot of the valid claim about the beginning."""
+        return BEGIN_SLOTS[0 if self._begin is None else self._begin.number % len(BEGIN_SLOTS)]
 
     def _write_begin(self, position: int, records: int) -> None:
         number = 0 if self._begin is None else self._begin.number + 1

@@ -330,10 +330,12 @@ class Owner:
                 return items[len(kept) :]
         raise AssertionError(f"found what was not written: {rest} is no beginning of any of {expected.tails}")
 
-    def check_crashes(self, *, samples: int = 3, seed: int = 0, thorough: int = 8) -> int:
-        """Check every crash of the history; one in `thorough` with crashes in its recovery. How many differ."""
+    def check_crashes(
+        self, *, samples: int = 3, seed: int = 0, thorough: int = 8, start: int = 0, stop: int | None = None
+    ) -> int:
+        """Check every crash between these operations; one in `thorough` with crashes in its recovery. How many differ."""
         seen = set()
-        for state in self.disk.crash_states(samples=samples, seed=seed):
+        for state in self.disk.crash_states(samples=samples, seed=seed, start=start, stop=stop):
             expected = self.expected(state.at)
             key = (id(expected), hash(frozenset(state.disk.files().items())))
             if key in seen:

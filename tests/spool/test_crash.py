@@ -9,7 +9,9 @@ import pytest
 from tiers import in_tiers
 
 from kafkasafe.errors import SpoolError, SpoolWriteError
+from kafkasafe.spool.extent import BEGIN_SLOTS
 from kafkasafe.testing.disk import Disk, ProcessKilled
+from kafkasafe.testing.disk.operations import Write
 
 from .model import Owner, recover
 
@@ -37,6 +39,9 @@ def live(seed: int, *, steps: int = 10, faults: float = 0.4) -> Owner:
             if rng.random() < 0.3:
                 with contextlib.suppress(SpoolError):
                     owner.release(rng.randint(0, owner.spool.next_position), rng.choice((0, 0, 2000)))
+            if rng.random() < 0.1:
+                with contextlib.suppress(SpoolWriteError):
+                    assert owner.spool.restore() == []
             if rng.random() < 0.1:
                 dies = True
                 with contextlib.suppress(SpoolWriteError):
@@ -99,3 +104,58 @@ def test_what_an_owner_cut_off_does_not_come_back_after_the_next_one_began(seed)
     owner.files.kill()
     owner.open()
     owner.check_crashes(samples=12, seed=seed)
+
+
+def fill(owner: Owner, rng: random.Random, *, unsynced: bool = False) -> None:
+    """Some segments that may be released, and a claim about the beginning of the log."""
+    for _ in range(4):
+        owner.commit([owner.group(rng, batches=1, size=300)])
+    if unsynced:
+        owner.disk.fail("sync_data")
+    owner.release(owner.spool.segments[-2][1])
+
+
+def in_a_new_process(owner: Owner) -> int:
+    """Goes on after a kill. Returns the number of operations until then."""
+    owner.disk.heal()
+    owner.files.kill()
+    at = len(owner.disk.operations)
+    owner.open()
+    return at
+
+
+def test_claims_that_were_written_again_in_vain_outlive_a_loss_of_power():
+    """The beginning was claimed under number 0 again, next to claims with larger numbers that the disk still had."""
+    rng = random.Random(1)
+    owner = Owner(Disk(), segment_bytes=700)
+    for _ in range(3):
+        fill(owner, rng)
+    owner.disk.fail("sync_data")
+    owner.spool.restore()
+    at = in_a_new_process(owner)
+    fill(owner, rng)
+    assert owner.check_crashes(start=at, samples=8) > 50
+
+
+def test_a_claim_that_only_the_page_cache_has_replaces_no_durable_one():
+    """1. The sync of a claim fails, and the owner dies before it withdraws the file.
+    2. The next owner reads that claim, and writes its own in the place of the only durable one.
+    3. Power fails in the middle of this.
+    """
+    rng = random.Random(1)
+    owner = Owner(Disk(), segment_bytes=700)
+    for _ in range(3):
+        fill(owner, rng)
+    owner.disk.fail("unlink", kill=True)
+    with pytest.raises(ProcessKilled):
+        fill(owner, rng, unsynced=True)
+    at = in_a_new_process(owner)
+    fill(owner, rng)
+    claims = [
+        moment
+        for moment, operation in enumerate(owner.disk.operations[at:], at + 1)
+        if isinstance(operation, Write) and operation.offset in BEGIN_SLOTS and len(operation.data) == 48
+    ]
+    for moment in claims:
+        owner.check_crashes(start=moment, stop=moment, samples=300, thorough=1000)
+    assert claims

@@ -198,6 +198,12 @@ MUTANTS = {
         spool, "keep_torn", "_set_aside(files, kept, content)", "pass", torn_ends),
     "where the log begins is not durable before segments go": (
         extent_file.ExtentFile, "_write_begin", "self._files.sync_data(self._handle)", "pass", crashes),
+    "claims that only the page cache has are built upon": (
+        extent_file.ExtentFile, "_open", "self._write_claims()", "pass",
+        test_crash.test_a_claim_that_only_the_page_cache_has_replaces_no_durable_one),
+    "claims that are written again begin to count anew": (
+        extent_file.ExtentFile, "restore", "if self._begin is None:", "self._begin = None\n        if True:",
+        test_crash.test_claims_that_were_written_again_in_vain_outlive_a_loss_of_power),
     "segments go before the log is said to begin behind them": (
         Spool, "release", "self._extent.begins(self._segments, going)", "pass", crashes),
     "nothing is said of where the log ends": (
