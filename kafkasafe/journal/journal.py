@@ -64,7 +64,7 @@ class Journal:
         self._divider = Divider(state, packer, self._sealer, self._identities)
         self._gatherer = Gatherer(state, packer, self._sealer)
         self._rejecter = Rejecter(state, packer, self._refusals, self._identities, self._sealer)
-        self._verdicts = Verdicts(state, packer, self._suspicions, self._durability)
+        self._verdicts = Verdicts(state, packer, self._suspicions, self._refusals, self._durability)
         self._answers = Answers(
             state, packer, self._suspicions, self._refusals, self._durability, self._rejecter
         )

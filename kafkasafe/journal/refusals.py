@@ -94,6 +94,15 @@ class Refusals:
             partition.progress.on(FlowEvent.PAUSE_OVER)
             self._packer.touch(partition)
 
+    def note_answer(self, partition: Destination) -> None:
+        """End a refusal to answer questions, because a question was answered.
+
+        If the cluster refuses a batch next, that is another refusal: its duration is counted from its own first answer.
+        """
+        denial = partition.refusal.denial
+        if denial is not None and denial.asking:
+            self.clear_refusal(partition)
+
     def clear_refusal(self, partition: Destination, *, accepted: bool = True) -> None:
         """End the refusal, because another answer came, or no batch waits any more."""
         number = partition.number

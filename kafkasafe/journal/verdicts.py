@@ -14,6 +14,7 @@ from kafkasafe.journal.flow import Flow, FlowEvent
 from kafkasafe.journal.losses import Suspicions
 from kafkasafe.journal.notices import Hole, Undecidable
 from kafkasafe.journal.packing import Packer
+from kafkasafe.journal.refusals import Refusals
 from kafkasafe.journal.state import JournalState
 
 __all__ = ["Verdicts"]
@@ -23,13 +24,19 @@ class Verdicts:
     """Applies judgements and decisions to batches in doubt."""
 
     def __init__(
-        self, state: JournalState, packer: Packer, suspicions: Suspicions, durability: Durability
+        self,
+        state: JournalState,
+        packer: Packer,
+        suspicions: Suspicions,
+        refusals: Refusals,
+        durability: Durability,
     ) -> None:
         self._all = state.destinations.all
         self._partitions = state.destinations.partitions
         self._out = state.out
         self._packer = packer
         self._suspicions = suspicions
+        self._refusals = refusals
         self._durability = durability
         self._replay = state.replay
         self._request_timeout_s = state.settings.request_timeout_s
@@ -59,6 +66,7 @@ class Verdicts:
         partition = self._partitions[destination]
         if partition.progress.flow is not Flow.ASKING:
             return
+        self._refusals.note_answer(partition)
         if partition.doubt.is_partial and shrunk_to < 0:
             # Something that was found after the question shows that the log has to be read from a lower offset, so the
             # answer is incomplete.

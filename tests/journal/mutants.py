@@ -135,6 +135,7 @@ MUTANTS: dict[str, Change] = {
     "RejectsMissingTopic": source(Refusals, "__init__", "self._refused_timeout_s = state.settings.blocked_timeout_s", "self._refused_timeout_s = 0.0"),
     # The time without the topic goes on though the cluster gave another answer.
     "SumsMissingTime": both(nothing(Refusals, "clear_refusal"), nothing(RefusalTimer, "no_answer")),
+    "CountsUnansweredQuestions": nothing(Refusals, "note_answer"),
     # After a rejection the next batch goes on behind the gap.
     "ContinuesSequence": nothing(Identities, "reidentify"),
     # After a failure the others go on being sent.

@@ -1446,6 +1446,32 @@ def test_not_being_allowed_to_ask_proves_nothing() -> None:
     assert len(shell.asks) == 3
 
 
+def test_a_question_that_is_answered_again_ends_the_refusal_to_answer_it() -> None:
+    """1. DESCRIBE is missing for nearly the whole time-out, while a batch is in doubt.
+    2. DESCRIBE is given back, and the question is answered. WRITE is missing.
+    3. The first refusal of the batch counts from its own time. It was rejected at once.
+    """
+    shell = Shell(blocked_timeout_s=20.0)
+    batches = shell.flowing(1, 1)
+    shell.lose(batches[1])
+    shell.turn()
+    shell.wait()
+    for _ in range(2):
+        shell.journal.ask_failed(1, "may not describe", code=29, now=shell.now)
+        shell.turn()
+        shell.now += 15.0
+        shell.wait()
+    assert shell.judge(IdentityVerdict.DECIDED, 0) == [batches[1]]
+    shell.refuse(batches[1], 29)
+    shell.turn()
+    assert shell.refusals() == []
+    shell.now += 25.0
+    assert shell.wait() == [batches[1]]
+    shell.refuse(batches[1], 29)
+    shell.turn()
+    assert shell.refusals() == [batches[1]]
+
+
 def test_a_topic_that_may_not_be_asked_about_is_rejected_before_the_first_send() -> None:
     shell = Shell(blocked_timeout_s=0.0)
     shell.journal.granted(7, 0)
