@@ -335,17 +335,18 @@ class Machine:
         )
 
     def _flow(self, partition: Partition, now: float, now_ms: int) -> None:
-        """Send the batches that the window and the order allow."""
-        in_flight = InFlight(self._window)
-        for batch in partition.queue.near:
-            if in_flight.is_full:
-                break
+        """Send the batches that the window and the order allow.
+
+        An acknowledged batch keeps its place in the window until its commit mark is durable, because if the process
+        dies before that, its next incarnation has to find the batch among the last five of the broker's producer state.
+        """
+        in_flight = InFlight()
+        for batch in islice(partition.queue.near, self._window):
             if batch.state is BatchState.ACKED:
-                in_flight.add(batch, old=False)
                 continue
             old = self._clock.is_old(batch, now_ms)
             if batch.state is BatchState.SENT:
-                in_flight.add(batch, old=old)
+                in_flight.add(old=old)
                 continue
             if batch.state is not BatchState.PREPARED or batch.identity is None:
                 break
@@ -358,7 +359,7 @@ class Machine:
                     self._hold(partition, batch, now)
                 break
             self._out.send(partition, batch)
-            in_flight.add(batch, old=old)
+            in_flight.add(old=old)
         if partition.window.answered and in_flight.any:
             partition.window.use_answer()
             self._gatherer.gather(partition, now_ms)
