@@ -155,7 +155,6 @@ _ROWS: Final[dict[Flow, dict[FlowEvent, Flow]]] = {
         FlowEvent.REJECTS: Flow.REJECTING,
     },
     Flow.FLOWING: {
-        FlowEvent.RECOVERED_IN_DOUBT: Flow.DECIDING,
         FlowEvent.MARKS_LOST: Flow.UNDECIDABLE,
         FlowEvent.FAILED: Flow.SETTLING,
         FlowEvent.SUSPECTED: Flow.DECIDING,

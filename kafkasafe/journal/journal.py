@@ -87,7 +87,6 @@ class Journal:
             self._suspicions,
             self._topics,
             self._losses,
-            self._durability,
             self._forward,
             self._verdicts,
             self._unit_batches,

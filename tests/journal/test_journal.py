@@ -174,6 +174,7 @@ class Shell:
                     identity=self.written.get(position),
                 )
                 position += batch.count
+        heir.journal.recovery.recovered_log()
         heir.journal.recovery.recovered(heir.now, clock)
         heir.written = dict(self.written)
         heir.groups = list(self.groups)
