@@ -89,11 +89,11 @@ class Answers:
         elif progress.flow is Flow.FLOWING:
             progress.succeed()
             partition.window.note_answer()
-        self._suspicions.acknowledged(partition, base_offset, batch.count, leader_epoch)
-        self._durability.finish(partition, batch)
         if batch.identity is not None:
             until = now + self._clock.state_age_s - self._clock.age_s(batch, now_ms)
             partition.window.open(batch.identity, until)
+        self._suspicions.acknowledged(partition, base_offset, batch.count, leader_epoch)
+        self._durability.finish(partition, batch)
         self._packer.touch(partition)
 
     def lost(

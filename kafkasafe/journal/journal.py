@@ -114,7 +114,8 @@ class Journal:
             now_ms: Wall clock, ms since the epoch.
         """
         out, state = self._out, self._state
-        out.touch_postponed()
+        if out.postponed:
+            out.touch_postponed()
         if out.touched:
             if self.units.lines.by_id:
                 self.units.out.change()  # a batch ahead of a unit's batch may have left the queue

@@ -178,7 +178,7 @@ class Machine:
             return
         if partition.loss.due and partition.loss.asked is None:
             self._out.ready.checks.append(partition.loss.next_check())
-        self._identities.prepare(partition)
+        self._prepare(partition)
         if progress.flow in _SETTLING and not partition.queue.has_in_flight:
             self._settled(partition, now, now_ms)
         if not partition.queue.near:
@@ -195,6 +195,11 @@ class Machine:
                 self._rejecter.reject_head(partition, head)
             else:
                 self._flow(partition, now, now_ms)
+
+    def _prepare(self, partition: Partition) -> None:
+        """Give ids to the next batches, if one of those that fit into the window has none."""
+        if any(batch.identity is None for batch in islice(partition.queue.near, self._window)):
+            self._identities.prepare(partition)
 
     def _quiet_rules(self) -> Sequence[_Rule]:
         """The rules for a partition without requests in flight and without batches in doubt: in this order, up to the
@@ -296,7 +301,7 @@ class Machine:
 
     def _give_new_ids(self, turn: Turn) -> None:
         self._identities.reidentify(turn.partition)
-        self._identities.prepare(turn.partition)
+        self._prepare(turn.partition)
 
     def _rest(self, turn: Turn) -> None:
         self._out.pause(turn.partition, FlowEvent.PAUSE_DUE, turn.partition.progress.reason)
