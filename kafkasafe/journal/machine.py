@@ -179,8 +179,8 @@ class Machine:
         if partition.loss.due and partition.loss.asked is None:
             self._out.ready.checks.append(partition.loss.next_check())
         self._prepare(partition)
-        if progress.flow in _SETTLING and not partition.queue.has_in_flight:
-            self._settled(partition, now, now_ms)
+        if progress.flow in _SETTLING:
+            self._settle(partition, now, now_ms)
         if not partition.queue.near:
             return
         if progress.flow is Flow.NEW:
@@ -238,8 +238,10 @@ class Machine:
             _Rule(is_decided, self._go_on),
         )
 
-    def _settled(self, partition: Partition, now: float, now_ms: int) -> None:
-        """Decide the next step of a partition that has no request in flight any more."""
+    def _settle(self, partition: Partition, now: float, now_ms: int) -> None:
+        """Decide the next step of a partition, if it has no request in flight any more."""
+        if partition.queue.has_in_flight:
+            return
         turn = Turn(partition, partition.queue.head, now, now_ms)
         if partition.queue.has_doubt:
             # After a failure, a pause comes before further questions, too.
@@ -334,6 +336,7 @@ class Machine:
         first = doubt[0].identity
         last = partition.log.last_acked_id
         start = partition.doubt.begin_at(partition.log.reach)
+        cut = partition.doubt.is_cut
         partition.doubt.ask(turn.now, start)
         self._out.ready.asks.append(
             Ask(
@@ -343,10 +346,9 @@ class Machine:
                 acked_before=last is not None and first is not None and last.producer == first.producer,
                 # After a truncation, the log may have taken a late request out of order. The producer state would then
                 # wrongly count the batches before that request's batch as present.
-                read_log=partition.doubt.is_cut
-                or any(self._clock.is_old(batch, turn.now_ms) for batch in doubt),
+                read_log=cut or any(self._clock.is_old(batch, turn.now_ms) for batch in doubt),
                 fenced=partition.doubt.fenced,
-                cut=partition.doubt.is_cut,
+                cut=cut,
             )
         )
 
@@ -360,22 +362,22 @@ class Machine:
         for batch in islice(partition.queue.near, self._window):
             if batch.state is BatchState.ACKED:
                 continue
-            old = self._clock.is_old(batch, now_ms)
             if batch.state is BatchState.SENT:
-                in_flight.add(old=old)
+                in_flight.add(old=self._clock.is_old(batch, now_ms))
                 continue
             if batch.state is not BatchState.PREPARED or batch.identity is None:
                 break
             if self._precedence.stops(partition, batch):
                 break
+            old = self._clock.is_old(batch, now_ms)
             late = now < partition.doubt.dead_at or batch.unanswered
             admission = partition.window.admit(batch.identity, in_flight, now, old=old, late=late)
             if admission is not Admission.SENDS:
                 if admission is Admission.HOLDS:
                     self._hold(partition, batch, now)
                 break
-            self._out.send(partition, batch)
             in_flight.add(old=old)
+            self._out.send(partition, batch)
         if partition.window.answered and in_flight.any:
             partition.window.use_answer()
             self._gatherer.gather(partition, now_ms)

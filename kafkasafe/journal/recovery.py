@@ -133,9 +133,9 @@ class Recovery:
 
         A mark that names an unknown batch refers to a deleted segment, or repeats an earlier mark.
         """
-        self._index.reach(position + len(recovered) + 1)
         self._drop_parents()
         blind = self._replay.is_blind
+        self._index.reach(position + len(recovered) + 1)
         ended: dict[int, Batch] = {}
         for index, mark in enumerate(recovered):
             if blind and self._is_orphan(mark):
@@ -151,7 +151,8 @@ class Recovery:
                 case m.State():
                     known = self._destinations.declared(mark.destination)
                     known.log.read_state(mark)
-                    self._recall(known, recovered[max(0, index - 2) : index])
+                    if index >= 2:
+                        self._recall(known, recovered[index - 2], recovered[index - 1])
                 case m.Granted(producer_id):
                     self._home.read_grant(producer_id)
                 case m.Identified():
@@ -447,9 +448,9 @@ class Recovery:
                 self._revivals.finish(parent)
         self._replay.end_group()
 
-    def _recall(self, partition: Destination, pair: Sequence[m.Mark]) -> None:
+    def _recall(self, partition: Destination, identified: m.Mark, committed: m.Mark) -> None:
         """Restore the newest acknowledged batch, which may have left the spool, from two marks: see `snapshots`."""
-        newest = _newest_of(pair)
+        newest = _newest_of(identified, committed)
         if newest is None:
             return
         identity, position, base_offset = newest
@@ -519,11 +520,8 @@ def _is_reset(mark: m.Mark) -> bool:
     return isinstance(mark, m.State) and mark.knows_nothing
 
 
-def _newest_of(marks: Sequence[m.Mark]) -> tuple[m.Identity, int, int] | None:
+def _newest_of(identified: m.Mark, committed: m.Mark) -> tuple[m.Identity, int, int] | None:
     """Identity, position and base offset of the batch that these two marks name: see `snapshots`."""
-    if len(marks) != 2:
-        return None
-    identified, committed = marks
     if not (isinstance(identified, m.Identified) and isinstance(committed, m.Committed)):
         return None
     if len(identified.entries) != 1 or len(committed.entries) != 1:
@@ -534,9 +532,11 @@ def _newest_of(marks: Sequence[m.Mark]) -> tuple[m.Identity, int, int] | None:
 
 def _repeats_newest(marks: Sequence[m.Mark], index: int) -> bool:
     """Whether a COMMITTED mark before STATE repeats the batch that was acknowledged last."""
-    if index == 0 or _newest_of(marks[index - 1 : index + 1]) is None:
-        return False
-    return any(isinstance(mark, m.State) for mark in marks[index + 1 : index + 2])
+    return (
+        0 < index < len(marks) - 1
+        and isinstance(marks[index + 1], m.State)
+        and _newest_of(marks[index - 1], marks[index]) is not None
+    )
 
 
 def _is_found_late(partition: Destination, batch: Batch) -> bool:

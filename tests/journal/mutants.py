@@ -72,7 +72,7 @@ MUTANTS: dict[str, Change] = {
     ),
     # A batch that was looked for while a request with it was on its way gets a new id without another look.
     "AsksOnlyOnce": source(
-        Machine, "_settled", "    for rule in",
+        Machine, "_settle", "    for rule in",
         "    for batch in partition.queue.near:\n        batch.unanswered = False\n    for rule in",
     ),
     # What the leader has is taken for committed, replicated or not.
