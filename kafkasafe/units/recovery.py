@@ -132,9 +132,6 @@ class UnitReplay:
         Args:
             paused: No unit is begun.
         """
-        if not self._lines.by_id:
-            self._ids.clear()
-            return
         for tid in self._ids:
             tid.begin_again(staged=bool(self._staged.get(tid)))
         ordered = self._lines.renumber()
