@@ -70,7 +70,7 @@ class Durability:
                 if not kept:
                     self._index.drop(batch)
                 self._out.ready.resolved.append(Resolution(batch, fate))
-                if fate is Fate.REJECTED:
+                if fate is Fate.REJECTED and batch.revived:
                     self._report_healed(batch)
             case Begun(destination):
                 partition = self._partitions[destination]
@@ -127,10 +127,11 @@ class Durability:
         partition.log.remember(batch, self._index.released)
         self._index.drop(batch)
         self._out.ready.resolved.append(Resolution(batch, Fate.COMMITTED))
-        self._report_healed(batch)
+        if batch.revived:
+            self._report_healed(batch)
         self._packer.touch(partition)
 
     def _report_healed(self, batch: Batch) -> None:
-        healed = self._revivals.finish(batch) if batch.revived else None
+        healed = self._revivals.finish(batch)
         if healed is not None:
             self._out.ready.notices.append(healed)
