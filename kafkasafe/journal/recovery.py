@@ -382,7 +382,8 @@ class Recovery:
                 partition.progress.on(FlowEvent.RECOVERED_IN_DOUBT)
             elif begun:
                 partition.progress.on(FlowEvent.RECOVERED)
-            self._suspicions.stop_if_suspected(partition)
+            if partition.loss.suspicion is not None:
+                self._suspicions.stop(partition)
             if blind:
                 partition.lose_marks(self._replay.blind_before)
                 self._verdicts.stop_at_unsure(partition)
@@ -400,7 +401,7 @@ class Recovery:
                 done.relocate(places[done.position])
         self._drop_lost(known, following)
         known.loss.close()
-        self._suspicions.keep_suspected(known)
+        self._index.unpin(known.number)
         self._losses.revive(known, mark.positions, mark.given_up, mark.end_offset)
         if mark.positions or mark.given_up:
             known.loss.explain()
