@@ -260,6 +260,11 @@ class Decoder:
         self.leader_epoch = int(epochs[max_records - 1])
         return records.slice(0, max_records)
 
+    @property
+    def is_at_end(self) -> bool:
+        """Whether `read` would return None."""
+        return self._ended and self._rest is None and self._error is None
+
     def _advance(self, max_records: int | None, max_bytes: int) -> None:
         """Decode some batches into `_rest`, or note the end, or the damage."""
         found: list[_Found] = []
