@@ -137,7 +137,8 @@ class ProcedureRunner:
         now = time.monotonic()
         while self._pauses and self._pauses[0][0] <= now:
             self._advance(heapq.heappop(self._pauses)[2], None)
-        self._send()
+        if self._unsent:
+            self._send()
 
     def _send(self) -> None:
         if not self._unsent:

@@ -97,6 +97,7 @@ from kafkasafe.journal.outbox import (
     Ready,
     Resolution,
     SurveyAsk,
+    UnitGroup,
     Unpacked,
     Wait,
 )
@@ -143,6 +144,7 @@ __all__ = [
     "Settings",
     "SurveyAsk",
     "Undecidable",
+    "UnitGroup",
     "Unpacked",
     "Wait",
     "alive_s",

@@ -89,11 +89,11 @@ class Answers:
         elif progress.flow is Flow.FLOWING:
             progress.succeed()
             partition.window.note_answer()
-        self._suspicions.acknowledged(partition, base_offset, batch.count, leader_epoch)
-        self._durability.finish(partition, batch)
         if batch.identity is not None:
             until = now + self._clock.state_age_s - self._clock.age_s(batch, now_ms)
             partition.window.open(batch.identity, until)
+        self._suspicions.acknowledged(partition, base_offset, batch.count, leader_epoch)
+        self._durability.finish(partition, batch)
         self._packer.touch(partition)
 
     def lost(
@@ -110,7 +110,6 @@ class Answers:
             timed_out: The request timed out, because the link is slow, or the broker hangs.
         """
         partition = self._partitions[batch.destination]
-        partition.progress.want_metadata()
         if sent:
             partition.doubt.may_arrive_until(now + self._request_timeout_s)
         if timed_out and batch is partition.queue.head:
@@ -132,7 +131,7 @@ class Answers:
             batch.refuse(code, message)
         else:
             batch.on(BatchEvent.NOT_APPENDED)
-        self._settle(partition, message)
+        self._settle(partition, message, refresh=True)
 
     def damaged(self, batch: Batch, message: str) -> None:
         """Record that a batch's bytes are damaged on disk, so the batch can be neither sent nor divided.
@@ -186,7 +185,6 @@ class Answers:
         """
         partition = self._partitions[batch.destination]
         verdict = classify_produce(code)
-        partition.progress.want_metadata(wanted=verdict.refresh_metadata)
         text = f"{verdict.name} ({code}): {message or verdict.explanation}"
         scope = verdict.scope
         if code == _INVALID_TIMESTAMP and self._will_be_due(batch, bad_records, now_ms):
@@ -219,7 +217,7 @@ class Answers:
             batch.on(BatchEvent.UNCERTAIN)
             if lasting and not verdict.absent:
                 batch.condemn(code, text)
-        self._settle(partition, text)
+        self._settle(partition, text, refresh=verdict.refresh_metadata)
 
     def retry(self, destination: int) -> None:
         """Record that the pause of a `Wait` is over."""
@@ -287,9 +285,8 @@ class Answers:
         partition.progress.on(event)
         self._packer.touch(partition)
 
-    def _settle(self, partition: Partition, reason: str) -> None:
-        partition.progress.on(FlowEvent.FAILED)
-        partition.progress.explain(reason)
+    def _settle(self, partition: Partition, reason: str, *, refresh: bool = False) -> None:
+        partition.progress.fail(reason, refresh=refresh)
         partition.window.close()
         self._packer.touch(partition)
 

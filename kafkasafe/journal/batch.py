@@ -510,6 +510,10 @@ class Batch:
         self.identity = identity
         self.state = BatchState.SEALED if identity is None else BatchState.PREPARED
 
+    def read_commit(self, base_offset: int) -> None:
+        """Take from the spool that it is committed, and its offset; -1: unknown."""
+        self.state, self.base_offset = BatchState.COMMITTED, base_offset
+
     def read_fate(self, state: BatchState) -> None:
         """Take its fate from the spool."""
         self.state = state

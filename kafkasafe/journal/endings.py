@@ -70,7 +70,7 @@ class Durability:
                 if not kept:
                     self._index.drop(batch)
                 self._out.ready.resolved.append(Resolution(batch, fate))
-                if fate is Fate.REJECTED:
+                if fate is Fate.REJECTED and batch.revived:
                     self._report_healed(batch)
             case Begun(destination):
                 partition = self._partitions[destination]
@@ -118,26 +118,20 @@ class Durability:
         self._out.committing[partition.number] = partition
         self._out.ready.persist.after.append(Ended(batch, Fate.COMMITTED))
 
-    @staticmethod
-    def dequeue(partition: Destination, batch: Batch) -> None:
-        """Remove a batch whose commit mark is durable from its queue."""
-        was_first = partition.queue.near[0] is batch
-        partition.queue.remove(batch)
-        if was_first:
-            partition.log.clear(batch.base_offset, batch.count)
-
     def _leave(self, batch: Batch) -> None:
         """Finish a batch whose commit mark is durable."""
         batch.on(BatchEvent.COMMITTED)
         partition = self._all[batch.destination]
-        self.dequeue(partition, batch)
-        self._index.drop(batch)
+        if partition.queue.remove(batch):
+            partition.log.clear(batch.base_offset, batch.count)
         partition.log.remember(batch, self._index.released)
+        self._index.drop(batch)
         self._out.ready.resolved.append(Resolution(batch, Fate.COMMITTED))
-        self._report_healed(batch)
+        if batch.revived:
+            self._report_healed(batch)
         self._packer.touch(partition)
 
     def _report_healed(self, batch: Batch) -> None:
-        healed = self._revivals.finish(batch) if batch.revived else None
+        healed = self._revivals.finish(batch)
         if healed is not None:
             self._out.ready.notices.append(healed)

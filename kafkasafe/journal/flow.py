@@ -155,7 +155,6 @@ _ROWS: Final[dict[Flow, dict[FlowEvent, Flow]]] = {
         FlowEvent.REJECTS: Flow.REJECTING,
     },
     Flow.FLOWING: {
-        FlowEvent.RECOVERED_IN_DOUBT: Flow.DECIDING,
         FlowEvent.MARKS_LOST: Flow.UNDECIDABLE,
         FlowEvent.FAILED: Flow.SETTLING,
         FlowEvent.SUSPECTED: Flow.DECIDING,
@@ -318,9 +317,15 @@ class Progress:
         refresh, self.refresh = self.refresh, False
         return refresh
 
-    def want_metadata(self, *, wanted: bool = True) -> None:
+    def fail(self, reason: str, *, refresh: bool) -> None:
+        """Record a request without an acknowledgement, and why. With `refresh`, the leader may have moved."""
+        self.on(FlowEvent.FAILED)
+        self.reason = reason
+        self.refresh = self.refresh or refresh
+
+    def want_metadata(self) -> None:
         """Request new metadata with the next pause, because the leader may have moved."""
-        self.refresh = self.refresh or wanted
+        self.refresh = True
 
     def explain(self, reason: str) -> None:
         """Set why the partition does not progress."""

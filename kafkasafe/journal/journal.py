@@ -57,8 +57,8 @@ class Journal:
         self._sealer = Sealer(state, packer)
         self._refusals = Refusals(state, packer)
         self._suspicions = Suspicions(state, packer)
-        self._losses = Losses(state, packer, self._suspicions, self._snapshots)
-        self._topics = Topics(state, packer, self._suspicions, self._refusals)
+        self._losses = Losses(state, packer, self._snapshots)
+        self._topics = Topics(state, packer, self._refusals)
         self._durability = Durability(state, packer)
         self._forward = CopyForward(state, packer, self._snapshots)
         self._divider = Divider(state, packer, self._sealer, self._identities)
@@ -87,7 +87,6 @@ class Journal:
             self._suspicions,
             self._topics,
             self._losses,
-            self._durability,
             self._forward,
             self._verdicts,
             self._unit_batches,
@@ -115,7 +114,8 @@ class Journal:
             now_ms: Wall clock, ms since the epoch.
         """
         out, state = self._out, self._state
-        out.touch_postponed()
+        if out.postponed:
+            out.touch_postponed()
         if out.touched:
             if self.units.lines.by_id:
                 self.units.out.change()  # a batch ahead of a unit's batch may have left the queue

@@ -56,7 +56,7 @@ class Suspicions:
         if check is not None and not partition.loss.is_asked(check):
             return
         self.raise_suspicion(partition, cause, evidence, from_offset=from_offset, check=check)
-        self.stop_if_suspected(partition)
+        self.stop(partition)
         self._packer.touch(partition)
 
     def checked(self, check: EpochCheck) -> None:
@@ -67,7 +67,8 @@ class Suspicions:
         if partition.loss.is_asked(check):
             partition.loss.passed()
             self._packer.touch(partition)
-        self.keep_suspected(partition)
+        if not partition.loss.is_open:
+            self._index.unpin(partition.number)
 
     def check_failed(self, check: EpochCheck, *, code: int) -> None:
         """Record that a check had no answer. The journal repeats the check.
@@ -103,18 +104,15 @@ class Suspicions:
         if check is not None:
             last, epoch = check.last_acked_offset, check.leader_epoch
         partition.loss.open(Suspicion(cause, evidence, last, from_offset, epoch, cause is Cause.ACK))
-        self.keep_suspected(partition)
+        self._pin(partition)
 
-    def keep_suspected(self, partition: Partition) -> None:
-        """Pin batches that may have to be sent again. Call it after each change of a suspicion or of the checks."""
-        if not partition.loss.is_open:
-            self._index.unpin(partition.number)
-        else:
-            self._index.pin(partition.number, (*partition.log.acked, *partition.queue.near))
+    def _pin(self, partition: Partition) -> None:
+        """Keep the batches that may have to be sent again."""
+        self._index.pin(partition.number, (*partition.log.acked, *partition.queue.near))
 
-    def stop_if_suspected(self, partition: Partition) -> None:
-        """If the log is suspected, send no new batches until a survey has ended."""
-        if partition.loss.suspicion is not None and partition.progress.flow is Flow.FLOWING:
+    def stop(self, partition: Partition) -> None:
+        """Send no new batches to a suspected partition until a survey has ended."""
+        if partition.progress.flow is Flow.FLOWING:
             partition.progress.on(FlowEvent.SUSPECTED)
             self._packer.touch(partition)
 
@@ -123,7 +121,8 @@ class Suspicions:
         self.check_offset_order(partition, base_offset)
         self.note_leader_epoch(partition, leader_epoch)
         partition.log.acknowledge(base_offset, count)
-        self.stop_if_suspected(partition)
+        if partition.loss.suspicion is not None:
+            self.stop(partition)
 
     def check_offset_order(self, partition: Partition, base_offset: int) -> None:
         """Compare an acknowledged offset with the last one. A lower offset raises a suspicion."""
@@ -141,7 +140,7 @@ class Suspicions:
             partition.loss.check(
                 EpochCheck(partition.number, partition.log.leader_epoch, partition.log.last_acked_offset)
             )
-            self.keep_suspected(partition)
+            self._pin(partition)
             self._packer.touch(partition)
         partition.log.lead(leader_epoch)
 
@@ -149,14 +148,11 @@ class Suspicions:
 class Losses:
     """Starts surveys, evaluates their results, and queues lost batches again."""
 
-    def __init__(
-        self, state: JournalState, packer: Packer, suspicions: Suspicions, snapshots: Snapshots
-    ) -> None:
+    def __init__(self, state: JournalState, packer: Packer, snapshots: Snapshots) -> None:
         self._partitions = state.destinations.partitions
         self._out = state.out
         self._index = state.index
         self._packer = packer
-        self._suspicions = suspicions
         self._snapshots = snapshots
         self._revivals = state.revivals
         self._quiescence = state.quiescence
@@ -307,13 +303,13 @@ class Losses:
 
     def _end_survey(self, partition: Partition, topic_id: bytes, leader_epoch: int) -> None:
         partition.loss.close()
-        self._missing.take_back(partition.number)
-        partition.progress.clear_reason()
-        self._suspicions.keep_suspected(partition)
         if leader_epoch >= 0:
             partition.log.lead(leader_epoch)
         if any(topic_id):
             partition.log.name_topic(topic_id)
+        self._missing.take_back(partition.number)
+        self._index.unpin(partition.number)
+        partition.progress.clear_reason()
         partition.progress.on(FlowEvent.SURVEYED)
         self._packer.touch(partition)
 

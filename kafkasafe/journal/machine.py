@@ -27,67 +27,76 @@ from kafkasafe.journal.window import Admission, InFlight
 __all__ = ["Machine"]
 
 
-def is_suspected(partition: Partition, _now: float) -> bool:
+class Turn(NamedTuple):
+    """A partition without requests in flight, and without batches in doubt, when the rules are applied to it.
+
+    Attributes:
+        partition: The partition.
+        head: The first batch that is not acknowledged, if any batch is left.
+        now: Seconds.
+        now_ms: Wall clock, ms since the epoch.
+    """
+
+    partition: Partition
+    head: Batch | None
+    now: float
+    now_ms: int
+
+
+def is_suspected(turn: Turn) -> bool:
     """The log may have lost acknowledged batches."""
-    return partition.loss.suspicion is not None
+    return turn.partition.loss.suspicion is not None
 
 
-def has_late_requests(partition: Partition, now: float) -> bool:
+def has_late_requests(turn: Turn) -> bool:
     """The batches need new ids, and a broker may still append a request under the old ones."""
-    return _ends_in_new_ids(partition) and now < partition.doubt.dead_at
+    return turn.now < turn.partition.doubt.dead_at and _ends_in_new_ids(turn)
 
 
-def was_asked_early(partition: Partition, _now: float) -> bool:
+def was_asked_early(turn: Turn) -> bool:
     """The batches need new ids, and a batch was searched for while a broker could still append a request with it."""
-    return _ends_in_new_ids(partition) and any(
-        batch.state is BatchState.PREPARED and batch.unanswered for batch in partition.queue.near
+    return _ends_in_new_ids(turn) and any(
+        batch.state is BatchState.PREPARED and batch.unanswered for batch in turn.partition.queue.near
     )
 
 
-def was_judged(partition: Partition, _now: float) -> bool:
-    """No batch is in doubt any more."""
-    return partition.doubt.fenced or partition.doubt.sequence_refused
+def was_judged(turn: Turn) -> bool:
+    """What the leader said about batches that were in doubt is still noted, but none is in doubt any more."""
+    return turn.partition.doubt.fenced or turn.partition.doubt.sequence_refused
 
 
-def has_unchecked_refusal(partition: Partition, _now: float) -> bool:
+def has_unchecked_refusal(turn: Turn) -> bool:
     """The broker refused the first batch, and the refusal has not been compared with the broker's producer state."""
-    first = partition.queue.head
-    return first is not None and first.fault.unconfirmed and first.identity is not None
+    return turn.head is not None and turn.head.fault.unconfirmed and turn.head.identity is not None
 
 
-def has_refused_head(partition: Partition, _now: float) -> bool:
+def has_refused_head(turn: Turn) -> bool:
     """The broker refused the first batch."""
-    first = partition.queue.head
-    return first is not None and first.state is BatchState.REFUSED
+    return turn.head is not None and turn.head.state is BatchState.REFUSED
 
 
-def has_gap(partition: Partition, _now: float) -> bool:
+def has_gap(turn: Turn) -> bool:
     """The broker refused a batch, and did not append the one before it either."""
-    return any(batch.state is BatchState.REFUSED for batch in partition.queue.near)
+    return any(batch.state is BatchState.REFUSED for batch in turn.partition.queue.near)
 
 
-def has_old_ids(partition: Partition, _now: float) -> bool:
+def has_old_ids(turn: Turn) -> bool:
     """The batches need new ids, and no broker can append a request under the old ones."""
-    return partition.ids.stale
+    return turn.partition.ids.stale
 
 
-def needs_pause(partition: Partition, _now: float) -> bool:
+def needs_pause(turn: Turn) -> bool:
     """A request failed, and no pause has followed yet."""
-    return partition.progress.flow is Flow.SETTLING
+    return turn.partition.progress.flow is Flow.SETTLING
 
 
-def is_decided(partition: Partition, _now: float) -> bool:
-    """For each batch, it is known whether the log has it."""
-    return not partition.queue.has_doubt
-
-
-def always(_partition: Partition, _now: float) -> bool:
-    """The last rule."""
+def is_decided(_turn: Turn) -> bool:
+    """For each batch, it is known whether the log has it. That is always so once no earlier rule ends the turn."""
     return True
 
 
-def _ends_in_new_ids(partition: Partition) -> bool:
-    return partition.ids.stale or has_refused_head(partition, 0.0)
+def _ends_in_new_ids(turn: Turn) -> bool:
+    return turn.partition.ids.stale or has_refused_head(turn)
 
 
 _SETTLING: Final = frozenset({Flow.SETTLING, Flow.DECIDING})
@@ -101,13 +110,11 @@ class _Rule(NamedTuple):
         holds: The condition.
         then: The action.
         ends: No later rule applies in this turn.
-        in_doubt: The rule applies even while batches are in doubt.
     """
 
-    holds: Callable[[Partition, float], bool]
-    then: Callable[[Partition, float, int], None]
+    holds: Callable[[Turn], bool]
+    then: Callable[[Turn], None]
     ends: bool = True
-    in_doubt: bool = False
 
 
 class Machine:
@@ -171,9 +178,9 @@ class Machine:
             return
         if partition.loss.due and partition.loss.asked is None:
             self._out.ready.checks.append(partition.loss.next_check())
-        self._identities.prepare(partition)
-        if progress.flow in _SETTLING and not partition.queue.has_in_flight:
-            self._settled(partition, now, now_ms)
+        self._prepare(partition)
+        if progress.flow in _SETTLING:
+            self._settle(partition, now, now_ms)
         if not partition.queue.near:
             return
         if progress.flow is Flow.NEW:
@@ -189,8 +196,14 @@ class Machine:
             else:
                 self._flow(partition, now, now_ms)
 
+    def _prepare(self, partition: Partition) -> None:
+        """Give ids to the next batches, if one of those that fit into the window has none."""
+        if any(batch.identity is None for batch in islice(partition.queue.near, self._window)):
+            self._identities.prepare(partition)
+
     def _quiet_rules(self) -> Sequence[_Rule]:
-        """The rules for a partition without requests in flight: in this order, up to the first one that `ends`.
+        """The rules for a partition without requests in flight and without batches in doubt: in this order, up to the
+        first one that `ends`.
 
         Each comment says why the rule comes before the next one. tests/journal/test_rule_order.py swaps neighbours.
         """
@@ -205,8 +218,8 @@ class Machine:
             # This rule puts batches in doubt again, so the next rule must not reset `partition.doubt`. What
             # `partition.doubt` knows (that the leader refused a sequence, or that a newer epoch exists) decides how the
             # answer about these batches is judged.
-            _Rule(was_asked_early, self._doubt_again, ends=False),
-            # The next rule may put a batch in doubt. What the leader said about other batches must not count against
+            _Rule(was_asked_early, self._ask_again),
+            # A later rule may put a batch in doubt. What the leader said about other batches must not count against
             # this batch.
             _Rule(was_judged, self._end_doubt, ends=False),
             # A refused batch must be proven absent before it is rejected or divided.
@@ -219,51 +232,54 @@ class Machine:
             # The next rule ends the turn, and the mark with the new ids should be written during the pause, not after
             # it.
             _Rule(has_old_ids, self._give_new_ids, ends=False),
-            # After a failure, a pause comes before further batches and questions, whether or not batches are in doubt.
-            _Rule(needs_pause, self._rest, in_doubt=True),
+            # After a failure, a pause comes before further batches.
+            _Rule(needs_pause, self._rest),
             # The last rule always applies.
-            _Rule(is_decided, self._go_on, in_doubt=True),
-            _Rule(always, self._ask_about_doubt, in_doubt=True),
+            _Rule(is_decided, self._go_on),
         )
 
-    def _settled(self, partition: Partition, now: float, now_ms: int) -> None:
-        """Apply the rules to a partition that has no request in flight any more."""
-        doubtful = partition.queue.has_doubt
+    def _settle(self, partition: Partition, now: float, now_ms: int) -> None:
+        """Decide the next step of a partition, if it has no request in flight any more."""
+        if partition.queue.has_in_flight:
+            return
+        turn = Turn(partition, partition.queue.head, now, now_ms)
+        if partition.queue.has_doubt:
+            # After a failure, a pause comes before further questions, too.
+            (self._rest if needs_pause(turn) else self._ask_about_doubt)(turn)
+            return
         for rule in self._quiet_rules():
-            if (rule.in_doubt or not doubtful) and rule.holds(partition, now):
-                rule.then(partition, now, now_ms)
+            if rule.holds(turn):
+                rule.then(turn)
                 if rule.ends:
                     return
-                doubtful = partition.queue.has_doubt
 
-    def _survey(self, partition: Partition, now: float, _now_ms: int) -> None:
-        self._losses.start_survey(partition, now)
+    def _survey(self, turn: Turn) -> None:
+        self._losses.start_survey(turn.partition, turn.now)
 
-    def _wait_for_late(self, partition: Partition, now: float, _now_ms: int) -> None:
-        self._out.wait_for_late(partition, now, partition.progress.reason)
+    def _wait_for_late(self, turn: Turn) -> None:
+        self._out.wait_for_late(turn.partition, turn.now, turn.partition.progress.reason)
 
-    @staticmethod
-    def _doubt_again(partition: Partition, _now: float, _now_ms: int) -> None:
+    def _ask_again(self, turn: Turn) -> None:
         """Put batches back in doubt if they were judged while a broker could still append a request with them."""
-        for batch in partition.queue.near:
+        for batch in turn.partition.queue.near:
             if batch.state is BatchState.PREPARED and batch.unanswered:
                 batch.on(BatchEvent.MAY_BE_THERE)
-        partition.progress.on(FlowEvent.JUDGED_EARLY)
+        turn.partition.progress.on(FlowEvent.JUDGED_EARLY)
+        self._ask_about_doubt(turn)
 
     @staticmethod
-    def _end_doubt(partition: Partition, _now: float, _now_ms: int) -> None:
-        partition.doubt.end()
+    def _end_doubt(turn: Turn) -> None:
+        turn.partition.doubt.end()
 
-    def _confirm(self, partition: Partition, _now: float, _now_ms: int) -> None:
+    def _confirm(self, turn: Turn) -> None:
         """Ask the broker for its producer state, to confirm that it did not append the refused batch."""
-        head = partition.queue.head
-        if head is None or head.identity is None:
+        if turn.head is None or turn.head.identity is None:
             return
-        partition.progress.on(FlowEvent.CONFIRMS)
+        turn.partition.progress.on(FlowEvent.CONFIRMS)
         self._out.ready.asks.append(
             Ask(
-                partition.number,
-                (head.identity,),
+                turn.partition.number,
+                (turn.head.identity,),
                 -1,
                 acked_before=False,
                 read_log=False,
@@ -272,28 +288,28 @@ class Machine:
             )
         )
 
-    def _give_up_head(self, partition: Partition, _now: float, _now_ms: int) -> None:
-        head = partition.queue.head
-        if head is not None:
-            self._rejecter.handle_refusal(partition, head)
+    def _give_up_head(self, turn: Turn) -> None:
+        if turn.head is not None:
+            self._rejecter.handle_refusal(turn.partition, turn.head)
 
     @staticmethod
-    def _take_again(partition: Partition, _now: float, _now_ms: int) -> None:
+    def _take_again(turn: Turn) -> None:
         """Send refused batches again in their turn, because the broker may have refused them only for lack of an
         earlier batch.
         """
-        for batch in partition.queue.near:
+        for batch in turn.partition.queue.near:
             if batch.state is BatchState.REFUSED:
                 batch.on(BatchEvent.PASSED_BY)
 
-    def _give_new_ids(self, partition: Partition, _now: float, _now_ms: int) -> None:
-        self._identities.reidentify(partition)
-        self._identities.prepare(partition)
+    def _give_new_ids(self, turn: Turn) -> None:
+        self._identities.reidentify(turn.partition)
+        self._prepare(turn.partition)
 
-    def _rest(self, partition: Partition, _now: float, _now_ms: int) -> None:
-        self._out.pause(partition, FlowEvent.PAUSE_DUE, partition.progress.reason)
+    def _rest(self, turn: Turn) -> None:
+        self._out.pause(turn.partition, FlowEvent.PAUSE_DUE, turn.partition.progress.reason)
 
-    def _go_on(self, partition: Partition, _now: float, _now_ms: int) -> None:
+    def _go_on(self, turn: Turn) -> None:
+        partition = turn.partition
         if not any(batch.unanswered for batch in islice(partition.queue.near, self._window)):
             partition.doubt.forget_cut()
         if partition.log.has_begun:
@@ -302,7 +318,8 @@ class Machine:
             partition.progress.on(FlowEvent.DECIDED_UNBEGUN)
         partition.progress.clear_reason()
 
-    def _ask_about_doubt(self, partition: Partition, now: float, now_ms: int) -> None:
+    def _ask_about_doubt(self, turn: Turn) -> None:
+        partition = turn.partition
         doubt = partition.queue.doubt
         asked = {batch.identity.producer for batch in doubt[:1] if batch.identity is not None}
         for batch in partition.queue.near:
@@ -319,7 +336,8 @@ class Machine:
         first = doubt[0].identity
         last = partition.log.last_acked_id
         start = partition.doubt.begin_at(partition.log.reach)
-        partition.doubt.ask(now, start)
+        cut = partition.doubt.is_cut
+        partition.doubt.ask(turn.now, start)
         self._out.ready.asks.append(
             Ask(
                 partition.number,
@@ -328,37 +346,38 @@ class Machine:
                 acked_before=last is not None and first is not None and last.producer == first.producer,
                 # After a truncation, the log may have taken a late request out of order. The producer state would then
                 # wrongly count the batches before that request's batch as present.
-                read_log=partition.doubt.is_cut or any(self._clock.is_old(batch, now_ms) for batch in doubt),
+                read_log=cut or any(self._clock.is_old(batch, turn.now_ms) for batch in doubt),
                 fenced=partition.doubt.fenced,
-                cut=partition.doubt.is_cut,
+                cut=cut,
             )
         )
 
     def _flow(self, partition: Partition, now: float, now_ms: int) -> None:
-        """Send the batches that the window and the order allow."""
-        in_flight = InFlight(self._window)
-        for batch in partition.queue.near:
-            if in_flight.is_full:
-                break
+        """Send the batches that the window and the order allow.
+
+        An acknowledged batch keeps its place in the window until its commit mark is durable, because if the process
+        dies before that, its next incarnation has to find the batch among the last five of the broker's producer state.
+        """
+        in_flight = InFlight()
+        for batch in islice(partition.queue.near, self._window):
             if batch.state is BatchState.ACKED:
-                in_flight.add(batch, old=False)
                 continue
-            old = self._clock.is_old(batch, now_ms)
             if batch.state is BatchState.SENT:
-                in_flight.add(batch, old=old)
+                in_flight.add(old=self._clock.is_old(batch, now_ms))
                 continue
             if batch.state is not BatchState.PREPARED or batch.identity is None:
                 break
             if self._precedence.stops(partition, batch):
                 break
+            old = self._clock.is_old(batch, now_ms)
             late = now < partition.doubt.dead_at or batch.unanswered
             admission = partition.window.admit(batch.identity, in_flight, now, old=old, late=late)
             if admission is not Admission.SENDS:
                 if admission is Admission.HOLDS:
                     self._hold(partition, batch, now)
                 break
+            in_flight.add(old=old)
             self._out.send(partition, batch)
-            in_flight.add(batch, old=old)
         if partition.window.answered and in_flight.any:
             partition.window.use_answer()
             self._gatherer.gather(partition, now_ms)

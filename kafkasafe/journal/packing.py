@@ -165,11 +165,18 @@ class RereadBacklogs:
         As long as any batch is packed, more than `WINDOW` others stay unpacked.
         """
         queue = partition.queue
+        if not queue.packed.count:
+            return
         while (row := queue.packed.first()) is not None:
             if row.position > position and len(queue.near) > WINDOW:
                 break
             self._packer.unpack(partition, 1)
         self._out.ready.unpacked.clear()
+
+    def reach_one(self, partition: Destination, position: int) -> None:
+        """Unpack the batches up to the one at this position, if that one is packed."""
+        if partition.queue.packed.count:
+            self.reach(partition, position if partition.queue.packed.has(position) else -1)
 
     def reach_any(self, position: int) -> None:
         """Find the partition with a packed batch at this position, and unpack its batches up to there. The mark does
@@ -187,6 +194,7 @@ class RereadBacklogs:
         """Unpack the first batches that have an id, because they may have been sent. Batches without an id may precede
         them.
         """
+        self.reach(partition)
         queue = partition.queue
         sent = sum(batch.identity is not None for batch in queue.near)
         while queue.packed.with_id and sent < self.sent_at_most:

@@ -251,12 +251,16 @@ class PartitionQueue:
         """Insert a batch at this index in `near`."""
         self.near.insert(place, batch)
 
-    def remove(self, batch: Batch) -> None:
-        """Remove a batch."""
+    def remove(self, batch: Batch) -> bool:
+        """Remove a batch. Returns whether it was the first one."""
+        if self.near and self.near[0] is batch:
+            self.near.popleft()
+            return True
         try:
             self.near.remove(batch)
         except ValueError:
             self._fresh.remove(batch)
+        return False
 
     # -- packed batches ------------------------------------------------------------------------------------------------
 

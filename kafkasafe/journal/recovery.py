@@ -14,7 +14,6 @@ from kafkasafe.history.identity import BatchId
 from kafkasafe.journal.acked import ANYWHERE
 from kafkasafe.journal.batch import DAMAGED, Batch, BatchEvent, BatchState, batches_of
 from kafkasafe.journal.destinations import Destination, Partition
-from kafkasafe.journal.endings import Durability
 from kafkasafe.journal.flow import FlowEvent
 from kafkasafe.journal.forward import CopyForward
 from kafkasafe.journal.losses import Losses, Suspicions
@@ -38,7 +37,6 @@ class Recovery:
         suspicions: Suspicions,
         topics: Topics,
         losses: Losses,
-        durability: Durability,
         forward: CopyForward,
         verdicts: Verdicts,
         unit_batches: UnitBatches,
@@ -53,7 +51,6 @@ class Recovery:
         self._suspicions = suspicions
         self._topics = topics
         self._losses = losses
-        self._durability = durability
         self._forward = forward
         self._verdicts = verdicts
         self._unit_batches = unit_batches
@@ -116,7 +113,8 @@ class Recovery:
             # A part of a divided batch, or a merged batch: its records keep their place.
             queue.insert(queue.near.index(parent), batch)
             batch.stand_for(parent)
-            self._revivals.divide(parent, (batch,))
+            if parent.revived:
+                self._revivals.divide(parent, (batch,))
         else:
             queue.append(batch)
         if parent is not None and parent.unit is not None:
@@ -135,11 +133,12 @@ class Recovery:
 
         A mark that names an unknown batch refers to a deleted segment, or repeats an earlier mark.
         """
-        self._index.reach(position + len(recovered) + 1)
         self._drop_parents()
+        blind = self._replay.is_blind
+        self._index.reach(position + len(recovered) + 1)
         ended: dict[int, Batch] = {}
         for index, mark in enumerate(recovered):
-            if self._replay.is_blind and self._is_orphan(mark):
+            if blind and self._is_orphan(mark):
                 continue
             match mark:
                 case m.Topic():
@@ -152,7 +151,8 @@ class Recovery:
                 case m.State():
                     known = self._destinations.declared(mark.destination)
                     known.log.read_state(mark)
-                    self._recall(known, recovered[max(0, index - 2) : index])
+                    if index >= 2:
+                        self._recall(known, recovered[index - 2], recovered[index - 1])
                 case m.Granted(producer_id):
                     self._home.read_grant(producer_id)
                 case m.Identified():
@@ -224,20 +224,21 @@ class Recovery:
         if isinstance(known, Partition):
             self._suspicions.note_leader_epoch(known, mark.leader_epoch)
         for at, base_offset in mark.entries:
-            self._backlogs.reach(known, at if known.queue.packed.has(at) else -1)
+            self._backlogs.reach_one(known, at)
             done = self._index.at(at)
             if done is not None and done.state is not BatchState.REPLACED:
                 self._index.drop(done)
-                done.locate(base_offset)
-                self._durability.dequeue(known, done)
+                done.read_commit(base_offset)
+                if known.queue.remove(done):
+                    known.log.clear(base_offset, done.count)
                 if not _is_found_late(known, done):
                     if isinstance(known, Partition):
                         self._suspicions.check_offset_order(known, base_offset)
                     known.log.acknowledge(base_offset, done.count)
                 known.log.pass_id(done.identity)
-                done.read_fate(BatchState.COMMITTED)
                 known.log.remember(done, self._index.released)
-                self._revivals.finish(done)
+                if done.revived:
+                    self._revivals.finish(done)
             elif done is None and repeats:
                 pass  # the STATE mark that follows says which batches are acknowledged, possibly more than this one
             elif done is None and base_offset >= 0 and at not in ended:
@@ -268,7 +269,8 @@ class Recovery:
             self._backlogs.reach(self._all[done.destination])
             _explain_gap(self._all[done.destination])
             done.read_fate(BatchState.REJECTED)
-            self._revivals.finish(done)
+            if done.revived:
+                self._revivals.finish(done)
 
     def _recover_unit(self, mark: m.Unit, position: int) -> None:
         """Take a UNIT mark, unless it repeats the mark of a unit whose batches were divided."""
@@ -314,7 +316,6 @@ class Recovery:
         """End the last group, because no later group follows that would end it."""
         self._drop_parents()
         for partition in self._all.values():
-            self._backlogs.reach(partition)
             self._backlogs.reach_sent(partition)
 
     def pack_recovered(self, numbers: Iterator[int]) -> None:
@@ -327,19 +328,19 @@ class Recovery:
         self._backlogs.pack(numbers)
 
     def recovered(self, now: float, clock: Clock | None = None) -> None:
-        """Finish recovery: put batches in doubt that an earlier incarnation may have sent. The journal then asks about
-        them.
+        """Finish recovery, after `recovered_log`: put batches in doubt that an earlier incarnation may have sent. The
+        journal then asks about them.
 
         Args:
             now: Seconds.
             clock: The current time, for the age of an earlier incarnation's last request. None: assume that this
                 request was sent just now.
         """
-        self._drop_parents()
-        quiet = None if self._replay.is_blind else self._replay.quiet
+        blind = self._replay.is_blind
+        quiet = None if blind else self._replay.quiet
         pause_s = alive_s(quiet, clock, self._request_timeout_s)
         self._quiescence.begin(now + pause_s, announced=quiet is not None)
-        for unit in self._units.unfinished:
+        for unit in self._units.lines.by_id.values():
             if unit.phase is u.Phase.WAITING and unit.position < self._replay.blind_before:
                 reason = "damage in the spool destroyed marks that may have been about it: it may already be committed"
                 unit.blame(unit.code or DAMAGED, unit.reason or reason)
@@ -347,7 +348,7 @@ class Recovery:
         self._index.pin_everything()
         for destination in self._all.values():
             if not isinstance(destination, Partition):
-                if not self._replay.is_blind:
+                if not blind:
                     self._topics.note_topic(destination)
                 else:
                     destination.lose_marks(self._replay.blind_before)
@@ -356,9 +357,8 @@ class Recovery:
                 continue
             partition = destination
             partition.loss.keep_newest_check()
-            if partition.log.has_begun:
-                partition.progress.on(FlowEvent.RECOVERED)
-            elif not self._replay.is_blind:
+            begun = partition.log.has_begun
+            if not (begun or blind):
                 # The first request to a partition waits until the baseline is durable. The log has no baseline, so the
                 # lane never sent to this partition.
                 self._topics.note_topic(partition)
@@ -366,7 +366,7 @@ class Recovery:
                 continue
             # Only the first batches of a queue are sent. Batches that were later queued in front of them have no id. If
             # marks are lost, any batch with an id may have been among the first ones.
-            most = None if self._replay.is_blind else self._backlogs.sent_at_most
+            most = None if blind else self._backlogs.sent_at_most
             doubt = list(
                 islice((batch for batch in partition.queue.near if batch.identity is not None), most)
             )
@@ -380,8 +380,11 @@ class Recovery:
                 # The broker may still append the last requests of an earlier incarnation.
                 partition.doubt.may_arrive_until(now + pause_s)
                 partition.progress.on(FlowEvent.RECOVERED_IN_DOUBT)
-            self._suspicions.stop_if_suspected(partition)
-            if self._replay.is_blind:
+            elif begun:
+                partition.progress.on(FlowEvent.RECOVERED)
+            if partition.loss.suspicion is not None:
+                self._suspicions.stop(partition)
+            if blind:
                 partition.lose_marks(self._replay.blind_before)
                 self._verdicts.stop_at_unsure(partition)
             self._packer.touch(partition)
@@ -398,7 +401,7 @@ class Recovery:
                 done.relocate(places[done.position])
         self._drop_lost(known, following)
         known.loss.close()
-        self._suspicions.keep_suspected(known)
+        self._index.unpin(known.number)
         self._losses.revive(known, mark.positions, mark.given_up, mark.end_offset)
         if mark.positions or mark.given_up:
             known.loss.explain()
@@ -423,8 +426,9 @@ class Recovery:
                 unit.read_epoch(batch.handle, epochs.get(batch.position, -1))
                 if isinstance(partition, Partition):  # else damage destroyed the mark that divided the batch
                     self._unit_batches.place(partition, unit, batch)
-                self._durability.dequeue(partition, batch)
                 batch.read_fate(BatchState.COMMITTED)
+                if partition.queue.remove(batch):
+                    partition.log.clear(batch.base_offset, batch.count)
                 partition.log.remember(batch, self._index.released)
             else:
                 partition.queue.remove(batch)
@@ -441,12 +445,13 @@ class Recovery:
             parent.read_fate(BatchState.REPLACED)
             if parent.unit is not None:
                 parent.unit.remove(parent)
-            self._revivals.finish(parent)
+            if parent.revived:
+                self._revivals.finish(parent)
         self._replay.end_group()
 
-    def _recall(self, partition: Destination, pair: Sequence[m.Mark]) -> None:
+    def _recall(self, partition: Destination, identified: m.Mark, committed: m.Mark) -> None:
         """Restore the newest acknowledged batch, which may have left the spool, from two marks: see `snapshots`."""
-        newest = _newest_of(pair)
+        newest = _newest_of(identified, committed)
         if newest is None:
             return
         identity, position, base_offset = newest
@@ -516,11 +521,8 @@ def _is_reset(mark: m.Mark) -> bool:
     return isinstance(mark, m.State) and mark.knows_nothing
 
 
-def _newest_of(marks: Sequence[m.Mark]) -> tuple[m.Identity, int, int] | None:
+def _newest_of(identified: m.Mark, committed: m.Mark) -> tuple[m.Identity, int, int] | None:
     """Identity, position and base offset of the batch that these two marks name: see `snapshots`."""
-    if len(marks) != 2:
-        return None
-    identified, committed = marks
     if not (isinstance(identified, m.Identified) and isinstance(committed, m.Committed)):
         return None
     if len(identified.entries) != 1 or len(committed.entries) != 1:
@@ -531,9 +533,11 @@ def _newest_of(marks: Sequence[m.Mark]) -> tuple[m.Identity, int, int] | None:
 
 def _repeats_newest(marks: Sequence[m.Mark], index: int) -> bool:
     """Whether a COMMITTED mark before STATE repeats the batch that was acknowledged last."""
-    if index == 0 or _newest_of(marks[index - 1 : index + 1]) is None:
-        return False
-    return any(isinstance(mark, m.State) for mark in marks[index + 1 : index + 2])
+    return (
+        0 < index < len(marks) - 1
+        and isinstance(marks[index + 1], m.State)
+        and _newest_of(marks[index - 1], marks[index]) is not None
+    )
 
 
 def _is_found_late(partition: Destination, batch: Batch) -> bool:

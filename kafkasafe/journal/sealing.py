@@ -162,7 +162,6 @@ class Identities:
         self._packer = packer
         self._home = state.home
         self._durable_first = state.settings.durable_first
-        self._window = state.settings.window
 
     def granted(self, producer_id: int, producer_epoch: int) -> None:
         """Record the producer id that the cluster granted to this incarnation."""
@@ -176,9 +175,6 @@ class Identities:
         """Give ids to the next batches that have none; they may be sent when the mark is durable."""
         if self._home.producer_id < 0 or partition.ids.stale:
             # Sequences ascend in queue order, and later batches still have ids that are about to be taken back.
-            return
-        near = list(islice(partition.queue.near, self._window))
-        if all(batch.identity is not None for batch in near):
             return
         entries: list[m.Identity] = []
         moved: list[tuple[Batch, BatchId]] = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 from kafkasafe import marks as m
 from kafkasafe.journal.destinations import Destination, Partition
 from kafkasafe.journal.flow import FlowEvent
-from kafkasafe.journal.losses import Suspicions
 from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.refusals import Refusals
 from kafkasafe.journal.snapshots import state_mark
@@ -17,14 +16,12 @@ __all__ = ["Topics"]
 class Topics:
     """Declares destinations, and remembers and forgets what the cluster says about their topics."""
 
-    def __init__(
-        self, state: JournalState, packer: Packer, suspicions: Suspicions, refusals: Refusals
-    ) -> None:
+    def __init__(self, state: JournalState, packer: Packer, refusals: Refusals) -> None:
         self._destinations = state.destinations
         self._all = state.destinations.all
         self._out = state.out
         self._packer = packer
-        self._suspicions = suspicions
+        self._index = state.index
         self._refusals = refusals
         self._revivals = state.revivals
         self._units = state.units
@@ -129,7 +126,7 @@ class Topics:
         if isinstance(partition, Partition):
             partition.forget_acknowledged()
             self._revivals.forget(partition.number)
-            self._suspicions.keep_suspected(partition)
+            self._index.unpin(partition.number)
         else:
             partition.log.forget()
         self._units.lines.forget(partition.number)

@@ -84,7 +84,8 @@ class Verdicts:
             return
         if present and stable:
             self._suspicions.note_leader_epoch(partition, leader_epoch)
-        self._finish_present(partition, present, judgement)
+        if present:
+            self._finish_present(partition, present, judgement)
         if absent and (judgement.verdict is IdentityVerdict.UNDECIDABLE or partition.doubt.fenced):
             self._stop_at_undecidable(partition, absent[0], judgement.evidence)
             return
@@ -104,12 +105,13 @@ class Verdicts:
             # can be appended.
             self._out.wait_for_late(partition, now, absent[0].fault.message)
             return
+        early = partition.doubt.is_early
+        partition.doubt.unfence()
         for batch in absent:
-            batch.may_arrive(possible=partition.doubt.is_early)
+            batch.may_arrive(possible=early)
             given_up = batch.fault.condemned and not batch.unanswered
             batch.on(BatchEvent.ABSENT_CONDEMNED if given_up else BatchEvent.ABSENT)
             batch.pardon()
-        partition.doubt.unfence()
         partition.progress.on(FlowEvent.JUDGED)
         self._packer.touch(partition)
 

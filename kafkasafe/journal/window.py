@@ -10,7 +10,7 @@ import enum
 from dataclasses import dataclass
 
 from kafkasafe.history.identity import BatchId
-from kafkasafe.journal.batch import Batch, BatchState
+from kafkasafe.journal.batch import Batch
 
 __all__ = ["Admission", "BrokerClock", "InFlight", "SendWindow"]
 
@@ -29,34 +29,20 @@ class Admission(enum.Enum):
 
 @dataclass(slots=True)
 class InFlight:
-    """The batches at the front of a queue that occupy the window.
-
-    An acknowledged batch keeps its place until its commit mark is durable, because if the process dies before that, its
-    next incarnation has to find the batch among the last five of the broker's producer state.
+    """The requests in flight at the front of a queue.
 
     Attributes:
-        most: How many batches fit into the window.
-        batches: How many batches occupy it.
         any: A request is in flight.
         old: One of them is old: when the leader appends it, the leader may drop our producer state.
     """
 
-    most: int
-    batches: int = 0
     any: bool = False
     old: bool = False
 
-    @property
-    def is_full(self) -> bool:
-        """Whether the window has no room for another batch."""
-        return self.batches >= self.most
-
-    def add(self, batch: Batch, *, old: bool) -> None:
-        """Count a batch that was sent, whether or not it is acknowledged."""
-        self.batches += 1
-        if batch.state is BatchState.SENT:
-            self.any = True
-            self.old |= old
+    def add(self, *, old: bool) -> None:
+        """Add a request in flight."""
+        self.any = True
+        self.old |= old
 
 
 @dataclass(slots=True)
@@ -88,7 +74,7 @@ class SendWindow:
 
         Args:
             identity: Id of the batch.
-            in_flight: The batches before it. The window has room for one more.
+            in_flight: The requests before it. The window has room for one more batch.
             now: Seconds.
             old: It is so old that the leader may drop our producer state after appending it. Then the leader would
                 append any request still in transit, even one whose answer we stopped waiting for.

@@ -90,7 +90,8 @@ class ArrowRecords:
         return True
 
     def take(self, most: int) -> Any:
-        """Takes a RecordBatch with at most this many records. None: none is left, and this object is drained.
+        """Takes a RecordBatch with at most this many records; None if none is left. The object is drained with the last
+        record.
 
         Raises:
             CorruptRecordError: The next batch is damaged. This object is drained; `next_fetch_offset` has not changed.
@@ -128,6 +129,8 @@ class ArrowRecords:
             return None
         self.bytes_read = len(self._buffer)
         self.records_read += records.num_rows
+        if decoder.is_at_end:
+            self.drain()
         return records
 
     def _take_old(self, most: int) -> Any:

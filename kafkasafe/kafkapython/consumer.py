@@ -274,7 +274,7 @@ class ExtendedConsumer(KafkaConsumer):
     ) -> _Made:
         """Return what `make` makes of the batches of each partition."""
         poll: Any = self.poll
-        self._begin_poll()
+        self._fetcher.taken.begin()
         try:
             # Records that an iterator holds were not returned. They are read again, from the position.
             self._iterator = None

@@ -33,7 +33,7 @@ from kafkasafe.record.batch import (
     read_header,
 )
 from kafkasafe.record.batch.compression import decompress
-from kafkasafe.record.batch.fields import read_varint, run_of_equal_lengths, varints
+from kafkasafe.record.batch.fields import field_places, read_varint, run_of_equal_lengths, varints
 from kafkasafe.record.batch.header import crc_of
 from kafkasafe.record.batch.markers import is_abort
 
@@ -260,6 +260,11 @@ class Decoder:
         self.leader_epoch = int(epochs[max_records - 1])
         return records.slice(0, max_records)
 
+    @property
+    def is_at_end(self) -> bool:
+        """Whether `read` would return None."""
+        return self._ended and self._rest is None and self._error is None
+
     def _advance(self, max_records: int | None, max_bytes: int) -> None:
         """Decode some batches into `_rest`, or note the end, or the damage."""
         found: list[_Found] = []
@@ -426,8 +431,8 @@ def _parse(
         raise CorruptBatchError("A record does not end where the next one begins")
     deltas, at = varints(data, at + 1)
     offset_deltas, at = varints(data, at)
-    keys, at = _field(data, at, ends)
-    values, at = _field(data, at, ends)
+    keys, at = field_places(data, at, ends)
+    values, at = field_places(data, at, ends)
     header_counts, at = varints(data, at)
     headed = header_counts.any()
     if not headed:
@@ -530,16 +535,6 @@ def _starts(source: Buffer, areas: Sequence[tuple[int, int]], counts: Sequence[i
     return np.concatenate(found)
 
 
-def _field(
-    data: npt.NDArray[np.uint8], at: _Numbers, ends: _Numbers
-) -> tuple[tuple[_Numbers, _Numbers], _Numbers]:
-    """Starts and lengths (-1: null) of the keys or values, and where the next field of each record begins."""
-    lengths, at = varints(data, at)
-    if (lengths < -1).any() or (lengths > ends - at).any():
-        raise CorruptBatchError("A key or value that runs over the end of its record")
-    return (at, lengths), at + np.maximum(lengths, 0)
-
-
 def _gather(source: Buffer, starts: _Numbers, lengths: _Numbers) -> Any:
     """A binary column; see the top of this file."""
     count = len(starts)
@@ -620,8 +615,8 @@ def _headers(source: Buffer, counts: _Numbers, at: _Numbers, ends: _Numbers) -> 
     at = at[records]
     nth = 0
     while records.size > _FEW:
-        name, at = _field(data, at, ends[records])
-        value, at = _field(data, at, ends[records])
+        name, at = field_places(data, at, ends[records])
+        value, at = field_places(data, at, ends[records])
         index = before[records] + nth
         names[:, index] = name
         values[:, index] = value

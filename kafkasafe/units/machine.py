@@ -342,7 +342,10 @@ class Units:
 
     def recovered(self) -> None:
         """Finish recovery. Transactions left open by earlier incarnations end before their ids are used again."""
-        self.replay.recovered(paused=self._schedule.paused)
+        if self.lines.by_id:
+            self.replay.recovered(paused=self._schedule.paused)
+        else:
+            self.ids.clear()
 
 
 def _valid(action: Request) -> bool:

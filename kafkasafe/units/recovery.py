@@ -134,9 +134,6 @@ class UnitReplay:
         """
         for tid in self._ids:
             tid.begin_again(staged=bool(self._staged.get(tid)))
-        if not self._lines.by_id:
-            self._ids.clear()
-            return
         ordered = self._lines.renumber()
         for unit in ordered:
             self._lines.join(unit)

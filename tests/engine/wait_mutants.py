@@ -305,7 +305,7 @@ MUTANTS: dict[str, Mutant] = {
         nothing(Sender, "_has_news", result=True), "test_elections_make_no_storm_of_requests"
     ),
     "elections end every pause": _paused("let_out", " and self._calm_in_s(*address) <= 0", ""),
-    "who was asked is not noted": _paused("send", "self.tries(*address)", "pass"),
+    "who was asked is not noted": _paused("send", "self.tries(*address)", "self._context.leader(*address)"),
     "another leader ends the pause after a refusal": _paused(
         "wait",
         "if not (wait.at_least_s or wait.refused):",

@@ -56,8 +56,8 @@ MUTANTS: dict[str, Change] = {
     "ResendsBlindly": source(Answers, "lost", _FIND_ITS, f"sent = False; {_FIND_ITS}"),
     # What an earlier incarnation may have sent is sent again without asking, under a new id.
     "TrustsFormerLife": source(
-        Recovery, "recovered", "self._drop_parents()",
-        "self._drop_parents()\n"
+        Recovery, "recovered", "self._units.recovered()",
+        "self._units.recovered()\n"
         "    for batch in [batch for each in self._all.values() for batch in each.queue.near]:\n"
         "        batch.identity, batch.state = None, BatchState.SEALED",
     ),
@@ -72,7 +72,7 @@ MUTANTS: dict[str, Change] = {
     ),
     # A batch that was looked for while a request with it was on its way gets a new id without another look.
     "AsksOnlyOnce": source(
-        Machine, "_settled", "    for rule in",
+        Machine, "_settle", "    for rule in",
         "    for batch in partition.queue.near:\n        batch.unanswered = False\n    for rule in",
     ),
     # What the leader has is taken for committed, replicated or not.
@@ -162,8 +162,8 @@ MUTANTS: dict[str, Change] = {
     "RevivesReleased": source(SpoolIndex, "release", "self.released = before_position", "self.released = 0"),
     # A new incarnation does not look for what its forerunner missed.
     "ForgetsSuspicion": source(
-        Recovery, "recovered", "self._drop_parents()",
-        "self._drop_parents()\n"
+        Recovery, "recovered", "self._units.recovered()",
+        "self._units.recovered()\n"
         "    for each in self._destinations.partitions.values():\n"
         "        each.loss.close()",
     ),

@@ -38,7 +38,7 @@ def test_a_backlog_is_the_queue_that_it_would_be_unpacked(seed):
             backlog.append(number)
             model.append(number)
         elif what < 0.7 and len(backlog.near):
-            assert (backlog.first, backlog.remove(backlog.first)) == (model.popleft(), None)
+            assert (backlog.first, backlog.remove(backlog.first)) == (model.popleft(), True)
         elif what < 0.75:
             ready = list(backlog.candidates(4))[: rng.randrange(1, 20)]
             if ready:

@@ -174,6 +174,7 @@ class Shell:
                     identity=self.written.get(position),
                 )
                 position += batch.count
+        heir.journal.recovery.recovered_log()
         heir.journal.recovery.recovered(heir.now, clock)
         heir.written = dict(self.written)
         heir.groups = list(self.groups)
@@ -227,6 +228,17 @@ def test_the_first_batch_of_an_id_goes_alone_then_five() -> None:
     assert shell.turn() == batches[1:6]
     shell.ack(batches[1], 1)
     assert shell.turn() == batches[6:7]
+
+
+def test_an_acknowledgement_makes_no_room_in_the_window_until_its_mark_is_durable() -> None:
+    shell = Shell(window=2)
+    _, first, second, third = shell.flowing(2, 2, 2, 2)
+    assert shell.sent[-2:] == [first, second]
+    shell.ack(first, 2)
+    ready = shell.journal.ready(shell.now, shell.now_ms)
+    assert not ready.sends
+    shell.write(ready.persist)
+    assert shell.turn() == [third]
 
 
 def test_what_is_new_is_not_sent_while_it_is_written() -> None:

@@ -19,7 +19,6 @@ DIFFERENT = {
     machine.has_refused_head: 34,
     machine.has_old_ids: 62,
     machine.needs_pause: 2,
-    machine.is_decided: 2,
 }
 """A seeded history that is decided otherwise if the rule and the next one are swapped."""
 EQUAL = {machine.has_gap}

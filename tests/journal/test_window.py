@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from kafkasafe import journal as j
 from kafkasafe.history.identity import BatchId
 from kafkasafe.journal.window import Admission, InFlight, SendWindow
 
 FIRST = BatchId(7, 0, 0, 2)
 SECOND = BatchId(7, 0, 2, 2)
-
-
-def batch(state: j.BatchState) -> j.Batch:
-    return j.Batch(1, 1, 2, 100, 0, identity=FIRST, state=state)
 
 
 def test_the_first_batch_under_an_id_goes_alone() -> None:
@@ -53,29 +48,11 @@ def test_another_cluster_has_no_state_of_our_producer() -> None:
 # -- what is in flight
 
 
-@pytest.mark.parametrize("state", [j.BatchState.SENT, j.BatchState.ACKED])
-def test_a_batch_has_room_until_as_many_lack_a_commit_mark(state: j.BatchState) -> None:
-    """An acknowledgement alone makes no room: the mark that names the batch is not durable yet."""
-    flight = InFlight(2)
-    for is_full in (False, True):
-        assert not flight.is_full
-        flight.add(batch(state), old=False)
-        assert flight.is_full is is_full
-
-
-def test_an_acknowledged_batch_is_not_in_flight() -> None:
-    flight = InFlight(5)
-    flight.add(batch(j.BatchState.ACKED), old=True)
-    assert (flight.any, flight.old) == (False, False)
-    flight.add(batch(j.BatchState.SENT), old=False)
-    assert (flight.any, flight.old) == (True, False)
-
-
 def test_one_old_batch_is_enough() -> None:
-    flight = InFlight(5)
+    flight = InFlight()
     for old in (False, True, False):
-        flight.add(batch(j.BatchState.SENT), old=old)
-    assert flight.old
+        flight.add(old=old)
+    assert (flight.any, flight.old) == (True, True)
 
 
 # -- the next batch
@@ -101,16 +78,16 @@ ROWS = [
 def test_a_batch_goes_alone_or_behind_others_in_an_open_window(
     before: str, is_open: bool, old: bool, late: bool, admission: Admission
 ) -> None:
-    window, flight = SendWindow(), InFlight(5)
+    window, flight = SendWindow(), InFlight()
     if before != "nothing":
-        flight.add(batch(j.BatchState.SENT), old=before == "an old batch")
+        flight.add(old=before == "an old batch")
     if is_open:
         window.open(FIRST, until=10.0)
     assert window.admit(SECOND, flight, 1.0, old=old, late=late) is admission
 
 
 def test_an_open_window_is_of_no_use_to_a_batch_with_another_id() -> None:
-    window, flight = SendWindow(), InFlight(5)
+    window, flight = SendWindow(), InFlight()
     window.open(FIRST, until=10.0)
-    flight.add(batch(j.BatchState.SENT), old=False)
+    flight.add(old=False)
     assert window.admit(BatchId(7, 1, 0, 2), flight, 1.0, old=False, late=False) is WAITS

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from kafkasafe import events
-from kafkasafe.cluster.api import Clock, Cluster
+from kafkasafe.cluster.api import Clock, Cluster, PartitionInfo
 from kafkasafe.cluster.backoff import Backoff
 from kafkasafe.config import ProducerConfig
 from kafkasafe.delivery.clock import SleepingClock
@@ -222,6 +222,11 @@ class EngineContext:
         """Record the producer's own lane."""
         self.own = own
         self.lanes.append(own)
+
+    def leader(self, topic: str, partition: int) -> PartitionInfo | None:
+        """A partition's leader from the metadata, None if unknown."""
+        info = self.cluster.topic(topic)
+        return info.partitions.get(partition) if info is not None and not info.error_code else None
 
     def leader_epoch(self, topic: str, partition: int) -> int:
         """A partition's leader epoch from the metadata, -1 if unknown."""

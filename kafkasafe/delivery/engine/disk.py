@@ -160,7 +160,8 @@ class DiskWriter:
             self.write_out(lane)
 
     def _write_unit(self, lane: Lane, persist: j.Persist) -> None:
-        persist.leave_out_void()
+        if persist.units:
+            persist.leave_out_void()
         if self._config.spool_sync == "each" and len(persist.everything) > 1 and persist.units:
             parts = _apart(persist)
             while parts:
@@ -179,7 +180,9 @@ class DiskWriter:
             persist.keep_batches(1)
 
     def _write_group(self, lane: Lane, persist: j.Persist) -> None:
-        batches = persist.everything
+        runs = persist.runs
+        batches = [batch for _, run in runs for batch in run]
+        in_memory = self._config.in_memory
         promised = True
         parcels = [lane.parcels[batch.handle] for batch in batches]
         positions: list[int] = []
@@ -191,7 +194,7 @@ class DiskWriter:
             started = self._context.clock.monotonic()
             waits = self._keep_room(lane, batches)
             try:
-                groups = _groups(persist, data)
+                groups = _groups(persist, runs, data)
                 for number, (marks, part, atomic) in enumerate(groups, 1):
                     positions += lane.spool.write_group(
                         marks,
@@ -207,7 +210,7 @@ class DiskWriter:
                 for parcel in parcels:
                     if parcel.data is not None:
                         codec.stamp_address(parcel.data, 0, -1)
-            if not self._config.in_memory:
+            if not in_memory:
                 promised = self._places.confirm(lane)
                 if promised and lane.own:
                     self._ledger.room.disk_works()
@@ -217,12 +220,12 @@ class DiskWriter:
             lane.divisions.written()
         self.publish_used()  # before callers see that the backlog is smaller
         lane.journal.persisted(persist, positions, lane.spool.next_position)
-        if persist.units and not self._config.in_memory:
+        # In memory nothing became durable, so the parcels keep their bytes.
+        if in_memory:
+            return
+        if persist.units:
             heads = [lane.heads.get(group.unit.unit_id, ()) for group in persist.units]
             parcels = [*itertools.chain(*heads), *parcels]
-        # In memory nothing became durable, so the parcels keep their bytes.
-        if self._config.in_memory:
-            return
         if promised:
             self._promise([*self._withheld.pop(lane, []), *parcels])
         else:
@@ -498,9 +501,11 @@ def _stamp(data: bytearray, identity: BatchId | None) -> None:
 
 
 def _groups(
-    persist: j.Persist, data: Sequence[tuple[int, bytearray]]
+    persist: j.Persist,
+    runs: Sequence[tuple[j.UnitGroup | None, Sequence[j.Batch]]],
+    data: Sequence[tuple[int, bytearray]],
 ) -> list[tuple[list[m.Mark], list[tuple[int, bytearray]], bool]]:
-    """Divides what is to be written into groups: (marks, batches, atomic) of each.
+    """Divides a persist, with these `runs`, into the groups to write: (marks, batches, atomic) of each.
 
     If callers gave the partitions of some records of a batch, a mark names these partitions. The batch then begins a
     new group, because the spool splits a group that is too large, and writes all of its marks with the first batch. A
@@ -510,7 +515,7 @@ def _groups(
     if persist.marks:
         groups.append((list(persist.marks), [], persist.atomic))
     contents = iter(data)
-    for unit, batches in persist.runs:
+    for unit, batches in runs:
         if unit is not None:
             given = [m.Given(i, b.given) for i, b in enumerate(batches) if b.given is not None]
             groups.append(([*unit.marks, *given], list(itertools.islice(contents, len(batches))), True))

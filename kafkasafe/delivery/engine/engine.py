@@ -404,8 +404,11 @@ class Engine:
                 written = ready.persist.batches.copy()
                 self.disk.persist(lane, ready.persist)
                 self._packing.pack(lane, written)
-            divided = self.intake.divide_all(lane, ready.divides)
-            divided |= self._gathering.gather_all(lane, ready.gathers.values())
+            divided = False
+            if ready.divides or lane.divisions.pending:
+                divided = self.intake.divide_all(lane, ready.divides)
+            if ready.gathers:
+                divided |= self._gathering.gather_all(lane, ready.gathers.values())
             for aside in ready.asides:
                 self._rejects.put_aside(lane, aside)
             if self._context.own_cluster.stranger is None:
@@ -417,7 +420,8 @@ class Engine:
                     self._inquiries.survey(lane, survey)
                 for check in ready.checks:
                     self._losses.check_epoch(lane, check)
-                self._transactor.carry_out(lane, ready.units)
+                if ready.units:
+                    self._transactor.carry_out(lane, ready.units)
             for wait in ready.waits:
                 self._sender.wait(lane, wait)
             if ready.resolved:

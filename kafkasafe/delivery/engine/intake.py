@@ -203,8 +203,6 @@ class Intake:
            next portion.
         4. If the disk has no space for the next portion, only divisions wait.
         """
-        if not divides and not lane.divisions.pending:
-            return False
         # A batch that an earlier call left undivided may also be in `divides`. It may also need no division any more,
         # because the journal has sent it again or given it up.
         unique = {divide.batch.handle: divide for divide in (*lane.divisions.take(), *divides)}

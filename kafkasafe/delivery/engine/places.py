@@ -109,8 +109,6 @@ class PlaceKeeper:
             LaneBusyError: Another process has the producer's own lane now. Nothing may be written or sent any more.
             SpoolWriteError: Another process has this adopted lane now.
         """
-        if self._config.in_memory:
-            return True
         if lane not in self._troubles:
             try:
                 if lane.lock.standing is DirectoryStanding.HERE:

@@ -57,21 +57,17 @@ class SendQueue:
         """Bytes of durable batches in memory, held or in flight."""
         return self._disk.memory + self.read_bytes
 
-    def hold(self, address: Address, lane: Lane, batch: j.Batch) -> None:
-        """Hold a batch to be sent, after those of its partition that are already held."""
+    def hold(self, address: Address, leader: t.PartitionInfo | None, lane: Lane, batch: j.Batch) -> None:
+        """Hold a batch to be sent to the leader, after those of its partition that are already held."""
         queue = self._held.get(address)
         if queue is None:
             queue = self._held[address] = collections.deque()
-            self._line_up(address)
+            self._line_up(address, leader)
         queue.append((lane, batch))
 
-    def _line_up(self, address: Address) -> None:
-        self._turns.setdefault(self._leader(address), collections.OrderedDict())[address] = None
-
-    def _leader(self, address: Address) -> int:
-        info = self._context.cluster.topic(address[0])
-        known = info.partitions.get(address[1]) if info is not None and not info.error_code else None
-        return known.leader if known is not None else _NOWHERE
+    def _line_up(self, address: Address, leader: t.PartitionInfo | None) -> None:
+        node = _NOWHERE if leader is None else leader.leader
+        self._turns.setdefault(node, collections.OrderedDict())[address] = None
 
     def _link(self, node: int) -> UplinkBudget:
         link = self._links.get(node)
@@ -83,7 +79,7 @@ class SendQueue:
         """Assign held batches to the partition leaders in the new metadata."""
         turns, self._turns = self._turns, {}
         for address in itertools.chain.from_iterable(turns.values()):
-            self._line_up(address)  # in the order of their turns
+            self._line_up(address, self._context.leader(*address))  # in the order of their turns
 
     def due(self) -> Iterator[tuple[Address, QueuedBatch, int]]:
         """Batches to send now: partition, batch, node. The caller must pass each to `sent` before it takes the next."""

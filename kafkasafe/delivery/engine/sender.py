@@ -135,8 +135,7 @@ class Sender:
         """Send batches in this order, as soon as the send queue has room. The replies arrive as `Produced`."""
         for batch in batches:
             address = lane.journal.views.address(batch.destination)
-            self.tries(*address)
-            self._send_queue.hold(address, lane, batch)
+            self._send_queue.hold(address, self.tries(*address), lane, batch)
         self._let_out()
 
     def let_out(self) -> None:
@@ -148,17 +147,14 @@ class Sender:
                 self._context.post(due)
         self._let_out()
 
-    def tries(self, topic: str, partition: int) -> None:
-        """Record the partition's leader, before a request to it."""
-        self._tried[topic, partition] = self._leader(topic, partition)
-
-    def _leader(self, topic: str, partition: int) -> t.PartitionInfo | None:
-        info = self._context.cluster.topic(topic)
-        return info.partitions.get(partition) if info is not None and not info.error_code else None
+    def tries(self, topic: str, partition: int) -> t.PartitionInfo | None:
+        """Record the partition's leader, before a request to it. Returns the leader if it is known."""
+        leader = self._tried[topic, partition] = self._context.leader(topic, partition)
+        return leader
 
     def _has_news(self, address: tuple[str, int]) -> bool:
         """Whether the leader has changed since the last request to this partition. That request failed."""
-        leader = self._leader(*address)
+        leader = self._context.leader(*address)
         return leader is not None and leader.leader >= 0 and leader != self._tried.get(address, leader)
 
     def link_answered(self, message: LinkAnswered) -> None:

@@ -12,6 +12,7 @@ from kafkasafe.record.batch.header import Buffer, CorruptBatchError
 __all__ = [
     "Bytes",
     "Numbers",
+    "field_places",
     "read_field",
     "read_varint",
     "run_of_equal_lengths",
@@ -76,3 +77,11 @@ def varints(data: Bytes, at: Numbers) -> tuple[Numbers, Numbers]:
         rest = rest[byte > 0x7F]
         shift += 7
     return (number >> np.uint64(1)).astype(np.int64) ^ -(number & np.uint64(1)).astype(np.int64), at
+
+
+def field_places(data: Bytes, at: Numbers, ends: Numbers) -> tuple[tuple[Numbers, Numbers], Numbers]:
+    """Starts and lengths (-1: null) of the keys or values, and where the next field of each record begins."""
+    lengths, at = varints(data, at)
+    if (lengths < -1).any() or (lengths > ends - at).any():
+        raise CorruptBatchError("A key or value that runs over the end of its record")
+    return (at, lengths), at + np.maximum(lengths, 0)
