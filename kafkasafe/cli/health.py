@@ -27,6 +27,7 @@ from kafkasafe.errors import ConfigError, SpoolError
 from kafkasafe.health.spool import LaneSeen, SpoolHealth, SpoolSeen, spool_health
 from kafkasafe.spool.inspection import Inspected, start_error
 from kafkasafe.spool.lanes import SpoolDirectory
+from kafkasafe.spool.lanes.lock import LOCK_NAME
 
 __all__ = ["app"]
 
@@ -80,6 +81,7 @@ def health(
             _failing_starts(lanes, {*damaged, *unreadable}),
             free_bytes=free,
             read_only=read_only,
+            not_writable=_not_writable(lanes),
             limit_bytes=limit,
             max_age_s=max_age_s,
         )
@@ -114,6 +116,19 @@ def _volume(lanes: SpoolDirectory) -> tuple[int, bool]:
         return lanes.files.free_bytes(lanes.path), bool(os.statvfs(lanes.path).f_flag & os.ST_RDONLY)
     except OSError as error:
         raise SpoolError(f"{lanes.path} cannot be read: {error}") from error
+
+
+def _not_writable(lanes: SpoolDirectory) -> str:
+    """A path that a producer of this user needs to write, and may not write; empty if there is none."""
+    starting = [lanes.lane_path(number) for number in lanes.starting_lanes()]
+    # Without a free lane, a producer makes a new one in the directory.
+    paths = [lanes.path / "FORMAT", *(starting or [lanes.path]), *(lane / LOCK_NAME for lane in starting)]
+    for path in paths:
+        needed = os.W_OK | os.X_OK if path.is_dir() else os.W_OK
+        # A lane whose lock is missing is not an error: the producer creates the lock.
+        if not os.access(path, needed, effective_ids=True) and os.access(path, os.F_OK, effective_ids=True):
+            return str(path)
+    return ""
 
 
 def _failing_starts(lanes: SpoolDirectory, suspects: Collection[int]) -> list[str]:

@@ -56,6 +56,7 @@ class SpoolSeen:
             take the lane, and raise an error.
         free_bytes: Free space of the volume.
         read_only: Whether the volume is read-only.
+        not_writable: A path that a producer of this user needs to write, and may not write; empty if there is none.
         limit_bytes: Maximum size of a lane's log; None if unknown.
         max_age_s: Maximum age of a waiting record; None: no limit.
     """
@@ -65,6 +66,7 @@ class SpoolSeen:
     failing_starts: Sequence[str]
     free_bytes: int
     read_only: bool
+    not_writable: str
     limit_bytes: int | None
     max_age_s: float | None
 
@@ -131,6 +133,13 @@ def _of_lanes(seen: SpoolSeen, name: str, rule: _Rule) -> list[HealthReason]:
 def _of_directory(seen: SpoolSeen) -> list[HealthReason]:
     if seen.read_only:
         return [HealthReason("read_only", "The volume is mounted read-only")]
+    if seen.not_writable:
+        text = (
+            f"A producer of this user could not use the directory: the user may not write {seen.not_writable}. The"
+            " directory and all in it must be writable by the producers' user: change the permissions, or run this"
+            " command as that user"
+        )
+        return [HealthReason("not_writable", text)]
     if _capacity(seen).volume_left < NEEDED_BYTES:
         return [HealthReason("volume_full", f"The volume has {seen.free_bytes:,} bytes left")]
     return []

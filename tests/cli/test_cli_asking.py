@@ -80,6 +80,21 @@ def test_where_nothing_waits_a_drain_asks_no_cluster(fake_kafka, capsys, tmp_pat
     assert (code, out) == (0, "1 record delivered, 0 left\n")
 
 
+@pytest.mark.parametrize("command", ["drain", "resend"])
+def test_the_time_out_bounds_the_whole_command(fake_kafka, capsys, tmp_path, command):
+    """At its end the command waited 5 s longer for the brokers, as `close` of a producer does."""
+    servers = ",".join(fake_kafka.bootstrap_servers)
+    fake_kafka.refuse()
+    with SafeProducer(bootstrap_servers=servers, spool_dir=tmp_path) as producer:
+        producer.send("orders", b"1")
+        producer.close(0)
+    began = time.monotonic()
+    code, out, _ = run(capsys, "spool", command, tmp_path, "-b", servers, "--timeout", "1s")
+    took_s = time.monotonic() - began
+    assert (code, "not everything was delivered within 1 s" in out) == (3, True)
+    assert took_s < 4, took_s
+
+
 NOT_ITS_OWN = ("KAFKASAFE.", "kafka.bootstrap", "Spark", "query", "kafkaConsumer", "option(")
 
 

@@ -30,6 +30,7 @@ WELL = SpoolSeen(
     failing_starts=(),
     free_bytes=500 * MIB,
     read_only=False,
+    not_writable="",
     limit_bytes=None,
     max_age_s=None,
 )
@@ -55,6 +56,7 @@ def test_records_that_wait_are_what_a_spool_is_for():
     ("lane", "changes", "name"),
     [
         ({}, {"read_only": True}, "read_only"),
+        ({}, {"not_writable": "/spool/FORMAT"}, "not_writable"),
         ({}, {"free_bytes": FREE_BYTES + NEEDED_BYTES - 1}, "volume_full"),
         ({}, {"limit_bytes": 11 * MIB}, "spool_full"),
         ({"strays_to": "/away"}, {}, "spool_displaced"),

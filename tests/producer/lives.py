@@ -250,6 +250,21 @@ def unwritable(*, spool: str, result: str) -> None:
     Path(result).write_text(text)
 
 
+def health_of_another_user(*, spool: str, result: str) -> None:
+    """Looks at a spool directory that another user made."""
+    arguments = ["health", spool, "--json"]
+    with contextlib.suppress(SystemExit):
+        cli.main(arguments)  # imports what the other user may not read
+    if os.getuid() == 0:
+        os.setuid(65534)
+    with (
+        Path(result).open("w") as output,
+        contextlib.redirect_stdout(output),
+        contextlib.suppress(SystemExit),
+    ):
+        cli.main(arguments)
+
+
 class Mortal(OsFiles):
     """The operating system's files; kill -9 at the call after so many that change what is durable."""
 
@@ -291,7 +306,10 @@ def command(*, arguments: list[str], calls: int) -> None:
             raise RuntimeError(f"exit code {ended.code}") from ended
 
 
-LIVES = {life.__name__: life for life in (stream, promise, burst, full_disk, unwritable, command)}
+LIVES = {
+    life.__name__: life
+    for life in (stream, promise, burst, full_disk, unwritable, health_of_another_user, command)
+}
 
 
 def _live(order: dict) -> None:

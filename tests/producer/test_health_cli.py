@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
+import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import harness
 import lives
 import pytest
 
-from kafkasafe import cli
+from kafkasafe import SafeProducer, cli
 from kafkasafe.errors import SpoolCorruptError, SpoolError, SpoolFullError
 from kafkasafe.spool.files import OsFiles
 from kafkasafe.testing import FakeCluster
@@ -195,6 +198,46 @@ def test_an_unreadable_lane_that_a_new_producer_would_meet(fake_kafka, producers
     assert (code, found["ready"], names(found["reasons"])) == (1, False, ["start_fails"])
     with pytest.raises(SpoolError, match="cannot be opened"):
         producers(fake_kafka.bootstrap_servers)
+
+
+@pytest.fixture
+def shared_spool(fake_kafka):
+    """A spool directory that every user may read. Users other than its owner cannot reach pytest's directories."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as directory:
+        Path(directory).chmod(0o755)
+        spool = Path(directory) / "spool"
+        SafeProducer(bootstrap_servers=fake_kafka.bootstrap_servers, spool_dir=spool).close()
+        for path in (spool, *spool.rglob("*")):
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        yield spool
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("place", ["FORMAT", "", "lane-000", "lane-000/lock"])
+def test_a_user_who_may_not_write(shared_spool, zygote, tmp_path, health, place):
+    """It said READY. A producer that this user started raised `SpoolError`."""
+    assert health(shared_spool)[0] == 0
+    for path in (shared_spool, *shared_spool.rglob("*")):
+        path.chmod(0o777)
+    if not place:
+        shutil.rmtree(shared_spool / "lane-000")  # so a start makes a lane
+    blocked = shared_spool / place
+    blocked.chmod(0o555 if blocked.is_dir() else 0o444)
+    told = {}
+    # With its lock, a lane that cannot be written is opened nevertheless.
+    starts = () if place == "lane-000" else (lives.unwritable,)
+    for life in (lives.health_of_another_user, *starts):
+        result = shared_spool.parent / life.__name__
+        result.touch()
+        result.chmod(0o666)
+        other = zygote.fork(life, tmp_path / "log", spool=str(shared_spool), result=str(result))
+        assert other.wait() == 0, other.tail()
+        told[life.__name__] = result.read_text()
+    (reason,) = json.loads(told["health_of_another_user"])["reasons"]
+    assert reason["name"] == "not_writable"
+    assert f"the user may not write {blocked}. " in reason["text"]
+    assert "must be writable by the producers' user" in reason["text"]
+    assert not starts or re.match(r"SpoolError: .*Permission denied", told["unwritable"])
 
 
 @pytest.mark.crash

@@ -189,7 +189,7 @@ def _decide(
         if isinstance(event, (AtomicBatchCommitted, AtomicBatchDropped)):
             outcomes[event.batch_id] = event
 
-    with OpenSpool(options, directory, "kafkasafe-decide", note, decide) as spool:
+    with OpenSpool(options, directory, "kafkasafe-decide", note, deadline, decide) as spool:
         names = {each.lane for each in wanted}
         while True:
             if spool.has_failed:

@@ -110,6 +110,7 @@ class DeliveryReport:
 def deliver(
     lanes: SpoolDirectory,
     options: dict[str, Any],
+    began: float,
     limit_s: float,
     on_undecidable: str,
     on_corrupt: str = "raise",
@@ -119,11 +120,11 @@ def deliver(
     Args:
         lanes: The spool directory.
         options: Options of the producer that delivers.
-        limit_s: Time after which to give up, seconds.
+        began: When the command began, monotonic seconds.
+        limit_s: Time after which to give up, seconds, counted from `began`.
         on_undecidable: The producer's option of that name.
         on_corrupt: The producer's option of that name; "raise" leaves the one in `options`.
     """
-    began = time.monotonic()
     there = _left(lanes, set())
     before = there.records
     if not there.work:
@@ -190,7 +191,9 @@ class _Drain:
         spool: OpenSpool | None = None
         try:
             with (
-                OpenSpool(self._options, self._lanes.path, "kafkasafe-drain", self._reasons.note) as spool,
+                OpenSpool(
+                    self._options, self._lanes.path, "kafkasafe-drain", self._reasons.note, self._deadline
+                ) as spool,
                 progress("delivering", "records") as report,
             ):
                 while not self._is_over(spool, report):

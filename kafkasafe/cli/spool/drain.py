@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from typing import Annotated, Final, Literal
 
 import typer
@@ -60,9 +61,10 @@ def spool_drain(
     The command skips lanes that a running process owns, and does not wait for that process. It delivers the records as
     a SafeProducer does at the application's next start: in order, exactly once.
     """
+    began = time.monotonic()
     limit_s = duration_s(timeout, "--timeout")
     options = connection(servers, config)
     lanes = open_directory(directory)
-    done = deliver(lanes, options, limit_s, on_undecidable, on_corrupt)
+    done = deliver(lanes, options, began, limit_s, on_undecidable, on_corrupt)
     done = dataclasses.replace(done, ignore_rejected=ignore_rejected)
     show(done.fields, done.lines(), done.exit_code, as_json=as_json)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from kafkasafe import units as u
 from kafkasafe._producing.opening import opened
@@ -15,6 +16,9 @@ from kafkasafe.delivery.metric_samples import producer_samples
 from kafkasafe.stats import Sample
 
 __all__ = ["OpenSpool"]
+
+_CLOSE_S: Final = 5.0
+"""How long the end of the context waits for deliveries at most, seconds."""
 
 
 class OpenSpool:
@@ -25,6 +29,8 @@ class OpenSpool:
         directory: The spool directory.
         client_id: Client id of the command.
         on_event: Gets each event, on the pump's thread.
+        deadline: When the command gives up, monotonic seconds. The end of the context does not wait for deliveries
+            after this time.
         decide: Instruction to only end atomic batches; None: deliver everything.
 
     Raises:
@@ -38,8 +44,10 @@ class OpenSpool:
         directory: Path,
         client_id: str,
         on_event: Callable[[object], None],
+        deadline: float,
         decide: Decide | None = None,
     ) -> None:
+        self._deadline = deadline
         config = validate({**options, "spool_dir": directory, "client_id": client_id, "on_event": on_event})
         self._parts = opened(dataclasses.replace(config, decide=decide), lambda _: None)
         self._pump = self._parts.delivery.pump
@@ -56,13 +64,13 @@ class OpenSpool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self.close()
+            self.close(min(_CLOSE_S, max(0.0, self._deadline - time.monotonic())))
         except Exception as own:
             if error is None:
                 raise
             error.add_note(f"Closing the spool failed as well: {type(own).__name__}: {own}")
 
-    def close(self, timeout_s: float | None = None) -> None:
+    def close(self, timeout_s: float) -> None:
         """Release the spool. Raises the same errors as `SafeProducer.close`. A second call does nothing."""
         self._parts.shutdown.close(timeout_s)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import time
 from typing import Annotated, Final
 
 import typer
@@ -53,6 +54,7 @@ def spool_resend(
     delivers them, as kafkasafe spool drain does; otherwise the next producer on the directory delivers them. Producers
     may use the directory meanwhile.
     """
+    began = time.monotonic()
     limit_s = duration_s(timeout, "--timeout")
     options = None if servers is None and config is None else connection(servers, config)
     directory = directory.resolve()
@@ -66,7 +68,7 @@ def spool_resend(
             found = bring_back(lanes, topics, progress=report)
         if options is not None:
             # Deliver even if no file was moved: an earlier resend may have died before the delivery.
-            done = deliver(lanes, options, limit_s, "raise")
+            done = deliver(lanes, options, began, limit_s, "raise")
             if topics:
                 mine = [found for found in done.rejected if any(r.topic in topics for r in found.rejected)]
                 done = dataclasses.replace(done, rejected=mine)
