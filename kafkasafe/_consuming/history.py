@@ -119,7 +119,6 @@ class History:
             return self.lineage.copy(), self.topic_id
 
     def read(self) -> HistoryCopy:
-        """Return a copy of everything."""
         return HistoryCopy(self.lineage.copy(), self.marks.marks, self.topic_id, frozenset(self.former_ids))
 
     def remembered(self, end: int | None) -> Remembered:

@@ -66,7 +66,6 @@ class LineageMemory:
             )
 
     def get(self, topic: str, partition: int) -> Remembered | None:
-        """Returns the history of a partition."""
         return self._known.get((topic, partition))
 
     def keep(self, topic: str, partition: int, known: Remembered) -> None:
@@ -91,7 +90,6 @@ class LineageMemory:
 
     @property
     def is_due(self) -> bool:
-        """Whether the file, if there is one, should be written now."""
         return time.monotonic() >= self._save_due
 
     def save_if_possible(self, reports: Reports) -> None:

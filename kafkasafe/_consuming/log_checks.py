@@ -89,7 +89,6 @@ class LogChecks:
         self._isolation = isolation
 
     def reset(self, tp: TopicPartition, strategy: int, reason: ResetReason | None) -> Procedure[ResetTo]:
-        """Look up the target of a reset."""
         start = None
         if strategy == EARLIEST or (reason is not None and reason[0] == "no_position"):
             start = yield from self._start(tp)
@@ -315,6 +314,5 @@ def ignore(_: object) -> None:
 
 
 def code_error(code: int, message: str) -> Exception:
-    """Return kafka-python's error for an error code."""
     error: Exception = kafka_errors.for_code(code)(message)
     return error

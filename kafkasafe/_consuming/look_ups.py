@@ -65,7 +65,6 @@ class OffsetLookUps:
         self._save_due = 0.0
 
     def ends(self, partitions: Iterable[TopicPartition], timeout_ms: float | None, *, partial: bool) -> Found:
-        """Look up the ends of logs. See `_look_up`."""
         procedures = {tp: functools.partial(self._end, tp) for tp in partitions}
         try:
             return self._look_up(procedures, timeout_ms, partial=partial)
@@ -75,7 +74,6 @@ class OffsetLookUps:
     def starts(
         self, partitions: Iterable[TopicPartition], timeout_ms: float | None, *, partial: bool
     ) -> Found:
-        """Look up the starts of logs. See `_look_up`."""
         procedures = {tp: functools.partial(self._lookups.start, *tp) for tp in partitions}
         try:
             return self._look_up(procedures, timeout_ms, partial=partial)
@@ -182,7 +180,6 @@ class _Trouble:
         self._asked_at = -math.inf
 
     def note(self, error: Exception) -> None:
-        """Record a failed attempt."""
         self._last = error
         known = self._remote is not None and (not self._remote.done or self._remote.result is not None)
         if isinstance(error, RemoteStorageNotReadyError):
@@ -194,7 +191,6 @@ class _Trouble:
                 self._remote = self._runner.begin(self._lookups.has_remote_part(*self._tp))
 
     def too_late(self, timeout_s: float) -> Exception:
-        """Return the error of a look-up that timed out."""
         topic, partition = self._tp
         last, code = self._last, _code_of(self._last)
         said = "no answer" if last is None else repr(last) if code is None else f"error code {code}, {last!r}"
@@ -222,7 +218,6 @@ class _Trouble:
 
 
 def _code_of(error: Exception | None) -> int | None:
-    """Return the error code that a broker answered, if any."""
     if isinstance(error, RemoteStorageNotReadyError):
         return error.code
     if not isinstance(error, kafka_errors.BrokerResponseError):

@@ -85,7 +85,6 @@ class OtherLanes:
         self._earlier: Earlier[TopicPartition] = Earlier()
 
     def ended(self, tp: TopicPartition, claims: Sequence[OffsetClaim]) -> None:
-        """Record the undecided batches of a reading that has ended."""
         self._earlier.add(tp, claims)
 
     def make_way(self, readings: Mapping[TopicPartition, ReadingRun], mine: Carrier, group: str) -> Way:

@@ -125,7 +125,6 @@ class Failures:
         self.remote: bool | None = None
 
     def failed(self, code: int, reason: str, now: float) -> None:
-        """Record that a fetch has failed."""
         if self.count == 0:
             self.since = self.overdue_since = now
         self.count += 1
@@ -363,7 +362,6 @@ class AssignedPartition:
         return True
 
     def raised(self, now: float) -> None:
-        """Record when `poll` raises the error."""
         self.raised_at = now
 
     def resets(self, reason: ResetReason) -> None:

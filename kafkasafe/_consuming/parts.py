@@ -114,12 +114,10 @@ class AssignedPartitions:
         return False
 
     def cancel(self) -> None:
-        """Cancel all procedures."""
         for part in self.values():
             part.cancel()
 
     def is_busy(self) -> bool:
-        """Return whether a procedure runs."""
         return any(part.inquiry is not None for part in self._parts.values())
 
     def resting(self, now: float) -> set[TopicPartition]:

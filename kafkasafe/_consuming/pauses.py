@@ -88,7 +88,6 @@ class Pauses:
             )
 
     def located(self, tp: TopicPartition, part: AssignedPartition, *, remote: bool) -> None:
-        """Record the leader's answer: whether the position is in remote storage."""
         failures = part.failures
         failures.located(remote=remote)
         if remote and failures.count and failures.reported_code != failures.code:

@@ -91,7 +91,6 @@ class Positions:
         return self._port.reset_missing()
 
     def begin(self) -> None:
-        """Begin the resets and the checks that are due."""
         if resetting := self._port.resetting():
             with at_once():
                 for tp in resetting:

@@ -50,11 +50,9 @@ class Reports:
         self.stats = ConsumerStats()
 
     def lineage_not_written(self) -> None:
-        """Count a failed write of the file `lineage_path`."""
         self.counters["lineage_write_errors"] += 1
 
     def emit(self, event: ConsumerEvent) -> None:
-        """Count, log and pass on an event."""
         self.counters[type(event).__name__] += 1
         self._count(event)
         self._say(_level_of(event), event)

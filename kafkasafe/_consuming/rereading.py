@@ -296,7 +296,6 @@ class Rereading:
         return not due.isdisjoint(moved) or self._stale or bool(moved and not is_member)
 
     def _moved(self, positions: Mapping[TopicPartition, Any]) -> dict[TopicPartition, Any]:
-        """Return the positions of partitions with records that are in no batch yet."""
         assigned = self._look()
         moved = {}
         for tp, position in positions.items():

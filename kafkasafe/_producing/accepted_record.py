@@ -57,7 +57,6 @@ class AcceptedRecord:
         return kept or (parcel.done and parcel.error is None)
 
     def metadata(self) -> RecordMetadata:
-        """Return the metadata of the acknowledged record."""
         return self._open_batch.metadata(self._index)
 
     # -- durable -------------------------------------------------------------------------------------------------------
@@ -74,7 +73,6 @@ class AcceptedRecord:
         )
 
     def made_durable(self, timeout: float | None) -> None:
-        """Finish `durable`: return if the record is durable, or raise the error."""
         in_memory = self._parts.config.in_memory
         if not self.is_durable:
             self._parts.delivery.raise_failure()
@@ -94,7 +92,6 @@ class AcceptedRecord:
         return self.is_done or ledger.wrong_cluster is not None or ledger.failure is not None
 
     def result(self, timeout: float | None) -> RecordMetadata:
-        """Finish `get`: return the metadata, or raise the error."""
         parcel = self._parcel()
         if parcel is not None and parcel.done and parcel.error is None:
             return self.metadata()

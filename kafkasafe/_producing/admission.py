@@ -121,7 +121,6 @@ class Admission:
             )
 
     def health(self) -> ProducerHealth:
-        """See `SafeProducer.health`."""
         closed = self._lifecycle.closed
         late = closed is None and self._delivery.callbacks.full()
         needed = self._accumulator.needed_bytes()

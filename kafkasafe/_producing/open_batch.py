@@ -209,7 +209,6 @@ class OpenBatch:
         self.due = 0.0
 
     def shut(self) -> None:
-        """Accept no more records."""
         self.open = False
 
     def keep(self, encoded: Encoded) -> Encoded:
@@ -277,7 +276,6 @@ class OpenBatch:
         return parcel, index
 
     def metadata(self, index: int) -> RecordMetadata:
-        """Return the metadata of an acknowledged record."""
         parcel, at = self.locate(index)
         special = self.special.get(index)
         stamp = self.timestamp_ms

@@ -176,12 +176,10 @@ class _ClusterView:
         self._transport = transport
 
     def topics(self, exclude_internal_topics: bool = True) -> set[str]:
-        """Return the topics to which this producer writes."""
         names = {self._topic, *self._transport.topics()}
         return {name for name in names if not (exclude_internal_topics and name.startswith("__"))}
 
     def partitions_for_topic(self, topic: str) -> set[int] | None:
-        """Return the partitions of a topic; None if the topic is not known."""
         if topic == self._topic:
             return set(self._partitions)
         info = self._transport.topic(topic)
@@ -219,7 +217,6 @@ class _ClusterView:
         return led or None
 
     def brokers(self) -> list[Broker]:
-        """Return the brokers, each with node_id, host, port and rack."""
         return list(self._transport.brokers())
 
     def broker_metadata(self, broker_id: int) -> Broker | None:

@@ -124,7 +124,6 @@ class Shutdown:
     # -- close -------------------------------------------------------------------------------------------------------
 
     def close(self, timeout: float | None) -> None:
-        """See `SafeProducer.close`."""
         if timeout is not None and (timeout := timeout_of(timeout)) < 0:
             raise ValueError(f"Invalid timeout: {timeout}")
         self._close(timeout, Patience(self._idle_s, _CLOSE_PAUSES * self._config.request_timeout_s))

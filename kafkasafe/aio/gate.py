@@ -85,7 +85,6 @@ class _Line:
         return next(iter(self._turns)) is turn
 
     def enter(self, turn: _Turn) -> None:
-        """Add a task that is running."""
         self._turns[turn] = None
         self._awake.add(turn)
 

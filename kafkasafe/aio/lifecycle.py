@@ -27,7 +27,6 @@ class Lifecycle:
 
     @property
     def is_closing(self) -> bool:
-        """Whether `close` was called."""
         return self._closing is not None
 
     @property

@@ -77,7 +77,6 @@ class Rebalances:
 
     @property
     def is_calling(self) -> bool:
-        """Whether a listener is running."""
         return self._call is not None
 
     def is_own(self) -> bool:

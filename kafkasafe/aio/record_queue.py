@@ -266,12 +266,10 @@ class RecordQueue:
 
     @property
     def assigned(self) -> frozenset[TopicPartition]:
-        """The assigned partitions, as of the last poll."""
         return self._assigned
 
     @property
     def paused(self) -> Collection[TopicPartition]:
-        """The partitions that the program has paused."""
         return self._paused
 
     @property
@@ -307,12 +305,10 @@ class RecordQueue:
         self._attend_at = 0.0
 
     def pause(self, partitions: Collection[TopicPartition]) -> None:
-        """Return no records of these partitions."""
         self._paused.update(partitions)
         self._meanwhile.pause(partitions)
 
     def resume(self, partitions: Collection[TopicPartition]) -> None:
-        """Return records of these partitions again."""
         self._paused.difference_update(partitions)
 
     def move(

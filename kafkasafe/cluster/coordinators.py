@@ -141,7 +141,10 @@ def metadata_question(
 
 
 class Coordinated:
-    """`Transactions` and `init_producer_id` for a `Cluster` that can send requests to a given broker or to any one."""
+    """`Transactions` and `init_producer_id` for a `Cluster` that can send requests to a given broker or to any one.
+
+    These protocols describe the methods.
+    """
 
     def __init__(self) -> None:
         # Several threads read and write this dict; each access is atomic.
@@ -154,8 +157,6 @@ class Coordinated:
     # -- producer ids ------------------------------------------------------------------------------------------------
 
     def init_producer_id(self, reply: Reply[ProducerIdGranted]) -> None:
-        """See `Cluster`."""
-
         def parse(response: Any) -> ProducerIdGranted:
             code = response.error_code
             if code:
@@ -231,8 +232,6 @@ class Coordinated:
         *,
         keep: TransactionIdentity | None = None,
     ) -> None:
-        """See `Transactions`."""
-
         def level(response: Any) -> TransactionAnswer:
             protocols.append(protocol_of(response))
             return TransactionAnswer(response.error_code)
@@ -279,7 +278,6 @@ class Coordinated:
         partitions: Sequence[TopicPartition],
         reply: Reply[PartitionsAdded],
     ) -> None:
-        """See `Transactions`."""
         topics = [{"name": name, "partitions": numbers} for name, numbers in _by_topic(partitions).items()]
 
         def parse(response: Any) -> PartitionsAdded:
@@ -306,7 +304,6 @@ class Coordinated:
     def add_offsets_to_transaction(
         self, identity: TransactionIdentity, group: str, reply: Reply[TransactionAnswer]
     ) -> None:
-        """See `Transactions`."""
         question = Question(
             "AddOffsetsToTxn",
             _signed(identity) | {"group_id": group},
@@ -325,8 +322,6 @@ class Coordinated:
         *,
         member: GroupMember = NO_MEMBER,
     ) -> None:
-        """See `Transactions`."""
-
         def row(topic: str, number: int) -> dict[str, Any]:
             wanted = offsets[topic, number]
             return {
@@ -369,8 +364,6 @@ class Coordinated:
         *,
         require_stable: bool = True,
     ) -> None:
-        """See `Transactions`."""
-
         def parse(response: Any) -> OffsetCommitted:
             answer = response.groups[0] if getattr(response, "groups", None) else response
             if answer.error_code:
@@ -404,7 +397,6 @@ class Coordinated:
     def end_transaction(
         self, identity: TransactionIdentity, commit: bool, reply: Reply[TransactionEnded]
     ) -> None:
-        """See `Transactions`."""
         second = identity.protocol >= _PROTOCOL_2
 
         def parse(response: Any) -> TransactionEnded:
@@ -422,8 +414,6 @@ class Coordinated:
         self._through(TRANSACTION, identity.transactional_id, question, reply, TransactionEnded)
 
     def describe_transaction(self, transactional_id: str, reply: Reply[TransactionDescribed]) -> None:
-        """See `Transactions`."""
-
         def parse(response: Any) -> TransactionDescribed:
             row = response.transaction_states[0]
             if row.error_code:

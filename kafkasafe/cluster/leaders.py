@@ -94,7 +94,6 @@ class Leaders:
         return learned
 
     def forget(self, topic: str) -> None:
-        """Forgets a topic."""
         self.topics = {name: info for name, info in self.topics.items() if name != topic}
 
     def leader(self, topic: str, partition: int) -> int | BaseException | None:

@@ -18,7 +18,6 @@ def all_codes() -> list[int]:
 
 
 def names() -> list[str]:
-    """Kafka's names of all codes, by code."""
     return [TABLE[code].name for code in all_codes()]
 
 

@@ -35,7 +35,6 @@ _SEGMENT_OVERHEAD: Final = 64 * 1024
 
 
 def default_spool_bytes(above: Mapping[str, Any]) -> int:
-    """Return the default of `spool_max_bytes`."""
     return _MEMORY_BYTES if above["spool"] == "never" else _SPOOL_BYTES
 
 
@@ -58,7 +57,6 @@ def default_segment_bytes(above: Mapping[str, Any]) -> int:
 
 
 def default_rejected_bytes(above: Mapping[str, Any]) -> int:
-    """Return the default of `rejected_max_bytes`."""
     spool: int = above["spool_max_bytes"]
     return min(_REJECTED_BYTES, spool)
 

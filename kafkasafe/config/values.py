@@ -160,7 +160,6 @@ def anything(options: Mapping[str, Any], name: str) -> Any:
 
 
 def lane(options: Mapping[str, Any], name: str) -> int | None:
-    """Return the number of a lane, or None."""
     value = options[name]
     if value is None:
         return None
@@ -170,7 +169,6 @@ def lane(options: Mapping[str, Any], name: str) -> int | None:
 
 
 def hook(options: Mapping[str, Any], name: str) -> Any:
-    """Return a producer's function, or None."""
     value = options[name]
     if value is not None and not callable(value):
         topic = name == "on_rejected" and isinstance(value, str)
@@ -184,7 +182,6 @@ def hook(options: Mapping[str, Any], name: str) -> Any:
 
 
 def path_of_file(options: Mapping[str, Any], name: str) -> Path | None:
-    """Return the absolute path of a file, or None."""
     value = options[name]
     if value is None:
         return None
@@ -243,7 +240,6 @@ def divergence(options: Mapping[str, Any], name: str) -> Any:
 
 
 def consumers_hook(options: Mapping[str, Any], name: str) -> Any:
-    """Return a consumer's function, or None."""
     if options[name] is not None and not callable(options[name]):
         raise ConfigError(f"{name} must be callable, not {options[name]!r}")
     return options[name]
@@ -262,7 +258,6 @@ def acks_of(options: Mapping[str, Any], name: str) -> int:
 
 
 def transactional_id_of(options: Mapping[str, Any], name: str) -> str | None:
-    """Return a transactional id, or None."""
     value = options[name]
     if value is None:
         return None
@@ -279,7 +274,6 @@ def idempotence_of(options: Mapping[str, Any], name: str) -> bool:
 
 
 def compression_of(options: Mapping[str, Any], name: str) -> Compression:
-    """Return the compression of batches."""
     kind = options[name]
     compression = _COMPRESSION.get(kind) if kind is None or isinstance(kind, str) else None
     if compression is None:
@@ -304,7 +298,6 @@ def client_id_of(options: Mapping[str, Any], name: str) -> str:
 
 
 def partitioner_of(options: Mapping[str, Any], name: str) -> Any:
-    """Return a partitioner."""
     given = options[name]
     # A str has a method partition(), too.
     if isinstance(given, (str, bytes, bytearray)) or not callable(getattr(given, "partition", None)):

@@ -64,7 +64,6 @@ class Ledger:
         self._planes: dict[Plane, Flags] = {name: planes[row] for row, name in enumerate(PLANES)}
 
     def __getitem__(self, plane: Plane) -> Flags:
-        """One byte per record; 1 if the fact is known."""
         return self._planes[plane]
 
     @property

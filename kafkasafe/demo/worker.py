@@ -59,7 +59,6 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs."""
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:

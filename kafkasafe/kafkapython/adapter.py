@@ -77,7 +77,6 @@ class KafkaPython:
         state._awaiting_validation = True
 
     def release(self, state: Any) -> None:
-        """Fetch from this assignment again."""
         state.complete_validation()
 
     def reposition(self, state: Any, offset: int) -> None:
@@ -211,7 +210,6 @@ class KafkaPython:
         self._fetcher._maybe_update_current_leader(tp, data)
 
     def request_metadata(self) -> None:
-        """Request fresh metadata."""
         self._manager.cluster.request_update()
 
     def is_connected(self) -> bool:

@@ -192,7 +192,6 @@ class Fetcher(KafkaFetcher):
             self._subscriptions.place(*found)
 
     def fetched_records(self, max_records: int | None = None, update_offsets: bool = True) -> Any:
-        """See kafka-python's."""
         self._drop_other_kinds()
         if self._next_partition_records is not None and not self._next_partition_records:
             # kafka-python keeps the rest of a paused partition elsewhere, and returns it only if this attribute is

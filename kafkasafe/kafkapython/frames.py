@@ -330,12 +330,10 @@ class Spot:
     number: str | None
 
     def number_of(self, partition: Any) -> int:
-        """A partition's number."""
         found: int = partition if self.number is None else getattr(partition, self.number)
         return found
 
     def numbers(self) -> list[int]:
-        """The numbers of all partitions."""
         return [self.number_of(partition) for partition in self.partitions or ()]
 
 

@@ -36,7 +36,6 @@ def keep_membership(consumer: Any, timeout_ms: float) -> None:
 
 
 def loop_of(consumer: Any) -> Any:
-    """Return kafka-python's event loop."""
     return consumer._coordinator._net
 
 

@@ -111,11 +111,9 @@ class OffsetsHeader:
         return self
 
     def parse_header(self, buffer: Any) -> Any:
-        """Read the header of the response."""
         return ListOffsetsResponse[self.api_version].parse_header(buffer)
 
     def decode(self, buffer: Any) -> OffsetRows:
-        """Read the response after its header."""
         at = buffer.tell()
         found = decode_offsets(self.api_version, bytes(buffer), at)
         if found is not None:

@@ -91,7 +91,6 @@ class _Foreign:
         self._is_old = is_old
 
     def give(self, taken: list[Any], most: int | None, part: Records) -> bool:
-        """See `_Decoded.give`."""
         inner = self._inner
         before = len(taken)
         read_before = inner.records_read, inner.bytes_read

@@ -343,7 +343,6 @@ class _DirectMixin(_SocketMixin):
         self.writelines((data,))
 
     def writelines(self, buffers: Iterable[Buffer]) -> None:
-        """Write the data at the end of this turn of the loop, together with all other data of the turn."""
         if not self._write or self._closed:
             raise RuntimeError("The connection is closed for writes")
         self._write_buffer.extend(buffers)

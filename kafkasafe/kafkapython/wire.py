@@ -124,7 +124,6 @@ class ProduceHeader:
         return self
 
     def parse_header(self, buffer: Any) -> _ResponseHeader:
-        """Read the header of the response."""
         data = bytes(buffer)
         if self.api_version < _FLEXIBLE_PRODUCE or data[4:5] != b"\0":
             header: _ResponseHeader = self._theirs.parse_header(buffer)
@@ -133,7 +132,6 @@ class ProduceHeader:
         return _ResponseHeader(_INT32.unpack_from(data)[0])
 
     def decode(self, buffer: Any) -> Any:
-        """Read the response after its header."""
         at = buffer.tell()
         if self.api_version >= _FLEXIBLE_PRODUCE:
             appended = decode_appended(bytes(buffer), at)

@@ -74,11 +74,9 @@ class UplinkBudget:
         """Whether the connection is expected to write a request at once."""
 
     def open(self) -> None:
-        """Record that the broker can be reached."""
         self.ready = True
 
     def close(self) -> None:
-        """Record that the broker cannot be reached."""
         self.ready = False
 
     @property

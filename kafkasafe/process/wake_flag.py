@@ -15,14 +15,12 @@ class WakeFlag:
         self._cleared.acquire()
 
     def set(self) -> None:
-        """Set it."""
         try:  # noqa: SIM105  # a context manager costs more than the rest
             self._cleared.release()
         except RuntimeError:  # it is set already
             pass
 
     def clear(self) -> None:
-        """Clear it."""
         self._cleared.acquire(blocking=False)
 
     def wait(self, timeout_s: float) -> None:

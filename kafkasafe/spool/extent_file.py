@@ -86,13 +86,11 @@ class ExtentFile:
             self._drop()
 
     def close(self) -> None:
-        """Close the file."""
         handle, self._handle = self._handle, -1
         if handle >= 0:
             self._files.close(handle)
 
     def stands_at(self, lane: Path) -> None:
-        """Note the lane's new path."""
         self._path = lane / EXTENT_NAME
 
     @property

@@ -63,7 +63,6 @@ class RefusedDestination:
 
     @property
     def error(self) -> str:
-        """Kafka's name for the code."""
         return classify_code(self.code).name
 
     @property

@@ -246,12 +246,10 @@ class RejectedStore:
 
     @property
     def size_bytes(self) -> int:
-        """Size of all files."""
         return sum(size for _, size in list(self._known.values()))
 
     @property
     def records(self) -> int:
-        """Number of records in all files."""
         return sum(records for records, _ in list(self._known.values()))
 
     def open(self, waits: pure.Waits, resent: Collection[m.Resent] = ()) -> list[str]:
@@ -348,7 +346,6 @@ class RejectedStore:
         return path
 
     def stands_at(self, lane: Path) -> None:
-        """Notes the lane's new path."""
         self.lane = lane
         if self._stale is not None:
             self._stale = lane / _FOLDER / self._stale.name

@@ -53,7 +53,6 @@ class Reserve:
         """The size before `lend` enlarged the reserve; 0 if no loan is open."""
 
     def stands_at(self, lane: Path) -> None:
-        """Note the new path of the lane's directory."""
         self._lane = lane
 
     def forget(self) -> None:

@@ -139,7 +139,6 @@ class StoredSegment:
         self.size_bytes = size_bytes
 
     def stands_at(self, lane: Path) -> None:
-        """Use the new path of the lane's directory."""
         self.path = lane / self.path.name
 
 

@@ -165,7 +165,6 @@ class SegmentFiles:
                 self._files.unlink(segment.path)
 
     def close(self) -> None:
-        """Closes all files."""
         for handle in (*self._held.values(), *self._readers.values()):
             with contextlib.suppress(OSError):
                 self._files.close(handle)

@@ -75,7 +75,6 @@ class UnitLog:
 
     @property
     def is_dropped(self) -> bool:
-        """Whether it was dropped."""
         return self.outcome is m.UnitOutcome.DROPPED
 
     @property
@@ -118,7 +117,6 @@ class UnitLog:
         self.outcome, self.reason, self.ended_ms = outcome, reason, written_ms
 
     def add(self, position: int) -> None:
-        """Add a batch."""
         self.positions.append(position)
 
     def divide(self, position: int, parts: Sequence[int]) -> None:

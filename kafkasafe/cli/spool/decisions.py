@@ -252,12 +252,10 @@ class DecisionReport:
 
     @property
     def committed(self) -> int:
-        """Number of committed batches."""
         return sum(row["step"] == ExchangeStep.COMMIT_ACKNOWLEDGED.number for row in self.rows)
 
     @property
     def aborted(self) -> int:
-        """Number of aborted batches."""
         return sum(row["step_name"] == "dropped" for row in self.rows)
 
     @property

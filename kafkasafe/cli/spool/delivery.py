@@ -54,7 +54,6 @@ class DeliveryReport:
 
     @property
     def rejected_records(self) -> int:
-        """Number of records in rejected/ of all lanes."""
         return sum(each.records for found in self.rejected for each in found.rejected)
 
     @property

@@ -72,7 +72,6 @@ class OpenSpool:
 
     @property
     def client_id(self) -> str:
-        """Client id of the command."""
         return self._parts.config.client_id
 
     @property

@@ -34,7 +34,7 @@ class _Endpoint:
 
 
 class BrokerQuestions:
-    """Requests to a certain broker, or to any broker.
+    """Requests to a certain broker, or to any broker. `Cluster` describes the public methods.
 
     Args:
         network: The addresses of brokers, and the time limit of requests.
@@ -62,12 +62,9 @@ class BrokerQuestions:
         self._reachability = reachability
 
     def list_topics(self, reply: Reply[TopicsListed]) -> None:
-        """See `Cluster`."""
         self.ask(metadata_question(None, topics_listed), reply)
 
     def topic_at(self, node: int, topic: str, reply: Reply[TopicInfo]) -> None:
-        """Asks one broker for its metadata of a topic; see `Cluster`."""
-
         def parse(response: Any) -> TopicInfo:
             return topic_at(response, topic, version=response.API_VERSION)
 

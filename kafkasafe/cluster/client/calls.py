@@ -48,7 +48,6 @@ class Call:
         """When the request's last byte was passed to the network; 0 before that."""
 
     def written(self, now: float) -> None:
-        """Notes that the request's last byte was passed to the network."""
         self.written_at = now
 
     def begin(self, now: float) -> None:

@@ -54,7 +54,6 @@ class Links:
         self._ticking = False
 
     def link(self, node_id: NodeId) -> BrokerLink:
-        """The link to a broker."""
         link = self._links.get(node_id)
         if link is None:
             link = self._links[node_id] = BrokerLink(

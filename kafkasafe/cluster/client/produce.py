@@ -88,7 +88,6 @@ class ProduceRouter:
         timeout_ms: int,
         reply: ProduceCallback[Any],
     ) -> None:
-        """See `Cluster`."""
         if acks not in (-1, 1):
             raise ValueError(f"acks must be -1 or 1, not {acks!r}: without acknowledgements nothing is safe")
         batches = list(requests)
@@ -158,7 +157,6 @@ class ProduceRouter:
     # -- for calls that are answered -----------------------------------------------------------------------------
 
     def learn_broker(self, endpoint: Any) -> None:
-        """Notes a broker that an answer named."""
         self._network.learn_broker(endpoint)
 
     def take_hint(self, target: TopicPartition, hint: tuple[int, int]) -> bool:

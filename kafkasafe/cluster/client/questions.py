@@ -70,7 +70,7 @@ _LAST_DELTA_AT: Final = 23
 
 
 class LeaderQuestions:
-    """Requests to leaders, except Produce.
+    """Requests to leaders, except Produce. `Cluster` describes the public methods.
 
     Args:
         network: The time limit of requests.
@@ -98,8 +98,6 @@ class LeaderQuestions:
         self._refresher = refresher
 
     def reach(self, topic: str, partition: int, reply: Reply[Reached]) -> None:
-        """See `Cluster`."""
-
         def submit(leader: int) -> None:
             self._links.link(leader).submit(
                 ReachCall(leader, reply, self._network.request_timeout_s, (topic, partition))
@@ -108,8 +106,6 @@ class LeaderQuestions:
         self._to_leader(topic, partition, submit, not_sent(reply))
 
     def describe_producers(self, topic: str, partition: int, reply: Reply[ProducersDescribed]) -> None:
-        """See `Cluster`."""
-
         def parse(response: Any) -> ProducersDescribed:
             answer = _only(response.topics, "partitions", "partition_index", topic, partition)
             producers = {
@@ -126,8 +122,6 @@ class LeaderQuestions:
     def fetch_headers(
         self, topic: str, partition: int, offset: int, max_bytes: int, reply: Reply[HeadersFetched]
     ) -> None:
-        """See `Cluster`."""
-
         def parse(response: Any) -> HeadersFetched:
             if response.error_code:
                 return HeadersFetched(response.error_code, -1, -1, -1, [], offset)
@@ -175,8 +169,6 @@ class LeaderQuestions:
         current_leader_epoch: int = -1,
         last_fetched_epoch: int = -1,
     ) -> None:
-        """See `Cluster`."""
-
         def parse(response: Any) -> RecordsFetched:
             if response.error_code:
                 return RecordsFetched(response.error_code, -1, -1, -1, b"", (), offset)
@@ -223,7 +215,6 @@ class LeaderQuestions:
         *,
         isolation_level: int = 0,
     ) -> None:
-        """See `Cluster`."""
         self._list_offset(topic, partition, timestamp, reply, replica_id=-1, isolation_level=isolation_level)
 
     def list_offsets(
@@ -234,8 +225,6 @@ class LeaderQuestions:
         *,
         isolation_level: int = 0,
     ) -> None:
-        """See `Cluster`."""
-
         def run() -> None:
             by_leader: dict[int, list[TopicPartition]] = {}
             for target in partitions:
@@ -262,7 +251,6 @@ class LeaderQuestions:
         self._mailbox.post(run, not_sent(reply))
 
     def log_end_offset(self, topic: str, partition: int, reply: Reply[OffsetListed]) -> None:
-        """See `Cluster`."""
         self._list_offset(topic, partition, -1, reply, replica_id=-2)
 
     def _list_offset(
@@ -302,8 +290,6 @@ class LeaderQuestions:
         *,
         current_leader_epoch: int = -1,
     ) -> None:
-        """See `Cluster`."""
-
         def parse(answer: Any) -> EpochEnd:
             end_offset = plausible(answer.end_offset, MAX_OFFSET)
             return EpochEnd(answer.error_code, plausible(answer.leader_epoch), end_offset)

@@ -32,13 +32,11 @@ class WatchedTopics:
         return self._new
 
     def add(self, topic: str) -> None:
-        """Watches a topic whose name is valid."""
         if topic not in self.names:
             self.names.add(topic)
             self._new.add(topic)
 
     def discard(self, topic: str) -> None:
-        """Stops watching a topic."""
         self.names.discard(topic)
         self._new.discard(topic)
 
@@ -49,7 +47,6 @@ class WatchedTopics:
         return names
 
     def create_only(self, may_create: Callable[[str], bool]) -> None:
-        """Sets which missing topics the brokers may create."""
         self._may_create = may_create
 
     def to_create(self, answered: Mapping[str, TopicInfo]) -> list[str]:

@@ -155,7 +155,6 @@ class BatchHeader:
 
     @property
     def is_transactional(self) -> bool:
-        """Whether the batch belongs to a transaction."""
         return bool(self.attributes & _TRANSACTIONAL)
 
     @property
@@ -165,7 +164,6 @@ class BatchHeader:
 
     @property
     def compression(self) -> Compression:
-        """How the records are compressed."""
         return Compression(self.attributes & _COMPRESSION_MASK)
 
 

@@ -117,7 +117,6 @@ class SpoolDirectory:
         return sorted(int(match[1]) for match in found if match)
 
     def lane_path(self, number: int) -> Path:
-        """Returns the directory of a lane."""
         path = self._paths.get(number)
         if path is None:
             path = self._paths[number] = self.path / lane_name(number)

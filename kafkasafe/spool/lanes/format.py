@@ -26,7 +26,6 @@ system.
 
 
 def lane_name(number: int) -> str:
-    """The name of a lane's directory."""
     return f"lane-{number:03d}"
 
 

@@ -33,7 +33,6 @@ class Admin:
 
     @contextlib.contextmanager
     def client(self) -> Iterator[KafkaAdminClient]:
-        """See `KafkaCluster.admin`."""
         client = open_admin(self._bootstrap(), timeout_ms=10_000)
         try:
             yield client

@@ -67,7 +67,6 @@ class Listeners:
         return more
 
     def address(self, listener: str, node: int = 1) -> str:
-        """See `KafkaCluster.address`."""
         self._layout.check_broker(node)
         if (listener, node) not in self._ports:
             raise UsageError(f"there is no listener {listener!r}; there are {sorted(self.protocols)}")
@@ -76,7 +75,6 @@ class Listeners:
     def client_options(
         self, listener: str, user: str | None = None, mechanism: str | None = None
     ) -> dict[str, Any]:
-        """See `KafkaCluster.client_options`."""
         self._workspace.directory  # noqa: B018 - raises when not open
         options: dict[str, Any] = {
             "bootstrap_servers": [self.address(listener, node) for node in self._layout.brokers],

@@ -55,7 +55,6 @@ class Node:
         return "paused" if self.paused else "up"
 
     def spawn(self) -> subprocess.Popen[bytes]:
-        """Starts the process."""
         self.paused = False
         self.process = spawn(self.command, self.directory, self.log)
         return self.process

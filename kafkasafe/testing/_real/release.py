@@ -86,7 +86,6 @@ class Release:
     def run_tool(
         self, space: Workspace, main_class: str, args: Sequence[str | os.PathLike[str]], timeout_s: float
     ) -> str:
-        """See `KafkaCluster.run_java_tool`."""
         space.directory  # noqa: B018 - raises when not open
         command = [*self.tool_command(main_class), main_class, *(os.fspath(arg) for arg in args)]
         try:

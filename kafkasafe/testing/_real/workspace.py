@@ -53,11 +53,9 @@ class Workspace:
 
     @property
     def log_dir(self) -> Path:
-        """See `KafkaCluster.log_dir`."""
         return self.directory / "logs"
 
     def keep_logs(self, reason: str = "") -> Path:
-        """See `KafkaCluster.keep_logs`."""
         self._resources.keep()
         logs = self.log_dir
         if reason:

@@ -147,7 +147,6 @@ class FileTree:
         self.operations.append(Unlink(above, name))
 
     def unlink(self, path: Path, at: int | None) -> None:
-        """Deletes a file."""
         self.file(path, at)
         names, name, directory = self.place(path, at)
         del names[name]
@@ -218,7 +217,6 @@ class FileTree:
         return self.directories[node], name, node
 
     def file(self, path: Path, at: int | None = None) -> int:
-        """Returns the node of a file."""
         names, name, _ = self.place(path, at)
         node = names.get(name)
         if node is None:

@@ -61,7 +61,6 @@ class ReplicaLog:
 
     @property
     def size_bytes(self) -> int:
-        """Size of all batches."""
         return sum(len(batch.data) for batch in self.batches)
 
     @property

@@ -111,13 +111,11 @@ class RequestHandler:
         self.addresses[node] = host, port
 
     def advance(self, now_ms: int) -> None:
-        """Does everything that is due."""
         self.centre.advance(now_ms)
         self.groups.advance(now_ms)
         self.transactions.advance(now_ms)
 
     def next_due_ms(self) -> int | None:
-        """When `advance` next has something to do; None: never."""
         parts = self.centre, self.groups, self.transactions
         due = [at for at in (part.next_due_ms() for part in parts) if at is not None]
         return min(due, default=None)

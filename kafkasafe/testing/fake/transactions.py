@@ -207,7 +207,6 @@ class Transactions:
         return any(known.ending for known in self._known.values())
 
     def next_due_ms(self) -> int | None:
-        """When `advance` next has something to do."""
         return min((due for one in self._known.values() if (due := one.due_ms) is not None), default=None)
 
     # -- Requests ----------------------------------------------------------------------------------------------------
