@@ -18,12 +18,7 @@ _NOTHING_UNHANDED: Final[Mapping[TopicPartition, int]] = {}
 
 
 class Commits:
-    """Decides about the commits of one consumer. Any thread may call the methods.
-
-    Args:
-        port: kafka-python.
-        parts: The assigned partitions.
-    """
+    """Decides about the commits of one consumer. Any thread may call the methods."""
 
     __slots__ = ("_carries_lineage", "_lock", "_parts", "_port")
 

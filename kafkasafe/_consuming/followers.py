@@ -104,12 +104,7 @@ class Followers(Generic[T]):
         return found
 
     def note_errors(self, node: int, rows: Iterable[tuple[T, Any]]) -> None:
-        """Record the errors in an overdue response. The consumer already reads their partitions from the leaders.
-
-        Args:
-            node: The broker.
-            rows: The partitions with an error, and their rows in the response.
-        """
+        """Record the errors in an overdue response. The consumer already reads their partitions from the leaders."""
         with self._lock:
             overdue = self._overdue.get(node, ())
             self._late.extend(row for partition, row in rows if partition in overdue)

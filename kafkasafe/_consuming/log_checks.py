@@ -60,11 +60,7 @@ class LogChecks:
     """The procedures of one consumer.
 
     Args:
-        network: Returns our own connections.
-        lookups: Look-ups of offsets.
         port: Gives kafka-python's metadata. They are separate from the metadata of our connections.
-        reports: Takes events, and counts retries.
-        tracker: Remembers earlier end offsets.
         hold_timeout_s: How long an end offset that is lower than an earlier one is not believed, seconds.
         isolation: Isolation level. With 1 (read_committed), the end of a log is its last stable offset.
     """

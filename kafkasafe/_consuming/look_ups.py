@@ -37,12 +37,8 @@ class OffsetLookUps:
     """The look-ups of one consumer. Any thread may call the methods.
 
     Args:
-        lookups: The procedures, one for each partition.
-        tracker: Remembers earlier answers.
         path: The option `offsets_path`: the file of the tracker.
-        client_id: The consumer's client id, for the log.
         timeout_ms: The time-out of calls that name no other.
-        reports: Counts look-ups that time out.
     """
 
     __slots__ = ("_client_id", "_lookups", "_path", "_reports", "_save_due", "_timeout_ms", "_tracker")

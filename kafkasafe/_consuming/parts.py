@@ -19,10 +19,6 @@ __all__ = ["AssignedPartitions"]
 class AssignedPartitions:
     """An `AssignedPartition` for each assigned partition. The polling thread changes them. Other threads may call only
     the methods that say so.
-
-    Args:
-        port: Gives the assignment.
-        memory: Keeps the histories of partitions that are revoked.
     """
 
     __slots__ = ("_memory", "_parts", "_port")

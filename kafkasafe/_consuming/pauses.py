@@ -29,8 +29,6 @@ class Pauses:
     """The pauses of one consumer's partitions.
 
     Args:
-        moves: Moves positions.
-        reports: Takes events, and counts retries.
         remote_storage_timeout_s: How long remote storage may not be ready before an error is raised, seconds; None: no
             error is raised.
     """

@@ -21,13 +21,6 @@ __all__ = ["Positions"]
 class Positions:
     """Finds and checks the positions of one consumer. Only the polling thread calls this object, except for
     `lost`.
-
-    Args:
-        port: kafka-python.
-        parts: The assigned partitions.
-        moves: Moves positions.
-        rereading: Decides which partitions are read again.
-        has_group: Whether the consumer has a group, and so may have committed offsets.
     """
 
     __slots__ = ("_has_group", "_lost_nodes", "_moves", "_parts", "_port", "_rereading")

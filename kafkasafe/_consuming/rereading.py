@@ -54,9 +54,6 @@ class Rereading:
     """Decides which partitions of one consumer are read again. Only the thread that polls uses this object.
 
     Args:
-        port: kafka-python.
-        parts: The assigned partitions.
-        emit: Function that takes events.
         rewound: Called when a partition's position moves back. Records that were fetched before this call must not be
             returned any more.
         timeout_ms: How long `offer` may wait for the group's offsets.

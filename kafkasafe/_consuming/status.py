@@ -45,11 +45,6 @@ class Status:
     """Reads the state of one consumer.
 
     Args:
-        port: kafka-python.
-        parts: The assigned partitions.
-        polls: The program's polls.
-        tracker: Remembers end offsets.
-        reports: Has the counters.
         group_id: The option `group_id`.
         max_poll_interval_s: The option `max_poll_interval_ms`, in seconds; infinite without a group.
     """

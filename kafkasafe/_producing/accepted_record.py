@@ -17,13 +17,7 @@ __all__ = ["AcceptedRecord"]
 
 
 class AcceptedRecord:
-    """Knows the state of an accepted record, for the futures of threads and of event loops.
-
-    Args:
-        parts: The producer's objects.
-        open_batch: The record's open batch.
-        index: The record's number in the open batch.
-    """
+    """Knows the state of an accepted record, for the futures of threads and of event loops."""
 
     __slots__ = ("_index", "_open_batch", "_parts")
 

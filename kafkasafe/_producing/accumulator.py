@@ -70,12 +70,6 @@ class Accumulator:
     Take `lock` only by `with`. It is reentrant: a signal handler may interrupt a call of this producer and call the
     producer on the same thread (see `OpenBatch`, `released`).
 
-    Args:
-        config: Options.
-        lifecycle: Says whether the producer is closed.
-        partitioning: Chooses the partitions.
-        pump: Takes sealed batches.
-
     Attributes:
         open_batches: The open batches, by topic. `send` reads this dict without a lock. No other dict ever replaces it.
         lock: Held while a batch is sealed: the order of sealing is the order of delivery.

@@ -45,15 +45,7 @@ _WAYS_OUT: Final = {
 
 
 class Admission:
-    """Accepts records, atomic batches and new open batches. All of them pass the same checks in the same order.
-
-    Args:
-        config: Options.
-        lifecycle: Says whether the producer is closed.
-        partitioning: Knows topics and their partitions.
-        accumulator: Has the open batches.
-        delivery: Knows the free room and the errors, and makes the callbacks.
-    """
+    """Accepts records, atomic batches and new open batches. All of them pass the same checks in the same order."""
 
     def __init__(
         self,

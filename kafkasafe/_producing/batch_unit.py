@@ -46,12 +46,6 @@ class BatchMetadata:
 class BatchUnit:
     """The records of an atomic batch on their way to the pump, the decision about them, and the calls after their end.
 
-    Args:
-        head: The parcel that represents the whole batch.
-        open_batches: The open batches with the batch's records.
-        decision: The decision about the batch.
-        parts: The producer's objects.
-
     Attributes:
         parcels: The parcels of the batch's records, as soon as the records are encoded.
         callbacks: Pairs (wanted, function). If `wanted` is true, the function is called when the batch is committed;

@@ -37,13 +37,6 @@ class Delivery:
 
     `SafeProducer` describes the methods that it has, too.
 
-    Args:
-        config: Options.
-        lifecycle: Says whether the producer is closed.
-        cluster: Says why no broker can be used.
-        pump: Delivers the records.
-        accumulator: Has the records that are not sealed yet.
-
     Attributes:
         pump: The pump; its ledger has the parcels without an outcome.
         callbacks: The thread that runs callbacks.

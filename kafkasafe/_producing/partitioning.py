@@ -36,8 +36,6 @@ class Partitioning:
     before their topic was known, and reports what it learned of a topic.
 
     Args:
-        config: Options.
-        cluster: Has the metadata of topics.
         partition_by: From `partitioner_of`.
 
     Attributes:

@@ -27,9 +27,6 @@ class RecordForm:
 
     Args:
         serializers: The result of `serializers_of`.
-        lifecycle: Says whether the producer is closed.
-        partitioning: Asks the application's partitioner.
-        admission: Knows which partitions the cluster refuses.
 
     Attributes:
         plain: Whether keys and values are used as they are, and the application has no partitioner of its own. If so,

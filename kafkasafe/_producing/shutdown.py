@@ -63,14 +63,7 @@ class Ends(Protocol):
 
 
 class Shutdown:
-    """Closes a producer, lets a dropped producer deliver its records, and ends a producer in a forked child.
-
-    Args:
-        config: Options.
-        lifecycle: Ended by this object.
-        accumulator: Has the open batches, which are sealed first.
-        delivery: Has the pump and the callbacks.
-    """
+    """Closes a producer, lets a dropped producer deliver its records, and ends a producer in a forked child."""
 
     def __init__(
         self,

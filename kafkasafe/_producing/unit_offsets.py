@@ -23,12 +23,7 @@ _INT64: Final = 0x7FFF_FFFF_FFFF_FFFF
 
 
 class UnitOffsets:
-    """The consumers' offsets of an atomic batch, by group.
-
-    Args:
-        parts: The producer's objects.
-        decision: The decision about the batch.
-    """
+    """The consumers' offsets of an atomic batch, by group."""
 
     def __init__(self, parts: ProducerParts, decision: FirstDecision[Any]) -> None:
         self._parts = parts

@@ -282,12 +282,7 @@ class AtomicBatch:
 
 
 class _SendingOffsets:
-    """The result of `send_offsets`. It tells the batch when it is awaited.
-
-    Args:
-        awaited: Called when it is awaited, before `send`.
-        send: Adds the offsets to the batch.
-    """
+    """The result of `send_offsets`. It tells the batch when it is awaited."""
 
     def __init__(
         self, awaited: Callable[[_SendingOffsets], object], send: Callable[[], Coroutine[Any, Any, None]]

@@ -108,13 +108,7 @@ class _Line:
 
 
 class SendGate:
-    """Accepts records in turn; see the module. Its methods run on the loop's own thread.
-
-    Args:
-        parts: The objects of the inner producer, which accept the records.
-        worker: Thread that encodes batches.
-        loop: The producer's event loop.
-    """
+    """Accepts records in turn; see the module. Its methods run on the loop's own thread."""
 
     def __init__(self, parts: ProducerParts, worker: Worker, loop: asyncio.AbstractEventLoop) -> None:
         self.parts = parts

@@ -68,7 +68,6 @@ class Rebalances:
 
     Args:
         thread: The consumer's thread. It waits for the listener, in a poll or while it closes the consumer.
-        records: The fetched records.
     """
 
     def __init__(self, thread: ThreadSide, records: RecordQueue) -> None:

@@ -26,10 +26,6 @@ class Selection:
 
     Args:
         topics: Topics to which the consumer is subscribed from the start.
-        records: The fetched records.
-        rebalances: Calls the rebalance listeners.
-        lifecycle: Starts and closes the consumer.
-        calls: Passes requests to the thread.
     """
 
     def __init__(

@@ -36,11 +36,6 @@ def check_metadata(answer: Any) -> None:
 def topic_at(answer: Any, topic: str, *, version: int) -> TopicInfo:
     """Reads one topic from a metadata answer.
 
-    Args:
-        answer: The answer.
-        topic: Topic name.
-        version: Version of the request.
-
     Raises:
         KafkaError: The answer left the topic out.
     """

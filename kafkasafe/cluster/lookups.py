@@ -158,12 +158,6 @@ class LookUps:
     ) -> Procedure[OffsetListed]:
         """The leader's unchecked answer to ListOffsets.
 
-        Args:
-            topic: Topic name.
-            partition: Partition number.
-            timestamp: See `Cluster.list_offset`.
-            note: Gets the error of each failed attempt.
-
         Raises:
             KafkaError: An error that is not retriable.
         """

@@ -16,9 +16,6 @@ __all__ = ["ClusterPin"]
 class ClusterPin:
     """The ids of a client's cluster.
 
-    Args:
-        log: Gets a warning when the cluster changes.
-
     Attributes:
         pinned: Whether each new connection must prove that it leads to the pinned cluster.
         cluster_id: Id of the cluster that answered last; None before the first answer and from old brokers.

@@ -28,12 +28,6 @@ _position: Final[Any] = functools.partial(tuple.__new__, OffsetAndMetadata)
 class KafkaPython:
     """The parts of kafka-python that decisions about positions need. A *state* is its object for one assignment of a
     partition.
-
-    Args:
-        subscription: kafka-python's subscription state.
-        fetcher: kafka-python's fetcher.
-        coordinator: kafka-python's group coordinator.
-        manager: kafka-python's connections.
     """
 
     __slots__ = ("_coordinator", "_fetcher", "_manager", "_subscription", "isolation")

@@ -24,10 +24,6 @@ class DirectConnection:
     """A connection to a broker. It is not established yet when the constructor returns. `Connection` describes the
     methods.
 
-    Args:
-        manager: Makes the connection.
-        node_id: The broker.
-
     Raises:
         KafkaError: The broker is unknown, or an option is unusable.
     """

@@ -70,11 +70,7 @@ class _Session(FetchSessionHandler):
 
 
 class FetchingAhead:
-    """Chooses the partitions that a consumer fetches ahead.
-
-    Args:
-        subscriptions: kafka-python's subscription state.
-    """
+    """Chooses the partitions that a consumer fetches ahead."""
 
     def __init__(self, subscriptions: Any) -> None:
         self._subscriptions = subscriptions

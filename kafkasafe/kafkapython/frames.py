@@ -338,12 +338,7 @@ class Spot:
 
 
 def spots(message: Any, names: Mapping[uuid.UUID, str]) -> list[Spot]:
-    """All topics in a message.
-
-    Args:
-        message: Request or response.
-        names: Names of topics by their ids.
-    """
+    """All topics in a message."""
     return list(_spots(message, names))
 
 
@@ -547,10 +542,6 @@ def fill(message: Any, fields: Mapping[str, Any]) -> None:
 
     Ignores fields that the message's version does not have.
 
-    Args:
-        message: Request or response.
-        fields: Values by name.
-
     Raises:
         UsageError: No version has a field with this name.
     """
@@ -580,14 +571,7 @@ def _filled_struct(data_class: Any, fields: Any, version: int) -> Any:
 
 
 def request_frame(known: Api, version: int, correlation_id: int, fields: Mapping[str, Any]) -> bytes:
-    """Encodes a request for the wire, including its size.
-
-    Args:
-        known: The API.
-        version: API version.
-        correlation_id: Number that the answer will repeat.
-        fields: Values by name, as for `fill`.
-    """
+    """Encodes a request for the wire, including its size."""
     message = _made(known.request, version)
     message._header = None
     fill(message, fields)

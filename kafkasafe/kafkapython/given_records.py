@@ -32,9 +32,6 @@ class HeldRecords:
 
     A partition's position advances with each record that is returned. So until the last one is returned, the position
     shows neither where to fetch nor which response comes next.
-
-    Args:
-        subscriptions: kafka-python's state of the partitions.
     """
 
     def __init__(self, subscriptions: Any) -> None:
@@ -89,11 +86,7 @@ class HeldRecords:
 
 
 class TakenRecords:
-    """The positions before the records that the present poll has taken.
-
-    Args:
-        subscriptions: kafka-python's state of the partitions.
-    """
+    """The positions before the records that the present poll has taken."""
 
     def __init__(self, subscriptions: Any) -> None:
         self._subscriptions = subscriptions

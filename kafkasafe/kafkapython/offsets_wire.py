@@ -46,15 +46,6 @@ def encode_offsets(
 ) -> bytes:
     """Encodes a ListOffsets request of a consumer with the same timestamp for many partitions.
 
-    Args:
-        version: 1 to 10.
-        correlation_id: Correlation id of the request header.
-        client_id: Client id of the request header.
-        topics: Partition numbers by topic.
-        timestamp: Timestamp of each partition.
-        isolation_level: 1: read_committed.
-        timeout_ms: How long the broker may wait for remote storage.
-
     Returns:
         The frame, including its size field. The bytes are the same as those of kafka-python's `ListOffsetsRequest`.
     """

@@ -50,15 +50,6 @@ def encode_produce(
 ) -> list[Buffer]:
     """Encodes a Produce request as a list of buffers. The batches are not copied.
 
-    Args:
-        version: 3 to 12.
-        correlation_id: Correlation id of the request header.
-        client_id: Client id of the request header.
-        acks: -1 or 1.
-        timeout_ms: How long the broker may wait for replicas.
-        batches: (topic, partition, batch), at most one for each partition.
-        transactional_id: Transactional id of the transaction that the batches belong to.
-
     Returns:
         The frame, including its size field. Joined, the buffers have the same bytes as kafka-python's `ProduceRequest`.
     """

@@ -27,12 +27,7 @@ _GUESS_BYTES: Final = 4096
 
 
 class LaneReader:
-    """Reads one lane; later calls read only its new part. Not thread-safe.
-
-    Args:
-        files: The disk.
-        lane: The lane's directory.
-    """
+    """Reads one lane; later calls read only its new part. Not thread-safe."""
 
     def __init__(self, files: Files, lane: Path) -> None:
         self.path = lane

@@ -37,7 +37,6 @@ class OutlineReader:
     """Reads segments that are known to be durable and complete.
 
     Args:
-        files: The disk.
         lane_id: The lane that must have written the segments.
     """
 

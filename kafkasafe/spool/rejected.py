@@ -100,12 +100,7 @@ class RejectedRecords:
 
 
 def summed_up(kept: Sequence[KeptFile], journal: Journal) -> tuple[RejectedRecords, ...]:
-    """Sums up files by partition and reason, in the order of rejection.
-
-    Args:
-        kept: The result of `read_rejected`.
-        journal: The lane's journal, which knows the topics of files from earlier versions.
-    """
+    """Sums up files by partition and reason, in the order of rejection."""
     counts: dict[tuple[str, int, int, str], list[int]] = {}
     for file in kept:
         for entry in file.entries:

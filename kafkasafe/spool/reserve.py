@@ -37,12 +37,7 @@ _DIVIDED_SHARE: Final = 16
 
 
 class Reserve:
-    """The reserve of one lane. Not thread-safe.
-
-    Args:
-        lane: The directory of the lane.
-        files: The disk.
-    """
+    """The reserve of one lane. Not thread-safe."""
 
     def __init__(self, lane: Path, files: Files) -> None:
         self._lane = lane

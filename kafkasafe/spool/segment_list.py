@@ -26,11 +26,6 @@ class SegmentList(Sequence[StoredSegment]):
 
     `Spool` and `StoredSegment` describe the methods that they have, too.
 
-    Args:
-        lane: The directory of the lane.
-        files: The disk.
-        segments: The segments that recovery found.
-
     Attributes:
         used_bytes: Size of all segments.
     """

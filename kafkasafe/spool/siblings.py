@@ -49,7 +49,6 @@ class Siblings:
 
     Args:
         own: A default spool directory.
-        files: The disk.
     """
 
     def __init__(self, own: Path, files: Files) -> None:

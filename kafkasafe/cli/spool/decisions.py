@@ -98,17 +98,7 @@ def _decide_and_show(
     aborts: bool,
     as_json: bool,
 ) -> None:
-    """Decides the undecided atomic batches of lanes without an owner, and prints the report.
-
-    Args:
-        directory: The spool directory.
-        batch: Beginnings of the ids of the only batches to decide; None or empty decides all of them.
-        servers: The option `--bootstrap-servers`.
-        config: The option `--config`.
-        timeout: The option `--timeout`.
-        aborts: Whether to abort the batches; otherwise the staged ones are committed.
-        as_json: Whether to print JSON.
-    """
+    """Decides the undecided atomic batches of lanes without an owner, and prints the report."""
     limit_s = duration_s(timeout, "--timeout")
     options = connection(servers, config)
     directory = directory.resolve()

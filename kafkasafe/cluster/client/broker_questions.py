@@ -34,16 +34,7 @@ class _Endpoint:
 
 
 class BrokerQuestions:
-    """Requests to a certain broker, or to any broker. `Cluster` describes the public methods.
-
-    Args:
-        network: The addresses of brokers, and the time limit of requests.
-        mailbox: Passes jobs to the network thread.
-        schedule: Requests metadata if no broker is known.
-        links: The links to the brokers.
-        refresher: Parks requests until a broker is known.
-        reachability: Whether the cluster has answered.
-    """
+    """Requests to a certain broker, or to any broker. `Cluster` describes the public methods."""
 
     def __init__(
         self,

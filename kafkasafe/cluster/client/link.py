@@ -33,10 +33,6 @@ class BrokerLink:
     Invariant: `waiting` is empty, or a timer or the connection's end will call `pump` or `drop`.
 
     Args:
-        node_id: The broker.
-        network: Makes the connection.
-        pin: The cluster that it must lead to.
-        backoff: Pauses between attempts to connect.
         want_metadata: Called when the connection is lost or cannot be made.
         watch_silence: Called when a request is in flight.
     """

@@ -26,15 +26,7 @@ _TICK_S: Final = 0.5
 
 
 class Links:
-    """One link to each broker.
-
-    Args:
-        network: Makes the connections.
-        mailbox: While it is closing, silence is not watched.
-        schedule: Requests metadata when a broker is lost or silent.
-        pin: The cluster that connections must lead to.
-        leaders: The leaders of partitions, by the latest metadata.
-    """
+    """One link to each broker."""
 
     def __init__(
         self, network: Network, mailbox: Mailbox, schedule: RefreshSchedule, pin: ClusterPin, leaders: Leaders

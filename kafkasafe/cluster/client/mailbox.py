@@ -17,9 +17,6 @@ __all__ = ["Mailbox"]
 class Mailbox:
     """Jobs for the network thread. Each one runs or fails. Any thread may call `post`.
 
-    Args:
-        network: Is woken for new jobs.
-
     Attributes:
         closing: Whether jobs fail instead of running. Only the network thread uses it.
         ended: Whether no thread will run jobs any more.

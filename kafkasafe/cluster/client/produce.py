@@ -48,12 +48,6 @@ class ProduceRouter:
     """Combines batches into Produce requests, and sends these on the links to the leaders.
 
     Args:
-        network: The addresses of brokers.
-        mailbox: Passes jobs to the network thread.
-        schedule: Requests metadata when they are out of date.
-        leaders: The leaders of partitions, by the latest metadata.
-        links: The links to the brokers.
-        refresher: Parks batches that wait for metadata.
         max_request_bytes: Upper bound for the total size of several batches in one request.
 
     Attributes:

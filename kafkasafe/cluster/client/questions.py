@@ -70,16 +70,7 @@ _LAST_DELTA_AT: Final = 23
 
 
 class LeaderQuestions:
-    """Requests to leaders, except Produce. `Cluster` describes the public methods.
-
-    Args:
-        network: The time limit of requests.
-        mailbox: Passes jobs to the network thread.
-        schedule: Requests metadata when they are out of date.
-        leaders: Leaders of partitions, by the latest metadata.
-        links: The links to the brokers.
-        refresher: Parks requests that wait for metadata.
-    """
+    """Requests to leaders, except Produce. `Cluster` describes the public methods."""
 
     def __init__(
         self,

@@ -15,9 +15,6 @@ _LOG_EVERY_S: Final = 30.0
 class Reachability:
     """Knows whether the cluster answers, and logs outages and their ends.
 
-    Args:
-        log: The log.
-
     Attributes:
         connected: Whether the cluster answered the latest metadata request.
         last_error: Why the latest try found no usable broker; None while the cluster answers, and before the first try.

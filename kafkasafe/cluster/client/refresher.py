@@ -109,15 +109,7 @@ class Refresher:
     """Requests metadata, and parks requests that cannot be routed before the next answer.
 
     Args:
-        network: Gets the addresses of brokers.
-        mailbox: Passes jobs to the network thread.
-        schedule: The times of requests.
-        pin: Checks which cluster answers.
-        leaders: Stores the topics of an answer.
-        links: The links to the brokers.
         options: `retry_backoff_ms`, `allow_auto_create_topics`.
-        reachability: Whether the cluster answers.
-        topics: The topics that requests name.
     """
 
     def __init__(

@@ -128,12 +128,8 @@ class Centre:
     """The cluster.
 
     Args:
-        brokers: Number of brokers.
-        profile: The version of Kafka.
         settings: The brokers' settings by Kafka's names.
         racks: `broker.rack` by node, for brokers that have one.
-        cluster_id: The cluster's id.
-        now_ms: The current time.
 
     Attributes:
         cluster_id: The cluster's id, as brokers report it.

@@ -198,14 +198,7 @@ def _check_timestamps(
 def store(
     data: bytes, base_offset: int, leader_epoch: int, *, append_time_ms: int | None = None
 ) -> StoredBatch:
-    """Returns the batch as the leader writes it: with offset and leader epoch, and with its timestamps if required.
-
-    Args:
-        data: One admitted batch.
-        base_offset: Offset of the batch's first record.
-        leader_epoch: The current leader epoch.
-        append_time_ms: The broker's time if the topic has LogAppendTime, else None.
-    """
+    """Returns the batch as the leader writes it: with offset and leader epoch, and with its timestamps if required."""
     batch = bytearray(data)
     if append_time_ms is not None:
         header = read_header(data)

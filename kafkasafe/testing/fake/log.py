@@ -210,14 +210,7 @@ class ReplicaLog:
         return bisect_right(batches, offset, key=lambda batch: batch.header.last_offset + 1)
 
     def read(self, offset: int, below: int, max_bytes: int, *, at_least_one: bool) -> bytes:
-        """Returns complete batches that end at or before `below`, beginning with the batch that contains `offset`.
-
-        Args:
-            offset: First offset.
-            below: Batches that end after this offset are left out.
-            max_bytes: Maximum size.
-            at_least_one: Return the first batch even if it is larger.
-        """
+        """Returns complete batches that end at or before `below`, beginning with the batch that contains `offset`."""
         parts: list[bytes] = []
         size = 0
         for batch in self.batches[self._index(self.batches, offset) :]:

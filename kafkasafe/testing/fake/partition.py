@@ -261,14 +261,6 @@ class Partition:
     ) -> Appended:
         """Produce.
 
-        Args:
-            node: Node id of the broker that got the request.
-            data: One batch.
-            acks: -1, 0 or 1.
-            now_ms: The broker's clock.
-            settings: The topic's settings.
-            least_in_sync: How many replicas must be in sync for acks=-1.
-
         Raises:
             RefusedError: With the code of the answer.
         """

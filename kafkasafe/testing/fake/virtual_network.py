@@ -185,14 +185,7 @@ class VirtualNetwork:
 
 
 class VirtualConnection:
-    """See `kafkasafe.cluster.network.Connection`.
-
-    Args:
-        cluster: The cluster of the broker.
-        node: The broker.
-        made_until_s: Deadline of the handshake.
-        enter: Calls a function of the client.
-    """
+    """See `kafkasafe.cluster.network.Connection`."""
 
     def __init__(
         self, cluster: VirtualBrokers, node: int, made_until_s: float, enter: Callable[..., None]

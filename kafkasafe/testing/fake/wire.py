@@ -71,10 +71,7 @@ class Wire(SocketLoop[_Connection]):
     """Listeners and connections of a fake cluster.
 
     Args:
-        handler: Answers the requests.
-        nodes: The brokers' node ids.
         lock: Held whenever `handler` is used.
-        now_ms: The clock.
 
     Attributes:
         weather: Network faults, by node.
