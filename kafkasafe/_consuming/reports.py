@@ -105,7 +105,7 @@ class Reports:
 
 
 def _level_of(event: ConsumerEvent) -> int:
-    """Return the level at which an event is logged. `kafkasafe/_log_events.py` has the levels for the documentation."""
+    """Return the level at which an event is logged. docs/log-events.md lists the levels."""
     match event:
         case LogDiverged() | EndOffsetRegressed():
             return logging.ERROR
