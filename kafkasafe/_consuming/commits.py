@@ -12,8 +12,6 @@ from kafkasafe._consuming.parts import AssignedPartitions
 from kafkasafe.history.epochs import UNDEFINED
 from kafkasafe.kafkapython.adapter import KafkaPython
 
-__all__ = ["Commits"]
-
 _NOTHING_UNHANDED: Final[Mapping[TopicPartition, int]] = {}
 
 

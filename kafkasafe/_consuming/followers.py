@@ -19,8 +19,6 @@ from collections.abc import Hashable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Final, Generic, TypeVar
 
-__all__ = ["ANSWER_S", "LEADER_ONLY_S", "Followers"]
-
 T = TypeVar("T", bound=Hashable)
 
 LEADER_ONLY_S: Final = 30.0

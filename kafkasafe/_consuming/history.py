@@ -20,8 +20,6 @@ from kafkasafe.history.epochs import (
 )
 from kafkasafe.history.memory import Remembered
 
-__all__ = ["History", "HistoryCopy", "headers"]
-
 # Base offset, length, leader epoch, magic, CRC, attributes, last offset's delta.
 _HEADER: Final = struct.Struct(">qiibIhi")
 _COUNT: Final = struct.Struct(">i")

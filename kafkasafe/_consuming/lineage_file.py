@@ -12,8 +12,6 @@ from kafkasafe.history.memory import Remembered, decode, encode
 from kafkasafe.history.sealed import SealError
 from kafkasafe.spool.files import Files, OsFiles, read_whole, replace_whole
 
-__all__ = ["LineageMemory"]
-
 # Shortest time before the next write of the file, in seconds: `_SAVE_S` after a successful write, `_SAVE_AGAIN_S` after
 # a failed one.
 _SAVE_S: Final = 1.0

@@ -45,8 +45,6 @@ from kafkasafe.history.epochs import (
 from kafkasafe.kafkapython.adapter import KafkaPython
 from kafkasafe.offsets import EndOffsetTracker, IsolationLevel
 
-__all__ = ["LogChecks", "code_error", "ignore"]
-
 # NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH: another broker leads, or the leader has another
 # epoch.
 _OTHER_LEADER: Final = frozenset({6, 74, 75})

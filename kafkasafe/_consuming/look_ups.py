@@ -21,8 +21,6 @@ from kafkasafe.history.epochs import UNDEFINED
 from kafkasafe.limits.patience import seconds_of
 from kafkasafe.offsets import EndOffsetTracker
 
-__all__ = ["Found", "OffsetLookUps"]
-
 _OFFSET_NOT_AVAILABLE: Final = 78
 # If a leader did not say whether the log has a remote part, ask again after this time, seconds.
 _REMOTE_AGAIN_S: Final = 1.0

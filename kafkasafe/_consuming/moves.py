@@ -15,8 +15,6 @@ from kafkasafe.cluster.inquiry import ProcedureRunner, pause_s
 from kafkasafe.cluster.procedures import Procedure
 from kafkasafe.kafkapython.adapter import KafkaPython
 
-__all__ = ["Moves"]
-
 
 class Moves:
     """Moves positions from state to state, and carries out the actions. Only the polling thread calls this object."""

@@ -37,8 +37,6 @@ from kafkasafe.errors import UsageError, WaitTimeoutError
 from kafkasafe.kafkapython.adapter import KafkaPython
 from kafkasafe.spool.own_lane import OwnLane
 
-__all__ = ["OtherLanes", "Way"]
-
 _LOOK_S: Final = 0.01
 """The pause between two checks for outcomes, seconds."""
 _READ_S: Final = 0.1

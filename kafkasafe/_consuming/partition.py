@@ -13,16 +13,6 @@ from kafkasafe.history.epochs import Outcome
 from kafkasafe.history.memory import Remembered
 from kafkasafe.kafkapython.adapter import Leadership
 
-__all__ = [
-    "AssignedPartition",
-    "LocalStart",
-    "LogCompared",
-    "LogRange",
-    "ResetReason",
-    "ResetTo",
-    "Undecided",
-]
-
 ResetReason = tuple[Literal["no_position", "retention", "beyond_end", "recreated"], int | None]
 """The reason for a reset, and the position before the reset."""
 

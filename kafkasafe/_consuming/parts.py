@@ -13,8 +13,6 @@ from kafkasafe._consuming.partition import AssignedPartition
 from kafkasafe._consuming.position_table import PositionEvent
 from kafkasafe.kafkapython.adapter import KafkaPython
 
-__all__ = ["AssignedPartitions"]
-
 
 class AssignedPartitions:
     """An `AssignedPartition` for each assigned partition. The polling thread changes them. Other threads may call only

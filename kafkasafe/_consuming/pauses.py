@@ -16,8 +16,6 @@ from kafkasafe.cluster.lookups import OUT_OF_RANGE, REMOTE
 from kafkasafe.errors import RemoteStorageNotReadyError
 from kafkasafe.events import PartitionNotReady, PartitionReady
 
-__all__ = ["OTHER_TOPIC", "Pauses"]
-
 # The check of an offset that is out of range takes three requests, so this pause allows ten requests a second.
 _RANGE_PAUSE_S: Final = 0.3
 # UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID: brokers return these codes for a deleted topic,

@@ -15,8 +15,6 @@ from kafkasafe.cluster.at_once import at_once
 from kafkasafe.history.epochs import UNDEFINED
 from kafkasafe.kafkapython.adapter import KafkaPython, Leadership
 
-__all__ = ["Positions"]
-
 
 class Positions:
     """Finds and checks the positions of one consumer. Only the polling thread calls this object, except for

@@ -30,8 +30,6 @@ from kafkasafe.config import ConsumerConfig
 from kafkasafe.kafkapython.adapter import KafkaPython
 from kafkasafe.offsets import EndOffsetTracker
 
-__all__ = ["Reading"]
-
 _DECIDED_S: Final = 0.1
 """Interval between checks whether an atomic batch that a partition waits for is decided, seconds."""
 

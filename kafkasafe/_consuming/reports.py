@@ -22,8 +22,6 @@ from kafkasafe.events import (
 from kafkasafe.logs import EventLog
 from kafkasafe.stats import ConsumerStats
 
-__all__ = ["Reports", "log"]
-
 log = EventLog("consumer")
 
 

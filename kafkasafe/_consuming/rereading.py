@@ -42,8 +42,6 @@ from kafkasafe.errors import BatchDroppedError
 from kafkasafe.events import PositionRewound
 from kafkasafe.kafkapython.adapter import KafkaPython
 
-__all__ = ["Rereading"]
-
 _REREAD: Final = (
     "An atomic batch with offsets of this consumer was dropped, or other members had its partitions meanwhile: the"
     " records that it has returned since then will be read again. Discard the collected records, and go on with poll()"

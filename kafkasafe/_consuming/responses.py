@@ -20,8 +20,6 @@ from kafkasafe.codes.verdicts import classify_code
 from kafkasafe.kafkapython.adapter import KafkaPython
 from kafkasafe.limits.fetch_ahead import AheadOffset
 
-__all__ = ["Responses"]
-
 _TOPIC_AUTHORIZATION_FAILED: Final = 29
 
 

@@ -32,8 +32,6 @@ from kafkasafe.events import LogDiverged, LossCheckInconclusive, PositionReset
 from kafkasafe.history.epochs import Diverged, Outcome, Unknown
 from kafkasafe.kafkapython.adapter import KafkaPython
 
-__all__ = ["Results", "diverged_error"]
-
 _STRATEGY: Final[dict[int, Literal["earliest", "latest"]]] = {EARLIEST: "earliest", LATEST: "latest"}
 
 

@@ -15,8 +15,6 @@ from kafkasafe.kafkapython.adapter import KafkaPython
 from kafkasafe.offsets import EndOffsetTracker
 from kafkasafe.stats import PartitionProgress, Sample
 
-__all__ = ["Polls", "Status"]
-
 
 class Polls:
     """The polls of one consumer. The block of `with polls:` is one poll; blocks may be nested."""

@@ -13,8 +13,6 @@ from kafkasafe.delivery.engine.parcels import Parcel
 from kafkasafe.errors import WaitTimeoutError
 from kafkasafe.spool.refusals import because
 
-__all__ = ["AcceptedRecord"]
-
 
 class AcceptedRecord:
     """Knows the state of an accepted record, for the futures of threads and of event loops."""

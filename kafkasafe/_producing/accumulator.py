@@ -26,8 +26,6 @@ from kafkasafe.errors import SpoolWriteError
 from kafkasafe.logs import EventLog
 from kafkasafe.record import batch as codec
 
-__all__ = ["NEVER", "AcceptedUnit", "Accumulator"]
-
 log = EventLog("producer")
 
 NEVER: Final = float("inf")

@@ -23,8 +23,6 @@ from kafkasafe.errors import SpoolFullError, WaitTimeoutError
 from kafkasafe.health.states import ProducerHealth, producer_health
 from kafkasafe.spool.refusals import error_for_send
 
-__all__ = ["STEP_S", "Admission"]
-
 _LOOK_EVERY_S: Final = 0.25
 _GIVE_WAY_S: Final = 1.0
 """The longest time that a commit waits until the pump has taken earlier batches, seconds."""

@@ -23,8 +23,6 @@ from kafkasafe.spool.refusals import because
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["BatchDecision", "BatchMetadata", "BatchUnit"]
-
 _Outcome = TypeVar("_Outcome")
 
 

@@ -24,8 +24,6 @@ from kafkasafe.limits.patience import timeout_of
 from kafkasafe.logs import EventLog, apart
 from kafkasafe.spool.refusals import because, counted
 
-__all__ = ["Delivery", "safely"]
-
 log = EventLog("producer")
 
 _SAY_EVERY_S: Final = 30.0

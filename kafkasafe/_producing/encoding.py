@@ -26,8 +26,6 @@ from kafkasafe.delivery.engine.parcels import UNCHOSEN, Indexes, Parcel, seems_g
 from kafkasafe.errors import SpoolWriteError
 from kafkasafe.record import batch as codec
 
-__all__ = ["Encoder"]
-
 
 @dataclass(frozen=True, slots=True)
 class Encoder:

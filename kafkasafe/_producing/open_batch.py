@@ -21,8 +21,6 @@ from kafkasafe._producing.open_batch_room import MAX_RECORDS
 from kafkasafe.delivery.callbacks import CallbackThread, take
 from kafkasafe.delivery.engine.parcels import Indexes, Parcel
 
-__all__ = ["ABSENT", "NOT_ENCODED", "Encoded", "Headers", "OpenBatch", "Sizes", "Special", "headers_bytes"]
-
 _FEW_RECORDS: Final = 16
 """Size of the lists of a new open batch, in records. They grow fourfold."""
 ABSENT: Final[Any] = object()

@@ -22,8 +22,6 @@ from kafkasafe.delivery.engine.parcels import Indexes
 from kafkasafe.logs import EventLog, apart
 from kafkasafe.record.partition import partition_for_key, partitions_for_keys
 
-__all__ = ["Partitioning", "as_int", "partitioner_of", "takes"]
-
 log = EventLog("producer")
 
 _MAX_PARTITION: Final = 2**31 - 1

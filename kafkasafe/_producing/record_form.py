@@ -13,8 +13,6 @@ from kafkasafe._producing.partitioning import Partitioning, as_int, takes
 from kafkasafe.config import ProducerConfig
 from kafkasafe.record.batch import RECORD_OVERHEAD
 
-__all__ = ["RecordForm", "Serializers", "serializers_of"]
-
 _Serializer = Callable[[str, Any, Any], Any]
 Serializers = tuple[_Serializer | None, _Serializer | None]
 """The serializers of keys and of values."""

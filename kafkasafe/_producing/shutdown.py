@@ -32,8 +32,6 @@ from kafkasafe.logs import EventLog, drain, own_threads
 from kafkasafe.process.at_exit import at_end_of_child
 from kafkasafe.spool.refusals import counted
 
-__all__ = ["Shutdown"]
-
 log = EventLog("producer")
 
 _CLOSE_IDLE_S: Final = 5.0

@@ -16,8 +16,6 @@ from kafkasafe.delivery.first_decision import FirstDecision
 from kafkasafe.delivery.readings import OffsetClaim
 from kafkasafe.errors import UsageError
 
-__all__ = ["UnitOffsets", "is_out", "positions_of", "text_of"]
-
 _INT32: Final = 0x7FFF_FFFF
 _INT64: Final = 0x7FFF_FFFF_FFFF_FFFF
 

@@ -26,8 +26,6 @@ from kafkasafe.aio.threads import call_in_thread, running_loop
 from kafkasafe.errors import BatchDroppedError, UsageError
 from kafkasafe.limits.patience import timeout_of
 
-__all__ = ["AtomicBatch", "BatchOutcome"]
-
 
 class BatchOutcome(metaclass=Tidy):
     """The result of a whole atomic batch. `await outcome` waits until it is committed.

@@ -26,8 +26,6 @@ from kafkasafe._producing.opening import ProducerParts
 from kafkasafe.aio.futures import Owner, RecordFuture, waits_of
 from kafkasafe.aio.threads import Worker, place_of
 
-__all__ = ["SendGate"]
-
 _QUOTA: Final = 512
 _ROOM_S: Final = 0.25
 """Check for room after this time, in seconds, if no notification arrives."""

@@ -13,8 +13,6 @@ from kafkasafe.aio.thread_side import ThreadSide
 from kafkasafe.aio.threads import retrieve, running_loop
 from kafkasafe.errors import UsageError
 
-__all__ = ["Lifecycle"]
-
 
 class Lifecycle:
     """Starts and closes a consumer, once each."""

@@ -18,8 +18,6 @@ from kafkasafe.aio.thread_side import ThreadSide
 from kafkasafe.aio.threads import Worker
 from kafkasafe.errors import UsageError
 
-__all__ = ["Listener", "ListenerCall", "Rebalances", "as_listener"]
-
 T = TypeVar("T")
 
 _METHODS: Final = ("on_partitions_revoked", "on_partitions_assigned")

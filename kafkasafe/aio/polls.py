@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 
 from kafka.structs import TopicPartition
 
-__all__ = ["HandedOut", "PollRequest", "PollResult", "Polls", "Seen"]
-
 
 class Seen(NamedTuple):
     """The loop's knowledge about fetched records at the time when the program requested a job.

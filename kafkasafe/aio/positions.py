@@ -18,8 +18,6 @@ from kafkasafe.aio.thread_side import ThreadSide
 from kafkasafe.aio.threads import end_of
 from kafkasafe.consumer import check_offset
 
-__all__ = ["Positions"]
-
 _SLICE_MS: Final = 50
 """How long the thread looks up a position before it checks for other work."""
 

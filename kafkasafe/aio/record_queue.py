@@ -17,8 +17,6 @@ from kafkasafe.aio.fetched import Fetched, UnassignedError, first_unhanded
 from kafkasafe.aio.polls import HandedOut, PollRequest, PollResult, Seen
 from kafkasafe.aio.threads import place_of
 
-__all__ = ["RecordQueue"]
-
 _ATTEND_S: Final = 0.25
 """How long a program may process fetched records before the consumer serves its group membership again."""
 

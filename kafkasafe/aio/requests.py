@@ -16,8 +16,6 @@ from kafkasafe.aio.thread_side import ThreadSide
 from kafkasafe.aio.threads import end_of, retrieve
 from kafkasafe.kafkapython import membership
 
-__all__ = ["RecordRequests"]
-
 _SLICE_MS: Final = 50
 """How long the thread waits for records before it checks for other work."""
 _SETTLE_S: Final = 5.0

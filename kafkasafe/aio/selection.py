@@ -16,8 +16,6 @@ from kafkasafe.aio.record_queue import RecordQueue
 from kafkasafe.aio.thread_calls import ThreadCalls
 from kafkasafe.kafkapython.membership import loop_of
 
-__all__ = ["Selection"]
-
 
 class Selection:
     """The choice between topics, a pattern and partitions, which exclude each other.

@@ -16,8 +16,6 @@ from kafkasafe.errors import UsageError
 from kafkasafe.kafkapython import membership
 from kafkasafe.options import ConsumerOptions
 
-__all__ = ["ThreadSide"]
-
 T = TypeVar("T")
 
 _NAME: Final = "kafkasafe-aio"

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-__all__ = ["Concern", "concerns_of"]
-
 _DAY_MS: Final = 86_400_000
 
 

@@ -8,16 +8,6 @@ from typing import Any, Final, TextIO
 
 import typer
 
-__all__ = [
-    "EXIT_BROKEN",
-    "EXIT_BROKEN_PIPE",
-    "EXIT_FAILED",
-    "EXIT_INTERRUPTED",
-    "EXIT_USAGE",
-    "print_result",
-    "show",
-]
-
 EXIT_BROKEN: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_FAILED: Final = 3

@@ -10,36 +10,6 @@ import kafka.errors as kafka_errors
 
 from kafkasafe.record.batch import BatchHeader
 
-__all__ = [
-    "EARLIEST",
-    "EARLIEST_LOCAL",
-    "LATEST",
-    "LATEST_TIERED",
-    "LIST_OFFSETS_VERSIONS",
-    "MAX_TIMESTAMP",
-    "NO_TOPIC_ID",
-    "Answer",
-    "Broker",
-    "Buffer",
-    "EpochEnd",
-    "Failure",
-    "HeadersFetched",
-    "MetadataRefreshed",
-    "OffsetListed",
-    "PartitionInfo",
-    "ProduceReply",
-    "ProduceRequest",
-    "ProducerIdGranted",
-    "ProducerState",
-    "ProducersDescribed",
-    "Reached",
-    "RecordsFetched",
-    "Reply",
-    "TopicInfo",
-    "TopicsListed",
-    "TransactionIdentity",
-]
-
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 Token = TypeVar("Token")

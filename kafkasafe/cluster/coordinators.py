@@ -28,19 +28,6 @@ from kafkasafe.cluster.transactions import (
     TransactionsInitialized,
 )
 
-__all__ = [
-    "SOFTWARE",
-    "Coordinated",
-    "Node",
-    "Question",
-    "highest_produce",
-    "lowest_produce",
-    "metadata_question",
-    "newest",
-    "protocol_of",
-    "versions_of",
-]
-
 Node: TypeAlias = tuple[int, str, int]
 """(node id, host, port)"""
 

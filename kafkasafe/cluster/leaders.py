@@ -14,8 +14,6 @@ import kafka.errors as kafka_errors
 from kafkasafe.cluster.api import NO_TOPIC_ID, PartitionInfo, TopicInfo, TopicsListed
 from kafkasafe.cluster.terms import LEADER_NOT_AVAILABLE, UNKNOWN_TOPIC, TopicPartition, error_of, plausible
 
-__all__ = ["Leaders", "check_metadata", "topic_at", "topics_listed"]
-
 _RELIABLE_EPOCHS: Final = 9
 """Version of Metadata. KAFKA-9212: brokers before 2.4 may announce stale leader epochs."""
 

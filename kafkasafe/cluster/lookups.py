@@ -51,8 +51,6 @@ from kafkasafe.offsets import (
 from kafkasafe.record.batch import iter_headers
 from kafkasafe.stats import ConsumerStats
 
-__all__ = ["OUT_OF_RANGE", "REMOTE", "End", "LeaderChangedError", "LookUps", "Note", "id_of"]
-
 OUT_OF_RANGE: Final = 1
 REQUEST_TIMED_OUT: Final = 7
 REMOTE: Final = frozenset({-1, REQUEST_TIMED_OUT, 9})

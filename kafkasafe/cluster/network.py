@@ -23,19 +23,6 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 from kafkasafe.cluster.api import Broker, Buffer, ProduceReply
 from kafkasafe.cluster.terms import NodeId, TopicPartition
 
-__all__ = [
-    "AllAppended",
-    "Connection",
-    "ManyOffsets",
-    "Network",
-    "OffsetRow",
-    "ProduceBatches",
-    "Request",
-    "Sendable",
-    "Service",
-    "Written",
-]
-
 OffsetRow: TypeAlias = tuple[int, int, int, int, int]
 """Partition, error code, timestamp, offset, leader epoch."""
 

@@ -10,8 +10,6 @@ from kafkasafe.cluster.terms import safely
 from kafkasafe.errors import WrongClusterError
 from kafkasafe.logs import EventLog
 
-__all__ = ["ClusterPin"]
-
 
 class ClusterPin:
     """The ids of a client's cluster.

@@ -9,8 +9,6 @@ from typing import Any, Final
 
 from kafkasafe.config.values import Check, anything
 
-__all__ = ["KAFKAS", "Default", "Option", "fields_of", "option", "rows"]
-
 
 class Default(enum.Enum):
     """A placeholder for the default value in a row."""

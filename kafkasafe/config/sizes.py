@@ -8,19 +8,6 @@ from typing import Any, Final
 from kafkasafe.config.values import number
 from kafkasafe.errors import ConfigError
 
-__all__ = [
-    "LEAST_RECORD_BYTES",
-    "MEMORY_SEGMENT_BYTES",
-    "MIB",
-    "MIN_SPOOL_BYTES",
-    "batch_bytes",
-    "check_memory",
-    "check_segments",
-    "default_rejected_bytes",
-    "default_segment_bytes",
-    "default_spool_bytes",
-]
-
 MIB: Final = 1024 * 1024
 MIN_SPOOL_BYTES: Final = 16 * MIB
 LEAST_RECORD_BYTES: Final = 1024

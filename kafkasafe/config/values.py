@@ -14,36 +14,6 @@ from kafkasafe.errors import ConfigError
 from kafkasafe.packages import MissingPackageError, pyarrow_for
 from kafkasafe.record.batch import Compression
 
-__all__ = [
-    "DEFAULT_CLIENT_ID",
-    "MOST_IN_FLIGHT",
-    "Check",
-    "Choice",
-    "acks_of",
-    "anything",
-    "choice",
-    "client_id_of",
-    "compression_of",
-    "consumers_hook",
-    "converter",
-    "divergence",
-    "duration",
-    "flag",
-    "hook",
-    "idempotence_of",
-    "is_topic_name",
-    "lane",
-    "nameable",
-    "number",
-    "optional",
-    "partitioner_of",
-    "path_of_file",
-    "seconds",
-    "sendable",
-    "transactional_id_of",
-    "window_of",
-]
-
 MAX_LANES: Final = 1000
 DEFAULT_CLIENT_ID: Final = "kafkasafe"
 MOST_IN_FLIGHT: Final = 5

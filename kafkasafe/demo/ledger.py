@@ -11,18 +11,6 @@ import numpy.typing as npt
 
 from kafkasafe.errors import KafkaSafeError
 
-__all__ = [
-    "CLIENTS",
-    "DIGITS",
-    "DURABLE_CLIENTS",
-    "PLANES",
-    "VALUE_BYTES",
-    "DemoError",
-    "Flags",
-    "Ledger",
-    "Plane",
-]
-
 CLIENTS: Final = ("kafkasafe", "outbox", "kafka-python", "confluent-kafka")
 DURABLE_CLIENTS: Final = frozenset({"kafkasafe", "outbox"})
 """Clients that write a record to disk before they promise its delivery."""

@@ -13,8 +13,6 @@ import numpy as np
 
 from kafkasafe.demo.ledger import DemoError, Ledger
 
-__all__ = ["Progress", "Worker"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Progress:

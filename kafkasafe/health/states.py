@@ -13,19 +13,6 @@ from typing import Any, Final
 
 from kafkasafe.limits.capacity import Capacity
 
-__all__ = [
-    "DISK_STUCK_S",
-    "ConsumerHealth",
-    "ConsumerSeen",
-    "HealthReason",
-    "ProducerHealth",
-    "ProducerSeen",
-    "consumer_health",
-    "producer_health",
-    "unopened_consumer",
-    "unopened_producer",
-]
-
 DISK_STUCK_S: Final = 10.0
 """If one write takes longer than this, seconds, the disk counts as unusable."""
 _NAMED: Final = 3

@@ -15,8 +15,6 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from kafkasafe.history.epochs import UNDEFINED
 
-__all__ = ["KafkaPython", "Leadership", "each_record", "unreturned"]
-
 Leadership: TypeAlias = tuple[bytes | None, int, int]
 """Topic id, leader and leader epoch, from the metadata."""
 _IsolationLevel: TypeAlias = Literal["read_uncommitted", "read_committed"]

@@ -15,8 +15,6 @@ from kafkasafe.kafkapython.records import TAKING, Kind
 from kafkasafe.record.arrow_decode import Decoder, OldFormatError, schema_of
 from kafkasafe.record.batch import CorruptBatchError
 
-__all__ = ["ArrowRecords"]
-
 _arrow: Any = pa  # names from pyarrow's compiled modules have no types
 
 

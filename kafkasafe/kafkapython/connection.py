@@ -15,8 +15,6 @@ from kafkasafe.kafkapython import requests
 from kafkasafe.kafkapython.offsets_wire import OffsetsHeader, encode_offsets
 from kafkasafe.kafkapython.wire import Frame, ProduceHeader, encode_produce
 
-__all__ = ["DirectConnection"]
-
 _NEVER_MS: Final = 1e12
 
 

@@ -34,8 +34,6 @@ from kafkasafe.kafkapython.records import Kind, Records
 from kafkasafe.limits.fetch_ahead import ResponseEnd
 from kafkasafe.limits.fetch_size import LARGE_FETCH_BYTES, FetchSize
 
-__all__ = ["Fetcher"]
-
 # Limit for one call, in bytes of decompressed records. The limit of a fetch does not limit its decompressed content.
 _CALL_BYTES: Final = 256 * 1024 * 1024
 

@@ -19,19 +19,6 @@ from kafka.protocol.api_message import ApiMessage
 
 from kafkasafe.errors import UsageError
 
-__all__ = [
-    "Api",
-    "Level",
-    "RequestFrame",
-    "Response",
-    "Spot",
-    "api",
-    "apis",
-    "endpoints",
-    "parse_request",
-    "spots",
-]
-
 Level: TypeAlias = Literal["top", "topic", "partition"]
 
 SIZE_BYTES: Final = 4

@@ -8,8 +8,6 @@ from typing import Any
 
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
-__all__ = ["HeldRecords", "TakenRecords"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Held:

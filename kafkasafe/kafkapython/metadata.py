@@ -7,8 +7,6 @@ from typing import Any
 from kafka.cluster import ClusterMetadata
 from kafka.future import Future
 
-__all__ = ["Metadata"]
-
 
 class Metadata(ClusterMetadata):
     """Metadata that start another update for topics that the request in flight does not cover.

@@ -26,8 +26,6 @@ from kafkasafe.kafkapython.manager import DirectManager
 from kafkasafe.kafkapython.sockets import LINGER_RESET
 from kafkasafe.logs import limit_foreign
 
-__all__ = ["SocketNetwork"]
-
 _MANAGER_OPTIONS: Final = frozenset(DirectManager.DEFAULT_CONFIG) | {"socks5_proxy"}
 _LOOP_OPTIONS: Final = frozenset(Loop.DEFAULT_CONFIG)
 _CALM_S: Final = 60.0  # if a network thread ran for this long, its crash is not counted as a repeated one

@@ -17,8 +17,6 @@ from kafka.protocol.consumer import ListOffsetsRequest, ListOffsetsResponse
 from kafkasafe.cluster.network import OffsetRow
 from kafkasafe.kafkapython.wire import uvarint
 
-__all__ = ["OffsetRows", "OffsetsHeader", "decode_offsets", "encode_offsets"]
-
 # The first versions of ListOffsets with a certain field, or with the new encoding.
 _ISOLATION: Final = 2
 _THROTTLE: Final = 2

@@ -28,9 +28,6 @@ from kafkasafe.record.batch import HEADER_BYTES, MAX_BODY_BYTES, BatchHeader, Co
 from kafkasafe.record.batch.compression import decompress
 from kafkasafe.record.record_decode import NO_HEADERS, Piece, Place, Row, read, read_alike
 
-__all__ = ["TAKING", "Kind", "Records"]
-
-
 _PIECE: Final = 2048  # number of records that are decoded at once
 TAKING: Final = -1  # not a valid offset: after an interrupt during `take`, the data is fetched again
 _FIRST_OFFSET: Final = -(1 << 63)

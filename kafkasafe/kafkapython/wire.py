@@ -17,8 +17,6 @@ from kafkasafe.cluster.api import Buffer, ProduceReply
 from kafkasafe.cluster.network import AllAppended
 from kafkasafe.cluster.terms import MAX_OFFSET, TopicPartition, plausible
 
-__all__ = ["Frame", "ProduceHeader", "decode_appended", "encode_produce", "uvarint"]
-
 _FLEXIBLE_PRODUCE: Final = 9
 
 _INT32: Final = struct.Struct(">i")

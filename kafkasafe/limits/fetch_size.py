@@ -22,8 +22,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["LARGE_FETCH_BYTES", "FetchSize", "records_limit"]
-
 LARGE_FETCH_BYTES: Final = 8 * 1024 * 1024
 """The largest size by default."""
 

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final
 
-__all__ = ["MEMORY_BYTES", "Ticket", "UplinkBudget"]
-
 _RATE: Final = itemgetter(1)
 
 MEMORY_BYTES: Final = 32 * 1024 * 1024

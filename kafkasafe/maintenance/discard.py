@@ -14,8 +14,6 @@ from kafkasafe.spool.recovery import journal_of
 from kafkasafe.spool.rejected import read_rejected, rejected_names, waits_of
 from kafkasafe.spool.rejected_notes import mark_discarded, read_notes
 
-__all__ = ["Discardable", "discard", "find_discardable"]
-
 
 @dataclass(frozen=True, slots=True)
 class Discardable:

@@ -43,8 +43,6 @@ from kafkasafe.spool.steps import BatchTimes, UnitLog
 from kafkasafe.stats import ConsumerStats
 from kafkasafe.units import Phase
 
-__all__ = ["Examined", "LaneContent", "SpooledBatch", "examine", "read_content"]
-
 _PAGE_BYTES: Final = 1024 * 1024
 _POLL_S: Final = 0.25
 _ABSENT_S: Final = 20.0

@@ -16,22 +16,6 @@ from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from kafkasafe.marks.terms import MarkError
 
-__all__ = [
-    "Body",
-    "Layout",
-    "Lists",
-    "Nested",
-    "OptionalText",
-    "Part",
-    "Text",
-    "bytes16",
-    "each",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-]
-
 T = TypeVar("T")
 _Member = TypeVar("_Member", bound=enum.IntEnum)
 

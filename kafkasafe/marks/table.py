@@ -61,8 +61,6 @@ from kafkasafe.marks.layout import (
 )
 from kafkasafe.marks.terms import LANE_ID_BYTES, NO_TOPIC_ID, UNIT_ID_BYTES
 
-__all__ = ["ROWS", "ROW_OF", "MarkRow", "Reader"]
-
 M = TypeVar("M")
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 
-__all__ = ["WakeFlag"]
-
 
 class WakeFlag:
     """An Event without a lock that an interrupt (Ctrl-C) could leave taken: each method is a single call into C."""

@@ -37,8 +37,6 @@ from kafkasafe.record.batch.fields import read_varint, run_of_equal_lengths, var
 from kafkasafe.record.batch.header import crc_of
 from kafkasafe.record.batch.markers import is_abort
 
-__all__ = ["COLUMNS", "HEADERS", "SCHEMA", "Decoded", "Decoder", "OldFormatError", "decode", "schema_of"]
-
 _arrow: Any = pyarrow_for("An Arrow table")
 _Numbers: TypeAlias = npt.NDArray[np.int64]
 _Parsed: TypeAlias = tuple[Any, _Numbers, npt.NDArray[np.int32]]

@@ -18,8 +18,6 @@ from kafkasafe.packages import pyarrow_for
 from kafkasafe.record import batch
 from kafkasafe.record.partition import partitions_for_buffer
 
-__all__ = ["Rows", "partitions_of", "records"]
-
 # pyarrow ships no types.
 _arrow: Any = pyarrow_for("An Arrow table")
 _compute: Any = importlib.import_module("pyarrow.compute")

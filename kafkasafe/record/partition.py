@@ -12,8 +12,6 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["murmur2", "partition_for_key", "partitions_for_buffer", "partitions_for_keys"]
-
 _SEED: Final = 0x9747B28C
 _M: Final = 0x5BD1E995
 _R: Final = 24

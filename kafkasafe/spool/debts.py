@@ -19,8 +19,6 @@ from kafkasafe.spool.files import Files, opened
 from kafkasafe.spool.segment import SEGMENT_NAME
 from kafkasafe.spool.segment_reader import OVERHEAD_BYTES
 
-__all__ = ["LaneReader"]
-
 _TRIES: Final = 10
 _GUESS_BYTES: Final = 4096
 """Size of the first read. It covers most control batches."""

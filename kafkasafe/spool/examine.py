@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from kafkasafe import marks as m
 from kafkasafe.history.identity import BatchId, ProducerView, sequence_distance
 
-__all__ = ["Examination", "ExaminedBatch", "ExchangeStep", "Finding", "SpoolFate", "SpoolOutcome", "fates"]
-
 
 class SpoolOutcome(enum.Enum):
     """The outcome of a batch according to the spool."""

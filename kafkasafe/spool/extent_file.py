@@ -11,8 +11,6 @@ from kafkasafe.spool.files import Files, write_all
 from kafkasafe.spool.log_content import Log
 from kafkasafe.spool.segment import StoredSegment
 
-__all__ = ["ExtentFile"]
-
 
 class ExtentFile:
     """Writes the claims in the lane's `extent`.

@@ -26,18 +26,6 @@ from kafkasafe.spool.rejected import (
 from kafkasafe.spool.rejected_notes import Notes, read_notes
 from kafkasafe.spool.steps import BatchTimes, UnitLog, steps_of, undecidable_in
 
-__all__ = [
-    "Inspected",
-    "UndeliveredRecords",
-    "extent_of",
-    "inspect",
-    "missing",
-    "read_lane",
-    "resent_in",
-    "start_error",
-    "steps",
-]
-
 _TRIES: Final = 5
 
 

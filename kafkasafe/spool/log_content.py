@@ -12,8 +12,6 @@ from kafkasafe.record import batch as codec
 from kafkasafe.spool.extent import Extent
 from kafkasafe.spool.segment import StoredSegment
 
-__all__ = ["BatchEntry", "Damage", "Entry", "Log", "LostEntry", "MarksEntry", "TornEntry"]
-
 
 @dataclass(frozen=True, slots=True)
 class MarksEntry:

@@ -30,8 +30,6 @@ from kafkasafe.spool.segment_reader import (
     group_at,
 )
 
-__all__ = ["journal_of", "read_extent", "replay", "replay_one", "scan"]
-
 
 def replay(entries: Iterable[Entry], journal: Journal) -> None:
     """Passes the entries of a log to a journal. The caller calls `journal.recovery.recovered()` at the end."""

@@ -13,8 +13,6 @@ import kafka.errors as kafka_errors
 from kafkasafe import journal as j
 from kafkasafe.codes.verdicts import Scope, classify_code
 
-__all__ = ["RefusedDestination", "because", "error_for_send", "read_needed", "refused"]
-
 _OF_ID: Final = "transactional id "
 _OF_GROUP: Final = "group "
 _NAMED: Final = 3

@@ -20,18 +20,6 @@ from kafkasafe.spool import rejected_format as pure
 from kafkasafe.spool.files import Files, read_file, write_all
 from kafkasafe.spool.rejected_notes import forget, note, read_notes
 
-__all__ = [
-    "KeptFile",
-    "RejectedRecords",
-    "RejectedStore",
-    "data_of",
-    "read_rejected",
-    "rejected_names",
-    "retire",
-    "summed_up",
-    "waits_of",
-]
-
 _FOLDER: Final = "rejected"
 _NAME: Final = re.compile(r"\d{20}\.log")
 _DRAFT: Final = re.compile(r"\d{20}\.new")

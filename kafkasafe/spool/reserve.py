@@ -20,8 +20,6 @@ from typing import Final
 from kafkasafe.logs import EventLog
 from kafkasafe.spool.files import Files, opened, size_of, write_all
 
-__all__ = ["NO_ROOM", "Reserve"]
-
 log = EventLog("spool")
 
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})

@@ -12,8 +12,6 @@ from typing import Final
 
 from kafkasafe import marks as m
 
-__all__ = ["SEGMENT_NAME", "Places", "Stored", "StoredSegment", "segment_name"]
-
 SEGMENT_NAME: Final = re.compile(r"\d{20}\.log")
 
 

@@ -18,8 +18,6 @@ from kafkasafe.spool.quarantine import copy_aside, copy_of
 from kafkasafe.spool.segment import Stored, StoredSegment, segment_name
 from kafkasafe.spool.segment_files import SegmentFiles
 
-__all__ = ["SegmentList"]
-
 
 class SegmentList(Sequence[StoredSegment]):
     """The segments of one lane, in order. Not thread-safe.

@@ -15,8 +15,6 @@ from kafkasafe.spool.files import Files
 from kafkasafe.spool.inspection import inspect
 from kafkasafe.spool.lanes import SpoolDirectory
 
-__all__ = ["LeftBehind", "Siblings"]
-
 _Content = tuple[tuple[str, int], ...]
 
 

@@ -28,8 +28,6 @@ from kafkasafe.spool.segment_list import SegmentList
 from kafkasafe.spool.segment_writer import SegmentWriter
 from kafkasafe.spool.tail import cut_tail, make_durable, remove_drafts
 
-__all__ = ["Spool"]
-
 log = EventLog("spool")
 
 Sync = Literal["group", "each", "os"]

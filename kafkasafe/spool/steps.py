@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from kafkasafe import marks as m
 from kafkasafe.spool.examine import ExchangeStep
 
-__all__ = ["BatchTimes", "UnitLog", "steps_of"]
-
 
 @dataclass(slots=True)
 class BatchTimes:

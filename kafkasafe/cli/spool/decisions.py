@@ -32,8 +32,6 @@ from kafkasafe.events import AtomicBatchCommitted, AtomicBatchDropped
 from kafkasafe.maintenance.examination import read_content
 from kafkasafe.spool.examine import ExchangeStep
 
-__all__ = ["DECISION_CODES", "spool_abort", "spool_commit"]
-
 DECISION_CODES: Final = CODES.format(broken="something is left")
 _POLL_S: Final = 0.05
 _OVER: Final = "its transaction timed out or was fenced: the next producer prepares the batch again"

@@ -26,8 +26,6 @@ from kafkasafe.events import DeliveryRetried, RecordsCommitted, TopicBlocked, To
 from kafkasafe.spool.inspection import Inspected, inspect
 from kafkasafe.spool.lanes import SpoolDirectory
 
-__all__ = ["deliver"]
-
 _REASONS: Final = 3
 
 

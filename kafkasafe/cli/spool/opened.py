@@ -14,8 +14,6 @@ from kafkasafe.config import Decide, validate
 from kafkasafe.delivery.metric_samples import producer_samples
 from kafkasafe.stats import Sample
 
-__all__ = ["OpenSpool"]
-
 
 class OpenSpool:
     """The lanes of a spool directory that have no owner, and the pump that works on them. Accepts no records.

@@ -21,8 +21,6 @@ from kafkasafe.spool.files import OsFiles
 from kafkasafe.spool.lanes import SpoolDirectory, format_lost
 from kafkasafe.spool.lanes.format import LANE
 
-__all__ = ["root_of", "spools_below", "tree_below"]
-
 
 @dataclass(slots=True)
 class _Sums:

@@ -20,8 +20,6 @@ from kafkasafe.cluster.leaders import topic_at, topics_listed
 from kafkasafe.cluster.network import Network
 from kafkasafe.cluster.terms import not_sent, safely
 
-__all__ = ["BrokerQuestions"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Endpoint:

@@ -16,18 +16,6 @@ from kafkasafe.cluster.coordinators import Question, newest
 from kafkasafe.cluster.network import Connection, ManyOffsets, OffsetRow, Request, Sendable
 from kafkasafe.cluster.terms import TopicPartition, safely
 
-__all__ = [
-    "Call",
-    "EpochsWanted",
-    "OffsetsCall",
-    "OffsetsWanted",
-    "PartitionQuestion",
-    "QuestionCall",
-    "QuestionsCall",
-    "ReachCall",
-    "Wanted",
-]
-
 
 class Call:
     """One request to one broker and its single outcome. Each subclass has its own flag which says whether the outcome

@@ -20,8 +20,6 @@ from kafkasafe.cluster.network import Connection, Network
 from kafkasafe.cluster.pin import ClusterPin
 from kafkasafe.cluster.terms import SILENCE_S, NodeId, TopicPartition
 
-__all__ = ["BrokerLink"]
-
 _MAX_QUESTIONS: Final = 500  # in one request
 
 _PAUSE_POLL_S: Final = 0.02

@@ -20,8 +20,6 @@ from kafkasafe.cluster.network import Network
 from kafkasafe.cluster.pin import ClusterPin
 from kafkasafe.cluster.terms import SILENCE_S, NodeId
 
-__all__ = ["Links"]
-
 _TICK_S: Final = 0.5
 
 

@@ -11,8 +11,6 @@ from kafkasafe.cluster.network import Network
 from kafkasafe.cluster.terms import closed_error, log
 from kafkasafe.errors import ForkedProcessError
 
-__all__ = ["Mailbox"]
-
 
 class Mailbox:
     """Jobs for the network thread. Each one runs or fails. Any thread may call `post`.

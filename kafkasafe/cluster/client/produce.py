@@ -39,8 +39,6 @@ from kafkasafe.cluster.terms import (
     safely,
 )
 
-__all__ = ["ProduceCall", "ProduceRouter", "RequestOrder", "shared_requests"]
-
 _Batch: TypeAlias = tuple[ProduceRequest[Any], memoryview]
 
 

@@ -52,8 +52,6 @@ from kafkasafe.cluster.terms import (
 )
 from kafkasafe.record.batch import HEADER_BYTES, Compression, is_abort, iter_headers
 
-__all__ = ["LeaderQuestions"]
-
 _INT64: Final = struct.Struct(">q")
 
 # Oldest version of Fetch that carries RecordBatch v2 (brokers from 0.11).

@@ -7,8 +7,6 @@ from typing import Final
 from kafkasafe.cluster.api import in_words
 from kafkasafe.logs import EventLog
 
-__all__ = ["Reachability"]
-
 _LOG_EVERY_S: Final = 30.0
 
 

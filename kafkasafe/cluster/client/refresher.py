@@ -34,8 +34,6 @@ from kafkasafe.cluster.terms import (
     safely,
 )
 
-__all__ = ["Refresher"]
-
 
 @dataclass(frozen=True, slots=True)
 class _ParkedRequest:

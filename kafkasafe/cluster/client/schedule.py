@@ -11,8 +11,6 @@ from typing import Any, Final
 from kafkasafe.cluster.client.mailbox import Mailbox
 from kafkasafe.cluster.network import Network
 
-__all__ = ["RefreshSchedule"]
-
 _LONG_AGO: Final = -1e9
 
 

@@ -38,8 +38,6 @@ from kafkasafe.cluster.network import Network
 from kafkasafe.cluster.pin import ClusterPin
 from kafkasafe.cluster.terms import TopicPartition, closed_error, log
 
-__all__ = ["Transport"]
-
 
 class Transport(Coordinated):
     """Requests to a Kafka cluster. Thread-safe; every request gets exactly one reply. `Cluster` and `Service` describe

@@ -11,8 +11,6 @@ from kafka.util import ensure_valid_topic_name
 from kafkasafe.cluster.api import TopicInfo
 from kafkasafe.cluster.terms import UNKNOWN_TOPIC
 
-__all__ = ["WatchedTopics", "invalid_topic"]
-
 
 class WatchedTopics:
     """The topics of which the client wants metadata. A topic is *new* until a request has named it.

@@ -21,13 +21,6 @@ from kafkasafe.record.batch.header import (
     stamp_crc,
 )
 
-__all__ = [
-    "encode",
-    "encode_control",
-    "frame",
-    "varint",
-]
-
 _T = TypeVar("_T")
 _INT64_MIN: Final = -(2**63)
 _INT64_MAX: Final = 2**63 - 1

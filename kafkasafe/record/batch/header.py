@@ -10,32 +10,6 @@ from typing import Final, TypeAlias
 
 import crc32c
 
-__all__ = [
-    "ATTRIBUTES_AT",
-    "CONTROL",
-    "HEADER_BYTES",
-    "LENGTH",
-    "MAX_BODY_BYTES",
-    "RECORD_OVERHEAD",
-    "BatchHeader",
-    "Buffer",
-    "Compression",
-    "CorruptBatchError",
-    "Headers",
-    "crc_and_count",
-    "crc_of",
-    "fill_header",
-    "finish",
-    "identity_of",
-    "iter_headers",
-    "last_header",
-    "read_header",
-    "stamp_address",
-    "stamp_crc",
-    "stamp_identity",
-    "verify",
-]
-
 Buffer: TypeAlias = bytes | bytearray | memoryview
 """The types from which this module reads bytes."""
 

@@ -26,8 +26,6 @@ from kafkasafe.spool.lanes.lock import (
 )
 from kafkasafe.spool.lanes.owners import NO_CLIENT, Owners
 
-__all__ = ["SpoolDirectory"]
-
 _MAX_LANES: Final = 1000
 _BIRTH_TRIES: Final = 250  # 5 s
 _TAKE_TRIES: Final = 10

@@ -18,8 +18,6 @@ from kafkasafe.testing._real.nodes import Nodes
 from kafkasafe.testing._real.values import ClusterError
 from kafkasafe.testing._real.workspace import Workspace
 
-__all__ = ["Admin"]
-
 T = TypeVar("T")
 
 

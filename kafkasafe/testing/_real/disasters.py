@@ -19,8 +19,6 @@ from kafkasafe.testing._real.topics import Topics, as_place
 from kafkasafe.testing._real.values import LostRecords, PartitionState
 from kafkasafe.testing._real.workspace import Workspace
 
-__all__ = ["Disasters"]
-
 _UNCLEAN = "unclean.leader.election.enable"
 _EXPIRATION = "producer.id.expiration.ms"
 

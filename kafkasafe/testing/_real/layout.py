@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from kafkasafe.errors import UsageError
 from kafkasafe.testing._real.values import CONTROLLER
 
-__all__ = ["Layout"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Layout:

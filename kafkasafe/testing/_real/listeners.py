@@ -18,8 +18,6 @@ from kafkasafe.testing._real.layout import Layout
 from kafkasafe.testing._real.release import Release
 from kafkasafe.testing._real.workspace import Workspace
 
-__all__ = ["Listeners"]
-
 
 class Listeners:
     """Owns the certificate. Everything else is fixed when the cluster is constructed."""

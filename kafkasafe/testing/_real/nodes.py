@@ -20,8 +20,6 @@ from kafkasafe.testing._real.processes import Resources, listens, port_free
 from kafkasafe.testing._real.values import ClusterError
 from kafkasafe.testing._real.workspace import Workspace
 
-__all__ = ["Nodes"]
-
 
 class Nodes:
     """Owns the processes. Starts, stops, kills and pauses them, and waits until they serve.

@@ -11,8 +11,6 @@ from kafkasafe.testing import jars
 from kafkasafe.testing._real.values import ClusterError, UnsupportedByVersionError
 from kafkasafe.testing._real.workspace import Workspace
 
-__all__ = ["Release"]
-
 
 class Release:
     """Owns the version, its jars, and the Java that runs them. An upgrade changes all of them together."""

@@ -22,8 +22,6 @@ from kafkasafe.testing._real.nodes import Nodes
 from kafkasafe.testing._real.values import ClusterError, PartitionState
 from kafkasafe.testing._real.workspace import Workspace
 
-__all__ = ["Topics", "as_place"]
-
 _METADATA: Final = 4
 """The version of Metadata that all brokers from 0.11 on support."""
 

@@ -12,8 +12,6 @@ from kafkasafe.testing._real.node import POLL_S, Node, tail
 from kafkasafe.testing._real.processes import Resources
 from kafkasafe.testing._real.values import ClusterError, log
 
-__all__ = ["Workspace"]
-
 
 class Workspace:
     """Owns the path of the directory. `Resources` removes the directory at the end."""

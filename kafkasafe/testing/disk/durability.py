@@ -20,8 +20,6 @@ from kafkasafe.testing.disk.operations import (
     Write,
 )
 
-__all__ = ["SECTOR_BYTES", "DurableData", "DurableState"]
-
 SECTOR_BYTES: Final = 512
 _LEAST_MISSING_BYTES: Final = 4
 """The smallest unit that a disk writes. Real units may be larger. A program that survives these small units also

@@ -11,8 +11,6 @@ from typing import Final
 from kafkasafe.testing.disk.contents import failure
 from kafkasafe.testing.disk.operations import Link, Names, Operation, Rename, Unlink
 
-__all__ = ["ROOT", "File", "FileTree"]
-
 ROOT: Final = 0
 """The node of `/`."""
 _DEVICE: Final = 1

@@ -26,8 +26,6 @@ from kafkasafe.testing.fake.settings import (
     topic_settings,
 )
 
-__all__ = ["Broker", "Centre", "Topic"]
-
 UNKNOWN_TOPIC_OR_PARTITION: Final = 3
 INVALID_TOPIC: Final = 17
 TOPIC_AUTHORIZATION_FAILED: Final = 29

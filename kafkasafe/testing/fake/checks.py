@@ -22,8 +22,6 @@ from kafkasafe.record.batch import (
     verify,
 )
 
-__all__ = ["NotModelledError", "RefusedError", "StoredBatch", "admit", "store"]
-
 CORRUPT_MESSAGE: Final = 2
 MESSAGE_TOO_LARGE: Final = 10
 INVALID_TIMESTAMP: Final = 32

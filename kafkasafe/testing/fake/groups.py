@@ -18,8 +18,6 @@ from kafkasafe.testing.fake.checks import RefusedError
 if TYPE_CHECKING:
     from kafkasafe.testing.fake.centre import Centre
 
-__all__ = ["Group", "GroupState", "Groups", "Member", "Offset", "coordinator", "numbered"]
-
 ILLEGAL_GENERATION: Final = 22
 INCONSISTENT_GROUP_PROTOCOL: Final = 23
 INVALID_GROUP_ID: Final = 24

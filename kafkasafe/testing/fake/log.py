@@ -14,8 +14,6 @@ from kafkasafe.record.batch import decode, encode_control, stamp_identity
 from kafkasafe.testing.fake.checks import StoredBatch, store
 from kafkasafe.testing.fake.producers import Producers
 
-__all__ = ["Aborted", "ReplicaLog"]
-
 _ABORT: Final = 0
 _COMMIT: Final = 1
 _MARKER: Final = bytes(6)  # version 0, coordinator epoch 0

@@ -15,8 +15,6 @@ from kafkasafe.record.batch import BatchHeader
 from kafkasafe.testing.fake.checks import RefusedError, admit
 from kafkasafe.testing.fake.log import Aborted, ReplicaLog
 
-__all__ = ["Appended", "Fetched", "Listed", "Partition"]
-
 OFFSET_OUT_OF_RANGE: Final = 1
 LEADER_NOT_AVAILABLE: Final = 5
 NOT_LEADER_OR_FOLLOWER: Final = 6

@@ -10,8 +10,6 @@ from typing import Any, TypeAlias
 from kafkasafe.testing.fake.asking import Fields, Later
 from kafkasafe.testing.fake.centre import Centre
 
-__all__ = ["InTransit", "Pipe", "Way"]
-
 HeldRequest: TypeAlias = tuple[Later, str, Callable[[Fields], None]]
 """When its answer is available, its API, and the function that gets the answer."""
 

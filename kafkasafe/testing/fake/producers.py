@@ -18,8 +18,6 @@ from typing import Final
 from kafkasafe.record.batch import BatchHeader
 from kafkasafe.testing.fake.checks import RefusedError
 
-__all__ = ["Producer", "Producers", "SeenBatch"]
-
 OUT_OF_ORDER_SEQUENCE: Final = 45
 INVALID_PRODUCER_EPOCH: Final = 47
 INVALID_TXN_STATE: Final = 48

@@ -24,8 +24,6 @@ from kafkasafe.testing.fake.groups import Groups
 from kafkasafe.testing.fake.settings import Profile
 from kafkasafe.testing.fake.transactions import Transactions
 
-__all__ = ["PendingRequest", "Reply", "RequestHandler", "handler"]
-
 UNSUPPORTED_VERSION: Final = 35
 _MAX_ERRORS: Final = 100
 _OLD_PRODUCE: Final = 3

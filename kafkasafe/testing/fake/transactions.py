@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from kafkasafe.testing.fake.log import ReplicaLog
     from kafkasafe.testing.fake.partition import Partition
 
-__all__ = ["TransactionMetadata", "Transactions", "TxnState"]
-
 _NOT_ADDED: Final = "Partition was not added to the transaction"
 INVALID_PRODUCER_ID_MAPPING: Final = 49
 INVALID_TRANSACTION_TIMEOUT: Final = 50

@@ -20,8 +20,6 @@ from kafkasafe.testing.fake.asking import Fields
 from kafkasafe.testing.fake.pipes import Pipe
 from kafkasafe.testing.fake.virtual_time import Timer, VirtualTime
 
-__all__ = ["VirtualBrokers", "VirtualNetwork"]
-
 _FIRST_WITH_HINTS: Final = 10
 """Version of Produce (KIP-951)."""
 _HINTS: Final = frozenset({"node_endpoints", "current_leader"})
