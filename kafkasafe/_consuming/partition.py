@@ -69,7 +69,6 @@ class Undecided(NamedTuple):
     """A divergence about which the application has not decided.
 
     Attributes:
-        event: The divergence.
         topic_id: Id of the topic that has the name now. `History.topic_id` is still the id of the topic that was read.
     """
 

@@ -173,11 +173,7 @@ class BatchUnit:
 
 
 class BatchDecision(Generic[_Outcome]):
-    """The decision about an atomic batch, and the attempts to commit it.
-
-    Attributes:
-        first: The decision.
-    """
+    """The decision about an atomic batch, and the attempts to commit it."""
 
     def __init__(self) -> None:
         self.first: FirstDecision[BatchUnit] = FirstDecision()

@@ -32,8 +32,6 @@ class Encoder:
     """Encodes the open batches of one producer.
 
     Attributes:
-        partitioning: Chooses the partitions.
-        compression: Compression of each batch.
         batch_bytes: Largest size of a batch before compression. It matters only if an open batch has more room than
             this.
     """

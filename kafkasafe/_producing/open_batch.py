@@ -69,7 +69,6 @@ class OpenBatch:
     were taken (`has`).
 
     Attributes:
-        topic: Topic name.
         open: Whether the open batch accepts records.
         room: Bytes of room of the empty open batch. If it is more than `batch_size`, a partition may get several
             batches.

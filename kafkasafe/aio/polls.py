@@ -56,8 +56,6 @@ class PollResult:
     """The result of a poll.
 
     Attributes:
-        number: Number of the poll.
-        records: The fetched records.
         assigned: All assigned partitions.
         gone: Partitions that were revoked since the poll before. They may have been assigned again.
         paused: Partitions of `gone` that kafka-python has paused.

@@ -16,10 +16,6 @@ class Concern:
     Attributes:
         level: "breaks": with this value, a promise does not hold. "note": the promise holds, with a limit that users
             should know.
-        setting: Name of the setting.
-        value: Value of the setting.
-        reason: The consequence.
-        fix: The remedy.
     """
 
     level: Literal["breaks", "note"]

@@ -99,7 +99,6 @@ class Question:
     """One request, and how to parse its answer.
 
     Attributes:
-        name: Kafka's name for it.
         fields: The request's fields; dicts, and lists of dicts, for structs.
         parse: Turns the answer, whose fields are attributes, into the result.
         minimum: Oldest usable version.

@@ -87,7 +87,6 @@ class End:
     """A verified end offset.
 
     Attributes:
-        offset: The end.
         leader_epoch: The leader's epoch; -1 if the leader does not report it.
     """
 

@@ -32,8 +32,6 @@ class Request:
     """One request.
 
     Attributes:
-        name: Kafka's name for the request.
-        version: Version of the request.
         fields: The request's fields, named as in Kafka's protocol; dicts, and lists of dicts, for structs.
     """
 

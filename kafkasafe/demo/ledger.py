@@ -36,9 +36,6 @@ class Ledger:
     Args:
         path: The file.
         records: Number of records. If given, the constructor creates the file, otherwise it opens the file.
-
-    Attributes:
-        records: Number of records.
     """
 
     def __init__(self, path: Path, records: int | None = None) -> None:

@@ -56,7 +56,6 @@ class Api:
     """One of Kafka's APIs.
 
     Attributes:
-        key: The API's number.
         name: The API's name, such as `Produce`.
         request: kafka-python's class of the request.
         response: kafka-python's class of the response.
@@ -155,10 +154,7 @@ class RequestFrame:
     """A request frame.
 
     Attributes:
-        key: API number.
-        version: API version.
         correlation_id: Chosen by the client.
-        client_id: The client's id.
         header: The header's bytes.
         api: None if kafka-python does not know the API or the version, or cannot decode the frame.
         message: The body; None in the same cases.

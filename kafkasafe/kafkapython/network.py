@@ -46,11 +46,6 @@ class SocketNetwork:
         thread: The network thread; None before `start`.
         loop: The event loop. After a crash, a new loop replaces it.
         manager: Makes connections for this loop.
-        client_id: See `Network`.
-        request_timeout_s: See `Network`.
-        metadata_max_age_s: See `Network`.
-        reconnect_backoff_s: See `Network`.
-        reconnect_backoff_max_s: See `Network`.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:

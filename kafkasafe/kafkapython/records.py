@@ -48,7 +48,6 @@ class Kind:
     """The form of fetched data that are returned as batches, not as records.
 
     Attributes:
-        columns: Names of the columns.
         views: Whether keys and values are views of the received bytes.
     """
 

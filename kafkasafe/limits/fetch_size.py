@@ -54,9 +54,6 @@ class FetchSize:
         least: The first size.
         most: The largest size.
         timeout_s: The request timeout.
-
-    Attributes:
-        bytes: The size now.
     """
 
     __slots__ = ("_batches", "_least", "_limit", "_most", "_records", "_restarted_at", "_soon_s", "bytes")

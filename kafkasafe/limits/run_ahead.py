@@ -36,7 +36,6 @@ class _Waiting:
     """The outstanding batches of one partition.
 
     Attributes:
-        size_bytes: Their size.
         since: When the partition last acknowledged a batch, or when its first batch was accepted. Monotonic seconds.
         counts: Whether the partition answers.
     """

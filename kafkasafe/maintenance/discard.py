@@ -21,7 +21,6 @@ class Discardable:
 
     Attributes:
         lane: Directory of the lane.
-        name: File name.
         topic: Topic of the records; "?" if unknown.
         partition: -1 if it was never chosen, or is unknown.
         records: Number of records, as far as known.

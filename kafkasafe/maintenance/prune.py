@@ -30,7 +30,6 @@ class Prunable:
     """A lane, and whether it may be deleted.
 
     Attributes:
-        number: Number of the lane.
         bytes: Size of all its files.
         kept: Why it is kept; empty if it may be deleted.
     """

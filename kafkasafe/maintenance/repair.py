@@ -62,7 +62,6 @@ class Plan:
 
     Attributes:
         refused: Why nothing can be repaired; empty if a repair is possible.
-        steps: The safe steps.
         left: Parts that cannot be repaired, one sentence each.
     """
 

@@ -36,8 +36,6 @@ class Resendable:
     """A file of `rejected/` that can be resent.
 
     Attributes:
-        lane: Name of the lane.
-        kept: The file.
         topic: Topic of all its records.
         partition: -1 if it was never chosen.
     """

@@ -92,7 +92,6 @@ class Fixed:
     """A field of a fixed size.
 
     Attributes:
-        name: Name of the attribute.
         code: Of `struct`.
         kind: The document's name for the type.
         says: The document's description of the field.
@@ -111,7 +110,6 @@ class Text:
     """A str16.
 
     Attributes:
-        name: Name of the attribute.
         says: The document's description of the text.
         cut: Whether the text is cut to 32,767 bytes. A mark must not fail because a broker's message is long.
     """
@@ -141,7 +139,6 @@ class Nested:
     """The fields of another layout.
 
     Attributes:
-        name: Name of the attribute.
         layout: Layout of the attribute's object.
         says: The document's description of the object.
     """

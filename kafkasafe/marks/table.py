@@ -93,7 +93,6 @@ class MarkRow(Generic[M]):
     Attributes:
         name: The mark's name, as the document spells it.
         key: Key of its control record.
-        layout: Layout of its body.
     """
 
     __slots__ = ("key", "layout", "mark", "means", "name", "number", "readers", "valid")

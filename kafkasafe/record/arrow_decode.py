@@ -147,7 +147,6 @@ class _Found:
 
     Attributes:
         at: Where it begins.
-        header: Its header.
         body: Its records, when they were compressed.
     """
 

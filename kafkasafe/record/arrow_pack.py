@@ -31,7 +31,6 @@ class PackedBatch(NamedTuple):
     Attributes:
         place: Topic and partition.
         rows: How many.
-        data: The batch.
     """
 
     place: tuple[str, int]

@@ -29,8 +29,6 @@ class RefusedDestination:
         code: Kafka's error code.
         reason: The cluster's explanation.
         since: `time.monotonic()` of the first such answer.
-        batches: Number of waiting batches.
-        records: Number of records in them.
         confirmed: Whether the refusal is certain: it is not a single stray answer, and not caused by a topic that is
             merely new.
         whole: Whether the destination as a whole is refused, not only a single batch or a query about it.

@@ -30,8 +30,6 @@ class KeptFile:
     """A file of `rejected/`.
 
     Attributes:
-        path: The file.
-        size_bytes: Its size.
         content: Its content; None if it cannot be read.
         entries: The entries that count as rejected.
         error: Why it cannot be read.
@@ -71,12 +69,9 @@ class RejectedRecords:
     """The kept records of one partition and one reason.
 
     Attributes:
-        topic: Topic name.
         partition: -1 if it was never chosen.
         code: Kafka's error code; `OPERATOR` if an operator set the batch aside; -1 if unknown.
         reason: Human-readable text.
-        batches: Number of batches.
-        records: Number of records in them.
     """
 
     topic: str
@@ -212,9 +207,7 @@ class RejectedStore:
     """A lane's `rejected/`, for the lane's owner. Not thread-safe.
 
     Attributes:
-        files: The disk.
         lane: The lane's directory.
-        lane_id: Id of its log.
     """
 
     files: Files

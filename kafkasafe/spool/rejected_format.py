@@ -44,7 +44,6 @@ class Entry:
 
     Attributes:
         position: Former position in the lane's log.
-        header: Header of the batch.
         at: Byte offset in the file.
         code: Kafka's error code, `OPERATOR`, or -1 when it is not known.
         reason: Human-readable text; empty if unknown.

@@ -79,7 +79,6 @@ class StoredSegment:
     """One segment file.
 
     Attributes:
-        path: The file.
         first_position: Position of its first record, which is also its name.
         size_bytes: Valid bytes. Bytes after them were abandoned.
         batches: Its data batches, by position.

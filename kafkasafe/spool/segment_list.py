@@ -23,9 +23,6 @@ class SegmentList(Sequence[StoredSegment]):
     """The segments of one lane, in order. Not thread-safe.
 
     `Spool` and `StoredSegment` describe the methods that they have, too.
-
-    Attributes:
-        used_bytes: Size of all segments.
     """
 
     def __init__(self, lane: Path, files: Files, segments: Sequence[StoredSegment]) -> None:

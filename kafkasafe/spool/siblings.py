@@ -28,8 +28,6 @@ class LeftBehind:
             cluster.
         same_client: Whether the directory's producers had the same client id.
         lanes: Numbers of the lanes with such records.
-        batches: Number of undelivered batches.
-        records: Number of records in them.
         content: Segments with their sizes, to recognise a change of the directory.
     """
 

@@ -276,7 +276,6 @@ class _Left:
     """What is left to deliver in lanes without an owner, and in some lanes that this process owns.
 
     Attributes:
-        records: Number of undelivered records.
         damaged: A description of the damage; empty if there is none.
         foreign: Names of the lanes that other processes own.
         work: Whether a producer with these lanes would have work to do.

@@ -139,7 +139,6 @@ class OffsetsWanted:
 
     Attributes:
         replica_id: The replica id of the request: -1 for a client, -2 for a debugging replica.
-        isolation_level: Isolation level of the request.
         timestamp: The special timestamp of the request (such as `LATEST`); 0 for look-ups by time.
     """
 

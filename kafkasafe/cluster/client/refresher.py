@@ -93,7 +93,6 @@ class _Attempt:
     """A metadata request in progress.
 
     Attributes:
-        link: The link to the broker.
         of_new: Whether the request asks only about topics that no request has named yet.
         waiting: What came before it began.
     """

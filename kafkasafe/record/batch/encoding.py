@@ -211,7 +211,6 @@ class _Column:
     """The keys or the values of a batch, nulls as length -1 and empty bytes.
 
     Attributes:
-        items: The encoded items.
         lengths: Their lengths, -1 for null.
         uniform_length: The one length that all have, or None.
     """

@@ -85,7 +85,6 @@ class BatchHeader:
         producer_id: -1 when the batch has none.
         producer_epoch: -1 when the batch has none.
         base_sequence: Sequence of the first record, -1 when the batch has none.
-        count: Number of records.
     """
 
     base_offset: int

@@ -44,7 +44,6 @@ class SpoolDirectory:
 
     Attributes:
         path: The directory.
-        files: The disk.
         owners: Finds out which processes own the lanes.
         strange: Entries with a lane's name that are not lanes, as found by `dead_lanes`: lane number → reason.
     """

@@ -14,7 +14,6 @@ class Layout:
     """The description of a cluster. Ports are reserved first, so addresses are known before the cluster starts.
 
     Attributes:
-        brokers: Node ids of the brokers.
         combined: Whether the single broker is its own controller.
         config: Broker settings of all nodes.
         broker_config: Broker settings of single nodes.

@@ -28,7 +28,6 @@ class Nodes:
 
     Attributes:
         zookeeper: Whether the controller is a ZooKeeper.
-        controller_port: Port of the controller.
         cluster_id: Kafka's id of the cluster; empty while unknown.
     """
 

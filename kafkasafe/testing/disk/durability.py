@@ -49,7 +49,6 @@ class DurableData:
     """The durable content of a file, and its changes since then.
 
     Attributes:
-        base: The durable content.
         layers: Later changes, in order.
         size: The size that processes see.
     """

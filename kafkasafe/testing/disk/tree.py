@@ -21,9 +21,7 @@ class File:
     """A file as processes see it.
 
     Attributes:
-        content: Bytes of the file.
         reserved: Room that was reserved for the file, bytes.
-        handles: Number of open handles.
         locked_by: The process and handle that hold the lock.
     """
 

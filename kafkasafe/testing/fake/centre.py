@@ -56,7 +56,6 @@ class Broker:
     """One broker.
 
     Attributes:
-        node: Node id.
         rack: The broker's rack; None if it does not report one.
         up: Whether the broker's process is running.
         paused: Whether its running process is suspended.

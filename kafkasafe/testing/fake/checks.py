@@ -44,7 +44,6 @@ class RefusedError(KafkaSafeError):
     """An error code as the answer to a request, or to a part of it.
 
     Attributes:
-        code: Kafka's error code.
         message: The broker's message; None if it sends none.
         record_errors: (index in the batch, message) of the faulty records.
         early: Whether the broker refused the batch before it looked at the partition's log.

@@ -36,7 +36,6 @@ class ReplicaLog:
         batches: The batches, in the order of their offsets.
         epochs: (leader epoch, its first offset), ascending.
         producers: The remembered state of producers.
-        aborted: Aborted transactions.
         start_offset: First readable offset.
         high_watermark: The high watermark that this replica knows.
     """

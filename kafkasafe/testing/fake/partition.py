@@ -44,7 +44,6 @@ class Appended:
     Attributes:
         base_offset: Offset of the batch; for a duplicate, the offset of the first copy.
         log_append_time_ms: -1 unless the broker set the timestamps.
-        log_start_offset: First offset of the log.
         end_offset: When the high watermark reaches this offset, all in-sync replicas have the batch.
     """
 
@@ -79,8 +78,6 @@ class Partition:
     """A partition and all its replicas.
 
     Attributes:
-        topic: Topic name.
-        number: Partition number.
         replicas: Node ids, the preferred leader first.
         in_sync: The in-sync replicas; never empty.
         leader: Node id; -1 while the partition has no leader.

@@ -74,8 +74,6 @@ class RequestHandler:
 
     Attributes:
         centre: Brokers, topics, records.
-        groups: Consumer groups.
-        transactions: Transactions.
         addresses: (host, port) of each broker, as clients see them.
         counts: Number of requests by API name.
         errors: Errors about features that clients used but the fake does not have.

@@ -25,7 +25,6 @@ class Profile:
     """One version of Kafka.
 
     Attributes:
-        version: The version's number.
         apis: API name -> (oldest, newest) version.
         settings: The brokers' settings by Kafka's names.
         features: Finalized features and their levels.
