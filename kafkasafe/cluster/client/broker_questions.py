@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import kafka.errors as kafka_errors
 
-from kafkasafe.cluster.api import Failure, Reply, TopicInfo, TopicsListed
+from kafkasafe.cluster.api import Broker, Failure, Reply, TopicInfo, TopicsListed
 from kafkasafe.cluster.client.calls import QuestionCall
 from kafkasafe.cluster.client.link import BrokerLink
 from kafkasafe.cluster.client.links import Links
@@ -19,16 +18,6 @@ from kafkasafe.cluster.coordinators import Node, Question, metadata_question
 from kafkasafe.cluster.leaders import topic_at, topics_listed
 from kafkasafe.cluster.network import Network
 from kafkasafe.cluster.terms import not_sent, safely
-
-
-@dataclass(frozen=True, slots=True)
-class _Endpoint:
-    """A broker's address, as FindCoordinator gives it."""
-
-    node_id: int
-    host: str
-    port: int
-    rack: str | None = None
 
 
 class BrokerQuestions:
@@ -79,7 +68,7 @@ class BrokerQuestions:
             if node is None:
                 self._ask_any(question, reply, final=False)
             else:
-                self._network.learn_broker(_Endpoint(*node))
+                self._network.learn_broker(Broker(*node))
                 self._submit(self._links.link(node[0]), question, reply)
 
         self._mailbox.post(run, not_sent(reply))
