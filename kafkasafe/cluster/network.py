@@ -215,10 +215,6 @@ class Network(Protocol):
     reconnect_backoff_s: float
     reconnect_backoff_max_s: float
 
-    @property
-    def broker_version(self) -> tuple[int, ...] | None:
-        """Kafka version of the first broker reached; None before that."""
-
     def now(self) -> float:
         """Monotonic seconds."""
 

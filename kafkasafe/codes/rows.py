@@ -150,7 +150,6 @@ _OK: Final = ErrorAction.SUCCESS
 _RETRY: Final = ErrorAction.RETRY
 _REFRESH: Final = ErrorAction.RETRY_AFTER_REFRESH
 _ASK: Final = ErrorAction.ASK_BROKER
-_RESET: Final = ErrorAction.RESET_SEQUENCE
 _FENCE: Final = ErrorAction.FENCE
 _REJECT: Final = ErrorAction.REJECT_RECORD
 _FATAL: Final = ErrorAction.FATAL

@@ -168,12 +168,6 @@ class SocketNetwork:
         self.manager.refuse()
         self.loop.end_soon()
 
-    @property
-    def broker_version(self) -> tuple[int, ...] | None:
-        """Kafka version, from `api_version` or from the first broker reached; None before that."""
-        version: tuple[int, ...] | None = self.manager.broker_version
-        return version
-
     # -- Time ----------------------------------------------------------------------------------------------------
 
     now = staticmethod(time.monotonic)

@@ -111,11 +111,6 @@ class Transport(Coordinated):
     def last_error(self) -> BaseException | None:
         return self._reachability.last_error
 
-    @property
-    def broker_version(self) -> tuple[int, ...] | None:
-        """Kafka version, from `api_version` or from the first broker reached; None before that."""
-        return self._network.broker_version
-
     # -- For the network -----------------------------------------------------------------------------------------
 
     def begin(self) -> None:

@@ -108,11 +108,6 @@ class VirtualNetwork:
     def stop(self) -> None:
         self._stopped = True
 
-    @property
-    def broker_version(self) -> tuple[int, ...] | None:
-        """See `Network`. Unknown in virtual time."""
-        return None
-
     # -- Time ----------------------------------------------------------------------------------------------------
 
     def now(self) -> float:
