@@ -12,8 +12,6 @@ import os
 from importlib.util import find_spec
 from typing import Final
 
-__all__ = ["FIRST_WITHOUT", "OLDEST", "check"]
-
 OLDEST: Final = (3, 0, 9)
 """The oldest release that works."""
 

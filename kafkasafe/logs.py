@@ -28,8 +28,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-__all__ = ["WINDOW_S", "EventLog", "apart", "as_own_thread", "drain", "limit_foreign", "own_threads"]
-
 WINDOW_S: Final = 10.0
 """Within this time, seconds, the same event about the same subject is not logged again."""
 _PER_WINDOW: Final = 10

@@ -7,8 +7,6 @@ import re
 from collections.abc import Collection
 from typing import Final
 
-__all__ = ["hint_for", "size_of", "snake"]
-
 # Each line has our options, then other names for them. The hint is the first of our options that the client has, with
 # the text after the colon.
 _ALIASES: Final = """

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["MissingPackageError", "pyarrow_for"]
-
 
 class MissingPackageError(ImportError):
     """A package is not installed. The message says which extra of kafkasafe installs it."""

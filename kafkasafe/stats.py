@@ -16,21 +16,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-__all__ = [
-    "BUCKETS_S",
-    "CONSUMER",
-    "PRODUCER",
-    "RETRIES",
-    "ConsumerStats",
-    "Count",
-    "Definition",
-    "Histogram",
-    "PartitionProgress",
-    "RetryStats",
-    "Sample",
-    "Stats",
-]
-
 BUCKETS_S: Final = (
     0.0005,
     0.001,

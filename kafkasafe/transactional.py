@@ -158,7 +158,6 @@ class _RecordOfTransaction(AcceptedRecord):
 
     @property
     def error(self) -> BaseException | None:
-        """Why the record was not delivered; None while it is pending, or if it was delivered."""
         if self._transaction.aborted:
             return kafka_errors.TransactionAbortedError()
         return super().error

@@ -6,8 +6,6 @@ import pytest
 
 from kafkasafe import cli
 
-__all__ = ["run"]
-
 
 def run(capsys, *arguments):
     """Runs a command. Returns its exit code, and what it printed on standard output and on standard error."""

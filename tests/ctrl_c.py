@@ -16,8 +16,6 @@ import pytest
 
 from kafkasafe import _producing
 
-__all__ = ["PRODUCER", "CtrlC"]
-
 PRODUCER = {
     "kafkasafe.producer",
     *(f"kafkasafe._producing.{each.name}" for each in pkgutil.iter_modules(_producing.__path__)),

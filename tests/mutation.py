@@ -23,8 +23,6 @@ from kafkasafe.errors import SpoolError
 from kafkasafe.journal.batch import IllegalMoveError
 from kafkasafe.units import IllegalStepError
 
-__all__ = ["FOUND", "Change", "HistoryMutant", "Mutant", "both", "listed", "nothing", "run", "source"]
-
 Change = Callable[[Any], None]
 """Makes a change, with pytest's `monkeypatch`."""
 

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["note_servers", "nothing_outside"]
-
 _ROOT = Path(__file__).parent.parent
 _OURS = tuple(f"{_ROOT / each}/" for each in ("tests", "kafkasafe", "examples"))
 _PRODUCT = f"{_ROOT / 'kafkasafe'}/"

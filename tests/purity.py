@@ -6,8 +6,6 @@ import tomllib
 from pathlib import Path
 from typing import Final
 
-__all__ = ["is_pure_module"]
-
 
 def _listed() -> frozenset[str]:
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))

@@ -23,8 +23,6 @@ import platformdirs
 
 from kafkasafe.testing.jars import locked
 
-__all__ = ["QUICK_JAVA", "java_options"]
-
 QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """For a JVM that lives for a minute: it is not worth compiling twice."""
 

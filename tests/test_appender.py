@@ -6,6 +6,7 @@ import contextlib
 import time
 import uuid
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from kafka import KafkaConsumer, TopicPartition
@@ -54,9 +55,10 @@ def appender(transport, grant):
 
 def encoded(*values, claim=False):
     now = int(time.time() * 1000)
-    return arrow_encode.encode_columns(
-        None, pa.array(values), timestamp=now, base_timestamp=claim_base(now) if claim else None
-    )
+    base = claim_base(now) if claim else now
+    rows = arrow_encode.Rows.of(None, pa.array(values))
+    body, _ = arrow_encode.records(rows, np.arange(len(rows)), timestamp_delta=now - base)
+    return batch.frame(body, len(rows), base_timestamp=base, max_timestamp=now)
 
 
 def send(task, topic, partition, data):

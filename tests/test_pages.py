@@ -13,11 +13,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from prometheus_client import CollectorRegistry
 
 from kafkasafe import SafeProducer, config
-from kafkasafe._log_events import LOG_EVENTS
 from kafkasafe.config.names import REMOVED, WITHOUT_EFFECT
-from kafkasafe.errors import FACTS
 from kafkasafe.metrics import install
-from tests.pages import DOCS, errors, events, log_events, metrics, options
+from tests import log_events
+from tests.pages import DOCS, errors, events, metrics, options
 from tests.pages.all import PAGES
 
 
@@ -30,15 +29,16 @@ def test_the_page_is_what_the_code_makes(page):
 def test_all_is_said_of_every_error():
     known = errors.errors()
     assert len(known) > 20
-    assert known.keys() == FACTS.keys()
+    facts = errors.facts()
+    assert known.keys() == facts.keys()
     assert [name for name, error in known.items() if not (error.__doc__ or "").strip()] == []
-    assert [name for name, facts in FACTS.items() if not (facts.data and facts.action)] == []
+    assert [name for name, each in facts.items() if not (each.data and each.action)] == []
     # The roots are raised by nothing themselves.
-    assert [name for name, facts in FACTS.items() if not facts.calls] == ["KafkaSafeError", "SparkError"]
+    assert [name for name, each in facts.items() if not each.calls] == ["KafkaSafeError", "SparkError"]
 
 
 def test_the_calls_that_raise_errors_exist():
-    for facts in FACTS.values():
+    for facts in errors.facts().values():
         for name in facts.calls:
             assert callable(errors.call(name)) or isinstance(errors.call(name), property), name
 
@@ -80,8 +80,9 @@ def test_every_event_that_is_logged_is_on_the_page_with_its_levels():
     assert logged.pop("<name>") >= {"WARNING", "ERROR"}
     for name, levels in of_consumers.items():
         logged.setdefault(name, set()).update(levels)
-    assert logged == {name: set(event.levels) for name, event in LOG_EVENTS.items()}
-    assert [name for name, event in LOG_EVENTS.items() if not (event.meaning and event.action)] == []
+    listed = log_events.listed()
+    assert logged == listed
+    assert list(listed) == sorted(listed)
 
 
 def test_every_option_has_a_text_that_editors_show_and_the_page_has():
@@ -130,6 +131,6 @@ def test_the_options_of_librdkafka_exist_and_so_do_ours():
                 unknown.append(name)
     assert unknown == []
     ours = {name for _, right in rows for name in re.findall(r"`([a-z]+(?:_[a-z]+)+)`", right)}
-    known = config.DEFAULTS.keys() | options.CONSUMER.keys() | LOG_EVENTS.keys()
+    known = config.DEFAULTS.keys() | options.CONSUMER.keys() | log_events.listed().keys()
     assert ours <= known
     assert len(ours & known) > 40

@@ -22,20 +22,6 @@ from typing import Any
 
 import pytest
 
-__all__ = [
-    "NOT_QUICK",
-    "NOT_WORTH_IT",
-    "OF_FIXTURES",
-    "QUICK",
-    "WORTH_IT",
-    "group",
-    "in_tiers",
-    "is_fast",
-    "is_quick",
-    "is_real",
-    "quick_modules",
-]
-
 HERE = Path(__file__).parent
 
 REAL = {"kafka", "crash", "spark"}

@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["until"]
-
 _LOOK_EVERY_S = 0.01
 
 

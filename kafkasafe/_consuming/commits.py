@@ -12,18 +12,11 @@ from kafkasafe._consuming.parts import AssignedPartitions
 from kafkasafe.history.epochs import UNDEFINED
 from kafkasafe.kafkapython.adapter import KafkaPython
 
-__all__ = ["Commits"]
-
 _NOTHING_UNHANDED: Final[Mapping[TopicPartition, int]] = {}
 
 
 class Commits:
-    """Decides about the commits of one consumer. Any thread may call the methods.
-
-    Args:
-        port: kafka-python.
-        parts: The assigned partitions.
-    """
+    """Decides about the commits of one consumer. Any thread may call the methods."""
 
     __slots__ = ("_carries_lineage", "_lock", "_parts", "_port")
 

@@ -11,8 +11,6 @@ import kafka.errors as kafka_errors
 from kafkasafe.cluster.api import Cluster
 from kafkasafe.kafkapython.connect import connect
 
-__all__ = ["Connections"]
-
 _CLOSE_S: Final = 5.0
 
 

@@ -19,8 +19,6 @@ from collections.abc import Hashable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Final, Generic, TypeVar
 
-__all__ = ["ANSWER_S", "LEADER_ONLY_S", "Followers"]
-
 T = TypeVar("T", bound=Hashable)
 
 LEADER_ONLY_S: Final = 30.0
@@ -104,12 +102,7 @@ class Followers(Generic[T]):
         return found
 
     def note_errors(self, node: int, rows: Iterable[tuple[T, Any]]) -> None:
-        """Record the errors in an overdue response. The consumer already reads their partitions from the leaders.
-
-        Args:
-            node: The broker.
-            rows: The partitions with an error, and their rows in the response.
-        """
+        """Record the errors in an overdue response. The consumer already reads their partitions from the leaders."""
         with self._lock:
             overdue = self._overdue.get(node, ())
             self._late.extend(row for partition, row in rows if partition in overdue)

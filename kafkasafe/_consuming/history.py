@@ -20,8 +20,6 @@ from kafkasafe.history.epochs import (
 )
 from kafkasafe.history.memory import Remembered
 
-__all__ = ["History", "HistoryCopy", "headers"]
-
 # Base offset, length, leader epoch, magic, CRC, attributes, last offset's delta.
 _HEADER: Final = struct.Struct(">qiibIhi")
 _COUNT: Final = struct.Struct(">i")
@@ -119,7 +117,6 @@ class History:
             return self.lineage.copy(), self.topic_id
 
     def read(self) -> HistoryCopy:
-        """Return a copy of everything."""
         return HistoryCopy(self.lineage.copy(), self.marks.marks, self.topic_id, frozenset(self.former_ids))
 
     def remembered(self, end: int | None) -> Remembered:

@@ -12,8 +12,6 @@ from kafkasafe.history.memory import Remembered, decode, encode
 from kafkasafe.history.sealed import SealError
 from kafkasafe.spool.files import Files, OsFiles, read_whole, replace_whole
 
-__all__ = ["LineageMemory"]
-
 # Shortest time before the next write of the file, in seconds: `_SAVE_S` after a successful write, `_SAVE_AGAIN_S` after
 # a failed one.
 _SAVE_S: Final = 1.0
@@ -66,7 +64,6 @@ class LineageMemory:
             )
 
     def get(self, topic: str, partition: int) -> Remembered | None:
-        """Returns the history of a partition."""
         return self._known.get((topic, partition))
 
     def keep(self, topic: str, partition: int, known: Remembered) -> None:
@@ -91,7 +88,6 @@ class LineageMemory:
 
     @property
     def is_due(self) -> bool:
-        """Whether the file, if there is one, should be written now."""
         return time.monotonic() >= self._save_due
 
     def save_if_possible(self, reports: Reports) -> None:

@@ -45,8 +45,6 @@ from kafkasafe.history.epochs import (
 from kafkasafe.kafkapython.adapter import KafkaPython
 from kafkasafe.offsets import EndOffsetTracker, IsolationLevel
 
-__all__ = ["LogChecks", "code_error", "ignore"]
-
 # NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH: another broker leads, or the leader has another
 # epoch.
 _OTHER_LEADER: Final = frozenset({6, 74, 75})
@@ -60,11 +58,7 @@ class LogChecks:
     """The procedures of one consumer.
 
     Args:
-        network: Returns our own connections.
-        lookups: Look-ups of offsets.
         port: Gives kafka-python's metadata. They are separate from the metadata of our connections.
-        reports: Takes events, and counts retries.
-        tracker: Remembers earlier end offsets.
         hold_timeout_s: How long an end offset that is lower than an earlier one is not believed, seconds.
         isolation: Isolation level. With 1 (read_committed), the end of a log is its last stable offset.
     """
@@ -89,7 +83,6 @@ class LogChecks:
         self._isolation = isolation
 
     def reset(self, tp: TopicPartition, strategy: int, reason: ResetReason | None) -> Procedure[ResetTo]:
-        """Look up the target of a reset."""
         start = None
         if strategy == EARLIEST or (reason is not None and reason[0] == "no_position"):
             start = yield from self._start(tp)
@@ -315,6 +308,5 @@ def ignore(_: object) -> None:
 
 
 def code_error(code: int, message: str) -> Exception:
-    """Return kafka-python's error for an error code."""
     error: Exception = kafka_errors.for_code(code)(message)
     return error

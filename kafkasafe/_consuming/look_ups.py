@@ -21,8 +21,6 @@ from kafkasafe.history.epochs import UNDEFINED
 from kafkasafe.limits.patience import seconds_of
 from kafkasafe.offsets import EndOffsetTracker
 
-__all__ = ["Found", "OffsetLookUps"]
-
 _OFFSET_NOT_AVAILABLE: Final = 78
 # If a leader did not say whether the log has a remote part, ask again after this time, seconds.
 _REMOTE_AGAIN_S: Final = 1.0
@@ -37,12 +35,8 @@ class OffsetLookUps:
     """The look-ups of one consumer. Any thread may call the methods.
 
     Args:
-        lookups: The procedures, one for each partition.
-        tracker: Remembers earlier answers.
         path: The option `offsets_path`: the file of the tracker.
-        client_id: The consumer's client id, for the log.
         timeout_ms: The time-out of calls that name no other.
-        reports: Counts look-ups that time out.
     """
 
     __slots__ = ("_client_id", "_lookups", "_path", "_reports", "_save_due", "_timeout_ms", "_tracker")
@@ -65,7 +59,6 @@ class OffsetLookUps:
         self._save_due = 0.0
 
     def ends(self, partitions: Iterable[TopicPartition], timeout_ms: float | None, *, partial: bool) -> Found:
-        """Look up the ends of logs. See `_look_up`."""
         procedures = {tp: functools.partial(self._end, tp) for tp in partitions}
         try:
             return self._look_up(procedures, timeout_ms, partial=partial)
@@ -75,7 +68,6 @@ class OffsetLookUps:
     def starts(
         self, partitions: Iterable[TopicPartition], timeout_ms: float | None, *, partial: bool
     ) -> Found:
-        """Look up the starts of logs. See `_look_up`."""
         procedures = {tp: functools.partial(self._lookups.start, *tp) for tp in partitions}
         try:
             return self._look_up(procedures, timeout_ms, partial=partial)
@@ -182,7 +174,6 @@ class _Trouble:
         self._asked_at = -math.inf
 
     def note(self, error: Exception) -> None:
-        """Record a failed attempt."""
         self._last = error
         known = self._remote is not None and (not self._remote.done or self._remote.result is not None)
         if isinstance(error, RemoteStorageNotReadyError):
@@ -194,7 +185,6 @@ class _Trouble:
                 self._remote = self._runner.begin(self._lookups.has_remote_part(*self._tp))
 
     def too_late(self, timeout_s: float) -> Exception:
-        """Return the error of a look-up that timed out."""
         topic, partition = self._tp
         last, code = self._last, _code_of(self._last)
         said = "no answer" if last is None else repr(last) if code is None else f"error code {code}, {last!r}"
@@ -222,7 +212,6 @@ class _Trouble:
 
 
 def _code_of(error: Exception | None) -> int | None:
-    """Return the error code that a broker answered, if any."""
     if isinstance(error, RemoteStorageNotReadyError):
         return error.code
     if not isinstance(error, kafka_errors.BrokerResponseError):

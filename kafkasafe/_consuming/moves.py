@@ -15,17 +15,9 @@ from kafkasafe.cluster.inquiry import ProcedureRunner, pause_s
 from kafkasafe.cluster.procedures import Procedure
 from kafkasafe.kafkapython.adapter import KafkaPython
 
-__all__ = ["Moves"]
-
 
 class Moves:
-    """Moves positions from state to state, and carries out the actions. Only the polling thread calls this object.
-
-    Args:
-        port: kafka-python.
-        runner: Runs the procedures.
-        checks: The procedures.
-    """
+    """Moves positions from state to state, and carries out the actions. Only the polling thread calls this object."""
 
     __slots__ = ("_checks", "_port", "_runner")
 

@@ -37,8 +37,6 @@ from kafkasafe.errors import UsageError, WaitTimeoutError
 from kafkasafe.kafkapython.adapter import KafkaPython
 from kafkasafe.spool.own_lane import OwnLane
 
-__all__ = ["OtherLanes", "Way"]
-
 _LOOK_S: Final = 0.01
 """The pause between two checks for outcomes, seconds."""
 _READ_S: Final = 0.1
@@ -85,7 +83,6 @@ class OtherLanes:
         self._earlier: Earlier[TopicPartition] = Earlier()
 
     def ended(self, tp: TopicPartition, claims: Sequence[OffsetClaim]) -> None:
-        """Record the undecided batches of a reading that has ended."""
         self._earlier.add(tp, claims)
 
     def make_way(self, readings: Mapping[TopicPartition, ReadingRun], mine: Carrier, group: str) -> Way:

@@ -13,16 +13,6 @@ from kafkasafe.history.epochs import Outcome
 from kafkasafe.history.memory import Remembered
 from kafkasafe.kafkapython.adapter import Leadership
 
-__all__ = [
-    "AssignedPartition",
-    "LocalStart",
-    "LogCompared",
-    "LogRange",
-    "ResetReason",
-    "ResetTo",
-    "Undecided",
-]
-
 ResetReason = tuple[Literal["no_position", "retention", "beyond_end", "recreated"], int | None]
 """The reason for a reset, and the position before the reset."""
 
@@ -79,7 +69,6 @@ class Undecided(NamedTuple):
     """A divergence about which the application has not decided.
 
     Attributes:
-        event: The divergence.
         topic_id: Id of the topic that has the name now. `History.topic_id` is still the id of the topic that was read.
     """
 
@@ -125,7 +114,6 @@ class Failures:
         self.remote: bool | None = None
 
     def failed(self, code: int, reason: str, now: float) -> None:
-        """Record that a fetch has failed."""
         if self.count == 0:
             self.since = self.overdue_since = now
         self.count += 1
@@ -363,7 +351,6 @@ class AssignedPartition:
         return True
 
     def raised(self, now: float) -> None:
-        """Record when `poll` raises the error."""
         self.raised_at = now
 
     def resets(self, reason: ResetReason) -> None:

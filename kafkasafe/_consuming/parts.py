@@ -13,16 +13,10 @@ from kafkasafe._consuming.partition import AssignedPartition
 from kafkasafe._consuming.position_table import PositionEvent
 from kafkasafe.kafkapython.adapter import KafkaPython
 
-__all__ = ["AssignedPartitions"]
-
 
 class AssignedPartitions:
     """An `AssignedPartition` for each assigned partition. The polling thread changes them. Other threads may call only
     the methods that say so.
-
-    Args:
-        port: Gives the assignment.
-        memory: Keeps the histories of partitions that are revoked.
     """
 
     __slots__ = ("_memory", "_parts", "_port")
@@ -114,12 +108,10 @@ class AssignedPartitions:
         return False
 
     def cancel(self) -> None:
-        """Cancel all procedures."""
         for part in self.values():
             part.cancel()
 
     def is_busy(self) -> bool:
-        """Return whether a procedure runs."""
         return any(part.inquiry is not None for part in self._parts.values())
 
     def resting(self, now: float) -> set[TopicPartition]:

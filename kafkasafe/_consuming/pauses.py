@@ -16,8 +16,6 @@ from kafkasafe.cluster.lookups import OUT_OF_RANGE, REMOTE
 from kafkasafe.errors import RemoteStorageNotReadyError
 from kafkasafe.events import PartitionNotReady, PartitionReady
 
-__all__ = ["OTHER_TOPIC", "Pauses"]
-
 # The check of an offset that is out of range takes three requests, so this pause allows ten requests a second.
 _RANGE_PAUSE_S: Final = 0.3
 # UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID: brokers return these codes for a deleted topic,
@@ -29,8 +27,6 @@ class Pauses:
     """The pauses of one consumer's partitions.
 
     Args:
-        moves: Moves positions.
-        reports: Takes events, and counts retries.
         remote_storage_timeout_s: How long remote storage may not be ready before an error is raised, seconds; None: no
             error is raised.
     """
@@ -88,7 +84,6 @@ class Pauses:
             )
 
     def located(self, tp: TopicPartition, part: AssignedPartition, *, remote: bool) -> None:
-        """Record the leader's answer: whether the position is in remote storage."""
         failures = part.failures
         failures.located(remote=remote)
         if remote and failures.count and failures.reported_code != failures.code:

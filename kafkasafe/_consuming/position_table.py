@@ -26,18 +26,6 @@ from __future__ import annotations
 import enum
 from typing import Final, NamedTuple
 
-__all__ = [
-    "ACTIVITY",
-    "BEGIN",
-    "STANDING",
-    "Action",
-    "Activity",
-    "At",
-    "IllegalEventError",
-    "PositionEvent",
-    "Standing",
-]
-
 
 class IllegalEventError(RuntimeError):
     """A bug in kafkasafe: a position got an event that cannot happen in its state."""

@@ -15,19 +15,10 @@ from kafkasafe.cluster.at_once import at_once
 from kafkasafe.history.epochs import UNDEFINED
 from kafkasafe.kafkapython.adapter import KafkaPython, Leadership
 
-__all__ = ["Positions"]
-
 
 class Positions:
     """Finds and checks the positions of one consumer. Only the polling thread calls this object, except for
     `lost`.
-
-    Args:
-        port: kafka-python.
-        parts: The assigned partitions.
-        moves: Moves positions.
-        rereading: Decides which partitions are read again.
-        has_group: Whether the consumer has a group, and so may have committed offsets.
     """
 
     __slots__ = ("_has_group", "_lost_nodes", "_moves", "_parts", "_port", "_rereading")
@@ -91,7 +82,6 @@ class Positions:
         return self._port.reset_missing()
 
     def begin(self) -> None:
-        """Begin the resets and the checks that are due."""
         if resetting := self._port.resetting():
             with at_once():
                 for tp in resetting:

@@ -30,8 +30,6 @@ from kafkasafe.config import ConsumerConfig
 from kafkasafe.kafkapython.adapter import KafkaPython
 from kafkasafe.offsets import EndOffsetTracker
 
-__all__ = ["Reading"]
-
 _DECIDED_S: Final = 0.1
 """Interval between checks whether an atomic batch that a partition waits for is decided, seconds."""
 
@@ -43,32 +41,9 @@ class Reading:
     The polling thread makes all decisions. Other threads may use only objects and methods whose docstrings permit it.
 
     Args:
-        safe: Our options.
-        config: KafkaConsumer's options.
-        port: kafka-python.
-        tracker: Remembers end offsets.
-        memory: The histories of partitions that are not assigned.
-        reports: Takes events.
         seek: `SafeConsumer.seek`, for the option `on_divergence`.
         rewound: Called when a partition's position moves back. Records that were fetched before this call must not be
             returned any more.
-        is_closed: Returns whether the consumer is closed.
-
-    Attributes:
-        port: kafka-python.
-        reports: Takes events.
-        polls: The program's polls.
-        runner: Runs the procedures.
-        followers: Decides which partitions are read from followers.
-        parts: The assigned partitions.
-        connections: Our own connections.
-        commits: Decides about commits.
-        look_ups: The users' look-ups of offsets.
-        rereading: Decides which partitions are read again.
-        positions: Finds and checks positions.
-        results: Begins procedures, and applies their results.
-        responses: Looks at fetch responses.
-        status: What probes and metrics see.
     """
 
     def __init__(

@@ -22,8 +22,6 @@ from kafkasafe.events import (
 from kafkasafe.logs import EventLog
 from kafkasafe.stats import ConsumerStats
 
-__all__ = ["Reports", "log"]
-
 log = EventLog("consumer")
 
 
@@ -50,11 +48,9 @@ class Reports:
         self.stats = ConsumerStats()
 
     def lineage_not_written(self) -> None:
-        """Count a failed write of the file `lineage_path`."""
         self.counters["lineage_write_errors"] += 1
 
     def emit(self, event: ConsumerEvent) -> None:
-        """Count, log and pass on an event."""
         self.counters[type(event).__name__] += 1
         self._count(event)
         self._say(_level_of(event), event)
@@ -107,7 +103,7 @@ class Reports:
 
 
 def _level_of(event: ConsumerEvent) -> int:
-    """Return the level at which an event is logged. `kafkasafe/_log_events.py` has the levels for the documentation."""
+    """Return the level at which an event is logged. docs/log-events.md lists the levels."""
     match event:
         case LogDiverged() | EndOffsetRegressed():
             return logging.ERROR

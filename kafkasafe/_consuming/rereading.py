@@ -42,8 +42,6 @@ from kafkasafe.errors import BatchDroppedError
 from kafkasafe.events import PositionRewound
 from kafkasafe.kafkapython.adapter import KafkaPython
 
-__all__ = ["Rereading"]
-
 _REREAD: Final = (
     "An atomic batch with offsets of this consumer was dropped, or other members had its partitions meanwhile: the"
     " records that it has returned since then will be read again. Discard the collected records, and go on with poll()"
@@ -54,9 +52,6 @@ class Rereading:
     """Decides which partitions of one consumer are read again. Only the thread that polls uses this object.
 
     Args:
-        port: kafka-python.
-        parts: The assigned partitions.
-        emit: Function that takes events.
         rewound: Called when a partition's position moves back. Records that were fetched before this call must not be
             returned any more.
         timeout_ms: How long `offer` may wait for the group's offsets.
@@ -296,7 +291,6 @@ class Rereading:
         return not due.isdisjoint(moved) or self._stale or bool(moved and not is_member)
 
     def _moved(self, positions: Mapping[TopicPartition, Any]) -> dict[TopicPartition, Any]:
-        """Return the positions of partitions with records that are in no batch yet."""
         assigned = self._look()
         moved = {}
         for tp, position in positions.items():

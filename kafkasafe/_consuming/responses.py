@@ -20,21 +20,11 @@ from kafkasafe.codes.verdicts import classify_code
 from kafkasafe.kafkapython.adapter import KafkaPython
 from kafkasafe.limits.fetch_ahead import AheadOffset
 
-__all__ = ["Responses"]
-
 _TOPIC_AUTHORIZATION_FAILED: Final = 29
 
 
 class Responses:
-    """Inspects the fetch responses of one consumer before kafka-python does. Only the polling thread calls this object.
-
-    Args:
-        port: kafka-python.
-        parts: The assigned partitions.
-        moves: Moves positions.
-        pauses: Pauses partitions.
-        followers: Decides which partitions are read from followers.
-    """
+    """Inspects a consumer's fetch responses before kafka-python does. Only the polling thread calls this object."""
 
     __slots__ = ("_followers", "_moves", "_parts", "_pauses", "_port")
 

@@ -32,8 +32,6 @@ from kafkasafe.events import LogDiverged, LossCheckInconclusive, PositionReset
 from kafkasafe.history.epochs import Diverged, Outcome, Unknown
 from kafkasafe.kafkapython.adapter import KafkaPython
 
-__all__ = ["Results", "diverged_error"]
-
 _STRATEGY: Final[dict[int, Literal["earliest", "latest"]]] = {EARLIEST: "earliest", LATEST: "latest"}
 
 
@@ -41,14 +39,6 @@ class Results:
     """Begins one consumer's procedures in each poll, and applies their results. Only the polling thread calls it.
 
     Args:
-        port: kafka-python.
-        runner: Runs the procedures.
-        parts: The assigned partitions.
-        moves: Moves positions.
-        pauses: Pauses partitions.
-        positions: Finds and checks positions.
-        rereading: Is notified of positions that are not committed offsets.
-        reports: Takes events.
         policy: The option `on_divergence`.
         seek: `SafeConsumer.seek`, for the result of `policy`.
     """

@@ -15,8 +15,6 @@ from kafkasafe.kafkapython.adapter import KafkaPython
 from kafkasafe.offsets import EndOffsetTracker
 from kafkasafe.stats import PartitionProgress, Sample
 
-__all__ = ["Polls", "Status"]
-
 
 class Polls:
     """The polls of one consumer. The block of `with polls:` is one poll; blocks may be nested."""
@@ -28,11 +26,9 @@ class Polls:
         self._ended_at: float | None = None
 
     def __enter__(self) -> None:
-        """Record the start of a poll."""
         self._under_way += 1
 
     def __exit__(self, *_: object) -> None:
-        """Record the end of a poll, whether it returned records or raised an error."""
         self._ended_at = time.monotonic()
         self._under_way -= 1
 
@@ -47,11 +43,6 @@ class Status:
     """Reads the state of one consumer.
 
     Args:
-        port: kafka-python.
-        parts: The assigned partitions.
-        polls: The program's polls.
-        tracker: Remembers end offsets.
-        reports: Has the counters.
         group_id: The option `group_id`.
         max_poll_interval_s: The option `max_poll_interval_ms`, in seconds; infinite without a group.
     """
@@ -78,7 +69,6 @@ class Status:
         self._max_poll_interval_s = max_poll_interval_s
 
     def health(self, *, closed: bool) -> ConsumerHealth:
-        """Return whether the program polls, and whether all its partitions are read."""
         stopped = {
             (tp.topic, tp.partition): str(part.error)
             for tp, part in self._parts.items()
@@ -95,12 +85,10 @@ class Status:
         )
 
     def samples(self, *, closed: bool) -> Iterable[Sample]:
-        """Return the values that `kafkasafe.metrics` collects."""
         health = None if closed else self.health(closed=False)
         return consumer_samples(self._reports.stats, self._progress(), self._group_id or "", health)
 
     def _progress(self) -> dict[TopicPartition, PartitionProgress]:
-        """Return the progress on each assigned partition."""
         now, found = time.monotonic(), {}
         for tp, state in self._port.assigned().items():
             part, position = self._parts.get(tp), state.position

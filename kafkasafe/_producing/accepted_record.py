@@ -13,17 +13,9 @@ from kafkasafe.delivery.engine.parcels import Parcel
 from kafkasafe.errors import WaitTimeoutError
 from kafkasafe.spool.refusals import because
 
-__all__ = ["AcceptedRecord"]
-
 
 class AcceptedRecord:
-    """Knows the state of an accepted record, for the futures of threads and of event loops.
-
-    Args:
-        parts: The producer's objects.
-        open_batch: The record's open batch.
-        index: The record's number in the open batch.
-    """
+    """Knows the state of an accepted record, for the futures of threads and of event loops."""
 
     __slots__ = ("_index", "_open_batch", "_parts")
 
@@ -57,7 +49,6 @@ class AcceptedRecord:
         return kept or (parcel.done and parcel.error is None)
 
     def metadata(self) -> RecordMetadata:
-        """Return the metadata of the acknowledged record."""
         return self._open_batch.metadata(self._index)
 
     # -- durable -------------------------------------------------------------------------------------------------------
@@ -74,7 +65,6 @@ class AcceptedRecord:
         )
 
     def made_durable(self, timeout: float | None) -> None:
-        """Finish `durable`: return if the record is durable, or raise the error."""
         in_memory = self._parts.config.in_memory
         if not self.is_durable:
             self._parts.delivery.raise_failure()
@@ -94,7 +84,6 @@ class AcceptedRecord:
         return self.is_done or ledger.wrong_cluster is not None or ledger.failure is not None
 
     def result(self, timeout: float | None) -> RecordMetadata:
-        """Finish `get`: return the metadata, or raise the error."""
         parcel = self._parcel()
         if parcel is not None and parcel.done and parcel.error is None:
             return self.metadata()

@@ -26,8 +26,6 @@ from kafkasafe.errors import SpoolWriteError
 from kafkasafe.logs import EventLog
 from kafkasafe.record import batch as codec
 
-__all__ = ["NEVER", "AcceptedUnit", "Accumulator"]
-
 log = EventLog("producer")
 
 NEVER: Final = float("inf")
@@ -69,12 +67,6 @@ class Accumulator:
 
     Take `lock` only by `with`. It is reentrant: a signal handler may interrupt a call of this producer and call the
     producer on the same thread (see `OpenBatch`, `released`).
-
-    Args:
-        config: Options.
-        lifecycle: Says whether the producer is closed.
-        partitioning: Chooses the partitions.
-        pump: Takes sealed batches.
 
     Attributes:
         open_batches: The open batches, by topic. `send` reads this dict without a lock. No other dict ever replaces it.

@@ -23,8 +23,6 @@ from kafkasafe.errors import SpoolFullError, WaitTimeoutError
 from kafkasafe.health.states import ProducerHealth, producer_health
 from kafkasafe.spool.refusals import error_for_send
 
-__all__ = ["STEP_S", "Admission"]
-
 _LOOK_EVERY_S: Final = 0.25
 _GIVE_WAY_S: Final = 1.0
 """The longest time that a commit waits until the pump has taken earlier batches, seconds."""
@@ -45,15 +43,7 @@ _WAYS_OUT: Final = {
 
 
 class Admission:
-    """Accepts records, atomic batches and new open batches. All of them pass the same checks in the same order.
-
-    Args:
-        config: Options.
-        lifecycle: Says whether the producer is closed.
-        partitioning: Knows topics and their partitions.
-        accumulator: Has the open batches.
-        delivery: Knows the free room and the errors, and makes the callbacks.
-    """
+    """Accepts records, atomic batches and new open batches. All of them pass the same checks in the same order."""
 
     def __init__(
         self,
@@ -121,7 +111,6 @@ class Admission:
             )
 
     def health(self) -> ProducerHealth:
-        """See `SafeProducer.health`."""
         closed = self._lifecycle.closed
         late = closed is None and self._delivery.callbacks.full()
         needed = self._accumulator.needed_bytes()

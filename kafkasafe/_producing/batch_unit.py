@@ -23,8 +23,6 @@ from kafkasafe.spool.refusals import because
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["BatchDecision", "BatchMetadata", "BatchUnit"]
-
 _Outcome = TypeVar("_Outcome")
 
 
@@ -45,12 +43,6 @@ class BatchMetadata:
 
 class BatchUnit:
     """The records of an atomic batch on their way to the pump, the decision about them, and the calls after their end.
-
-    Args:
-        head: The parcel that represents the whole batch.
-        open_batches: The open batches with the batch's records.
-        decision: The decision about the batch.
-        parts: The producer's objects.
 
     Attributes:
         parcels: The parcels of the batch's records, as soon as the records are encoded.
@@ -79,12 +71,10 @@ class BatchUnit:
 
     @property
     def accepted(self) -> bool:
-        """Whether the producer has accepted the batch."""
         decision = self._decision
         return decision is None or decision.accepted is self
 
     def waits(self, loop: asyncio.AbstractEventLoop) -> LoopWaits:
-        """Return the object with which coroutines of a loop wait for the batch."""
         return LoopWaits.of(self._delivery.pump.ledger.waiters, loop)
 
     def done_or_wrong_cluster(self) -> bool:
@@ -114,16 +104,13 @@ class BatchUnit:
         return because(self._delivery.pump.refused())
 
     def carry(self, parcels: list[Parcel]) -> None:
-        """Record the parcels of the batch's records."""
         self.parcels = parcels
 
     def accept(self) -> None:
-        """Mark the batch as accepted, unless it is accepted or dropped already."""
         if self._decision is not None:
             self._decision.accept(self)
 
     def refuse(self) -> None:
-        """Mark the batch as dropped, unless it is accepted already."""
         if self._decision is not None:
             self._decision.drop()
 
@@ -174,7 +161,6 @@ class BatchUnit:
         self._delivery.callbacks.call(mine, [answer] * len(mine), due)
 
     def metadata(self) -> BatchMetadata:
-        """Return the metadata of the committed batch."""
         found: dict[TopicPartition, tuple[int, int]] = {}
         records = 0
         for parcel in (leaf for each in self.parcels for leaf in leaves(each)):
@@ -187,11 +173,7 @@ class BatchUnit:
 
 
 class BatchDecision(Generic[_Outcome]):
-    """The decision about an atomic batch, and the attempts to commit it.
-
-    Attributes:
-        first: The decision.
-    """
+    """The decision about an atomic batch, and the attempts to commit it."""
 
     def __init__(self) -> None:
         self.first: FirstDecision[BatchUnit] = FirstDecision()
@@ -200,12 +182,10 @@ class BatchDecision(Generic[_Outcome]):
 
     @property
     def is_dropped(self) -> bool:
-        """Whether the batch was dropped."""
         return self.first.is_dropped
 
     @property
     def outcome(self) -> _Outcome | None:
-        """The outcome of the accepted commit; None if no commit was accepted."""
         unit = self.first.accepted
         return None if unit is None else self._attempts[unit]
 

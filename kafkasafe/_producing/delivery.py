@@ -24,8 +24,6 @@ from kafkasafe.limits.patience import timeout_of
 from kafkasafe.logs import EventLog, apart
 from kafkasafe.spool.refusals import because, counted
 
-__all__ = ["Delivery", "safely"]
-
 log = EventLog("producer")
 
 _SAY_EVERY_S: Final = 30.0
@@ -35,12 +33,7 @@ _SAY_EVERY_S: Final = 30.0
 class Delivery:
     """Lets callers wait for results, the disk and callbacks. Raises the errors with which these waits end.
 
-    Args:
-        config: Options.
-        lifecycle: Says whether the producer is closed.
-        cluster: Says why no broker can be used.
-        pump: Delivers the records.
-        accumulator: Has the records that are not sealed yet.
+    `SafeProducer` describes the methods that it has, too.
 
     Attributes:
         pump: The pump; its ledger has the parcels without an outcome.
@@ -64,14 +57,12 @@ class Delivery:
         self._accumulator = accumulator
 
     def forked(self, error: BaseException) -> None:
-        """In a forked child: end all waits with this error, and give callbacks a thread of this process."""
         self.pump.forked(error)
         self.callbacks = _callback_thread(self._config, self.pump)
 
     # -- errors, and the ends of their messages --------------------------------------------------------------------
 
     def raise_failure(self) -> None:
-        """Raise the error that ended the producer's thread."""
         failure = self.pump.ledger.failure
         if isinstance(failure, ForkedProcessError):
             raise failure.with_traceback(None)
@@ -118,7 +109,6 @@ class Delivery:
         return f" The cluster grants no producer id, so nothing can be sent: {refusal}" if refusal else ""
 
     def counts(self, *, raw: bool) -> dict[str, Any]:
-        """See `SafeProducer.metrics`."""
         pump = self.pump
         values: dict[str, Any] = {**pump.stats.named()}
         values["spool_bytes"] = pump.ledger.room.kept_bytes
@@ -149,7 +139,6 @@ class Delivery:
             return self.callbacks.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def partitions(self, topic: str) -> set[int]:
-        """See `SafeProducer.partitions_for`."""
         self._lifecycle.raise_closed()
         limit_s = self._config.max_block_s
         known = self.known_partitions(topic, limit_s)
@@ -172,7 +161,6 @@ class Delivery:
         return known()
 
     def flush(self, timeout: float | None = None) -> None:
-        """See `SafeProducer.flush`."""
         self._lifecycle.check_fork()
         pump = self.pump
         deadline = None if timeout is None else time.monotonic() + (timeout := timeout_of(timeout))
@@ -258,7 +246,6 @@ class Delivery:
         return f"{unfinished - memory} of them are in the spool and will be delivered, {memory} are {only}"
 
     def durable(self, timeout: float | None = None) -> None:
-        """See `SafeProducer.durable`."""
         self._lifecycle.check_fork()
         pump = self.pump
         deadline = None if timeout is None else time.monotonic() + (timeout := timeout_of(timeout))

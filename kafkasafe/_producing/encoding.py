@@ -26,16 +26,12 @@ from kafkasafe.delivery.engine.parcels import UNCHOSEN, Indexes, Parcel, seems_g
 from kafkasafe.errors import SpoolWriteError
 from kafkasafe.record import batch as codec
 
-__all__ = ["Encoder"]
-
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
     """Encodes the open batches of one producer.
 
     Attributes:
-        partitioning: Chooses the partitions.
-        compression: Compression of each batch.
         batch_bytes: Largest size of a batch before compression. It matters only if an open batch has more room than
             this.
     """

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from kafkasafe.errors import ForkedProcessError
 
-__all__ = ["Lifecycle"]
-
 
 class Lifecycle:
     """The end of a producer, which happens once.

@@ -21,8 +21,6 @@ from kafkasafe._producing.open_batch_room import MAX_RECORDS
 from kafkasafe.delivery.callbacks import CallbackThread, take
 from kafkasafe.delivery.engine.parcels import Indexes, Parcel
 
-__all__ = ["ABSENT", "NOT_ENCODED", "Encoded", "Headers", "OpenBatch", "Sizes", "Special", "headers_bytes"]
-
 _FEW_RECORDS: Final = 16
 """Size of the lists of a new open batch, in records. They grow fourfold."""
 ABSENT: Final[Any] = object()
@@ -71,7 +69,6 @@ class OpenBatch:
     were taken (`has`).
 
     Attributes:
-        topic: Topic name.
         open: Whether the open batch accepts records.
         room: Bytes of room of the empty open batch. If it is more than `batch_size`, a partition may get several
             batches.
@@ -209,7 +206,6 @@ class OpenBatch:
         self.due = 0.0
 
     def shut(self) -> None:
-        """Accept no more records."""
         self.open = False
 
     def keep(self, encoded: Encoded) -> Encoded:
@@ -277,7 +273,6 @@ class OpenBatch:
         return parcel, index
 
     def metadata(self, index: int) -> RecordMetadata:
-        """Return the metadata of an acknowledged record."""
         parcel, at = self.locate(index)
         special = self.special.get(index)
         stamp = self.timestamp_ms

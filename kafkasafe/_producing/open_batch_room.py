@@ -15,8 +15,6 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["MAX_RECORDS", "MOST_BYTES", "fitting_edges", "room_for", "rooms_records"]
-
 MAX_RECORDS: Final = 8192
 """Largest number of records of a batch."""
 MOST_BYTES: Final = 8 * 1024 * 1024

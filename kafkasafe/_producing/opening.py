@@ -31,8 +31,6 @@ from kafkasafe.spool.files import Files, OsFiles
 from kafkasafe.spool.lanes import SpoolDirectory
 from kafkasafe.spool.memory_files import MemoryFiles
 
-__all__ = ["ProducerParts", "opened"]
-
 log = EventLog("producer")
 
 

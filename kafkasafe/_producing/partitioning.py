@@ -22,8 +22,6 @@ from kafkasafe.delivery.engine.parcels import Indexes
 from kafkasafe.logs import EventLog, apart
 from kafkasafe.record.partition import partition_for_key, partitions_for_keys
 
-__all__ = ["Partitioning", "as_int", "partitioner_of", "takes"]
-
 log = EventLog("producer")
 
 _MAX_PARTITION: Final = 2**31 - 1
@@ -36,8 +34,6 @@ class Partitioning:
     before their topic was known, and reports what it learned of a topic.
 
     Args:
-        config: Options.
-        cluster: Has the metadata of topics.
         partition_by: From `partitioner_of`.
 
     Attributes:
@@ -176,12 +172,10 @@ class _ClusterView:
         self._transport = transport
 
     def topics(self, exclude_internal_topics: bool = True) -> set[str]:
-        """Return the topics to which this producer writes."""
         names = {self._topic, *self._transport.topics()}
         return {name for name in names if not (exclude_internal_topics and name.startswith("__"))}
 
     def partitions_for_topic(self, topic: str) -> set[int] | None:
-        """Return the partitions of a topic; None if the topic is not known."""
         if topic == self._topic:
             return set(self._partitions)
         info = self._transport.topic(topic)
@@ -219,7 +213,6 @@ class _ClusterView:
         return led or None
 
     def brokers(self) -> list[Broker]:
-        """Return the brokers, each with node_id, host, port and rack."""
         return list(self._transport.brokers())
 
     def broker_metadata(self, broker_id: int) -> Broker | None:

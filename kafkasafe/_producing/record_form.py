@@ -13,8 +13,6 @@ from kafkasafe._producing.partitioning import Partitioning, as_int, takes
 from kafkasafe.config import ProducerConfig
 from kafkasafe.record.batch import RECORD_OVERHEAD
 
-__all__ = ["RecordForm", "Serializers", "serializers_of"]
-
 _Serializer = Callable[[str, Any, Any], Any]
 Serializers = tuple[_Serializer | None, _Serializer | None]
 """The serializers of keys and of values."""
@@ -27,9 +25,6 @@ class RecordForm:
 
     Args:
         serializers: The result of `serializers_of`.
-        lifecycle: Says whether the producer is closed.
-        partitioning: Asks the application's partitioner.
-        admission: Knows which partitions the cluster refuses.
 
     Attributes:
         plain: Whether keys and values are used as they are, and the application has no partitioner of its own. If so,

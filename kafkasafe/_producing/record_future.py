@@ -26,8 +26,6 @@ from kafkasafe._producing.spelling import (
 from kafkasafe.delivery.awaiting import LoopWaits
 from kafkasafe.limits.patience import timeout_of
 
-__all__ = ["OpenProducer", "RecordFuture"]
-
 _FATE: Final = "only the producer sets the result of a record"
 
 

@@ -13,17 +13,6 @@ from kafkasafe.delivery.pump import Pump
 from kafkasafe.errors import ForkedProcessError
 from kafkasafe.limits.patience import Patience
 
-__all__ = [
-    "DROPPED",
-    "DROPPED_IDLE_S",
-    "LIVE",
-    "PRODUCERS",
-    "SUCCEEDED",
-    "await_dropped",
-    "goes_first",
-    "goes_live",
-]
-
 DROPPED_IDLE_S: Final = 1.0
 """How long `__del__` waits for the dropped producer, seconds. If a new producer is opened on the directory, the dropped
 one also waits this long for its next delivery."""

@@ -32,8 +32,6 @@ from kafkasafe.logs import EventLog, drain, own_threads
 from kafkasafe.process.at_exit import at_end_of_child
 from kafkasafe.spool.refusals import counted
 
-__all__ = ["Shutdown"]
-
 log = EventLog("producer")
 
 _CLOSE_IDLE_S: Final = 5.0
@@ -63,14 +61,7 @@ class Ends(Protocol):
 
 
 class Shutdown:
-    """Closes a producer, lets a dropped producer deliver its records, and ends a producer in a forked child.
-
-    Args:
-        config: Options.
-        lifecycle: Ended by this object.
-        accumulator: Has the open batches, which are sealed first.
-        delivery: Has the pump and the callbacks.
-    """
+    """Closes a producer, lets a dropped producer deliver its records, and ends a producer in a forked child."""
 
     def __init__(
         self,
@@ -124,7 +115,6 @@ class Shutdown:
     # -- close -------------------------------------------------------------------------------------------------------
 
     def close(self, timeout: float | None) -> None:
-        """See `SafeProducer.close`."""
         if timeout is not None and (timeout := timeout_of(timeout)) < 0:
             raise ValueError(f"Invalid timeout: {timeout}")
         self._close(timeout, Patience(self._idle_s, _CLOSE_PAUSES * self._config.request_timeout_s))

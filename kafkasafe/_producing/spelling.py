@@ -9,18 +9,6 @@ from typing import Any, Final, NoReturn, TypeVar, cast
 
 from kafkasafe.errors import UsageError
 
-__all__ = [
-    "ADD_CALLBACK",
-    "GET",
-    "IS_DONE",
-    "NEVER_CANCELLED",
-    "Absent",
-    "Tidy",
-    "called",
-    "not_for_callers",
-    "tidy_dir",
-]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 # Hints for programs that use names of asyncio's futures on a future that has kafka-python's names instead.

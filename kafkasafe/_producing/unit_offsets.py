@@ -16,19 +16,12 @@ from kafkasafe.delivery.first_decision import FirstDecision
 from kafkasafe.delivery.readings import OffsetClaim
 from kafkasafe.errors import UsageError
 
-__all__ = ["UnitOffsets", "is_out", "positions_of", "text_of"]
-
 _INT32: Final = 0x7FFF_FFFF
 _INT64: Final = 0x7FFF_FFFF_FFFF_FFFF
 
 
 class UnitOffsets:
-    """The consumers' offsets of an atomic batch, by group.
-
-    Args:
-        parts: The producer's objects.
-        decision: The decision about the batch.
-    """
+    """The consumers' offsets of an atomic batch, by group."""
 
     def __init__(self, parts: ProducerParts, decision: FirstDecision[Any]) -> None:
         self._parts = parts

@@ -9,8 +9,6 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from kafkasafe.consumer import check_offset
 
-__all__ = ["as_offset", "as_partition", "as_partitions"]
-
 
 def as_offset(given: Any) -> Any:
     """Convert an offset given to `commit`: a number, (number, metadata) or OffsetAndMetadata.

@@ -26,8 +26,6 @@ from kafkasafe.aio.threads import call_in_thread, running_loop
 from kafkasafe.errors import BatchDroppedError, UsageError
 from kafkasafe.limits.patience import timeout_of
 
-__all__ = ["AtomicBatch", "BatchOutcome"]
-
 
 class BatchOutcome(metaclass=Tidy):
     """The result of a whole atomic batch. `await outcome` waits until it is committed.
@@ -282,12 +280,7 @@ class AtomicBatch:
 
 
 class _SendingOffsets:
-    """The result of `send_offsets`. It tells the batch when it is awaited.
-
-    Args:
-        awaited: Called when it is awaited, before `send`.
-        send: Adds the offsets to the batch.
-    """
+    """The result of `send_offsets`. It tells the batch when it is awaited."""
 
     def __init__(
         self, awaited: Callable[[_SendingOffsets], object], send: Callable[[], Coroutine[Any, Any, None]]

@@ -30,8 +30,6 @@ from kafkasafe.limits.patience import closing_timeout
 from kafkasafe.options import AsyncConsumerOptions, ConsumerOptions
 from kafkasafe.process.one_process import OfOneProcess
 
-__all__ = ["SafeConsumer"]
-
 _LOOK_UP: Final = "kafkasafe-aio-look"
 """The thread of a look-up: a separate one, so that the look-up does not delay a poll. Look-ups are thread-safe."""
 

@@ -11,8 +11,6 @@ from kafka.structs import TopicPartition
 
 from kafkasafe.errors import UsageError
 
-__all__ = ["Fetched", "UnassignedError", "first_unhanded"]
-
 
 class UnassignedError(UsageError, kafka_errors.IllegalStateError, ValueError):
     """The partition is not assigned. The class derives from the errors that aiokafka and kafka-python raise in this

@@ -19,8 +19,6 @@ from kafkasafe.aio.threads import Worker, running_loop
 from kafkasafe.delivery.awaiting import Fates, LoopWaits
 from kafkasafe.limits.patience import timeout_of
 
-__all__ = ["DoneCallbacks", "Opened", "Owner", "RecordFuture", "waits_of"]
-
 Call = Callable[["RecordFuture"], object]
 Key = tuple[int, int]
 """Identifies a record while it is not done: its open batch, and its number there."""

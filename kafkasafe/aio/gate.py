@@ -26,8 +26,6 @@ from kafkasafe._producing.opening import ProducerParts
 from kafkasafe.aio.futures import Owner, RecordFuture, waits_of
 from kafkasafe.aio.threads import Worker, place_of
 
-__all__ = ["SendGate"]
-
 _QUOTA: Final = 512
 _ROOM_S: Final = 0.25
 """Check for room after this time, in seconds, if no notification arrives."""
@@ -85,7 +83,6 @@ class _Line:
         return next(iter(self._turns)) is turn
 
     def enter(self, turn: _Turn) -> None:
-        """Add a task that is running."""
         self._turns[turn] = None
         self._awake.add(turn)
 
@@ -109,13 +106,7 @@ class _Line:
 
 
 class SendGate:
-    """Accepts records in turn; see the module. Its methods run on the loop's own thread.
-
-    Args:
-        parts: The objects of the inner producer, which accept the records.
-        worker: Thread that encodes batches.
-        loop: The producer's event loop.
-    """
+    """Accepts records in turn; see the module. Its methods run on the loop's own thread."""
 
     def __init__(self, parts: ProducerParts, worker: Worker, loop: asyncio.AbstractEventLoop) -> None:
         self.parts = parts

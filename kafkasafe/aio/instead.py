@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-__all__ = ["BATCHES", "BLOCK", "LAST_STABLE_OFFSET", "UNIT", "FunctionPartitioner", "headers_of"]
-
 UNIT: Final = (
     "records and offsets are delivered together or not at all by `async with producer.batch() as batch:"
     " batch.send(...); await batch.send_offsets(consumer)`, then `await batch.outcome` (docs/staged.md)"

@@ -13,8 +13,6 @@ from kafkasafe.aio.thread_side import ThreadSide
 from kafkasafe.aio.threads import retrieve, running_loop
 from kafkasafe.errors import UsageError
 
-__all__ = ["Lifecycle"]
-
 
 class Lifecycle:
     """Starts and closes a consumer, once each."""
@@ -27,7 +25,6 @@ class Lifecycle:
 
     @property
     def is_closing(self) -> bool:
-        """Whether `close` was called."""
         return self._closing is not None
 
     @property

@@ -18,8 +18,6 @@ from kafkasafe.aio.thread_side import ThreadSide
 from kafkasafe.aio.threads import Worker
 from kafkasafe.errors import UsageError
 
-__all__ = ["Listener", "ListenerCall", "Rebalances", "as_listener"]
-
 T = TypeVar("T")
 
 _METHODS: Final = ("on_partitions_revoked", "on_partitions_assigned")
@@ -68,7 +66,6 @@ class Rebalances:
 
     Args:
         thread: The consumer's thread. It waits for the listener, in a poll or while it closes the consumer.
-        records: The fetched records.
     """
 
     def __init__(self, thread: ThreadSide, records: RecordQueue) -> None:
@@ -77,7 +74,6 @@ class Rebalances:
 
     @property
     def is_calling(self) -> bool:
-        """Whether a listener is running."""
         return self._call is not None
 
     def is_own(self) -> bool:

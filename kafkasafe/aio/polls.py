@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 
 from kafka.structs import TopicPartition
 
-__all__ = ["HandedOut", "PollRequest", "PollResult", "Polls", "Seen"]
-
 
 class Seen(NamedTuple):
     """The loop's knowledge about fetched records at the time when the program requested a job.
@@ -58,8 +56,6 @@ class PollResult:
     """The result of a poll.
 
     Attributes:
-        number: Number of the poll.
-        records: The fetched records.
         assigned: All assigned partitions.
         gone: Partitions that were revoked since the poll before. They may have been assigned again.
         paused: Partitions of `gone` that kafka-python has paused.

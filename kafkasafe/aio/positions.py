@@ -18,14 +18,12 @@ from kafkasafe.aio.thread_side import ThreadSide
 from kafkasafe.aio.threads import end_of
 from kafkasafe.consumer import check_offset
 
-__all__ = ["Positions"]
-
 _SLICE_MS: Final = 50
 """How long the thread looks up a position before it checks for other work."""
 
 
 class Positions:
-    """Moves, pauses and commits the positions of assigned partitions."""
+    """Moves, pauses and commits the positions of assigned partitions. `SafeConsumer` describes the methods."""
 
     def __init__(
         self, thread: ThreadSide, records: RecordQueue, lifecycle: Lifecycle, calls: ThreadCalls
@@ -34,7 +32,6 @@ class Positions:
         self._lifecycle, self._calls = lifecycle, calls
 
     def seek(self, partition: TopicPartition, offset: int) -> asyncio.Future[None]:
-        """Continue from an offset. See `SafeConsumer.seek`."""
         partition = as_partition(partition)
         check_offset(offset)
         if self._thread.is_open:
@@ -42,13 +39,11 @@ class Positions:
         return self._calls.move(lambda consumer: consumer.seek(partition, offset), [partition])
 
     async def seek_to_beginning(self, partitions: Iterable[TopicPartition]) -> bool:
-        """Continue from the first offset. See `SafeConsumer.seek_to_beginning`."""
         moved = self._or_all(partitions)
         await self._calls.move(lambda consumer: consumer.seek_to_beginning(*moved), moved)
         return await self._look_up(moved)
 
     async def seek_to_end(self, partitions: Iterable[TopicPartition]) -> bool:
-        """Continue from the end. See `SafeConsumer.seek_to_end`."""
         moved = self._or_all(partitions)
         await self._calls.move(lambda consumer: consumer.seek_to_end(*moved), moved)
         return await self._look_up(moved)
@@ -78,7 +73,6 @@ class Positions:
     async def seek_to_committed(
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, int | None]:
-        """Continue from the committed offsets. See `SafeConsumer.seek_to_committed`."""
         consumer = self._thread.consumer
         asked = self._or_all(partitions)
         found = await self._calls.do(lambda: {tp: consumer.committed(tp) for tp in asked})
@@ -93,21 +87,18 @@ class Positions:
         return found
 
     def pause(self, partitions: Iterable[TopicPartition]) -> asyncio.Future[None]:
-        """Return no records of these partitions. See `SafeConsumer.pause`."""
         given = self._checked(partitions)
         self._lifecycle.check_open()
         self._records.pause(given)
         return self._calls.move(lambda consumer: consumer.pause(*given))
 
     def resume(self, partitions: Iterable[TopicPartition]) -> asyncio.Future[None]:
-        """Return records of these partitions again. See `SafeConsumer.resume`."""
         given = self._checked(partitions)
         self._lifecycle.check_open()
         self._records.resume(given)
         return self._calls.move(lambda consumer: consumer.resume(*given))
 
     async def position(self, partition: TopicPartition) -> int:
-        """Return the offset of the next record. See `SafeConsumer.position`."""
         consumer, partition = self._thread.consumer, as_partition(partition)
         offset = -1
         if self._records.next_offset(partition) is None:
@@ -117,7 +108,6 @@ class Positions:
         return offset if fetched is None else fetched
 
     async def commit(self, offsets: Mapping[TopicPartition, Any] | None) -> None:
-        """Commit. See `SafeConsumer.commit`."""
         consumer = self._thread.consumer
         if offsets is None:
             self._records.finish_all()

@@ -29,8 +29,6 @@ from kafkasafe.options import AsyncProducerOptions, ProducerOptions
 from kafkasafe.process.one_process import OfOneProcess
 from kafkasafe.record.batch import RECORD_OVERHEAD
 
-__all__ = ["SafeProducer"]
-
 log = EventLog("producer")
 
 _OTHER_LOOP = (

@@ -17,8 +17,6 @@ from kafkasafe.aio.fetched import Fetched, UnassignedError, first_unhanded
 from kafkasafe.aio.polls import HandedOut, PollRequest, PollResult, Seen
 from kafkasafe.aio.threads import place_of
 
-__all__ = ["RecordQueue"]
-
 _ATTEND_S: Final = 0.25
 """How long a program may process fetched records before the consumer serves its group membership again."""
 
@@ -266,12 +264,10 @@ class RecordQueue:
 
     @property
     def assigned(self) -> frozenset[TopicPartition]:
-        """The assigned partitions, as of the last poll."""
         return self._assigned
 
     @property
     def paused(self) -> Collection[TopicPartition]:
-        """The partitions that the program has paused."""
         return self._paused
 
     @property
@@ -307,12 +303,10 @@ class RecordQueue:
         self._attend_at = 0.0
 
     def pause(self, partitions: Collection[TopicPartition]) -> None:
-        """Return no records of these partitions."""
         self._paused.update(partitions)
         self._meanwhile.pause(partitions)
 
     def resume(self, partitions: Collection[TopicPartition]) -> None:
-        """Return records of these partitions again."""
         self._paused.difference_update(partitions)
 
     def move(

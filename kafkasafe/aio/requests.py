@@ -16,8 +16,6 @@ from kafkasafe.aio.thread_side import ThreadSide
 from kafkasafe.aio.threads import end_of, retrieve
 from kafkasafe.kafkapython import membership
 
-__all__ = ["RecordRequests"]
-
 _SLICE_MS: Final = 50
 """How long the thread waits for records before it checks for other work."""
 _SETTLE_S: Final = 5.0
@@ -25,7 +23,10 @@ _SETTLE_S: Final = 5.0
 
 
 class RecordRequests:
-    """Returns fetched records. If there are none, lets the thread poll; one poll at a time."""
+    """Returns fetched records. If there are none, lets the thread poll; one poll at a time.
+
+    `SafeConsumer` describes `one` (`getone`) and `many` (`getmany`).
+    """
 
     def __init__(
         self, thread: ThreadSide, records: RecordQueue, rebalances: Rebalances, lifecycle: Lifecycle
@@ -64,7 +65,6 @@ class RecordRequests:
         self._rebalances.check_not_own("ask for records")
 
     async def one(self, wanted: frozenset[TopicPartition]) -> Any:
-        """Wait for the next record. See `SafeConsumer.getone`."""
         self.check()
         self._records.finish_all()
         if self._records:
@@ -76,7 +76,6 @@ class RecordRequests:
     async def many(
         self, wanted: frozenset[TopicPartition], timeout_ms: float, max_records: int | None
     ) -> dict[TopicPartition, list[Any]]:
-        """Wait for records. See `SafeConsumer.getmany`."""
         self.check()
         if max_records is not None and (type(max_records) is not int or max_records < 1):
             raise ValueError(f"max_records must be a positive int, not {max_records!r}")

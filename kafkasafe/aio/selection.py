@@ -16,18 +16,14 @@ from kafkasafe.aio.record_queue import RecordQueue
 from kafkasafe.aio.thread_calls import ThreadCalls
 from kafkasafe.kafkapython.membership import loop_of
 
-__all__ = ["Selection"]
-
 
 class Selection:
     """The choice between topics, a pattern and partitions, which exclude each other.
 
+    `SafeConsumer` describes the methods.
+
     Args:
         topics: Topics to which the consumer is subscribed from the start.
-        records: The fetched records.
-        rebalances: Calls the rebalance listeners.
-        lifecycle: Starts and closes the consumer.
-        calls: Passes requests to the thread.
     """
 
     def __init__(
@@ -50,7 +46,6 @@ class Selection:
         return None if self._reads == "pattern" else self._topics
 
     def assign(self, wanted: frozenset[TopicPartition]) -> asyncio.Future[None]:
-        """Read these partitions. See `SafeConsumer.assign`."""
         self._lifecycle.check_open()
         self._choose("partitions")
         if not wanted:
@@ -59,7 +54,6 @@ class Selection:
         return self._calls.move_or_begin(lambda consumer: consumer.assign(list(wanted)), moved)
 
     def subscribe(self, topics: Any, pattern: str | None, listener: Any) -> asyncio.Future[None]:
-        """Read topics as a member of the group. See `SafeConsumer.subscribe`."""
         if isinstance(topics, str) or not isinstance(topics, Iterable):
             raise TypeError(f"topics must be a list of names, such as ['orders'], not {topics!r}")
         names = list(topics)
@@ -86,7 +80,6 @@ class Selection:
         return later
 
     def unsubscribe(self) -> asyncio.Future[None]:
-        """Stop reading. See `SafeConsumer.unsubscribe`."""
         self._lifecycle.check_open()
         self._reads, self._topics = None, frozenset()
         moved = self._records.assign(frozenset())

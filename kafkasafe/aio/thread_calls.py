@@ -16,8 +16,6 @@ from kafkasafe.aio.threads import running_loop
 from kafkasafe.delivery.batch_offsets import check_settings
 from kafkasafe.delivery.readings import OffsetsFate, ProducerLane
 
-__all__ = ["ThreadCalls"]
-
 T = TypeVar("T")
 
 

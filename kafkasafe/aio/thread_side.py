@@ -16,20 +16,13 @@ from kafkasafe.errors import UsageError
 from kafkasafe.kafkapython import membership
 from kafkasafe.options import ConsumerOptions
 
-__all__ = ["ThreadSide"]
-
 T = TypeVar("T")
 
 _NAME: Final = "kafkasafe-aio"
 
 
 class ThreadSide:
-    """Owns the inner consumer. Its methods are called on the loop; the functions that they queue run on the thread.
-
-    Args:
-        topics: Topics to subscribe to.
-        options: Options of the inner consumer.
-    """
+    """Owns the inner consumer. Its methods are called on the loop; the functions that they queue run on the thread."""
 
     def __init__(self, topics: tuple[str, ...], options: ConsumerOptions) -> None:
         self._topics, self._options = topics, options

@@ -14,8 +14,6 @@ from kafkasafe.errors import UsageError
 from kafkasafe.limits.patience import seconds_of
 from kafkasafe.logs import apart
 
-__all__ = ["Worker", "call_in_thread", "end_of", "place_of", "retrieve", "running_loop"]
-
 T = TypeVar("T")
 
 

@@ -31,8 +31,6 @@ from kafkasafe.cli.report import EXIT_BROKEN
 from kafkasafe.cluster.api import in_words
 from kafkasafe.errors import ConfigError, KafkaSafeError
 
-__all__ = ["app"]
-
 AUDIT_CODES: Final = CODES.format(broken="records are missing or duplicated")
 _TAG: Final = re.compile(r"\[KAFKASAFE\.(\w+)\] ")
 _ADVICE: Final = {

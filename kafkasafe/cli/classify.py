@@ -15,9 +15,6 @@ from kafkasafe.cli.report import show
 from kafkasafe.codes import names as code_names
 from kafkasafe.errors import ConfigError
 
-__all__ = ["app"]
-
-
 app = app_of_command()
 
 

@@ -26,31 +26,6 @@ from kafkasafe.spool.inspection import Inspected, inspect, read_lane, resent_in
 from kafkasafe.spool.lanes import SpoolDirectory, format_lost
 from kafkasafe.spool.rejected import RejectedRecords
 
-__all__ = [
-    "CODES",
-    "NOT_APPLIED",
-    "PIPED_COLUMNS",
-    "RESEND_HINT",
-    "ConfigFile",
-    "Directory",
-    "Json",
-    "Servers",
-    "address_of",
-    "app_of_command",
-    "cluster_trouble",
-    "connection",
-    "counted",
-    "duration_s",
-    "id_as_json",
-    "inspected",
-    "lanes_of",
-    "open_directory",
-    "progress",
-    "rejected_lines",
-    "standard_input",
-    "unreadable_lines",
-]
-
 PIPED_COLUMNS: Final = 200
 """Width of the output without a terminal, wide enough not to cut anything."""
 

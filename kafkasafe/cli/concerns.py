@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-__all__ = ["Concern", "concerns_of"]
-
 _DAY_MS: Final = 86_400_000
 
 
@@ -18,10 +16,6 @@ class Concern:
     Attributes:
         level: "breaks": with this value, a promise does not hold. "note": the promise holds, with a limit that users
             should know.
-        setting: Name of the setting.
-        value: Value of the setting.
-        reason: The consequence.
-        fix: The remedy.
     """
 
     level: Literal["breaks", "note"]

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from kafkasafe.demo.audit import Run
     from kafkasafe.demo.run import Demo
 
-__all__ = ["app"]
-
-
 app = app_of_command()
 
 

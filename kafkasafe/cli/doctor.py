@@ -42,8 +42,6 @@ from kafkasafe.spool.examine import Finding
 from kafkasafe.spool.inspection import resent_in
 from kafkasafe.spool.lanes import SpoolDirectory
 
-__all__ = ["app", "ask"]
-
 DOCTOR_CODES: Final = CODES.format(
     broken="something is wrong: damage, rejected records, a batch whose outcome cannot be determined, or a setting that"
     " breaks a promise (waiting records are not wrong)"

@@ -6,8 +6,6 @@ from typing import Any, Final
 
 from typer.core import TyperCommand, TyperGroup
 
-__all__ = ["WholeSentences"]
-
 _LONGEST: Final = 10_000
 
 

@@ -29,8 +29,6 @@ from kafkasafe.spool.inspection import Inspected, start_error
 from kafkasafe.spool.lanes import SpoolDirectory
 from kafkasafe.spool.lanes.lock import LOCK_NAME
 
-__all__ = ["app"]
-
 HEALTH_CODES: Final = CODES.format(
     broken="a producer could not accept records, or something needs an operator: damage, rejected records, records that"
     " no process delivers, or a record older than --max-age"

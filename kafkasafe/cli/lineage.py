@@ -13,9 +13,6 @@ from kafkasafe.cli.report import show
 from kafkasafe.errors import KafkaSafeError
 from kafkasafe.history.epochs import Comparison, Lineage, LineageError, ReplyKind, Step, Strategy, compare
 
-__all__ = ["app"]
-
-
 app = app_of_command()
 
 

@@ -32,8 +32,6 @@ from kafkasafe.errors import ConfigError
 from kafkasafe.events import EndOffsetHeld, EndOffsetRegressed
 from kafkasafe.retry import RetryPolicy
 
-__all__ = ["app"]
-
 _MISSING_S: Final = 5.0
 """How long to wait for an unknown topic, seconds: the topic may be new, or a broker may have just started."""
 OFFSETS_CODES: Final = CODES.format(broken="an end offset went back: records are lost")

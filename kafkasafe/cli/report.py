@@ -8,16 +8,6 @@ from typing import Any, Final, TextIO
 
 import typer
 
-__all__ = [
-    "EXIT_BROKEN",
-    "EXIT_BROKEN_PIPE",
-    "EXIT_FAILED",
-    "EXIT_INTERRUPTED",
-    "EXIT_USAGE",
-    "print_result",
-    "show",
-]
-
 EXIT_BROKEN: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_FAILED: Final = 3
@@ -57,17 +47,7 @@ def print_result(
 
 
 def show(fields: Any, lines: Iterable[str], exit_code: int = 0, **settings: Any) -> None:
-    """Print a result, and end the command if its exit code is not 0.
-
-    Args:
-        fields: See `print_result`.
-        lines: See `print_result`.
-        exit_code: The exit code of the command: 0 if all is well.
-        **settings: See `print_result`.
-
-    Raises:
-        Exit: With the exit code.
-    """
+    """Print a result, and end the command if its exit code is not 0."""
     print_result(fields, lines, **settings)
     if exit_code:
         raise typer.Exit(exit_code)

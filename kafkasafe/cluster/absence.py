@@ -22,8 +22,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-__all__ = ["Absence"]
-
 _SETTLED_S: Final = 2.0
 """After this time, a change of a topic has reached every broker that is connected to the controller."""
 _WITNESSES: Final = 2

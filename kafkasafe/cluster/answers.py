@@ -10,36 +10,6 @@ import kafka.errors as kafka_errors
 
 from kafkasafe.record.batch import BatchHeader
 
-__all__ = [
-    "EARLIEST",
-    "EARLIEST_LOCAL",
-    "LATEST",
-    "LATEST_TIERED",
-    "LIST_OFFSETS_VERSIONS",
-    "MAX_TIMESTAMP",
-    "NO_TOPIC_ID",
-    "Answer",
-    "Broker",
-    "Buffer",
-    "EpochEnd",
-    "Failure",
-    "HeadersFetched",
-    "MetadataRefreshed",
-    "OffsetListed",
-    "PartitionInfo",
-    "ProduceReply",
-    "ProduceRequest",
-    "ProducerIdGranted",
-    "ProducerState",
-    "ProducersDescribed",
-    "Reached",
-    "RecordsFetched",
-    "Reply",
-    "TopicInfo",
-    "TopicsListed",
-    "TransactionIdentity",
-]
-
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 Token = TypeVar("Token")
@@ -65,7 +35,6 @@ class TransactionIdentity:
     """The identity of a transaction's writer. Batches are stamped with the producer id and the epoch.
 
     Attributes:
-        transactional_id: The transactional id.
         producer_id: Granted by the coordinator.
         epoch: Granted by the coordinator; a newer epoch fences older epochs. With protocol 2, each transaction has its
             own epoch.
@@ -137,7 +106,6 @@ class TopicInfo:
     """A topic in the latest metadata.
 
     Attributes:
-        name: Topic name.
         topic_id: Its id, 16 bytes; `NO_TOPIC_ID` if unknown (brokers < 2.8).
         partitions: The partitions by number. While `error_code` is not 0, these are the partitions known before the
             error, if any.
@@ -167,7 +135,6 @@ class MetadataRefreshed:
 
     Attributes:
         cluster_id: Id of the cluster that answered; None if the brokers are old.
-        brokers: Node ids.
         topics: All watched topics that the answer contains.
     """
 
@@ -190,8 +157,6 @@ class ProduceRequest(Generic[Token]):
 
     Attributes:
         token: Passed back with the reply.
-        topic: Topic name.
-        partition: Partition number.
         data: Exactly one RecordBatch, base offset 0. It is not copied, so it must not change before the reply.
         fence: The newest `fence` that the caller has received for this partition; 0 before the first reply; None for
             no check. If another batch of the partition has failed since then, the cluster refuses this batch (`Failure`

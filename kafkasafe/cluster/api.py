@@ -247,13 +247,8 @@ class Cluster(Transactions, Protocol):
         """
 
     def topic_at(self, node: int, topic: str, reply: Reply[TopicInfo]) -> None:
-        """Asks one broker for its metadata of a topic. `topic` does not change, and the topic is not watched.
-
-        Args:
-            node: Id of one of `brokers`.
-            topic: Topic name.
-            reply: Gets `TopicInfo` with the partitions that this broker knows, or `Failure` (not sent, if the broker
-                does not exist).
+        """Asks one of `brokers` for its metadata of a topic: the partitions that it knows. `topic` does not change, and
+        the topic is not watched. If the broker does not exist, the reply is a `Failure` (not sent).
         """
 
     def list_topics(self, reply: Reply[TopicsListed]) -> None:
@@ -262,11 +257,8 @@ class Cluster(Transactions, Protocol):
     # -- writing -------------------------------------------------------------------------------------------------
 
     def init_producer_id(self, reply: Reply[ProducerIdGranted]) -> None:
-        """Asks any broker for a producer id.
-
-        Args:
-            reply: Gets `ProducerIdGranted` or `Failure`. All error codes are failures (`Failure.code`). Producer id -1,
-                which a broker may answer shortly after its start, is a failure with code 14.
+        """Asks any broker for a producer id. All error codes are failures (`Failure.code`). Producer id -1, which a
+        broker may answer shortly after its start, is a failure with code 14.
         """
 
     def produce(
@@ -300,38 +292,22 @@ class Cluster(Transactions, Protocol):
         """Connects to the leader if necessary, without a request.
 
         So the caller can load a batch's bytes just before they can be written. The call fails for the same reasons, and
-        after the same time, as a produce request that fails without being sent.
-
-        Args:
-            topic: Topic name.
-            partition: Partition number.
-            reply: Gets `Reached` as soon as a request would be written at once, or `Failure` (not sent).
+        after the same time, as a produce request that fails without being sent. The reply comes as soon as a request
+        would be written at once.
         """
 
     # -- questions to a partition's leader -----------------------------------------------------------------------
 
     def describe_producers(self, topic: str, partition: int, reply: Reply[ProducersDescribed]) -> None:
-        """Asks which producers the leader remembers (KIP-664).
-
-        Args:
-            topic: Topic name.
-            partition: Partition number.
-            reply: Gets `ProducersDescribed` or `Failure`. Brokers < 2.8: a `Failure` that is `unsupported`.
-        """
+        """Asks which producers the leader remembers (KIP-664). Brokers < 2.8: a `Failure` that is `unsupported`."""
 
     def fetch_headers(
         self, topic: str, partition: int, offset: int, max_bytes: int, reply: Reply[HeadersFetched]
     ) -> None:
         """Reads batch headers from a log with isolation read_uncommitted. Does not wait for new batches.
 
-        The answer ends before the high watermark.
-
-        Args:
-            topic: Topic name.
-            partition: Partition number.
-            offset: First offset. The answer begins with the batch that contains it.
-            max_bytes: Approximate size of the batches to transfer. A larger first batch is transferred completely.
-            reply: Gets `HeadersFetched` or `Failure`. A batch that was damaged in transit is a `Failure`.
+        The answer ends before the high watermark. A batch that was damaged in transit is a `Failure`. `offset` and
+        `max_bytes` are as for `fetch_records`.
         """
 
     def fetch_records(

@@ -12,8 +12,6 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Final
 
-__all__ = ["at_once", "is_deferred"]
-
 
 class _DeferredWakes(threading.local):
     wakes: dict[int, Callable[[], None]] | None = None

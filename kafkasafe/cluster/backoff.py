@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     import tenacity
 
-__all__ = ["PAUSES", "Backoff"]
-
 _ENOUGH: Final = 32  # no bound grows after more failures than this
 
 

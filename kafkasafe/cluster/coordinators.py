@@ -28,19 +28,6 @@ from kafkasafe.cluster.transactions import (
     TransactionsInitialized,
 )
 
-__all__ = [
-    "SOFTWARE",
-    "Coordinated",
-    "Node",
-    "Question",
-    "highest_produce",
-    "lowest_produce",
-    "metadata_question",
-    "newest",
-    "protocol_of",
-    "versions_of",
-]
-
 Node: TypeAlias = tuple[int, str, int]
 """(node id, host, port)"""
 
@@ -112,7 +99,6 @@ class Question:
     """One request, and how to parse its answer.
 
     Attributes:
-        name: Kafka's name for it.
         fields: The request's fields; dicts, and lists of dicts, for structs.
         parse: Turns the answer, whose fields are attributes, into the result.
         minimum: Oldest usable version.
@@ -141,7 +127,10 @@ def metadata_question(
 
 
 class Coordinated:
-    """`Transactions` and `init_producer_id` for a `Cluster` that can send requests to a given broker or to any one."""
+    """`Transactions` and `init_producer_id` for a `Cluster` that can send requests to a given broker or to any one.
+
+    These protocols describe the methods.
+    """
 
     def __init__(self) -> None:
         # Several threads read and write this dict; each access is atomic.
@@ -154,8 +143,6 @@ class Coordinated:
     # -- producer ids ------------------------------------------------------------------------------------------------
 
     def init_producer_id(self, reply: Reply[ProducerIdGranted]) -> None:
-        """See `Cluster`."""
-
         def parse(response: Any) -> ProducerIdGranted:
             code = response.error_code
             if code:
@@ -231,8 +218,6 @@ class Coordinated:
         *,
         keep: TransactionIdentity | None = None,
     ) -> None:
-        """See `Transactions`."""
-
         def level(response: Any) -> TransactionAnswer:
             protocols.append(protocol_of(response))
             return TransactionAnswer(response.error_code)
@@ -279,7 +264,6 @@ class Coordinated:
         partitions: Sequence[TopicPartition],
         reply: Reply[PartitionsAdded],
     ) -> None:
-        """See `Transactions`."""
         topics = [{"name": name, "partitions": numbers} for name, numbers in _by_topic(partitions).items()]
 
         def parse(response: Any) -> PartitionsAdded:
@@ -306,7 +290,6 @@ class Coordinated:
     def add_offsets_to_transaction(
         self, identity: TransactionIdentity, group: str, reply: Reply[TransactionAnswer]
     ) -> None:
-        """See `Transactions`."""
         question = Question(
             "AddOffsetsToTxn",
             _signed(identity) | {"group_id": group},
@@ -325,8 +308,6 @@ class Coordinated:
         *,
         member: GroupMember = NO_MEMBER,
     ) -> None:
-        """See `Transactions`."""
-
         def row(topic: str, number: int) -> dict[str, Any]:
             wanted = offsets[topic, number]
             return {
@@ -369,8 +350,6 @@ class Coordinated:
         *,
         require_stable: bool = True,
     ) -> None:
-        """See `Transactions`."""
-
         def parse(response: Any) -> OffsetCommitted:
             answer = response.groups[0] if getattr(response, "groups", None) else response
             if answer.error_code:
@@ -404,7 +383,6 @@ class Coordinated:
     def end_transaction(
         self, identity: TransactionIdentity, commit: bool, reply: Reply[TransactionEnded]
     ) -> None:
-        """See `Transactions`."""
         second = identity.protocol >= _PROTOCOL_2
 
         def parse(response: Any) -> TransactionEnded:
@@ -422,8 +400,6 @@ class Coordinated:
         self._through(TRANSACTION, identity.transactional_id, question, reply, TransactionEnded)
 
     def describe_transaction(self, transactional_id: str, reply: Reply[TransactionDescribed]) -> None:
-        """See `Transactions`."""
-
         def parse(response: Any) -> TransactionDescribed:
             row = response.transaction_states[0]
             if row.error_code:

@@ -24,8 +24,6 @@ from kafkasafe.cluster.procedures import Ask, Pause, Procedure, Step, Together
 from kafkasafe.process.wake_flag import WakeFlag
 from kafkasafe.stats import ConsumerStats
 
-__all__ = ["ProcedureRunner", "RunningProcedure", "ask_until_answered", "pause_s"]
-
 T = TypeVar("T")
 
 

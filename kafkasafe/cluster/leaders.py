@@ -14,8 +14,6 @@ import kafka.errors as kafka_errors
 from kafkasafe.cluster.api import NO_TOPIC_ID, PartitionInfo, TopicInfo, TopicsListed
 from kafkasafe.cluster.terms import LEADER_NOT_AVAILABLE, UNKNOWN_TOPIC, TopicPartition, error_of, plausible
 
-__all__ = ["Leaders", "check_metadata", "topic_at", "topics_listed"]
-
 _RELIABLE_EPOCHS: Final = 9
 """Version of Metadata. KAFKA-9212: brokers before 2.4 may announce stale leader epochs."""
 
@@ -35,11 +33,6 @@ def check_metadata(answer: Any) -> None:
 
 def topic_at(answer: Any, topic: str, *, version: int) -> TopicInfo:
     """Reads one topic from a metadata answer.
-
-    Args:
-        answer: The answer.
-        topic: Topic name.
-        version: Version of the request.
 
     Raises:
         KafkaError: The answer left the topic out.
@@ -94,7 +87,6 @@ class Leaders:
         return learned
 
     def forget(self, topic: str) -> None:
-        """Forgets a topic."""
         self.topics = {name: info for name, info in self.topics.items() if name != topic}
 
     def leader(self, topic: str, partition: int) -> int | BaseException | None:

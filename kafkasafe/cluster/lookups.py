@@ -51,8 +51,6 @@ from kafkasafe.offsets import (
 from kafkasafe.record.batch import iter_headers
 from kafkasafe.stats import ConsumerStats
 
-__all__ = ["OUT_OF_RANGE", "REMOTE", "End", "LeaderChangedError", "LookUps", "Note", "id_of"]
-
 OUT_OF_RANGE: Final = 1
 REQUEST_TIMED_OUT: Final = 7
 REMOTE: Final = frozenset({-1, REQUEST_TIMED_OUT, 9})
@@ -89,7 +87,6 @@ class End:
     """A verified end offset.
 
     Attributes:
-        offset: The end.
         leader_epoch: The leader's epoch; -1 if the leader does not report it.
     """
 
@@ -157,12 +154,6 @@ class LookUps:
         self, topic: str, partition: int, timestamp: int, note: Note | None = None
     ) -> Procedure[OffsetListed]:
         """The leader's unchecked answer to ListOffsets.
-
-        Args:
-            topic: Topic name.
-            partition: Partition number.
-            timestamp: See `Cluster.list_offset`.
-            note: Gets the error of each failed attempt.
 
         Raises:
             KafkaError: An error that is not retriable.

@@ -23,19 +23,6 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 from kafkasafe.cluster.api import Broker, Buffer, ProduceReply
 from kafkasafe.cluster.terms import NodeId, TopicPartition
 
-__all__ = [
-    "AllAppended",
-    "Connection",
-    "ManyOffsets",
-    "Network",
-    "OffsetRow",
-    "ProduceBatches",
-    "Request",
-    "Sendable",
-    "Service",
-    "Written",
-]
-
 OffsetRow: TypeAlias = tuple[int, int, int, int, int]
 """Partition, error code, timestamp, offset, leader epoch."""
 
@@ -45,8 +32,6 @@ class Request:
     """One request.
 
     Attributes:
-        name: Kafka's name for the request.
-        version: Version of the request.
         fields: The request's fields, named as in Kafka's protocol; dicts, and lists of dicts, for structs.
     """
 
@@ -229,10 +214,6 @@ class Network(Protocol):
     metadata_max_age_s: float
     reconnect_backoff_s: float
     reconnect_backoff_max_s: float
-
-    @property
-    def broker_version(self) -> tuple[int, ...] | None:
-        """Kafka version of the first broker reached; None before that."""
 
     def now(self) -> float:
         """Monotonic seconds."""

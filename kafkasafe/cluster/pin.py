@@ -10,14 +10,9 @@ from kafkasafe.cluster.terms import safely
 from kafkasafe.errors import WrongClusterError
 from kafkasafe.logs import EventLog
 
-__all__ = ["ClusterPin"]
-
 
 class ClusterPin:
     """The ids of a client's cluster.
-
-    Args:
-        log: Gets a warning when the cluster changes.
 
     Attributes:
         pinned: Whether each new connection must prove that it leads to the pinned cluster.
@@ -40,12 +35,10 @@ class ClusterPin:
     def pin_cluster(
         self, *, on_other_cluster: Callable[[str], None], on_pinned_cluster: Callable[[], None]
     ) -> None:
-        """See `Cluster`."""
         self.pinned = True
         self._on_other_cluster, self._on_pinned_cluster = on_other_cluster, on_pinned_cluster
 
     def repin(self, cluster_id: str) -> None:
-        """Makes this the pinned cluster from now on."""
         self._pinned = cluster_id
 
     def answered(self, cluster_id: str | None) -> str | None:

@@ -14,8 +14,6 @@ from typing import Any, TypeAlias, TypeVar
 
 from kafkasafe.cluster.api import Reply
 
-__all__ = ["Ask", "Pause", "Procedure", "Step", "Together"]
-
 T = TypeVar("T")
 
 

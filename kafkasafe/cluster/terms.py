@@ -13,26 +13,6 @@ import kafka.errors as kafka_errors
 from kafkasafe.cluster.api import Failure, Reply
 from kafkasafe.logs import EventLog
 
-__all__ = [
-    "LEADERLESS_POLL_MAX_S",
-    "LEADER_NOT_AVAILABLE",
-    "MAX_OFFSET",
-    "METADATA_PATIENCE_S",
-    "MISSING_TOPIC_POLL_MAX_S",
-    "SILENCE_S",
-    "STALE_METADATA",
-    "UNKNOWN_TOPIC",
-    "NodeId",
-    "TopicPartition",
-    "absurd",
-    "closed_error",
-    "error_of",
-    "log",
-    "not_sent",
-    "plausible",
-    "safely",
-]
-
 log = EventLog("network")
 
 NodeId: TypeAlias = int | str

@@ -216,23 +216,12 @@ class Transactions(Protocol):
         """Adds partitions to the transaction, all or none of them. The first one begins the transaction.
 
         Allowed but not necessary with protocol 2.
-
-        Args:
-            identity: The writer's identity.
-            partitions: At least one.
-            reply: Gets `PartitionsAdded` or `Failure`.
         """
 
     def add_offsets_to_transaction(
         self, identity: TransactionIdentity, group: str, reply: Reply[TransactionAnswer]
     ) -> None:
-        """Adds a group's offsets to the transaction. Allowed but not necessary with protocol 2.
-
-        Args:
-            identity: The writer's identity.
-            group: The group's name.
-            reply: Gets `TransactionAnswer` or `Failure`.
-        """
+        """Adds a group's offsets to the transaction. Allowed but not necessary with protocol 2."""
 
     def commit_offsets_in_transaction(
         self,
@@ -245,12 +234,8 @@ class Transactions(Protocol):
     ) -> None:
         """Writes a group's offsets as part of the transaction. They take effect when it is committed.
 
-        Args:
-            identity: The writer's identity.
-            group: The group's name; with protocol 1, added before.
-            offsets: By partition, at least one.
-            reply: Gets `OffsetsCommitted` or `Failure`. 22, 25 or 82: `member` is not, or no longer, in the group.
-            member: The member on whose behalf to commit. Brokers before 2.5 ignore it.
+        With protocol 1, the group is added before. 22, 25 or 82: `member`, on whose behalf to commit, is not, or no
+        longer, in the group. Brokers before 2.5 ignore the member.
         """
 
     def committed_offset(
@@ -264,13 +249,8 @@ class Transactions(Protocol):
     ) -> None:
         """Asks for a group's committed offset of one partition.
 
-        Args:
-            group: The group's name.
-            topic: Topic name.
-            partition: Partition number.
-            reply: Gets `OffsetCommitted` or `Failure`.
-            require_stable: Whether the coordinator answers 88 while an open transaction may change the offset. Brokers
-                before 2.5: a `Failure` that is `unsupported`.
+        With `require_stable`, the coordinator answers 88 while an open transaction may change the offset. Brokers
+        before 2.5: a `Failure` that is `unsupported`.
         """
 
     def end_transaction(
@@ -279,17 +259,9 @@ class Transactions(Protocol):
         """Commits or aborts the transaction. The coordinator answers when the end is decided. Readers may see the
         records only later.
 
-        Args:
-            identity: The identity under which the transaction was written.
-            commit: True: commit. False: abort.
-            reply: Gets `TransactionEnded` or `Failure`. 48: the coordinator did the opposite, or there is nothing to
-                commit. 47 or 90: the transaction timed out, or another client has taken over.
+        48: the coordinator did the opposite, or there is nothing to commit. 47 or 90: the transaction timed out, or
+        another client has taken over.
         """
 
     def describe_transaction(self, transactional_id: str, reply: Reply[TransactionDescribed]) -> None:
-        """Asks for the state of a transactional id (KIP-664).
-
-        Args:
-            transactional_id: The name.
-            reply: Gets `TransactionDescribed` or `Failure`. Brokers < 3.0: a `Failure` that is `unsupported`.
-        """
+        """Asks for the state of a transactional id (KIP-664). Brokers < 3.0: a `Failure` that is `unsupported`."""

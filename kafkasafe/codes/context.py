@@ -7,8 +7,6 @@ from typing import Final
 
 from kafkasafe.codes.rows import NOT_READY, Cell, ErrorAction
 
-__all__ = ["NO_CONTEXT", "ErrorContext", "in_context"]
-
 _MAX_OFFSET: Final = 2**63 - 1
 
 

@@ -9,8 +9,6 @@ from typing import Final
 
 from kafkasafe.codes.rows import TABLE
 
-__all__ = ["APIS", "all_codes", "api_name", "class_name", "code_of_name", "names"]
-
 
 def all_codes() -> list[int]:
     """The codes of the table, −1 first."""
@@ -18,7 +16,6 @@ def all_codes() -> list[int]:
 
 
 def names() -> list[str]:
-    """Kafka's names of all codes, by code."""
     return [TABLE[code].name for code in all_codes()]
 
 

@@ -18,26 +18,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-__all__ = [
-    "BY_API",
-    "DESTINATION_CODES",
-    "FENCED_CODES",
-    "MISSING_CODES",
-    "NOT_A_MEMBER_CODES",
-    "NOT_READY",
-    "SPOILT_CODES",
-    "TABLE",
-    "TOPIC_CODES",
-    "UNKNOWN",
-    "AnswerAction",
-    "Cell",
-    "ErrorAction",
-    "Kind",
-    "Produce",
-    "Row",
-    "Scope",
-]
-
 
 class ErrorAction(enum.Enum):
     """What to do about an error. The flags `retriable` and `refresh_metadata` of a verdict follow from it."""
@@ -170,7 +150,6 @@ _OK: Final = ErrorAction.SUCCESS
 _RETRY: Final = ErrorAction.RETRY
 _REFRESH: Final = ErrorAction.RETRY_AFTER_REFRESH
 _ASK: Final = ErrorAction.ASK_BROKER
-_RESET: Final = ErrorAction.RESET_SEQUENCE
 _FENCE: Final = ErrorAction.FENCE
 _REJECT: Final = ErrorAction.REJECT_RECORD
 _FATAL: Final = ErrorAction.FATAL

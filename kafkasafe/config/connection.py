@@ -19,12 +19,6 @@ from kafka.net.sasl.oauth import AbstractTokenProvider
 from kafkasafe.config.values import choice, duration, number, optional, sendable
 from kafkasafe.errors import ConfigError
 
-__all__ = [
-    "check_connection",
-    "check_types",
-    "unprotected",
-]
-
 _PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _PROXIES: Final = ("socks5", "socks5h", "http")
 _OLDEST_VERSION: Final = (0, 8)

@@ -11,8 +11,6 @@ from typing import Any, Final
 from kafkasafe.config.values import choice, converter, is_topic_name, number, sendable
 from kafkasafe.errors import ConfigError
 
-__all__ = ["check_kafka_consumer"]
-
 _LEAST: Final = {
     "session_timeout_ms": 1,
     "heartbeat_interval_ms": 1,

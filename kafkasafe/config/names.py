@@ -15,17 +15,6 @@ from kafkasafe.option_names import hint_for, size_of, snake
 log = EventLog("config")
 
 
-__all__ = [
-    "CONSUMER_WITHOUT_EFFECT",
-    "DEPRECATED",
-    "REMOVED",
-    "WITHOUT_EFFECT",
-    "check_names",
-    "ignored",
-    "ignored_together",
-    "with_sizes",
-]
-
 _SIZES: Final = frozenset({"batch_size", "max_request_size"})
 """Options that are sizes although their names do not end in `_bytes`."""
 

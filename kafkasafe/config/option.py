@@ -9,8 +9,6 @@ from typing import Any, Final
 
 from kafkasafe.config.values import Check, anything
 
-__all__ = ["KAFKAS", "Default", "Option", "fields_of", "option", "rows"]
-
 
 class Default(enum.Enum):
     """A placeholder for the default value in a row."""
@@ -32,8 +30,6 @@ class Option:
     The end of the name is the unit: `_ms` milliseconds, `_bytes` bytes.
 
     Attributes:
-        name: Name of the option.
-        default: Its default.
         check: Function that computes the field's value from all options and the name, or raises ConfigError.
         files_only: Whether the option is about files, so that it cannot be combined with `spool="never"`.
         in_memory: The value of the field with `spool="never"`.

@@ -26,8 +26,6 @@ from kafkasafe.config.values import MOST_IN_FLIGHT, acks_of
 from kafkasafe.errors import ConfigError
 from kafkasafe.logs import EventLog
 
-__all__ = ["validate"]
-
 log = EventLog("config")
 
 _NOWHERE: Final = Path("memory")

@@ -8,19 +8,6 @@ from typing import Any, Final
 from kafkasafe.config.values import number
 from kafkasafe.errors import ConfigError
 
-__all__ = [
-    "LEAST_RECORD_BYTES",
-    "MEMORY_SEGMENT_BYTES",
-    "MIB",
-    "MIN_SPOOL_BYTES",
-    "batch_bytes",
-    "check_memory",
-    "check_segments",
-    "default_rejected_bytes",
-    "default_segment_bytes",
-    "default_spool_bytes",
-]
-
 MIB: Final = 1024 * 1024
 MIN_SPOOL_BYTES: Final = 16 * MIB
 LEAST_RECORD_BYTES: Final = 1024
@@ -35,7 +22,6 @@ _SEGMENT_OVERHEAD: Final = 64 * 1024
 
 
 def default_spool_bytes(above: Mapping[str, Any]) -> int:
-    """Return the default of `spool_max_bytes`."""
     return _MEMORY_BYTES if above["spool"] == "never" else _SPOOL_BYTES
 
 
@@ -58,7 +44,6 @@ def default_segment_bytes(above: Mapping[str, Any]) -> int:
 
 
 def default_rejected_bytes(above: Mapping[str, Any]) -> int:
-    """Return the default of `rejected_max_bytes`."""
     spool: int = above["spool_max_bytes"]
     return min(_REJECTED_BYTES, spool)
 

@@ -11,13 +11,6 @@ from typing import Any, Final
 from kafkasafe.config.values import nameable
 from kafkasafe.errors import ConfigError
 
-__all__ = [
-    "resolved",
-    "spool_dir",
-    "take_locks_early",
-    "volatile_reason",
-]
-
 # Volatile file systems: their files do not survive a restart of the machine, or vanish with the container.
 _VOLATILE: Final = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 _LAYERS: Final = frozenset({"overlay", "aufs", "fuse.fuse-overlayfs"})

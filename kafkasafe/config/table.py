@@ -41,20 +41,6 @@ from kafkasafe.limits.run_ahead import RUN_AHEAD_BYTES
 from kafkasafe.options import OnRejected
 from kafkasafe.record.batch import Compression
 
-__all__ = [
-    "CONSUMER",
-    "CONSUMER_DEFAULTS",
-    "DEFAULTS",
-    "FILES_ONLY",
-    "KAFKA_DEFAULTS",
-    "OTHER_DEFAULTS",
-    "PRODUCER",
-    "PRODUCER_DEFAULTS",
-    "ConsumerConfig",
-    "Decide",
-    "ProducerConfig",
-]
-
 _INT32: Final = 0x7FFF_FFFF
 
 # KafkaProducer's defaults, then the defaults that differ, with the reasons.

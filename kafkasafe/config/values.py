@@ -14,36 +14,6 @@ from kafkasafe.errors import ConfigError
 from kafkasafe.packages import MissingPackageError, pyarrow_for
 from kafkasafe.record.batch import Compression
 
-__all__ = [
-    "DEFAULT_CLIENT_ID",
-    "MOST_IN_FLIGHT",
-    "Check",
-    "Choice",
-    "acks_of",
-    "anything",
-    "choice",
-    "client_id_of",
-    "compression_of",
-    "consumers_hook",
-    "converter",
-    "divergence",
-    "duration",
-    "flag",
-    "hook",
-    "idempotence_of",
-    "is_topic_name",
-    "lane",
-    "nameable",
-    "number",
-    "optional",
-    "partitioner_of",
-    "path_of_file",
-    "seconds",
-    "sendable",
-    "transactional_id_of",
-    "window_of",
-]
-
 MAX_LANES: Final = 1000
 DEFAULT_CLIENT_ID: Final = "kafkasafe"
 MOST_IN_FLIGHT: Final = 5
@@ -160,7 +130,6 @@ def anything(options: Mapping[str, Any], name: str) -> Any:
 
 
 def lane(options: Mapping[str, Any], name: str) -> int | None:
-    """Return the number of a lane, or None."""
     value = options[name]
     if value is None:
         return None
@@ -170,7 +139,6 @@ def lane(options: Mapping[str, Any], name: str) -> int | None:
 
 
 def hook(options: Mapping[str, Any], name: str) -> Any:
-    """Return a producer's function, or None."""
     value = options[name]
     if value is not None and not callable(value):
         topic = name == "on_rejected" and isinstance(value, str)
@@ -184,7 +152,6 @@ def hook(options: Mapping[str, Any], name: str) -> Any:
 
 
 def path_of_file(options: Mapping[str, Any], name: str) -> Path | None:
-    """Return the absolute path of a file, or None."""
     value = options[name]
     if value is None:
         return None
@@ -243,7 +210,6 @@ def divergence(options: Mapping[str, Any], name: str) -> Any:
 
 
 def consumers_hook(options: Mapping[str, Any], name: str) -> Any:
-    """Return a consumer's function, or None."""
     if options[name] is not None and not callable(options[name]):
         raise ConfigError(f"{name} must be callable, not {options[name]!r}")
     return options[name]
@@ -262,7 +228,6 @@ def acks_of(options: Mapping[str, Any], name: str) -> int:
 
 
 def transactional_id_of(options: Mapping[str, Any], name: str) -> str | None:
-    """Return a transactional id, or None."""
     value = options[name]
     if value is None:
         return None
@@ -279,7 +244,6 @@ def idempotence_of(options: Mapping[str, Any], name: str) -> bool:
 
 
 def compression_of(options: Mapping[str, Any], name: str) -> Compression:
-    """Return the compression of batches."""
     kind = options[name]
     compression = _COMPRESSION.get(kind) if kind is None or isinstance(kind, str) else None
     if compression is None:
@@ -304,7 +268,6 @@ def client_id_of(options: Mapping[str, Any], name: str) -> str:
 
 
 def partitioner_of(options: Mapping[str, Any], name: str) -> Any:
-    """Return a partitioner."""
     given = options[name]
     # A str has a method partition(), too.
     if isinstance(given, (str, bytes, bytearray)) or not callable(getattr(given, "partition", None)):

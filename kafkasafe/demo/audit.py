@@ -12,8 +12,6 @@ from kafka import KafkaConsumer, TopicPartition
 
 from kafkasafe.demo.ledger import DIGITS, DURABLE_CLIENTS, PLANES, DemoError, Ledger
 
-__all__ = ["Run", "audit", "read_topic"]
-
 _POLL_S = 0.02
 
 

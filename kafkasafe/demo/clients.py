@@ -22,8 +22,6 @@ from kafka import KafkaProducer
 
 from kafkasafe.demo.ledger import CLIENTS, DIGITS, VALUE_BYTES, DemoError, Ledger
 
-__all__ = ["Client", "open_client"]
-
 
 class Client(Protocol):
     """A producer under test. `observe` and `flushed` record in the ledger what the producer reported."""

@@ -11,18 +11,6 @@ import numpy.typing as npt
 
 from kafkasafe.errors import KafkaSafeError
 
-__all__ = [
-    "CLIENTS",
-    "DIGITS",
-    "DURABLE_CLIENTS",
-    "PLANES",
-    "VALUE_BYTES",
-    "DemoError",
-    "Flags",
-    "Ledger",
-    "Plane",
-]
-
 CLIENTS: Final = ("kafkasafe", "outbox", "kafka-python", "confluent-kafka")
 DURABLE_CLIENTS: Final = frozenset({"kafkasafe", "outbox"})
 """Clients that write a record to disk before they promise its delivery."""
@@ -48,9 +36,6 @@ class Ledger:
     Args:
         path: The file.
         records: Number of records. If given, the constructor creates the file, otherwise it opens the file.
-
-    Attributes:
-        records: Number of records.
     """
 
     def __init__(self, path: Path, records: int | None = None) -> None:
@@ -64,7 +49,6 @@ class Ledger:
         self._planes: dict[Plane, Flags] = {name: planes[row] for row, name in enumerate(PLANES)}
 
     def __getitem__(self, plane: Plane) -> Flags:
-        """One byte per record; 1 if the fact is known."""
         return self._planes[plane]
 
     @property

@@ -21,8 +21,6 @@ from kafkasafe.demo.ledger import CLIENTS, DemoError, Ledger
 from kafkasafe.demo.worker import Progress, Worker
 from kafkasafe.testing.broker import KafkaCluster
 
-__all__ = ["FAULTS", "Demo", "Settings"]
-
 FAULTS: Final = ("leader", "producer", "brokers", "everything")
 
 _PHASE_LIMIT_S: Final = 150.0

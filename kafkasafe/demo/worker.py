@@ -13,8 +13,6 @@ import numpy as np
 
 from kafkasafe.demo.ledger import DemoError, Ledger
 
-__all__ = ["Progress", "Worker"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Progress:
@@ -59,7 +57,6 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs."""
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:

@@ -9,8 +9,6 @@ from typing import Final
 from kafkasafe.health.states import HealthReason
 from kafkasafe.limits.capacity import Capacity
 
-__all__ = ["NEEDED_BYTES", "LaneSeen", "SpoolHealth", "SpoolSeen", "spool_health"]
-
 NEEDED_BYTES: Final = 2 * 1024 * 1024
 """Free bytes that a producer with default options needs for its next batch."""
 

@@ -13,19 +13,6 @@ from typing import Any, Final
 
 from kafkasafe.limits.capacity import Capacity
 
-__all__ = [
-    "DISK_STUCK_S",
-    "ConsumerHealth",
-    "ConsumerSeen",
-    "HealthReason",
-    "ProducerHealth",
-    "ProducerSeen",
-    "consumer_health",
-    "producer_health",
-    "unopened_consumer",
-    "unopened_producer",
-]
-
 DISK_STUCK_S: Final = 10.0
 """If one write takes longer than this, seconds, the disk counts as unusable."""
 _NAMED: Final = 3
@@ -103,7 +90,6 @@ class ProducerSeen:
         displaced: Whether the disk trouble is that the spool's path leads to another directory.
         undurable_s: How long the oldest record has waited for the disk, seconds.
         disk_patience_s: How long a record may wait for the disk.
-        capacity: Capacity of the spool.
         needed_bytes: Number of bytes that the next open batch may need in addition to the present ones.
         in_memory: Whether the spool has no files.
         spool_bytes: Number of bytes that count against `spool_max_bytes`.

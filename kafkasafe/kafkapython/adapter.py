@@ -15,8 +15,6 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from kafkasafe.history.epochs import UNDEFINED
 
-__all__ = ["KafkaPython", "Leadership", "each_record", "unreturned"]
-
 Leadership: TypeAlias = tuple[bytes | None, int, int]
 """Topic id, leader and leader epoch, from the metadata."""
 _IsolationLevel: TypeAlias = Literal["read_uncommitted", "read_committed"]
@@ -28,12 +26,6 @@ _position: Final[Any] = functools.partial(tuple.__new__, OffsetAndMetadata)
 class KafkaPython:
     """The parts of kafka-python that decisions about positions need. A *state* is its object for one assignment of a
     partition.
-
-    Args:
-        subscription: kafka-python's subscription state.
-        fetcher: kafka-python's fetcher.
-        coordinator: kafka-python's group coordinator.
-        manager: kafka-python's connections.
     """
 
     __slots__ = ("_coordinator", "_fetcher", "_manager", "_subscription", "isolation")
@@ -77,7 +69,6 @@ class KafkaPython:
         state._awaiting_validation = True
 
     def release(self, state: Any) -> None:
-        """Fetch from this assignment again."""
         state.complete_validation()
 
     def reposition(self, state: Any, offset: int) -> None:
@@ -211,7 +202,6 @@ class KafkaPython:
         self._fetcher._maybe_update_current_leader(tp, data)
 
     def request_metadata(self) -> None:
-        """Request fresh metadata."""
         self._manager.cluster.request_update()
 
     def is_connected(self) -> bool:

@@ -11,8 +11,6 @@ from kafka.admin import ConfigResource, ConfigResourceType
 
 from kafkasafe.kafkapython.manager import Manager
 
-__all__ = ["cluster_metadata", "make_admin", "open_admin", "settings_of", "tidy_client"]
-
 
 @contextlib.contextmanager
 def open_admin(options: Mapping[str, Any]) -> Iterator[KafkaAdminClient]:

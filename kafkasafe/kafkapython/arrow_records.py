@@ -15,8 +15,6 @@ from kafkasafe.kafkapython.records import TAKING, Kind
 from kafkasafe.record.arrow_decode import Decoder, OldFormatError, schema_of
 from kafkasafe.record.batch import CorruptBatchError
 
-__all__ = ["ArrowRecords"]
-
 _arrow: Any = pa  # names from pyarrow's compiled modules have no types
 
 
@@ -25,7 +23,6 @@ class ArrowRecords:
 
     Attributes:
         kind: The form of the result.
-        topic_partition: The records' partition.
         next_fetch_offset: Offset after the records that were taken.
         leader_epoch: Leader epoch of the record directly before this offset; -1 if unknown.
         bytes_read: Bytes of the response, once something was taken.

@@ -10,8 +10,6 @@ from kafka.structs import TopicPartition
 
 from kafkasafe.record.arrow_decode import COLUMNS, schema_of
 
-__all__ = ["TableForm", "columns_of", "joined"]
-
 _arrow: Any = pa  # names from its compiled modules have no types
 
 _PLACE: Final = [

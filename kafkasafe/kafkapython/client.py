@@ -19,8 +19,6 @@ from kafkasafe.kafkapython.metadata import Metadata
 from kafkasafe.logs import as_own_thread, limit_foreign
 from kafkasafe.process.wake_flag import WakeFlag
 
-__all__ = ["OURS"]
-
 _NO_LIMIT: Final = -1.0
 _START_S: Final = 0.5
 """How long a thread may need to start, seconds."""

@@ -13,8 +13,6 @@ from kafkasafe.cluster.api import Cluster
 from kafkasafe.cluster.client import Transport
 from kafkasafe.kafkapython.network import SocketNetwork
 
-__all__ = ["Connect", "announced", "connect", "over_sockets"]
-
 Connect: TypeAlias = Callable[[Mapping[str, Any]], Cluster]
 """A function that gets `KafkaProducer`'s options, like `Transport`, and makes a `Cluster` that is not started yet."""
 

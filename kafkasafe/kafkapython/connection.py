@@ -15,17 +15,12 @@ from kafkasafe.kafkapython import requests
 from kafkasafe.kafkapython.offsets_wire import OffsetsHeader, encode_offsets
 from kafkasafe.kafkapython.wire import Frame, ProduceHeader, encode_produce
 
-__all__ = ["DirectConnection"]
-
 _NEVER_MS: Final = 1e12
 
 
 class DirectConnection:
-    """A connection to a broker. It is not established yet when the constructor returns.
-
-    Args:
-        manager: Makes the connection.
-        node_id: The broker.
+    """A connection to a broker. It is not established yet when the constructor returns. `Connection` describes the
+    methods.
 
     Raises:
         KafkaError: The broker is unknown, or an option is unusable.
@@ -42,7 +37,6 @@ class DirectConnection:
         self._versions: dict[tuple[str, int, int], int] = {}
 
     def watch(self, on_ready: Callable[[], None], on_closed: Callable[[BaseException | None], None]) -> None:
-        """See `Connection`."""
         self._conn.init_future.add_callback(lambda _: on_ready())
         self._conn.close_future.add_both(
             lambda error: on_closed(error if isinstance(error, BaseException) else None)
@@ -50,13 +44,11 @@ class DirectConnection:
 
     @property
     def connected(self) -> bool:
-        """See `Connection`."""
         connected: bool = self._conn.connected
         return connected
 
     @property
     def closed(self) -> bool:
-        """See `Connection`."""
         closed: bool = self._conn.closed
         return closed
 
@@ -71,20 +63,17 @@ class DirectConnection:
 
     @property
     def last_read(self) -> float:
-        """See `Connection`."""
         transport = self._conn.transport
         read: float = time.monotonic() if transport is None else transport.last_read
         return read
 
     @property
     def last_write(self) -> float:
-        """See `Connection`."""
         transport = self._conn.transport
         written: float = time.monotonic() if transport is None else transport.last_write
         return written
 
     def version(self, name: str, minimum: int, maximum: int) -> int:
-        """See `Connection`."""
         wanted = name, minimum, maximum
         known = self._versions.get(wanted)
         if known is None:
@@ -104,7 +93,6 @@ class DirectConnection:
         answered: Callable[[Any], None],
         failed: Callable[[BaseException, bool], None],
     ) -> None:
-        """See `Connection`."""
         conn = self._conn
         frame: Frame | None = None
         try:
@@ -129,7 +117,6 @@ class DirectConnection:
         future._add_cb_eb(answered, ended)
 
     def close(self, error: BaseException | None = None) -> None:
-        """See `Connection`."""
         conn = self._conn
         if error is None and conn.transport is not None:
             # In kafka-python 3.0.12, unwritten bytes keep a closed transport open until the broker has taken them. A

@@ -23,9 +23,6 @@ from kafkasafe.kafkapython.records import Kind
 from kafkasafe.kafkapython.subscription import Subscription
 from kafkasafe.packages import MissingPackageError, pyarrow_for
 
-__all__ = ["FIELDS", "ExtendedConsumer"]
-
-
 _WRITTEN_FOR: Final = "3.0.12"
 _Made = TypeVar("_Made")
 

@@ -15,8 +15,6 @@ from kafka.structs import MemberState, OffsetAndMetadata, TopicPartition
 
 from kafkasafe.kafkapython.owner import Owner
 
-__all__ = ["Coordinator"]
-
 
 class Coordinator(ConsumerCoordinator):
     """kafka-python's coordinator. To each committed offset, it adds the history of the records read (their lineage).

@@ -34,8 +34,6 @@ from kafkasafe.kafkapython.records import Kind, Records
 from kafkasafe.limits.fetch_ahead import ResponseEnd
 from kafkasafe.limits.fetch_size import LARGE_FETCH_BYTES, FetchSize
 
-__all__ = ["Fetcher"]
-
 # Limit for one call, in bytes of decompressed records. The limit of a fetch does not limit its decompressed content.
 _CALL_BYTES: Final = 256 * 1024 * 1024
 
@@ -192,7 +190,6 @@ class Fetcher(KafkaFetcher):
             self._subscriptions.place(*found)
 
     def fetched_records(self, max_records: int | None = None, update_offsets: bool = True) -> Any:
-        """See kafka-python's."""
         self._drop_other_kinds()
         if self._next_partition_records is not None and not self._next_partition_records:
             # kafka-python keeps the rest of a paused partition elsewhere, and returns it only if this attribute is

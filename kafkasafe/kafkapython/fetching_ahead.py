@@ -12,8 +12,6 @@ from kafka.structs import TopicPartition
 from kafkasafe.limits.fetch_ahead import AheadOffset, FetchAhead, ResponseEnd
 from kafkasafe.record.batch import last_header
 
-__all__ = ["FetchingAhead", "Sessions", "end_of"]
-
 
 def end_of(records: Any, fetch_offset: int) -> ResponseEnd | None:
     """Return where the batches of a response end. None: the response has no complete batch, or has an older message
@@ -70,11 +68,7 @@ class _Session(FetchSessionHandler):
 
 
 class FetchingAhead:
-    """Chooses the partitions that a consumer fetches ahead.
-
-    Args:
-        subscriptions: kafka-python's subscription state.
-    """
+    """Chooses the partitions that a consumer fetches ahead."""
 
     def __init__(self, subscriptions: Any) -> None:
         self._subscriptions = subscriptions

@@ -19,19 +19,6 @@ from kafka.protocol.api_message import ApiMessage
 
 from kafkasafe.errors import UsageError
 
-__all__ = [
-    "Api",
-    "Level",
-    "RequestFrame",
-    "Response",
-    "Spot",
-    "api",
-    "apis",
-    "endpoints",
-    "parse_request",
-    "spots",
-]
-
 Level: TypeAlias = Literal["top", "topic", "partition"]
 
 SIZE_BYTES: Final = 4
@@ -69,7 +56,6 @@ class Api:
     """One of Kafka's APIs.
 
     Attributes:
-        key: The API's number.
         name: The API's name, such as `Produce`.
         request: kafka-python's class of the request.
         response: kafka-python's class of the response.
@@ -168,10 +154,7 @@ class RequestFrame:
     """A request frame.
 
     Attributes:
-        key: API number.
-        version: API version.
         correlation_id: Chosen by the client.
-        client_id: The client's id.
         header: The header's bytes.
         api: None if kafka-python does not know the API or the version, or cannot decode the frame.
         message: The body; None in the same cases.
@@ -330,22 +313,15 @@ class Spot:
     number: str | None
 
     def number_of(self, partition: Any) -> int:
-        """A partition's number."""
         found: int = partition if self.number is None else getattr(partition, self.number)
         return found
 
     def numbers(self) -> list[int]:
-        """The numbers of all partitions."""
         return [self.number_of(partition) for partition in self.partitions or ()]
 
 
 def spots(message: Any, names: Mapping[uuid.UUID, str]) -> list[Spot]:
-    """All topics in a message.
-
-    Args:
-        message: Request or response.
-        names: Names of topics by their ids.
-    """
+    """All topics in a message."""
     return list(_spots(message, names))
 
 
@@ -549,10 +525,6 @@ def fill(message: Any, fields: Mapping[str, Any]) -> None:
 
     Ignores fields that the message's version does not have.
 
-    Args:
-        message: Request or response.
-        fields: Values by name.
-
     Raises:
         UsageError: No version has a field with this name.
     """
@@ -582,14 +554,7 @@ def _filled_struct(data_class: Any, fields: Any, version: int) -> Any:
 
 
 def request_frame(known: Api, version: int, correlation_id: int, fields: Mapping[str, Any]) -> bytes:
-    """Encodes a request for the wire, including its size.
-
-    Args:
-        known: The API.
-        version: API version.
-        correlation_id: Number that the answer will repeat.
-        fields: Values by name, as for `fill`.
-    """
+    """Encodes a request for the wire, including its size."""
     message = _made(known.request, version)
     message._header = None
     fill(message, fields)

@@ -8,8 +8,6 @@ from typing import Any
 
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
-__all__ = ["HeldRecords", "TakenRecords"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Held:
@@ -32,9 +30,6 @@ class HeldRecords:
 
     A partition's position advances with each record that is returned. So until the last one is returned, the position
     shows neither where to fetch nor which response comes next.
-
-    Args:
-        subscriptions: kafka-python's state of the partitions.
     """
 
     def __init__(self, subscriptions: Any) -> None:
@@ -89,11 +84,7 @@ class HeldRecords:
 
 
 class TakenRecords:
-    """The positions before the records that the present poll has taken.
-
-    Args:
-        subscriptions: kafka-python's state of the partitions.
-    """
+    """The positions before the records that the present poll has taken."""
 
     def __init__(self, subscriptions: Any) -> None:
         self._subscriptions = subscriptions

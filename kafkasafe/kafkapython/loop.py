@@ -18,8 +18,6 @@ from kafka.net.selector import NetworkSelector, Task, TaskState
 from kafkasafe.cluster.terms import log
 from kafkasafe.logs import apart, own_threads
 
-__all__ = ["Loop"]
-
 _NEVER_AT: Final = 1e9  # monotonic seconds; a time limit of `_NEVER_MS` (connection.py) ends later
 _LONGEST_SELECT_S: Final = 3600.0
 

@@ -19,8 +19,6 @@ from kafka.net.manager import KafkaConnectionManager
 from kafkasafe.kafkapython.sockets import DirectPlainSocket, DirectTlsSocket, PlainSocket, TlsSocket
 from kafkasafe.logs import apart
 
-__all__ = ["DirectManager", "Manager", "suppress_closed"]
-
 
 def _is_address(host: str) -> bool:
     try:

@@ -11,17 +11,6 @@ from typing import Any, Final
 from kafka import KafkaConsumer
 from kafka.structs import TopicPartition
 
-__all__ = [
-    "commit_from",
-    "fetch_again",
-    "has_joined",
-    "has_settled",
-    "keep_membership",
-    "loop_of",
-    "polled_without",
-    "states_of",
-]
-
 _CREATED_S: Final = 1.0
 
 
@@ -36,7 +25,6 @@ def keep_membership(consumer: Any, timeout_ms: float) -> None:
 
 
 def loop_of(consumer: Any) -> Any:
-    """Return kafka-python's event loop."""
     return consumer._coordinator._net
 
 

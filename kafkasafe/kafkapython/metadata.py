@@ -7,8 +7,6 @@ from typing import Any
 from kafka.cluster import ClusterMetadata
 from kafka.future import Future
 
-__all__ = ["Metadata"]
-
 
 class Metadata(ClusterMetadata):
     """Metadata that start another update for topics that the request in flight does not cover.
@@ -53,14 +51,12 @@ class Metadata(ClusterMetadata):
         return self.need_all_topic_metadata or not self._asked.issuperset(self._topics)
 
     def metadata_request(self) -> Any:
-        """See kafka-python's method."""
         parent: Any = super()
         with self._lock:
             self._asked = None if self.need_all_topic_metadata else frozenset(self._topics)
         return parent.metadata_request()
 
     def update_metadata(self, metadata: Any) -> None:
-        """See kafka-python's method."""
         parent: Any = super()
         try:
             parent.update_metadata(metadata)
@@ -68,7 +64,6 @@ class Metadata(ClusterMetadata):
             self._go_on()
 
     def failed_update(self, exception: BaseException) -> None:
-        """See kafka-python's method."""
         parent: Any = super()
         try:
             parent.failed_update(exception)

@@ -26,8 +26,6 @@ from kafkasafe.kafkapython.manager import DirectManager
 from kafkasafe.kafkapython.sockets import LINGER_RESET
 from kafkasafe.logs import limit_foreign
 
-__all__ = ["SocketNetwork"]
-
 _MANAGER_OPTIONS: Final = frozenset(DirectManager.DEFAULT_CONFIG) | {"socks5_proxy"}
 _LOOP_OPTIONS: Final = frozenset(Loop.DEFAULT_CONFIG)
 _CALM_S: Final = 60.0  # if a network thread ran for this long, its crash is not counted as a repeated one
@@ -35,7 +33,9 @@ _CRASH_BACKOFF: Final = Backoff(0.1, 5.0, jitter=0.0)
 
 
 class SocketNetwork:
-    """The loop that runs on the network thread, and the connections that it serves; see `kafkasafe.cluster.network`.
+    """The loop that runs on the network thread, and the connections that it serves.
+
+    `kafkasafe.cluster.network.Network` describes the methods.
 
     Args:
         options: `KafkaProducer`'s options. Options that do not concern connections or metadata are ignored.
@@ -46,11 +46,6 @@ class SocketNetwork:
         thread: The network thread; None before `start`.
         loop: The event loop. After a crash, a new loop replaces it.
         manager: Makes connections for this loop.
-        client_id: See `Network`.
-        request_timeout_s: See `Network`.
-        metadata_max_age_s: See `Network`.
-        reconnect_backoff_s: See `Network`.
-        reconnect_backoff_max_s: See `Network`.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -100,12 +95,10 @@ class SocketNetwork:
     # -- The thread ----------------------------------------------------------------------------------------------
 
     def serve(self, service: Service) -> None:
-        """See `Network`."""
         self._service = service
         self.loop.serve(service.look, self._on_exit)
 
     def start(self) -> None:
-        """Starts the network thread, which tries to connect to a broker until it succeeds. Idempotent."""
         with self._start_lock:
             if self.thread is None and not self._ended:
                 self._start()
@@ -116,15 +109,6 @@ class SocketNetwork:
         self.thread = self.loop.started()
 
     def close(self, timeout_s: float) -> bool:
-        """Ends the thread and closes all sockets. Outstanding requests get a `Failure`. Idempotent.
-
-        Args:
-            timeout_s: How long to wait for the thread to end, in seconds.
-
-        Returns:
-            Whether the thread has ended. If the thread has not ended (because a callback blocks), it ends as soon as it
-            can.
-        """
         if os.getpid() != self._pid:
             return True  # this child shares the loop's epoll with its parent, and must not use it
         with self._start_lock:
@@ -184,61 +168,45 @@ class SocketNetwork:
         self.manager.refuse()
         self.loop.end_soon()
 
-    @property
-    def broker_version(self) -> tuple[int, ...] | None:
-        """Kafka version, from `api_version` or from the first broker reached; None before that."""
-        version: tuple[int, ...] | None = self.manager.broker_version
-        return version
-
     # -- Time ----------------------------------------------------------------------------------------------------
 
     now = staticmethod(time.monotonic)
 
     def random_fraction(self) -> float:
-        """See `Network`."""
         return random.random()
 
     def call_at(self, when: float, call: Callable[[], None]) -> Any:
-        """See `Network`."""
         return self.loop.call_at(when, call)
 
     def cancel(self, timer: Any) -> None:
-        """See `Network`."""
         self.loop.cancel(timer)
 
     def wake(self) -> None:
-        """See `Network`."""
         self.loop.wakeup()
 
     # -- Connections ---------------------------------------------------------------------------------------------
 
     def connect(self, node_id: NodeId) -> DirectConnection:
-        """See `Network`."""
         return DirectConnection(self.manager, node_id)
 
     # -- The address book ----------------------------------------------------------------------------------------
 
     def brokers(self) -> list[Broker]:
-        """The brokers of the latest metadata."""
         return [
             Broker(each.node_id, each.host, each.port, each.rack) for each in self.manager.cluster.brokers()
         ]
 
     def nodes(self) -> list[NodeId]:
-        """Node ids of the brokers of the latest metadata."""
         return [broker.node_id for broker in self.manager.cluster.brokers()]
 
     def bootstrap_nodes(self) -> list[NodeId]:
-        """Node ids of the brokers of option `bootstrap_servers`."""
         return [broker.node_id for broker in self.manager.cluster.bootstrap_brokers()]
 
     def addresses(self) -> Collection[int]:
-        """Node ids of the brokers whose addresses are known."""
         known: Collection[int] = self.manager.known_brokers()
         return known
 
     def learn_broker(self, endpoint: Any) -> None:
-        """Adds the address of a broker that another one named, unless it is known already."""
         known = self.manager.known_brokers()
         if endpoint.node_id not in known:
             kind: Any = type(self.manager.cluster.bootstrap_brokers()[0])
@@ -246,7 +214,6 @@ class SocketNetwork:
             self.manager.take_brokers({**known, endpoint.node_id: broker})
 
     def learn_brokers(self, brokers: Iterable[Any]) -> tuple[int, ...]:
-        """Replaces the known brokers with those of a metadata answer. Returns their node ids."""
         known = {broker.node_id: broker for broker in brokers}
         self.manager.take_brokers(known)
         return tuple(known)

@@ -17,8 +17,6 @@ from kafka.protocol.consumer import ListOffsetsRequest, ListOffsetsResponse
 from kafkasafe.cluster.network import OffsetRow
 from kafkasafe.kafkapython.wire import uvarint
 
-__all__ = ["OffsetRows", "OffsetsHeader", "decode_offsets", "encode_offsets"]
-
 # The first versions of ListOffsets with a certain field, or with the new encoding.
 _ISOLATION: Final = 2
 _THROTTLE: Final = 2
@@ -45,15 +43,6 @@ def encode_offsets(
     timeout_ms: int,
 ) -> bytes:
     """Encodes a ListOffsets request of a consumer with the same timestamp for many partitions.
-
-    Args:
-        version: 1 to 10.
-        correlation_id: Correlation id of the request header.
-        client_id: Client id of the request header.
-        topics: Partition numbers by topic.
-        timestamp: Timestamp of each partition.
-        isolation_level: 1: read_committed.
-        timeout_ms: How long the broker may wait for remote storage.
 
     Returns:
         The frame, including its size field. The bytes are the same as those of kafka-python's `ListOffsetsRequest`.
@@ -111,11 +100,9 @@ class OffsetsHeader:
         return self
 
     def parse_header(self, buffer: Any) -> Any:
-        """Read the header of the response."""
         return ListOffsetsResponse[self.api_version].parse_header(buffer)
 
     def decode(self, buffer: Any) -> OffsetRows:
-        """Read the response after its header."""
         at = buffer.tell()
         found = decode_offsets(self.api_version, bytes(buffer), at)
         if found is not None:

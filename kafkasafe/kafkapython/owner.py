@@ -10,8 +10,6 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 from kafkasafe.kafkapython.adapter import KafkaPython
 from kafkasafe.logs import EventLog
 
-__all__ = ["Owner"]
-
 
 class _Followers(Protocol):
     def asked(self, node: int, partitions: Iterable[TopicPartition], now: float) -> None: ...

@@ -20,8 +20,6 @@ from kafka.consumer.fetcher import ConsumerRecord
 
 from kafkasafe.record.record_decode import NO_HEADERS
 
-__all__ = ["Record"]
-
 _HEADERS: Final = ConsumerRecord._fields.index("headers")
 _at: Final[Any] = tuple.__getitem__
 

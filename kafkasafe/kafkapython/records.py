@@ -28,9 +28,6 @@ from kafkasafe.record.batch import HEADER_BYTES, MAX_BODY_BYTES, BatchHeader, Co
 from kafkasafe.record.batch.compression import decompress
 from kafkasafe.record.record_decode import NO_HEADERS, Piece, Place, Row, read, read_alike
 
-__all__ = ["TAKING", "Kind", "Records"]
-
-
 _PIECE: Final = 2048  # number of records that are decoded at once
 TAKING: Final = -1  # not a valid offset: after an interrupt during `take`, the data is fetched again
 _FIRST_OFFSET: Final = -(1 << 63)
@@ -51,7 +48,6 @@ class Kind:
     """The form of fetched data that are returned as batches, not as records.
 
     Attributes:
-        columns: Names of the columns.
         views: Whether keys and values are views of the received bytes.
     """
 
@@ -91,7 +87,6 @@ class _Foreign:
         self._is_old = is_old
 
     def give(self, taken: list[Any], most: int | None, part: Records) -> bool:
-        """See `_Decoded.give`."""
         inner = self._inner
         before = len(taken)
         read_before = inner.records_read, inner.bytes_read

@@ -26,8 +26,6 @@ from kafka.protocol.frame import KafkaBytes
 from kafkasafe.cluster.api import Buffer
 from kafkasafe.kafkapython.loop import Loop
 
-__all__ = ["LINGER_RESET", "DirectPlainSocket", "DirectTlsSocket", "PlainSocket", "TlsSocket"]
-
 _RECEIVE_BYTES: Final = 64 * 1024
 """A larger response is received into a buffer of its own, as soon as its first bytes have shown its size."""
 _MAX_IOVEC: Final = 64
@@ -343,7 +341,6 @@ class _DirectMixin(_SocketMixin):
         self.writelines((data,))
 
     def writelines(self, buffers: Iterable[Buffer]) -> None:
-        """Write the data at the end of this turn of the loop, together with all other data of the turn."""
         if not self._write or self._closed:
             raise RuntimeError("The connection is closed for writes")
         self._write_buffer.extend(buffers)

@@ -8,8 +8,6 @@ from typing import Any
 from kafka.consumer.subscription_state import SubscriptionState
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
-__all__ = ["Subscription"]
-
 
 class Subscription(SubscriptionState):
     """Makes commits that name no offsets use the offsets that another object provides.

@@ -17,8 +17,6 @@ from kafkasafe.cluster.api import Buffer, ProduceReply
 from kafkasafe.cluster.network import AllAppended
 from kafkasafe.cluster.terms import MAX_OFFSET, TopicPartition, plausible
 
-__all__ = ["Frame", "ProduceHeader", "decode_appended", "encode_produce", "uvarint"]
-
 _FLEXIBLE_PRODUCE: Final = 9
 
 _INT32: Final = struct.Struct(">i")
@@ -49,15 +47,6 @@ def encode_produce(
     transactional_id: str | None = None,
 ) -> list[Buffer]:
     """Encodes a Produce request as a list of buffers. The batches are not copied.
-
-    Args:
-        version: 3 to 12.
-        correlation_id: Correlation id of the request header.
-        client_id: Client id of the request header.
-        acks: -1 or 1.
-        timeout_ms: How long the broker may wait for replicas.
-        batches: (topic, partition, batch), at most one for each partition.
-        transactional_id: Transactional id of the transaction that the batches belong to.
 
     Returns:
         The frame, including its size field. Joined, the buffers have the same bytes as kafka-python's `ProduceRequest`.
@@ -124,7 +113,6 @@ class ProduceHeader:
         return self
 
     def parse_header(self, buffer: Any) -> _ResponseHeader:
-        """Read the header of the response."""
         data = bytes(buffer)
         if self.api_version < _FLEXIBLE_PRODUCE or data[4:5] != b"\0":
             header: _ResponseHeader = self._theirs.parse_header(buffer)
@@ -133,7 +121,6 @@ class ProduceHeader:
         return _ResponseHeader(_INT32.unpack_from(data)[0])
 
     def decode(self, buffer: Any) -> Any:
-        """Read the response after its header."""
         at = buffer.tell()
         if self.api_version >= _FLEXIBLE_PRODUCE:
             appended = decode_appended(bytes(buffer), at)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["FREE_BYTES", "Capacity"]
-
 FREE_BYTES: Final = 4 * 1024 * 1024
 """Disk space reserved for marks. Without room for them, the spool could never delete anything."""
 

@@ -19,8 +19,6 @@ from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Self, TypeVar
 
-__all__ = ["AHEAD_BYTES", "AheadOffset", "FetchAhead", "ResponseEnd"]
-
 AHEAD_BYTES: Final = 16 * 1024 * 1024
 """Maximum bytes that are fetched ahead at once. A response counts with the size that its request asked for."""
 

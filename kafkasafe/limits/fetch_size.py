@@ -22,8 +22,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["LARGE_FETCH_BYTES", "FetchSize", "records_limit"]
-
 LARGE_FETCH_BYTES: Final = 8 * 1024 * 1024
 """The largest size by default."""
 
@@ -56,9 +54,6 @@ class FetchSize:
         least: The first size.
         most: The largest size.
         timeout_s: The request timeout.
-
-    Attributes:
-        bytes: The size now.
     """
 
     __slots__ = ("_batches", "_least", "_limit", "_most", "_records", "_restarted_at", "_soon_s", "bytes")

@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Patience", "closing_timeout", "seconds_of", "timeout_of"]
-
 
 def seconds_of(timeout_ms: float) -> float:
     """Convert a caller's time-out from ms to seconds.

@@ -22,8 +22,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["PATIENCE_S", "RUN_AHEAD_BYTES", "RunAhead"]
-
 RUN_AHEAD_BYTES: Final = 14 * 1024 * 1024
 """The default: less than the producer keeps in memory, so that batches are not read back."""
 
@@ -38,7 +36,6 @@ class _Waiting:
     """The outstanding batches of one partition.
 
     Attributes:
-        size_bytes: Their size.
         since: When the partition last acknowledged a batch, or when its first batch was accepted. Monotonic seconds.
         counts: Whether the partition answers.
     """

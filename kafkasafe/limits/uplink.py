@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final
 
-__all__ = ["MEMORY_BYTES", "Ticket", "UplinkBudget"]
-
 _RATE: Final = itemgetter(1)
 
 MEMORY_BYTES: Final = 32 * 1024 * 1024
@@ -74,11 +72,9 @@ class UplinkBudget:
         """Whether the connection is expected to write a request at once."""
 
     def open(self) -> None:
-        """Record that the broker can be reached."""
         self.ready = True
 
     def close(self) -> None:
-        """Record that the broker cannot be reached."""
         self.ready = False
 
     @property

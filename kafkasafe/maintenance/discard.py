@@ -14,8 +14,6 @@ from kafkasafe.spool.recovery import journal_of
 from kafkasafe.spool.rejected import read_rejected, rejected_names, waits_of
 from kafkasafe.spool.rejected_notes import mark_discarded, read_notes
 
-__all__ = ["Discardable", "discard", "find_discardable"]
-
 
 @dataclass(frozen=True, slots=True)
 class Discardable:
@@ -23,7 +21,6 @@ class Discardable:
 
     Attributes:
         lane: Directory of the lane.
-        name: File name.
         topic: Topic of the records; "?" if unknown.
         partition: -1 if it was never chosen, or is unknown.
         records: Number of records, as far as known.

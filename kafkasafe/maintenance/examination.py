@@ -43,8 +43,6 @@ from kafkasafe.spool.steps import BatchTimes, UnitLog
 from kafkasafe.stats import ConsumerStats
 from kafkasafe.units import Phase
 
-__all__ = ["Examined", "LaneContent", "SpooledBatch", "examine", "read_content"]
-
 _PAGE_BYTES: Final = 1024 * 1024
 _POLL_S: Final = 0.25
 _ABSENT_S: Final = 20.0
@@ -60,12 +58,8 @@ class SpooledBatch:
     """One batch in a lane.
 
     Attributes:
-        lane: Name of the lane.
         position: Spool position of its first record.
-        topic: Topic name.
         partition: Partition; -1 while it is not chosen.
-        records: Number of records.
-        size_bytes: Size of the whole batch.
         identity: Batch id; None while the batch has none.
         max_timestamp: Newest timestamp, ms since the epoch.
         known: The outcome, as far as the spool knows it.
@@ -91,7 +85,6 @@ class LaneContent:
     """The content of a lane.
 
     Attributes:
-        name: Name of the lane.
         log: The log, as it was read.
         journal: The unfinished batches.
         batches: The batches, in the order of their positions.
@@ -306,7 +299,6 @@ class Examined:
     """One unfinished batch, and its outcome.
 
     Attributes:
-        batch: The batch.
         verdict: The outcome of the batch.
     """
 

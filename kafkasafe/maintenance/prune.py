@@ -18,8 +18,6 @@ from kafkasafe.spool.lanes import SpoolDirectory
 from kafkasafe.spool.refusals import counted
 from kafkasafe.spool.rejected_notes import read_notes
 
-__all__ = ["Prunable", "find_prunable", "prune_directory", "prune_lane"]
-
 _DOOMED: Final = ".pruned-"
 """Prefix of the name that a lane gets before its files are deleted. So after a crash, the remaining files do not count
 as a damaged lane.
@@ -32,7 +30,6 @@ class Prunable:
     """A lane, and whether it may be deleted.
 
     Attributes:
-        number: Number of the lane.
         bytes: Size of all its files.
         kept: Why it is kept; empty if it may be deleted.
     """

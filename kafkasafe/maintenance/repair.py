@@ -25,8 +25,6 @@ from kafkasafe.spool.rejected import read_rejected
 from kafkasafe.spool.segment_reader import address_bytes
 from kafkasafe.spool.tail import cut_tail
 
-__all__ = ["Plan", "RepairStep", "carry_out", "plan_repair"]
-
 _FINISHED: Final = {
     SpoolOutcome.COMMITTED: "it is delivered",
     SpoolOutcome.REJECTED: "the cluster rejected it, and it is kept in rejected/",
@@ -64,7 +62,6 @@ class Plan:
 
     Attributes:
         refused: Why nothing can be repaired; empty if a repair is possible.
-        steps: The safe steps.
         left: Parts that cannot be repaired, one sentence each.
     """
 

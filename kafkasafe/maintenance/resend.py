@@ -28,8 +28,6 @@ from kafkasafe.spool.rejected import KeptFile, RejectedStore, read_rejected, rej
 from kafkasafe.spool.rejected_format import OPERATOR, SET_ASIDE, Refused, marks_to_set_aside
 from kafkasafe.spool.spool import Spool
 
-__all__ = ["ResendResult", "Resendable", "bring_back", "find_rejected", "set_aside"]
-
 SEGMENT_BYTES: Final = 64 * 1024 * 1024
 
 
@@ -38,8 +36,6 @@ class Resendable:
     """A file of `rejected/` that can be resent.
 
     Attributes:
-        lane: Name of the lane.
-        kept: The file.
         topic: Topic of all its records.
         partition: -1 if it was never chosen.
     """

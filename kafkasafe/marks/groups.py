@@ -13,8 +13,6 @@ from kafkasafe.marks.table import ROW_OF, ROWS, MarkRow
 from kafkasafe.marks.terms import FORMAT_VERSION, LANE_ID_BYTES, MarkError, UnknownFormatError
 from kafkasafe.record import batch
 
-__all__ = ["bytes_of_each", "decode_group", "encode_group"]
-
 _GROUP_KEY: Final = b"\0\0\x4b\0"
 _ROW_OF_KEY: Final[dict[bytes, MarkRow[Any]]] = {row.key: row for row in ROWS}
 

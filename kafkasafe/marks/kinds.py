@@ -108,7 +108,6 @@ class Topic:
     """The last known id and partition count of a topic.
 
     Attributes:
-        topic: Name.
         topic_id: 16 bytes, `NO_TOPIC_ID` when unknown.
         partition_count: -1 when unknown.
     """
@@ -124,7 +123,6 @@ class Destination:
 
     Attributes:
         number: ≥ 1.
-        topic: Topic name.
         partition: -1 when it is to be chosen at first contact.
     """
 
@@ -141,7 +139,6 @@ class State:
     which has none of the batches that earlier marks call acknowledged.
 
     Attributes:
-        destination: Its number.
         baseline_offset: The partition's end offset before this lane's first batch; -1 for none.
         last_acked_offset: Offset of the last acknowledged record (inclusive); -1 if none was acknowledged.
         leader_epoch: Leader epoch of that offset, -1 when unknown.
@@ -183,7 +180,6 @@ class Identified:
     """Gives batches of one destination their batch id.
 
     Attributes:
-        destination: Its number.
         reason: First id, or a new one.
         void_from: Every unfinished batch of the destination at or after this position that `entries` does
             not list loses its id; -1 for none.
@@ -201,7 +197,6 @@ class Committed:
     """Batches of one destination are in the cluster's log.
 
     Attributes:
-        destination: Its number.
         leader_epoch: Leader epoch that acknowledged them, -1 when unknown.
         entries: (position, base offset in the partition) of each; offset -1 if it is in the log at an unknown offset.
     """
@@ -274,7 +269,6 @@ class Revived:
     """The cluster lost batches that it had acknowledged; they are unfinished again.
 
     Attributes:
-        destination: Its number.
         end_offset: The log's end when the journal noticed the loss (exclusive): acknowledged records from there on are
             lost.
         positions: The batches that are sent again, in this order; empty if the spool no longer has any of them.
@@ -337,8 +331,6 @@ class Debt:
     """The part of another lane of the directory that was written by incarnations that have ended.
 
     Attributes:
-        lane: Its number.
-        lane_id: Its id.
         before: Position after their last batch (exclusive).
     """
 
@@ -365,8 +357,6 @@ class Position:
     """Where a consumer group continues in one partition.
 
     Attributes:
-        topic: Topic name.
-        partition: Partition number.
         offset: Offset of the next record to be read.
         leader_epoch: Leader epoch of the last record that was read, -1 when unknown.
         metadata: Text that is committed with the offset.
@@ -384,7 +374,6 @@ class GroupOffsets:
     """Offsets of a consumer group that are committed in a unit's transaction.
 
     Attributes:
-        group: Its name.
         member_id: The member that commits; empty: none.
         generation_id: The generation in which the member got its partitions, -1 for none.
         group_instance_id: Instance id of a static member.
@@ -422,7 +411,6 @@ class Read:
     """From which readings the offsets of a unit come. A reading is a consumer's uninterrupted pass through a partition.
 
     Attributes:
-        unit_id: The unit's.
         entries: (number of the reading, start) for each position of the unit's UNIT mark, in their order. Start is the
             group's offset when the reading began, -1 when that is not known.
     """
@@ -436,8 +424,6 @@ class Begun:
     """A transaction began for a unit. It voids an earlier `Staged` of the unit.
 
     Attributes:
-        unit_id: The unit's.
-        transactional_id: Transactional id of the transaction.
         producer_id: Granted by the coordinator.
         producer_epoch: Granted by the coordinator.
         protocol: 1, or 2 (KIP-890).
@@ -455,9 +441,7 @@ class Placed:
     """The place of a unit's batch in the spool and in the log, whether committed or not.
 
     Attributes:
-        destination: Its number.
         position: Position of the batch in the spool.
-        count: Records in it.
         base_sequence: Sequence of its first record.
         base_offset: Offset of its first record in the partition, -1 if the broker did not report it.
     """
@@ -471,12 +455,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """The logs of a unit's partitions have all of its batches. Any reader of this mark may commit the transaction.
-
-    Attributes:
-        begun: The transaction.
-        places: Places of all its batches.
-    """
+    """The logs of a unit's partitions have all of its batches. Any reader of this mark may commit the transaction."""
 
     begun: Begun
     places: tuple[Placed, ...]

@@ -16,22 +16,6 @@ from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from kafkasafe.marks.terms import MarkError
 
-__all__ = [
-    "Body",
-    "Layout",
-    "Lists",
-    "Nested",
-    "OptionalText",
-    "Part",
-    "Text",
-    "bytes16",
-    "each",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-]
-
 T = TypeVar("T")
 _Member = TypeVar("_Member", bound=enum.IntEnum)
 
@@ -108,7 +92,6 @@ class Fixed:
     """A field of a fixed size.
 
     Attributes:
-        name: Name of the attribute.
         code: Of `struct`.
         kind: The document's name for the type.
         says: The document's description of the field.
@@ -127,7 +110,6 @@ class Text:
     """A str16.
 
     Attributes:
-        name: Name of the attribute.
         says: The document's description of the text.
         cut: Whether the text is cut to 32,767 bytes. A mark must not fail because a broker's message is long.
     """
@@ -157,7 +139,6 @@ class Nested:
     """The fields of another layout.
 
     Attributes:
-        name: Name of the attribute.
         layout: Layout of the attribute's object.
         says: The document's description of the object.
     """

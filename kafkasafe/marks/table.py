@@ -61,8 +61,6 @@ from kafkasafe.marks.layout import (
 )
 from kafkasafe.marks.terms import LANE_ID_BYTES, NO_TOPIC_ID, UNIT_ID_BYTES
 
-__all__ = ["ROWS", "ROW_OF", "MarkRow", "Reader"]
-
 M = TypeVar("M")
 
 
@@ -95,7 +93,6 @@ class MarkRow(Generic[M]):
     Attributes:
         name: The mark's name, as the document spells it.
         key: Key of its control record.
-        layout: Layout of its body.
     """
 
     __slots__ = ("key", "layout", "mark", "means", "name", "number", "readers", "valid")

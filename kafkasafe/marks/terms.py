@@ -4,15 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = [
-    "FORMAT_VERSION",
-    "LANE_ID_BYTES",
-    "NO_TOPIC_ID",
-    "UNIT_ID_BYTES",
-    "MarkError",
-    "UnknownFormatError",
-]
-
 FORMAT_VERSION: Final = 2
 LANE_ID_BYTES: Final = 16
 UNIT_ID_BYTES: Final = 16

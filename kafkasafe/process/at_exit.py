@@ -6,8 +6,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["at_end_of_child"]
-
 
 def at_end_of_child(call: Callable[[], object]) -> Callable[[], object]:
     """In a child of `multiprocessing`, calls `call` after the child's own function. Elsewhere does nothing.

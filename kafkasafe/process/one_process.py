@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-__all__ = ["OfOneProcess"]
-
 
 class OfOneProcess:
     """Base class of objects with threads, locks and connections. A copy would share these, or lack them."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 
-__all__ = ["WakeFlag"]
-
 
 class WakeFlag:
     """An Event without a lock that an interrupt (Ctrl-C) could leave taken: each method is a single call into C."""
@@ -15,14 +13,12 @@ class WakeFlag:
         self._cleared.acquire()
 
     def set(self) -> None:
-        """Set it."""
         try:  # noqa: SIM105  # a context manager costs more than the rest
             self._cleared.release()
         except RuntimeError:  # it is set already
             pass
 
     def clear(self) -> None:
-        """Clear it."""
         self._cleared.acquire(blocking=False)
 
     def wait(self, timeout_s: float) -> None:

@@ -37,8 +37,6 @@ from kafkasafe.record.batch.fields import field_places, read_varint, run_of_equa
 from kafkasafe.record.batch.header import crc_of
 from kafkasafe.record.batch.markers import is_abort
 
-__all__ = ["COLUMNS", "HEADERS", "SCHEMA", "Decoded", "Decoder", "OldFormatError", "decode", "schema_of"]
-
 _arrow: Any = pyarrow_for("An Arrow table")
 _Numbers: TypeAlias = npt.NDArray[np.int64]
 _Parsed: TypeAlias = tuple[Any, _Numbers, npt.NDArray[np.int32]]
@@ -95,61 +93,11 @@ class OldFormatError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
-    """The contents of a buffer.
-
-    Attributes:
-        table: A pyarrow.Table of the records, with the requested columns, in the order of `SCHEMA`.
-        next_offset: Where reading continues: after the last whole batch, delivered or not. `from_offset` if the buffer
-            has no whole batch.
-        partial_bytes: Size of a truncated last batch in the buffer. With an empty table and an unchanged `next_offset`,
-            the buffer is too small for one batch.
-    """
-
-    table: Any
-    next_offset: int
-    partial_bytes: int
-
-
-def decode(
-    buffer: Buffer,
-    *,
-    from_offset: int = 0,
-    aborted: Iterable[tuple[int, int]] = (),
-    read_committed: bool = False,
-    columns: Iterable[str] | None = None,
-    check_crcs: bool = True,
-    max_body_bytes: int = MAX_BODY_BYTES,
-) -> Decoded:
-    """All records of a buffer. Arguments: see `Decoder`.
-
-    Raises:
-        CorruptBatchError: The buffer has a damaged batch. `Decoder` returns the records before it.
-        OldFormatError: The buffer has a message of an old format.
-    """
-    decoder = Decoder(
-        buffer,
-        from_offset=from_offset,
-        aborted=aborted,
-        read_committed=read_committed,
-        columns=columns,
-        check_crcs=check_crcs,
-        max_body_bytes=max_body_bytes,
-    )
-    parts = []
-    while (part := decoder.read()) is not None:
-        parts.append(part)
-    table = _arrow.Table.from_batches(parts, schema=decoder.schema)
-    return Decoded(table, decoder.next_offset, decoder.partial_bytes)
-
-
-@dataclass(frozen=True, slots=True)
 class _Found:
     """A batch to deliver.
 
     Attributes:
         at: Where it begins.
-        header: Its header.
         body: Its records, when they were compressed.
     """
 
@@ -178,7 +126,6 @@ class Decoder:
         schema: Schema of the batches that `read` returns.
         next_offset: After the last returned record, or the last skipped batch.
         leader_epoch: Leader epoch of the record or batch right before `next_offset`, -1 when unknown.
-        partial_bytes: Size of a truncated last batch; known when all is read.
 
     Raises:
         ValueError: A column has an unknown name; the buffer has 2 GiB or more, which no response has.
@@ -204,7 +151,6 @@ class Decoder:
         self.schema = schema_of(wanted, views=views)
         self.next_offset = from_offset
         self.leader_epoch = -1
-        self.partial_bytes = 0
         self._buffer = buffer
         self._at = 0
         self._end = 0
@@ -318,13 +264,11 @@ class Decoder:
     def _next_header(self) -> BatchHeader | None:
         left = len(self._buffer) - self._at
         if left < _MAGIC_AT + 1:
-            self.partial_bytes = left
             return None
         (length,) = _LENGTH.unpack_from(self._buffer, self._at + _LENGTH_AT)
         if length < _OLDEST_MESSAGE:
             raise CorruptBatchError(f"Batch at {self._at} claims a length of {length} bytes")
         if length > left - _LOG_OVERHEAD:
-            self.partial_bytes = left
             return None
         magic = self._buffer[self._at + _MAGIC_AT]
         if magic < 2:

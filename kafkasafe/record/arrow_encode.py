@@ -16,10 +16,7 @@ import numpy.typing as npt
 
 from kafkasafe.packages import pyarrow_for
 from kafkasafe.record import batch
-from kafkasafe.record.batch import Compression
 from kafkasafe.record.partition import partitions_for_buffer
-
-__all__ = ["Rows", "encode_columns", "partitions_of", "records"]
 
 # pyarrow ships no types.
 _arrow: Any = pyarrow_for("An Arrow table")
@@ -170,7 +167,17 @@ class Rows:
 
     @classmethod
     def of(cls, keys: Any | None, values: Any, headers: Any | None = None) -> Rows:
-        """Make rows from columns as `encode_columns` takes them. Raises the same errors."""
+        """Make rows from columns of one length.
+
+        Args:
+            keys: Strings or bytes; None when no record has a key.
+            values: Strings or bytes.
+            headers: A list of (key, value) structs per value.
+
+        Raises:
+            TypeError: A column has another type.
+            ValueError: Columns of different lengths, a header without a key, or a column above 2 GiB.
+        """
         values = as_binary(values)
         keys = None if keys is None else as_binary(keys)
         for what, column in (("keys", keys), ("headers", headers)):
@@ -274,43 +281,3 @@ def records(rows: Rows, offsets: _Numbers, *, timestamp_delta: int = 0) -> tuple
     # Arrow has just made this array, so it begins at 0, and its data contains only the records.
     ends = np.frombuffer(joined.buffers()[1], np.int32)[1 : len(rows) + 1].astype(np.int64)
     return memoryview(joined.buffers()[2])[: int(ends[-1])], ends
-
-
-def encode_columns(
-    keys: Any | None,
-    values: Any,
-    *,
-    timestamp: int,
-    headers: Any | None = None,
-    base_timestamp: int | None = None,
-    compression: Compression = Compression.NONE,
-    compression_level: int | None = None,
-) -> bytearray:
-    """One whole batch with a valid CRC and without a batch id, as `batch.encode` makes it from Python objects.
-
-    Args:
-        keys: Strings or bytes, one per value; None when no record has a key.
-        values: At least one.
-        timestamp: Timestamp of all records, ms since the epoch.
-        headers: A list of (key, value) structs per value.
-        base_timestamp: The base timestamp in the header; None: `timestamp`. Readers see no difference.
-        compression: How to compress the records.
-        compression_level: Level in the codec's own scale; None for the codec's default.
-
-    Raises:
-        TypeError: A column has another type.
-        ValueError: No values, columns of different lengths, a header without a key, a batch above 2 GiB.
-    """
-    if not len(values):
-        raise ValueError("A batch needs at least one record")
-    rows = Rows.of(keys, values, headers)
-    base = timestamp if base_timestamp is None else base_timestamp
-    body, _ = records(rows, np.arange(len(rows)), timestamp_delta=timestamp - base)
-    return batch.frame(
-        body,
-        len(rows),
-        base_timestamp=base,
-        max_timestamp=timestamp,
-        compression=compression,
-        compression_level=compression_level,
-    )

@@ -19,8 +19,6 @@ from kafkasafe.record import arrow_encode, batch
 from kafkasafe.record.arrow_encode import Rows
 from kafkasafe.record.batch import Compression
 
-__all__ = ["ArrowPacker", "PackedBatch", "divide", "unpack"]
-
 _INT16_MAX: Final = 0x7FFF
 
 _arrow: Any = pyarrow_for("An Arrow table")
@@ -33,7 +31,6 @@ class PackedBatch(NamedTuple):
     Attributes:
         place: Topic and partition.
         rows: How many.
-        data: The batch.
     """
 
     place: tuple[str, int]

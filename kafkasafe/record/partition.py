@@ -12,8 +12,6 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["murmur2", "partition_for_key", "partitions_for_buffer", "partitions_for_keys"]
-
 _SEED: Final = 0x9747B28C
 _M: Final = 0x5BD1E995
 _R: Final = 24
@@ -41,22 +39,12 @@ def murmur2(key: bytes) -> int:
 
 
 def partition_for_key(key: bytes, n: int) -> int:
-    """The partition of a key, 0 … n - 1: what kafka-python's DefaultPartitioner chooses.
-
-    Args:
-        key: The serialised key.
-        n: Number of partitions of the topic, ≥ 1.
-    """
+    """The partition of a key, 0 … n - 1: what kafka-python's DefaultPartitioner chooses."""
     return (murmur2(key) & _POSITIVE) % n
 
 
 def partitions_for_keys(keys: Sequence[bytes], n: int) -> npt.NDArray[np.int64]:
-    """`partition_for_key` of each key.
-
-    Args:
-        keys: The serialised keys.
-        n: Number of partitions of the topic, ≥ 1.
-    """
+    """`partition_for_key` of each key."""
     if len(keys) <= _FEW:
         return np.array([partition_for_key(key, n) for key in keys], np.int64)
     lengths = list(map(len, keys))

@@ -15,8 +15,6 @@ from typing import Any, Final, NoReturn, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["NO_HEADERS", "Piece", "Place", "Row", "read", "read_alike"]
-
 _Bytes: TypeAlias = npt.NDArray[np.uint8]
 _Numbers: TypeAlias = npt.NDArray[np.int64]
 _Header: TypeAlias = tuple[str, bytes | None]

@@ -19,20 +19,13 @@ from kafkasafe.spool.files import Files, opened
 from kafkasafe.spool.segment import SEGMENT_NAME
 from kafkasafe.spool.segment_reader import OVERHEAD_BYTES
 
-__all__ = ["LaneReader"]
-
 _TRIES: Final = 10
 _GUESS_BYTES: Final = 4096
 """Size of the first read. It covers most control batches."""
 
 
 class LaneReader:
-    """Reads one lane; later calls read only its new part. Not thread-safe.
-
-    Args:
-        files: The disk.
-        lane: The lane's directory.
-    """
+    """Reads one lane; later calls read only its new part. Not thread-safe."""
 
     def __init__(self, files: Files, lane: Path) -> None:
         self.path = lane

@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from kafkasafe import marks as m
 from kafkasafe.history.identity import BatchId, ProducerView, sequence_distance
 
-__all__ = ["Examination", "ExaminedBatch", "ExchangeStep", "Finding", "SpoolFate", "SpoolOutcome", "fates"]
-
 
 class SpoolOutcome(enum.Enum):
     """The outcome of a batch according to the spool."""
@@ -70,7 +68,6 @@ class SpoolFate:
     """The outcome of one batch according to the spool.
 
     Attributes:
-        fate: The outcome.
         base_offset: Its acknowledged base offset, -1 when unknown.
         note: Human-readable text: why the batch was refused.
         identified: For a batch that was not sent: whether it has its batch id.
@@ -198,7 +195,6 @@ class ExaminedBatch:
     """The outcome of one batch, with the evidence.
 
     Attributes:
-        finding: The outcome.
         evidence: Human-readable text: the observations.
         offsets: Base offsets of the batch in the partition; several if the log has it more than once.
     """

@@ -11,18 +11,6 @@ from typing import Final
 
 import crc32c
 
-__all__ = [
-    "BEGIN_SLOTS",
-    "END_SLOT",
-    "EXTENT_BYTES",
-    "EXTENT_NAME",
-    "Extent",
-    "LogEndClaim",
-    "decode_extent",
-    "encode_claim",
-    "extent_trouble",
-]
-
 EXTENT_NAME: Final = "extent"
 
 _SLOT_BYTES: Final = 512  # a sector, so that one torn write never damages two claims

@@ -11,8 +11,6 @@ from kafkasafe.spool.files import Files, write_all
 from kafkasafe.spool.log_content import Log
 from kafkasafe.spool.segment import StoredSegment
 
-__all__ = ["ExtentFile"]
-
 
 class ExtentFile:
     """Writes the claims in the lane's `extent`.
@@ -86,13 +84,11 @@ class ExtentFile:
             self._drop()
 
     def close(self) -> None:
-        """Close the file."""
         handle, self._handle = self._handle, -1
         if handle >= 0:
             self._files.close(handle)
 
     def stands_at(self, lane: Path) -> None:
-        """Note the lane's new path."""
         self._path = lane / EXTENT_NAME
 
     @property

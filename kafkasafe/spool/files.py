@@ -16,23 +16,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
-__all__ = [
-    "IOV_MAX",
-    "Buffer",
-    "DirectoryFiles",
-    "Files",
-    "Identity",
-    "OsFiles",
-    "WholeFiles",
-    "opened",
-    "read_file",
-    "read_whole",
-    "replace_whole",
-    "size_of",
-    "write_all",
-    "write_whole",
-]
-
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Identity: TypeAlias = tuple[int, int]
 """(device, inode) of a file or directory. The system reuses it only after the file was deleted and no process has the

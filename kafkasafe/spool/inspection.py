@@ -26,18 +26,6 @@ from kafkasafe.spool.rejected import (
 from kafkasafe.spool.rejected_notes import Notes, read_notes
 from kafkasafe.spool.steps import BatchTimes, UnitLog, steps_of, undecidable_in
 
-__all__ = [
-    "Inspected",
-    "UndeliveredRecords",
-    "extent_of",
-    "inspect",
-    "missing",
-    "read_lane",
-    "resent_in",
-    "start_error",
-    "steps",
-]
-
 _TRIES: Final = 5
 
 
@@ -46,7 +34,6 @@ class UndeliveredRecords:
     """The undelivered records of one partition.
 
     Attributes:
-        topic: Topic name.
         partition: -1 while it is not chosen.
         batches: Number of batches.
         records: Number of records in them.
@@ -68,7 +55,6 @@ class Inspected:
         segments: Number of segments.
         groups: Number of intact groups.
         batches: Number of intact data batches.
-        records: Number of records in them.
         size_bytes: Size of all segments.
         next_position: Position after the last record.
         damage: One sentence per damaged range.
@@ -78,7 +64,6 @@ class Inspected:
         unfinished: Number of batches, and of atomic batches, without an outcome.
         doubted: Number of partitions where acknowledged records may be lost; the next producer asks the cluster.
         waiting: Undelivered records, by partition.
-        rejected: The records in `rejected/`.
         rejected_bytes: Size of the files in `rejected/`.
         rejected_unreadable: One sentence per damaged file in `rejected/`.
         rejected_missing: One sentence per file that was deleted, but neither resent nor discarded.

@@ -12,8 +12,6 @@ from kafkasafe.record import batch as codec
 from kafkasafe.spool.extent import Extent
 from kafkasafe.spool.segment import StoredSegment
 
-__all__ = ["BatchEntry", "Damage", "Entry", "Log", "LostEntry", "MarksEntry", "TornEntry"]
-
 
 @dataclass(frozen=True, slots=True)
 class MarksEntry:
@@ -124,7 +122,6 @@ class Log:
         next_position: Position after the last record.
         synced_position: Position after the last record that is proven to have been durable.
         lane_id: Id of the lane; None if it has no group.
-        groups: Number of intact groups.
         closed: Whether an orderly close wrote the last group.
         manifest: By (segment, byte offset) of a damaged data batch, its entry in the manifest of its group.
         skipped: Positions of torn batches. Intact batches of the same group follow each of them.

@@ -14,8 +14,6 @@ from typing import Final
 
 from kafkasafe.spool.files import Buffer, Identity
 
-__all__ = ["MemoryFiles"]
-
 _FREE_BYTES: Final = 1 << 60
 """`Pump.room` limits the amount of waiting data, so this disk needs no limit."""
 

@@ -21,8 +21,6 @@ from kafkasafe.spool.files import Files, opened
 from kafkasafe.spool.segment import StoredSegment
 from kafkasafe.spool.segment_reader import ReadGroup, address_bytes, group_at
 
-__all__ = ["LARGE_BYTES", "OutlineReader"]
-
 LARGE_BYTES: Final = 65_536
 """The content of a batch of at least this size is not read. Reading and checking a smaller one is hardly slower than
 a seek.
@@ -37,7 +35,6 @@ class OutlineReader:
     """Reads segments that are known to be durable and complete.
 
     Args:
-        files: The disk.
         lane_id: The lane that must have written the segments.
     """
 

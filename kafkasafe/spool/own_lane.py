@@ -13,8 +13,6 @@ from kafkasafe.spool.files import OsFiles
 from kafkasafe.spool.inspection import read_lane
 from kafkasafe.spool.recovery import replay
 
-__all__ = ["OwnLane"]
-
 
 @dataclass(frozen=True, slots=True)
 class OwnLane:

@@ -11,8 +11,6 @@ from kafkasafe.logs import EventLog
 from kafkasafe.spool.files import Files, read_file, read_whole, write_whole
 from kafkasafe.spool.log_content import Damage, Log
 
-__all__ = ["already_quarantined", "copy_aside", "copy_of", "keep_torn", "quarantine_damage"]
-
 log = EventLog("spool")
 
 

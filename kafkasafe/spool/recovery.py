@@ -30,8 +30,6 @@ from kafkasafe.spool.segment_reader import (
     group_at,
 )
 
-__all__ = ["journal_of", "read_extent", "replay", "replay_one", "scan"]
-
 
 def replay(entries: Iterable[Entry], journal: Journal) -> None:
     """Passes the entries of a log to a journal. The caller calls `journal.recovery.recovered()` at the end."""
@@ -192,7 +190,6 @@ class _Whole:
         synced: The largest position before which everything was durable, according to a group of the log.
         known_torn: Positions that earlier recoveries skipped, as groups of the log state.
         declared: Destinations with their names as text.
-        groups: Number of groups.
         closed: Whether an orderly close wrote the last group.
         end_position: Position after the last group; -1 if there is none.
         between: Number of records passed to `each` between the claimed beginning and the claimed end.

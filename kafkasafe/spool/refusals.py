@@ -13,8 +13,6 @@ import kafka.errors as kafka_errors
 from kafkasafe import journal as j
 from kafkasafe.codes.verdicts import Scope, classify_code
 
-__all__ = ["RefusedDestination", "because", "error_for_send", "read_needed", "refused"]
-
 _OF_ID: Final = "transactional id "
 _OF_GROUP: Final = "group "
 _NAMED: Final = 3
@@ -31,8 +29,6 @@ class RefusedDestination:
         code: Kafka's error code.
         reason: The cluster's explanation.
         since: `time.monotonic()` of the first such answer.
-        batches: Number of waiting batches.
-        records: Number of records in them.
         confirmed: Whether the refusal is certain: it is not a single stray answer, and not caused by a topic that is
             merely new.
         whole: Whether the destination as a whole is refused, not only a single batch or a query about it.
@@ -63,7 +59,6 @@ class RefusedDestination:
 
     @property
     def error(self) -> str:
-        """Kafka's name for the code."""
         return classify_code(self.code).name
 
     @property

@@ -20,18 +20,6 @@ from kafkasafe.spool import rejected_format as pure
 from kafkasafe.spool.files import Files, read_file, write_all
 from kafkasafe.spool.rejected_notes import forget, note, read_notes
 
-__all__ = [
-    "KeptFile",
-    "RejectedRecords",
-    "RejectedStore",
-    "data_of",
-    "read_rejected",
-    "rejected_names",
-    "retire",
-    "summed_up",
-    "waits_of",
-]
-
 _FOLDER: Final = "rejected"
 _NAME: Final = re.compile(r"\d{20}\.log")
 _DRAFT: Final = re.compile(r"\d{20}\.new")
@@ -42,8 +30,6 @@ class KeptFile:
     """A file of `rejected/`.
 
     Attributes:
-        path: The file.
-        size_bytes: Its size.
         content: Its content; None if it cannot be read.
         entries: The entries that count as rejected.
         error: Why it cannot be read.
@@ -83,12 +69,9 @@ class RejectedRecords:
     """The kept records of one partition and one reason.
 
     Attributes:
-        topic: Topic name.
         partition: -1 if it was never chosen.
         code: Kafka's error code; `OPERATOR` if an operator set the batch aside; -1 if unknown.
         reason: Human-readable text.
-        batches: Number of batches.
-        records: Number of records in them.
     """
 
     topic: str
@@ -100,12 +83,7 @@ class RejectedRecords:
 
 
 def summed_up(kept: Sequence[KeptFile], journal: Journal) -> tuple[RejectedRecords, ...]:
-    """Sums up files by partition and reason, in the order of rejection.
-
-    Args:
-        kept: The result of `read_rejected`.
-        journal: The lane's journal, which knows the topics of files from earlier versions.
-    """
+    """Sums up files by partition and reason, in the order of rejection."""
     counts: dict[tuple[str, int, int, str], list[int]] = {}
     for file in kept:
         for entry in file.entries:
@@ -229,9 +207,7 @@ class RejectedStore:
     """A lane's `rejected/`, for the lane's owner. Not thread-safe.
 
     Attributes:
-        files: The disk.
         lane: The lane's directory.
-        lane_id: Id of its log.
     """
 
     files: Files
@@ -246,12 +222,10 @@ class RejectedStore:
 
     @property
     def size_bytes(self) -> int:
-        """Size of all files."""
         return sum(size for _, size in list(self._known.values()))
 
     @property
     def records(self) -> int:
-        """Number of records in all files."""
         return sum(records for records, _ in list(self._known.values()))
 
     def open(self, waits: pure.Waits, resent: Collection[m.Resent] = ()) -> list[str]:
@@ -348,7 +322,6 @@ class RejectedStore:
         return path
 
     def stands_at(self, lane: Path) -> None:
-        """Notes the lane's new path."""
         self.lane = lane
         if self._stale is not None:
             self._stale = lane / _FOLDER / self._stale.name

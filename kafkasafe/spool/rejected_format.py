@@ -10,21 +10,6 @@ from kafkasafe import marks as m
 from kafkasafe.journal import Batch
 from kafkasafe.record import batch as codec
 
-__all__ = [
-    "OPERATOR",
-    "SET_ASIDE",
-    "Entry",
-    "Refused",
-    "RejectedContent",
-    "Waits",
-    "decode",
-    "encode",
-    "is_full",
-    "marks_to_set_aside",
-    "most_bytes",
-    "still_rejected",
-]
-
 OPERATOR = -2
 """The code of a batch that an operator set aside. Kafka does not use this code."""
 
@@ -59,7 +44,6 @@ class Entry:
 
     Attributes:
         position: Former position in the lane's log.
-        header: Header of the batch.
         at: Byte offset in the file.
         code: Kafka's error code, `OPERATOR`, or -1 when it is not known.
         reason: Human-readable text; empty if unknown.

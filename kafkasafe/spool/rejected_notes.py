@@ -25,8 +25,6 @@ from typing import Final
 
 from kafkasafe.spool.files import Files
 
-__all__ = ["FOLDER", "Notes", "forget", "mark_discarded", "note", "read_notes"]
-
 FOLDER: Final = "rejected-notes"
 _NAME: Final = re.compile(r"(\d{20}\.log)-(\d+)(\.discarded)?")
 

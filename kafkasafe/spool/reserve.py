@@ -20,8 +20,6 @@ from typing import Final
 from kafkasafe.logs import EventLog
 from kafkasafe.spool.files import Files, opened, size_of, write_all
 
-__all__ = ["NO_ROOM", "Reserve"]
-
 log = EventLog("spool")
 
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -37,12 +35,7 @@ _DIVIDED_SHARE: Final = 16
 
 
 class Reserve:
-    """The reserve of one lane. Not thread-safe.
-
-    Args:
-        lane: The directory of the lane.
-        files: The disk.
-    """
+    """The reserve of one lane. Not thread-safe."""
 
     def __init__(self, lane: Path, files: Files) -> None:
         self._lane = lane
@@ -53,7 +46,6 @@ class Reserve:
         """The size before `lend` enlarged the reserve; 0 if no loan is open."""
 
     def stands_at(self, lane: Path) -> None:
-        """Note the new path of the lane's directory."""
         self._lane = lane
 
     def forget(self) -> None:

@@ -12,8 +12,6 @@ from typing import Final
 
 from kafkasafe import marks as m
 
-__all__ = ["SEGMENT_NAME", "Places", "Stored", "StoredSegment", "segment_name"]
-
 SEGMENT_NAME: Final = re.compile(r"\d{20}\.log")
 
 
@@ -81,7 +79,6 @@ class StoredSegment:
     """One segment file.
 
     Attributes:
-        path: The file.
         first_position: Position of its first record, which is also its name.
         size_bytes: Valid bytes. Bytes after them were abandoned.
         batches: Its data batches, by position.
@@ -139,7 +136,6 @@ class StoredSegment:
         self.size_bytes = size_bytes
 
     def stands_at(self, lane: Path) -> None:
-        """Use the new path of the lane's directory."""
         self.path = lane / self.path.name
 
 

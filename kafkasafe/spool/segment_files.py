@@ -14,8 +14,6 @@ from typing import Final
 from kafkasafe.spool.files import Files, Identity, size_of, write_all
 from kafkasafe.spool.segment import StoredSegment
 
-__all__ = ["SegmentFiles"]
-
 _HELD: Final = 64
 """Maximum number of segments that are held open. If another segment loses its name, its content is lost."""
 _READERS: Final = 16
@@ -165,7 +163,6 @@ class SegmentFiles:
                 self._files.unlink(segment.path)
 
     def close(self) -> None:
-        """Closes all files."""
         for handle in (*self._held.values(), *self._readers.values()):
             with contextlib.suppress(OSError):
                 self._files.close(handle)

@@ -18,19 +18,11 @@ from kafkasafe.spool.quarantine import copy_aside, copy_of
 from kafkasafe.spool.segment import Stored, StoredSegment, segment_name
 from kafkasafe.spool.segment_files import SegmentFiles
 
-__all__ = ["SegmentList"]
-
 
 class SegmentList(Sequence[StoredSegment]):
     """The segments of one lane, in order. Not thread-safe.
 
-    Args:
-        lane: The directory of the lane.
-        files: The disk.
-        segments: The segments that recovery found.
-
-    Attributes:
-        used_bytes: Size of all segments.
+    `Spool` and `StoredSegment` describe the methods that they have, too.
     """
 
     def __init__(self, lane: Path, files: Files, segments: Sequence[StoredSegment]) -> None:
@@ -61,13 +53,11 @@ class SegmentList(Sequence[StoredSegment]):
         return iter(self._segments)
 
     def close(self) -> None:
-        """Close the files."""
         self._held.close()
 
     # -- batches -----------------------------------------------------------------------------------------------------
 
     def read(self, position: int) -> bytearray:
-        """The data batch at a position: see `Spool.read`."""
         segment, stored = self._stored(position)
         if segment.first_position in self._lost:
             damage = _damage(segment, stored, position)
@@ -95,7 +85,6 @@ class SegmentList(Sequence[StoredSegment]):
         return data
 
     def quarantine(self, position: int) -> Path:
-        """Copy a damaged data batch: see `Spool.quarantine`."""
         damage = _damage(*self._stored(position), position)
         if self._stored(position)[0].first_position in self._lost:
             damage = replace(damage, start=damage.end)  # nothing of it is left
@@ -160,7 +149,6 @@ class SegmentList(Sequence[StoredSegment]):
     def append(
         self, control_bytes: int, manifest: Sequence[m.ManifestEntry], end_position: int, written_ms: int
     ) -> None:
-        """Add a group to the last segment: see `StoredSegment.append`."""
         segment = self._segments[-1]
         before = segment.size_bytes
         segment.append(control_bytes, manifest, end_position, written_ms)
@@ -173,7 +161,6 @@ class SegmentList(Sequence[StoredSegment]):
         segment.ends_at(size_bytes)
 
     def cut(self, position: int, size_bytes: int, records: int) -> None:
-        """Keep only the part of the last segment that is before this position: see `StoredSegment.cut`."""
         segment = self._segments[-1]
         self.used_bytes -= segment.size_bytes - size_bytes
         segment.cut(position, size_bytes, records)
@@ -193,7 +180,6 @@ class SegmentList(Sequence[StoredSegment]):
     # -- where the files are -----------------------------------------------------------------------------------------
 
     def stands_at(self, lane: Path) -> None:
-        """Use the directory's new path."""
         self._lane = lane
         for segment in self._segments:
             segment.stands_at(lane)

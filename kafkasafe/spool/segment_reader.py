@@ -18,16 +18,6 @@ from kafkasafe.record.batch import Compression
 from kafkasafe.spool.extent import LogEndClaim
 from kafkasafe.spool.segment import StoredSegment
 
-__all__ = [
-    "OVERHEAD_BYTES",
-    "Bad",
-    "Content",
-    "ReadGroup",
-    "SegmentReader",
-    "address_bytes",
-    "group_at",
-]
-
 _GROUP_KEY: Final = b"\x00\x00\x00\x08\x00\x00\x4b\x00"
 """The beginning of every GROUP record, after its length: attributes, two deltas, length of the key, the key."""
 _LENGTH_BYTES: Final = range(1, 6)  # of a varint

@@ -11,8 +11,6 @@ from kafkasafe import marks as m
 from kafkasafe.spool.files import Files, opened, write_all
 from kafkasafe.spool.segment_list import SegmentList
 
-__all__ = ["SegmentWriter"]
-
 _PREALLOCATED_BYTES: Final = 16 * 1024 * 1024
 """Space is reserved in steps of this size, so that a lane that is hardly used does not occupy a whole segment."""
 _NEVER_PREALLOCATED: Final = 1 << 62

@@ -15,8 +15,6 @@ from kafkasafe.spool.files import Files
 from kafkasafe.spool.inspection import inspect
 from kafkasafe.spool.lanes import SpoolDirectory
 
-__all__ = ["LeftBehind", "Siblings"]
-
 _Content = tuple[tuple[str, int], ...]
 
 
@@ -30,8 +28,6 @@ class LeftBehind:
             cluster.
         same_client: Whether the directory's producers had the same client id.
         lanes: Numbers of the lanes with such records.
-        batches: Number of undelivered batches.
-        records: Number of records in them.
         content: Segments with their sizes, to recognise a change of the directory.
     """
 
@@ -49,7 +45,6 @@ class Siblings:
 
     Args:
         own: A default spool directory.
-        files: The disk.
     """
 
     def __init__(self, own: Path, files: Files) -> None:

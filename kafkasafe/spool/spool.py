@@ -15,7 +15,6 @@ from typing import Final, Literal
 
 from kafkasafe import marks as m
 from kafkasafe.errors import SpoolError, SpoolWriteError
-from kafkasafe.logs import EventLog
 from kafkasafe.record import batch as codec
 from kafkasafe.spool.extent import EXTENT_NAME
 from kafkasafe.spool.extent_file import ExtentFile
@@ -27,10 +26,6 @@ from kafkasafe.spool.reserve import NO_ROOM, Reserve
 from kafkasafe.spool.segment_list import SegmentList
 from kafkasafe.spool.segment_writer import SegmentWriter
 from kafkasafe.spool.tail import cut_tail, make_durable, remove_drafts
-
-__all__ = ["Spool"]
-
-log = EventLog("spool")
 
 Sync = Literal["group", "each", "os"]
 

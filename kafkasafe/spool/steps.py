@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from kafkasafe import marks as m
 from kafkasafe.spool.examine import ExchangeStep
 
-__all__ = ["BatchTimes", "UnitLog", "steps_of"]
-
 
 @dataclass(slots=True)
 class BatchTimes:
@@ -75,7 +73,6 @@ class UnitLog:
 
     @property
     def is_dropped(self) -> bool:
-        """Whether it was dropped."""
         return self.outcome is m.UnitOutcome.DROPPED
 
     @property
@@ -118,7 +115,6 @@ class UnitLog:
         self.outcome, self.reason, self.ended_ms = outcome, reason, written_ms
 
     def add(self, position: int) -> None:
-        """Add a batch."""
         self.positions.append(position)
 
     def divide(self, position: int, parts: Sequence[int]) -> None:

@@ -10,8 +10,6 @@ from kafkasafe.logs import EventLog
 from kafkasafe.spool.files import Files, opened, write_all
 from kafkasafe.spool.log_content import Log
 
-__all__ = ["cut_tail", "make_durable", "remove_drafts"]
-
 log = EventLog("spool")
 
 _DRAFT: Final = re.compile(r"\d{20}\.new")

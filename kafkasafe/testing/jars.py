@@ -33,16 +33,6 @@ import platformdirs
 
 from kafkasafe.errors import ConfigError, KafkaSafeError
 
-__all__ = [
-    "DEFAULT_VERSION",
-    "JarError",
-    "JavaNotFoundError",
-    "cache_root",
-    "classpath",
-    "find_java",
-    "resolve",
-]
-
 DEFAULT_VERSION = "4.3.0"
 
 # Kafka's artifacts name only the logging interface. This binding writes to stderr and needs no configuration file.

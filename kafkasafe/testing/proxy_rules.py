@@ -12,8 +12,6 @@ from kafkasafe.errors import UsageError
 from kafkasafe.kafkapython import frames
 from kafkasafe.kafkapython.frames import Api, Level
 
-__all__ = ["Call", "Exchange", "Pending", "Rule", "Rules"]
-
 
 @dataclass(frozen=True, slots=True)
 class Call:

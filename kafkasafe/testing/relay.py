@@ -18,8 +18,6 @@ from typing import Final, TypeVar
 
 from kafkasafe.testing.sockets import Outbox, SocketLoop
 
-__all__ = ["MAX_BUFFERED_BYTES", "Relay", "RelayedConnection", "RelayedPipe"]
-
 CONNECT_TIMEOUT_S: Final = 2.0
 MAX_BUFFERED_BYTES: Final = (
     4 * 1024 * 1024

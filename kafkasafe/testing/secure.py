@@ -11,15 +11,6 @@ from typing import Final
 
 from kafkasafe.errors import ConfigError
 
-__all__ = [
-    "MECHANISMS",
-    "PROTOCOLS",
-    "check_listeners",
-    "listener_settings",
-    "make_certificate",
-    "mechanisms_of",
-]
-
 PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 _RESERVED: Final = frozenset({"CLIENT", "INNER", "CONTROLLER"})

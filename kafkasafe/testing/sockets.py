@@ -16,8 +16,6 @@ from typing import Final, Generic, Self, TypeVar
 
 from kafkasafe.kafkapython.frames import SIZE_BYTES
 
-__all__ = ["Outbox", "SocketLoop", "bound", "frames_in"]
-
 _T = TypeVar("_T")
 _C = TypeVar("_C")
 

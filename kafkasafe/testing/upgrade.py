@@ -22,8 +22,6 @@ from kafkasafe.testing._real.release import Release
 from kafkasafe.testing._real.values import CONTROLLER
 from kafkasafe.testing._real.workspace import Workspace
 
-__all__ = ["Upgrades"]
-
 _MIGRATED: Final = "Completed migration of metadata from ZooKeeper to KRaft"
 _LAST_ON_ZOOKEEPER: Final = (3, 9)
 

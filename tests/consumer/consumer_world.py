@@ -45,8 +45,6 @@ from kafkasafe.record import batch
 from kafkasafe.testing.fake import VirtualCluster
 from kafkasafe.testing.fake.checks import RefusedError
 
-__all__ = ["Violation", "World", "play"]
-
 TOPIC = "t"
 PLACES = [TopicPartition(TOPIC, 0), TopicPartition(TOPIC, 1)]
 SERVERS = "consumer-world:9092"

@@ -23,8 +23,6 @@ from kafkasafe.record import batch
 from kafkasafe.spark import brokers, planner, query_topics
 from kafkasafe.testing.fake import VirtualCluster
 
-__all__ = ["BEGIN_MS", "LOCAL", "RECORDS", "STEP_MS", "Outage", "World", "outages_of"]
-
 BEGIN_MS = 1_700_000_000_000
 STEP_MS = 1000
 RECORDS = 10

@@ -11,8 +11,6 @@ from kafkasafe import units as u
 from kafkasafe.history.loss import Cause
 from kafkasafe.spool.recovery import replay, scan
 
-__all__ = ["differences", "is_written"]
-
 _SAME: dict[str, Callable[[Any, Any], bool]] = {
     # What other lanes owed and is delivered by now is found out again.
     "afters": lambda living, read: all(debts <= read.get(at, set()) for at, debts in living.items()),

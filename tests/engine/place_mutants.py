@@ -16,9 +16,6 @@ from kafkasafe.spool.segment_files import SegmentFiles
 from kafkasafe.spool.segment_writer import SegmentWriter
 from kafkasafe.spool.spool import Spool
 
-__all__ = ["MUTANTS"]
-
-
 _VOLUME = "test_another_volume_in_its_place_stops_promises_and_not_deliveries"
 _LOCK = "test_a_lock_that_was_deleted_and_taken_ends_its_owner"
 _AT_THAT_MOMENT = "test_what_is_called_durable_is_there_at_that_moment"

@@ -27,8 +27,6 @@ from kafkasafe.units.schedule import Schedule
 from kafkasafe.units.together import Sharing
 from kafkasafe.units.transitions import Transitions
 
-__all__ = ["MUTANTS", "SEEDS"]
-
 SEEDS = 12
 """So many storms, at most, until a mutant is found."""
 

@@ -22,8 +22,6 @@ from kafkasafe.journal.machine import Machine
 from kafkasafe.journal.packing import RereadBacklogs
 from kafkasafe.journal.recovery import Recovery
 
-__all__ = ["MUTANTS"]
-
 
 def _offers(old: str, what: str, new: str = "") -> Mutant:
     """A batch that is not only waiting is offered as well."""

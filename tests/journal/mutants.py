@@ -25,8 +25,6 @@ from kafkasafe.journal.verdicts import Verdicts
 from kafkasafe.journal.window import BrokerClock, SendWindow
 from kafkasafe.units.recovery import UnitReplay
 
-__all__ = ["MUTANTS"]
-
 
 def drops(kind: str) -> Change:
     """Marks of one kind never reach the disk."""

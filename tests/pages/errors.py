@@ -1,14 +1,19 @@
-"""docs/kafkasafe-errors.md, from the docstrings and `FACTS` of kafkasafe/errors.py."""
+"""docs/kafkasafe-errors.md, from the docstrings of the errors.
+
+The page itself is the source of three rows of each error's table: "raised by", "is my data safe?" and "what to do".
+"""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
+from dataclasses import dataclass
 from typing import Any, Final
 
 import kafkasafe
 from kafkasafe import aio, audit, lineage, spark
-from kafkasafe.errors import FACTS, KafkaSafeError
+from kafkasafe.errors import KafkaSafeError
 from tests.pages import DOCS, code, docstring, table
 
 PATH: Final = DOCS / "kafkasafe-errors.md"
@@ -24,11 +29,11 @@ HOLDERS: Final[dict[str, Any]] = {
     "lineage": lineage,
     "spark": spark,
 }
-"""What the first word of a call stands for in `FACTS`."""
+"""What the first word of a call stands for on the page."""
 
 HEAD: Final = """# Errors of kafkasafe
 
-<!-- Written by `python -m tests.pages` from kafkasafe/errors.py. -->
+<!-- Written by `python -m tests.pages` from kafkasafe/errors.py, except for the first rows of each error's table. -->
 
 Every error below{but} is a `kafkasafe.KafkaSafeError`, and therefore a `kafka.errors.KafkaError`: `except` clauses that were
 written for kafka-python catch it. [Kafka's error codes](errors.md) lists Kafka's own codes, and the answer of
@@ -75,6 +80,26 @@ These calls also raise errors that are not kafkasafe's own:
 """
 
 
+@dataclass(frozen=True)
+class Facts:
+    """The calls that raise an error, what happened to the records, and what to do."""
+
+    calls: tuple[str, ...] = ()
+    data: str = ""
+    action: str = ""
+
+
+def facts() -> dict[str, Facts]:
+    """The facts by error, in the order of the page. An error without a section gets one with empty rows."""
+    sections = PATH.read_text(encoding="utf-8").partition("\n## Each error\n")[2].split("\n### ")[1:]
+    found = {}
+    for name, _, section in (each.partition("\n") for each in sections):
+        rows = dict(re.findall(r"^\| (.+?) \| (.*?) ?\|$", section, re.MULTILINE))
+        calls = tuple(re.findall(r"`([\w.]+)`", rows.get("raised by", "")))
+        found[name] = Facts(calls, rows["is my data safe?"], rows["what to do"])
+    return found
+
+
 def errors() -> dict[str, type[Exception]]:
     """Every error that a program can meet, by name.
 
@@ -91,7 +116,7 @@ def errors() -> dict[str, type[Exception]]:
             for each in [*exported, *(item for item in vars(opened).values() if _defined_in(item, opened))]:
                 if _is_error(each):
                     found[each.__name__] = each
-    order = list(FACTS)
+    order = list(facts())
     return dict(
         sorted(found.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order))
     )
@@ -110,7 +135,7 @@ def _defined_in(item: object, module: Any) -> bool:
 
 
 def call(name: str) -> object:
-    """What `FACTS` name."""
+    """What a call on the page names."""
     holder, _, rest = name.partition(".")
     found = HOLDERS[holder] if rest else getattr(kafkasafe, holder)
     for part in rest.split(".") if rest else ():
@@ -122,8 +147,7 @@ def _link(name: str) -> str:
     return f"[`{name}`](#{name.lower()})"
 
 
-def _section(name: str, error: type[Exception]) -> str:
-    facts = FACTS[name]
+def _section(name: str, error: type[Exception], known: Facts) -> str:
     said, attributes = docstring(error)
     kinds = [base.__name__ for base in error.__bases__ if base is not Exception]
     home = "kafkasafe.spark" if name in spark.__all__ else error.__module__
@@ -131,8 +155,8 @@ def _section(name: str, error: type[Exception]) -> str:
     *others, last = map(code, kinds)
     bases = f"{', '.join(others)} and {last}" if others else last
     lines = [f"### {name}\n", f"{said}\n", f"A subclass of {bases}{where}.\n"]
-    rows = [("raised by", ", ".join(map(code, facts.calls)))] if facts.calls else []
-    rows += [("is my data safe?", facts.data), ("what to do", facts.action)]
+    rows = [("raised by", ", ".join(map(code, known.calls)))] if known.calls else []
+    rows += [("is my data safe?", known.data), ("what to do", known.action)]
     rows += [(f"`.{each}`", text) for each, text in attributes.items()]
     lines.append(table(("", ""), rows))
     return "\n".join(lines)
@@ -140,16 +164,17 @@ def _section(name: str, error: type[Exception]) -> str:
 
 def text() -> str:
     known = errors()
+    said = facts()
     calls: dict[str, list[str]] = {}
     for name in known:
-        for each in FACTS[name].calls:
+        for each in said.get(name, Facts()).calls:
             calls.setdefault(each, []).append(name)
     order = ["SafeProducer", "SafeConsumer", "producer", "future", "batch", "outcome", "consumer"]
     ranked = sorted(
         calls, key=lambda each: (order.index(head) if (head := each.split(".")[0]) in order else 99, each)
     )
     rows = [(code(each), ", ".join(map(_link, calls[each]))) for each in ranked]
-    sections = "\n".join(_section(name, error) for name, error in known.items())
+    sections = "\n".join(_section(name, error, said.get(name, Facts())) for name, error in known.items())
     others = [code(name) for name, error in known.items() if not issubclass(error, KafkaSafeError)]
     but = f" except {' and '.join(others)}" if others else ""
     return HEAD.replace("{but}", but) + table(("call", "errors"), rows) + THEIRS + sections

@@ -7,6 +7,7 @@ import random
 import struct
 from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import crc32c
 import pyarrow as pa
@@ -20,7 +21,7 @@ from kafka.record.legacy_records import LegacyRecordBatchBuilder
 from kafka.structs import TopicPartition
 
 from kafkasafe.record import batch
-from kafkasafe.record.arrow_decode import COLUMNS, SCHEMA, Decoder, OldFormatError, decode
+from kafkasafe.record.arrow_decode import COLUMNS, SCHEMA, Decoder, OldFormatError
 from kafkasafe.record.batch import Compression, CorruptBatchError
 from kafkasafe.record.batch.compression import compress
 
@@ -29,6 +30,18 @@ TP = TopicPartition("topic", 0)
 
 LOG_APPEND_TIME, TRANSACTIONAL, CONTROL = 0x08, 0x10, 0x20
 ABORT, COMMIT = (struct.pack(">hh", 0, kind) for kind in (0, 1))
+
+
+class Decoded(NamedTuple):
+    table: pa.Table
+    next_offset: int
+
+
+def decode(buffer, **options):
+    """All records of a buffer, and where reading continues."""
+    decoder = Decoder(buffer, **options)
+    table = pa.Table.from_batches(iter(decoder.read, None), schema=decoder.schema)
+    return Decoded(table, decoder.next_offset)
 
 
 @dataclass(frozen=True)
@@ -224,7 +237,6 @@ class TestAgainstKafkaPython:
         decoded = decode(encoded(batches) + tail, **options)
         assert rows_of(decoded.table) == expected
         assert decoded.next_offset == end[0]
-        assert decoded.partial_bytes == cut
         decoder = Decoder(encoded(batches), **options)
         while decoder.read() is not None:
             pass
@@ -325,7 +337,7 @@ class TestViews:
             part.validate(full=True)
             parts.append(plain(part))
         assert pa.Table.from_batches(parts, schema=SCHEMA) == copies.table
-        assert (decoder.next_offset, decoder.partial_bytes) == (copies.next_offset, copies.partial_bytes)
+        assert decoder.next_offset == copies.next_offset
 
     @pytest.mark.parametrize("compression", Compression)
     @pytest.mark.parametrize("sizes", [(0,), (12,), (13,), (-1,), (-1, 0), (1, 4, 12, 13, 40), (0, 13, -1)])
@@ -361,13 +373,13 @@ class TestViews:
 class TestWhatIsDelivered:
     def test_nothing_is_nothing(self):
         decoded = decode(b"", from_offset=9)
-        assert (decoded.table.num_rows, decoded.next_offset, decoded.partial_bytes) == (0, 9, 0)
+        assert (decoded.table.num_rows, decoded.next_offset) == (0, 9)
         assert decoded.table.schema == SCHEMA
 
     def test_a_batch_that_is_cut_is_no_progress(self):
         buffer = simple(9, 3).encode()[:-1]
         decoded = decode(buffer, from_offset=9)
-        assert (decoded.table.num_rows, decoded.next_offset, decoded.partial_bytes) == (0, 9, len(buffer))
+        assert (decoded.table.num_rows, decoded.next_offset) == (0, 9)
 
     def test_batches_without_records_and_markers_are_passed(self):
         buffer = encoded([Batch(4, 5, []), control(10, COMMIT, 1), control(11, ABORT, 1)])

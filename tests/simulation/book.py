@@ -13,8 +13,6 @@ from kafkasafe import marks as m
 from kafkasafe.record import batch as codec
 from kafkasafe.spool.log_content import BatchEntry, MarksEntry
 
-__all__ = ["Book", "LifeEntry", "Record", "Violation"]
-
 _STORM_PER_S: Final = 10
 _STORM_S: Final = 2.0
 _WINDOW: Final = 5

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-__all__ = ["KINDS", "Event", "Plan", "Settings", "is_of_units", "plan_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Event:

@@ -8,8 +8,6 @@ from .book import Violation
 from .plan import Plan
 from .storm import play
 
-__all__ = ["found", "ranges", "shrink"]
-
 
 def found(plan: Plan, *, trace: bool = False) -> Violation | None:
     """What a history breaks."""

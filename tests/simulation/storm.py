@@ -33,8 +33,6 @@ from .book import Book, LifeEntry, Record, Violation
 from .plan import Plan
 from .world import SimWorld, Worker, pinned
 
-__all__ = ["Storm", "play"]
-
 TOPIC = "t"
 DAY_MS = 86_400_000
 CODES = (19, 6, 7, 20, 5, 56, -1, 2, 3, 89)

@@ -16,8 +16,6 @@ from unit_storm_recreated import run_any_storm
 from .plan import is_of_units
 from .world import pinned
 
-__all__ = ["CONSUMER", "PLAYERS", "UNITS", "player_of"]
-
 UNITS: Final = "units"
 CONSUMER: Final = "consumer"
 

@@ -22,8 +22,6 @@ from kafkasafe.testing.fake.request_handler import handler
 
 from .book import Violation
 
-__all__ = ["SimWorld", "Worker", "pinned"]
-
 _MOST_TURNS = 60_000
 _MOST_AT_ONCE = 1_000
 

@@ -21,8 +21,6 @@ from kafkasafe.history.loss import Cause, Loss
 
 from .recorder import Tape, recorded
 
-__all__ = ["FIRST_LATER", "KINDS", "LATER", "History", "play"]
-
 START_MS = 1_700_000_000_000
 HOUR_S = 3600.0
 TOPIC, LATE = "t", "late"

@@ -11,19 +11,6 @@ import pytest
 from .histories import KINDS, play
 from .recorder import differences, recording, replay
 
-__all__ = [
-    "SEEDS",
-    "compared",
-    "digest",
-    "digests",
-    "names",
-    "storm",
-    "tape_of",
-    "whole",
-    "write_digests",
-    "write_whole",
-]
-
 SEEDS = 1200
 HERE = Path(__file__).parent
 DIGESTS = HERE / "digests.txt"

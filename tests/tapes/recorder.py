@@ -20,8 +20,6 @@ from kafkasafe.journal.recovery import Recovery
 
 from .words import KNOWN, word
 
-__all__ = ["Tape", "differences", "recorded", "recording", "replay"]
-
 _VIEWS = frozenset({"packable"})
 """They change nothing: a tape has what `Journal.views` says after each `ready`, and not who asked."""
 _UNIT_VIEWS = frozenset({"held_up"})

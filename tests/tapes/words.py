@@ -10,8 +10,6 @@ from kafkasafe import units as u
 from kafkasafe.history import identity, loss
 from kafkasafe.journal import outbox
 
-__all__ = ["KNOWN", "WORDS", "word"]
-
 WORDS: Final[dict[type[Any], str]] = {
     # Judgements.
     identity.BatchId: "BatchId",

@@ -690,7 +690,7 @@ class TestRequests:
             transport.on_metadata(heard.append)
             producer = Producer(transport, topic)
             assert transport.connected
-            assert transport.broker_version == (4, 3)
+            assert transport._network.manager.broker_version == (4, 3)
             assert transport.cluster_id == site.cluster.cluster_id
             assert producer.deliver([producer.make(3), producer.make(2)]) == [0, 3]
 
@@ -1220,7 +1220,7 @@ def test_an_old_broker(tmp_path_factory: pytest.TempPathFactory) -> None:
     with KafkaCluster(1, version="0.11.0.3") as cluster, opened(cluster.bootstrap_servers) as transport:
         cluster.create_topic("t")
         producer = Producer(transport, "t")
-        assert transport.broker_version == (0, 11)
+        assert transport._network.manager.broker_version == (0, 11)
         assert producer.deliver([producer.make(3), producer.make(2)]) == [0, 3]
         info = transport.topic("t")
         assert info is not None

@@ -11,8 +11,6 @@ from kafkasafe.maintenance.examination import LaneContent
 from kafkasafe.spool.examine import ExchangeStep
 from kafkasafe.spool.steps import BatchTimes, UnitLog
 
-__all__ = ["times_row", "unit_line", "unit_rows"]
-
 
 def unit_rows(content: LaneContent, *, every: bool = False) -> list[dict[str, Any]]:
     """The atomic batches of a lane, with their steps and times; finished ones only with `every`."""

@@ -17,16 +17,6 @@ from kafkasafe.maintenance.examination import LaneContent, SpooledBatch, read_co
 from kafkasafe.record import batch as codec
 from kafkasafe.spool.inspection import resent_in
 
-__all__ = [
-    "DAMAGED",
-    "DAMAGED_OR_REJECTED",
-    "LaneName",
-    "contents_of",
-    "missing_lines",
-    "records_of",
-    "unread_rows",
-]
-
 DAMAGED: Final = CODES.format(broken="something is damaged")
 DAMAGED_OR_REJECTED: Final = CODES.format(broken="something is damaged, or was rejected")
 

@@ -32,8 +32,6 @@ from kafkasafe.events import AtomicBatchCommitted, AtomicBatchDropped
 from kafkasafe.maintenance.examination import read_content
 from kafkasafe.spool.examine import ExchangeStep
 
-__all__ = ["DECISION_CODES", "spool_abort", "spool_commit"]
-
 DECISION_CODES: Final = CODES.format(broken="something is left")
 _POLL_S: Final = 0.05
 _OVER: Final = "its transaction timed out or was fenced: the next producer prepares the batch again"
@@ -98,17 +96,7 @@ def _decide_and_show(
     aborts: bool,
     as_json: bool,
 ) -> None:
-    """Decides the undecided atomic batches of lanes without an owner, and prints the report.
-
-    Args:
-        directory: The spool directory.
-        batch: Beginnings of the ids of the only batches to decide; None or empty decides all of them.
-        servers: The option `--bootstrap-servers`.
-        config: The option `--config`.
-        timeout: The option `--timeout`.
-        aborts: Whether to abort the batches; otherwise the staged ones are committed.
-        as_json: Whether to print JSON.
-    """
+    """Decides the undecided atomic batches of lanes without an owner, and prints the report."""
     limit_s = duration_s(timeout, "--timeout")
     options = connection(servers, config)
     directory = directory.resolve()
@@ -252,12 +240,10 @@ class DecisionReport:
 
     @property
     def committed(self) -> int:
-        """Number of committed batches."""
         return sum(row["step"] == ExchangeStep.COMMIT_ACKNOWLEDGED.number for row in self.rows)
 
     @property
     def aborted(self) -> int:
-        """Number of aborted batches."""
         return sum(row["step_name"] == "dropped" for row in self.rows)
 
     @property

@@ -26,8 +26,6 @@ from kafkasafe.events import DeliveryRetried, RecordsCommitted, TopicBlocked, To
 from kafkasafe.spool.inspection import Inspected, inspect
 from kafkasafe.spool.lanes import SpoolDirectory
 
-__all__ = ["deliver"]
-
 _REASONS: Final = 3
 
 
@@ -54,7 +52,6 @@ class DeliveryReport:
 
     @property
     def rejected_records(self) -> int:
-        """Number of records in rejected/ of all lanes."""
         return sum(each.records for found in self.rejected for each in found.rejected)
 
     @property
@@ -282,7 +279,6 @@ class _Left:
     """What is left to deliver in lanes without an owner, and in some lanes that this process owns.
 
     Attributes:
-        records: Number of undelivered records.
         damaged: A description of the damage; empty if there is none.
         foreign: Names of the lanes that other processes own.
         work: Whether a producer with these lanes would have work to do.

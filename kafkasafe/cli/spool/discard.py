@@ -21,8 +21,6 @@ from kafkasafe.cli.report import EXIT_BROKEN, show
 from kafkasafe.cli.spool.contents import LaneName
 from kafkasafe.maintenance.discard import Discardable, discard, find_discardable
 
-__all__ = ["DISCARD_CODES", "spool_discard"]
-
 DISCARD_CODES: Final = CODES.format(broken="an unreadable file is left")
 
 

@@ -21,8 +21,6 @@ from kafkasafe.cli.common import (
 from kafkasafe.cli.report import show
 from kafkasafe.cli.spool.delivery import deliver
 
-__all__ = ["DRAIN_CODES", "spool_drain"]
-
 DRAIN_CODES: Final = CODES.format(
     broken="something is left: not delivered in time, undecidable, rejected, or damaged"
 )

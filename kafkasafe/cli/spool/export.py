@@ -18,8 +18,6 @@ from kafkasafe.maintenance.examination import LaneContent
 from kafkasafe.packages import pyarrow_for
 from kafkasafe.spool.examine import SpoolOutcome
 
-__all__ = ["spool_export"]
-
 _STATUSES: Final = tuple(fate.value for fate in SpoolOutcome if fate is not SpoolOutcome.REPLACED)
 
 _PAGE_RECORDS: Final = 10_000

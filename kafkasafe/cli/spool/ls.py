@@ -26,8 +26,6 @@ from kafkasafe.cli.spool.tree import root_of, tree_below
 from kafkasafe.maintenance.examination import read_content
 from kafkasafe.spool.inspection import Inspected
 
-__all__ = ["spool_ls"]
-
 _UNITS: Final = 20
 _BAD: Final = ("damaged_ranges", "rejected_records", "rejected_unreadable", "rejected_missing")
 

@@ -15,8 +15,6 @@ from kafkasafe.config import Decide, validate
 from kafkasafe.delivery.metric_samples import producer_samples
 from kafkasafe.stats import Sample
 
-__all__ = ["OpenSpool"]
-
 _CLOSE_S: Final = 5.0
 """How long the end of the context waits for deliveries at most, seconds."""
 
@@ -80,7 +78,6 @@ class OpenSpool:
 
     @property
     def client_id(self) -> str:
-        """Client id of the command."""
         return self._parts.config.client_id
 
     @property

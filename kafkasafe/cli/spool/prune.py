@@ -22,8 +22,6 @@ from kafkasafe.maintenance.prune import find_prunable, prune_directory, prune_la
 from kafkasafe.spool.files import OsFiles
 from kafkasafe.spool.lanes import SpoolDirectory
 
-__all__ = ["PRUNE_CODES", "spool_prune"]
-
 PRUNE_CODES: Final = CODES.format(broken="something cannot be read or deleted")
 
 

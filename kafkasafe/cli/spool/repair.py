@@ -21,8 +21,6 @@ from kafkasafe.cli.spool.contents import LaneName
 from kafkasafe.errors import SpoolError
 from kafkasafe.maintenance.repair import Plan, carry_out, plan_repair
 
-__all__ = ["REPAIR_CODES", "spool_repair"]
-
 REPAIR_CODES: Final = CODES.format(
     broken="some damage cannot be repaired without a loss (nothing is skipped)"
 )

@@ -26,8 +26,6 @@ from kafkasafe.cli.report import EXIT_BROKEN, EXIT_FAILED, show
 from kafkasafe.cli.spool.delivery import deliver
 from kafkasafe.maintenance.resend import bring_back, find_rejected
 
-__all__ = ["RESEND_CODES", "spool_resend"]
-
 RESEND_CODES: Final = CODES.format(
     broken="something is left: not resent, not delivered in time, or rejected again"
 )

@@ -29,8 +29,6 @@ from kafkasafe.maintenance.examination import read_content
 from kafkasafe.maintenance.resend import set_aside
 from kafkasafe.spool.examine import Finding
 
-__all__ = ["SET_ASIDE_CODES", "spool_set_aside"]
-
 SET_ASIDE_CODES: Final = (
     "Exit codes: 0 all is well; 2 the command line is wrong; 3 the command could not be carried out: a process"
     " owns the lane, or the batch may be in the cluster's log and so stays where it is."

@@ -15,8 +15,6 @@ from kafkasafe.cli.spool.contents import LaneName, contents_of, records_of
 from kafkasafe.maintenance.examination import SpooledBatch
 from kafkasafe.spool.examine import SpoolOutcome
 
-__all__ = ["spool_show"]
-
 _DONE: Final = frozenset(
     {SpoolOutcome.COMMITTED, SpoolOutcome.REPLACED, SpoolOutcome.RESENT, SpoolOutcome.DROPPED}
 )

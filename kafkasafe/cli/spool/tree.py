@@ -21,19 +21,13 @@ from kafkasafe.spool.files import OsFiles
 from kafkasafe.spool.lanes import SpoolDirectory, format_lost
 from kafkasafe.spool.lanes.format import LANE
 
-__all__ = ["root_of", "spools_below", "tree_below"]
-
 
 @dataclass(slots=True)
 class _Sums:
     """Sums over the lanes of one directory, or of all directories.
 
     Attributes:
-        lanes: Number of lanes.
         bytes: Size of their logs and of rejected/.
-        waiting_records: Number of undelivered records.
-        rejected_records: Number of records in rejected/.
-        damaged_ranges: Number of damaged ranges in the logs.
         troubles: A sentence for each part that is unreadable or missing.
         owner_pids: Ids of the processes that own lanes.
     """

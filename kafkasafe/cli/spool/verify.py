@@ -18,8 +18,6 @@ from kafkasafe.cli.common import (
 from kafkasafe.cli.report import EXIT_BROKEN, show
 from kafkasafe.cli.spool.contents import missing_lines, unread_rows
 
-__all__ = ["spool_verify"]
-
 _BAD: Final = ("damage", "rejected_unreadable", "rejected_missing")
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import kafka.errors as kafka_errors
 
-from kafkasafe.cluster.api import Failure, Reply, TopicInfo, TopicsListed
+from kafkasafe.cluster.api import Broker, Failure, Reply, TopicInfo, TopicsListed
 from kafkasafe.cluster.client.calls import QuestionCall
 from kafkasafe.cluster.client.link import BrokerLink
 from kafkasafe.cluster.client.links import Links
@@ -20,30 +19,9 @@ from kafkasafe.cluster.leaders import topic_at, topics_listed
 from kafkasafe.cluster.network import Network
 from kafkasafe.cluster.terms import not_sent, safely
 
-__all__ = ["BrokerQuestions"]
-
-
-@dataclass(frozen=True, slots=True)
-class _Endpoint:
-    """A broker's address, as FindCoordinator gives it."""
-
-    node_id: int
-    host: str
-    port: int
-    rack: str | None = None
-
 
 class BrokerQuestions:
-    """Requests to a certain broker, or to any broker.
-
-    Args:
-        network: The addresses of brokers, and the time limit of requests.
-        mailbox: Passes jobs to the network thread.
-        schedule: Requests metadata if no broker is known.
-        links: The links to the brokers.
-        refresher: Parks requests until a broker is known.
-        reachability: Whether the cluster has answered.
-    """
+    """Requests to a certain broker, or to any broker. `Cluster` describes the public methods."""
 
     def __init__(
         self,
@@ -62,12 +40,9 @@ class BrokerQuestions:
         self._reachability = reachability
 
     def list_topics(self, reply: Reply[TopicsListed]) -> None:
-        """See `Cluster`."""
         self.ask(metadata_question(None, topics_listed), reply)
 
     def topic_at(self, node: int, topic: str, reply: Reply[TopicInfo]) -> None:
-        """Asks one broker for its metadata of a topic; see `Cluster`."""
-
         def parse(response: Any) -> TopicInfo:
             return topic_at(response, topic, version=response.API_VERSION)
 
@@ -93,7 +68,7 @@ class BrokerQuestions:
             if node is None:
                 self._ask_any(question, reply, final=False)
             else:
-                self._network.learn_broker(_Endpoint(*node))
+                self._network.learn_broker(Broker(*node))
                 self._submit(self._links.link(node[0]), question, reply)
 
         self._mailbox.post(run, not_sent(reply))

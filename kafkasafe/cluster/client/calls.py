@@ -16,18 +16,6 @@ from kafkasafe.cluster.coordinators import Question, newest
 from kafkasafe.cluster.network import Connection, ManyOffsets, OffsetRow, Request, Sendable
 from kafkasafe.cluster.terms import TopicPartition, safely
 
-__all__ = [
-    "Call",
-    "EpochsWanted",
-    "OffsetsCall",
-    "OffsetsWanted",
-    "PartitionQuestion",
-    "QuestionCall",
-    "QuestionsCall",
-    "ReachCall",
-    "Wanted",
-]
-
 
 class Call:
     """One request to one broker and its single outcome. Each subclass has its own flag which says whether the outcome
@@ -48,7 +36,6 @@ class Call:
         """When the request's last byte was passed to the network; 0 before that."""
 
     def written(self, now: float) -> None:
-        """Notes that the request's last byte was passed to the network."""
         self.written_at = now
 
     def begin(self, now: float) -> None:
@@ -152,7 +139,6 @@ class OffsetsWanted:
 
     Attributes:
         replica_id: The replica id of the request: -1 for a client, -2 for a debugging replica.
-        isolation_level: Isolation level of the request.
         timestamp: The special timestamp of the request (such as `LATEST`); 0 for look-ups by time.
     """
 

@@ -20,8 +20,6 @@ from kafkasafe.cluster.network import Connection, Network
 from kafkasafe.cluster.pin import ClusterPin
 from kafkasafe.cluster.terms import SILENCE_S, NodeId, TopicPartition
 
-__all__ = ["BrokerLink"]
-
 _MAX_QUESTIONS: Final = 500  # in one request
 
 _PAUSE_POLL_S: Final = 0.02
@@ -33,10 +31,6 @@ class BrokerLink:
     Invariant: `waiting` is empty, or a timer or the connection's end will call `pump` or `drop`.
 
     Args:
-        node_id: The broker.
-        network: Makes the connection.
-        pin: The cluster that it must lead to.
-        backoff: Pauses between attempts to connect.
         want_metadata: Called when the connection is lost or cannot be made.
         watch_silence: Called when a request is in flight.
     """

@@ -20,21 +20,11 @@ from kafkasafe.cluster.network import Network
 from kafkasafe.cluster.pin import ClusterPin
 from kafkasafe.cluster.terms import SILENCE_S, NodeId
 
-__all__ = ["Links"]
-
 _TICK_S: Final = 0.5
 
 
 class Links:
-    """One link to each broker.
-
-    Args:
-        network: Makes the connections.
-        mailbox: While it is closing, silence is not watched.
-        schedule: Requests metadata when a broker is lost or silent.
-        pin: The cluster that connections must lead to.
-        leaders: The leaders of partitions, by the latest metadata.
-    """
+    """One link to each broker."""
 
     def __init__(
         self, network: Network, mailbox: Mailbox, schedule: RefreshSchedule, pin: ClusterPin, leaders: Leaders
@@ -54,7 +44,6 @@ class Links:
         self._ticking = False
 
     def link(self, node_id: NodeId) -> BrokerLink:
-        """The link to a broker."""
         link = self._links.get(node_id)
         if link is None:
             link = self._links[node_id] = BrokerLink(

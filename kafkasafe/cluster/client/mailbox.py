@@ -11,14 +11,9 @@ from kafkasafe.cluster.network import Network
 from kafkasafe.cluster.terms import closed_error, log
 from kafkasafe.errors import ForkedProcessError
 
-__all__ = ["Mailbox"]
-
 
 class Mailbox:
     """Jobs for the network thread. Each one runs or fails. Any thread may call `post`.
-
-    Args:
-        network: Is woken for new jobs.
 
     Attributes:
         closing: Whether jobs fail instead of running. Only the network thread uses it.

@@ -39,8 +39,6 @@ from kafkasafe.cluster.terms import (
     safely,
 )
 
-__all__ = ["ProduceCall", "ProduceRouter", "RequestOrder", "shared_requests"]
-
 _Batch: TypeAlias = tuple[ProduceRequest[Any], memoryview]
 
 
@@ -48,12 +46,6 @@ class ProduceRouter:
     """Combines batches into Produce requests, and sends these on the links to the leaders.
 
     Args:
-        network: The addresses of brokers.
-        mailbox: Passes jobs to the network thread.
-        schedule: Requests metadata when they are out of date.
-        leaders: The leaders of partitions, by the latest metadata.
-        links: The links to the brokers.
-        refresher: Parks batches that wait for metadata.
         max_request_bytes: Upper bound for the total size of several batches in one request.
 
     Attributes:
@@ -88,7 +80,6 @@ class ProduceRouter:
         timeout_ms: int,
         reply: ProduceCallback[Any],
     ) -> None:
-        """See `Cluster`."""
         if acks not in (-1, 1):
             raise ValueError(f"acks must be -1 or 1, not {acks!r}: without acknowledgements nothing is safe")
         batches = list(requests)
@@ -158,7 +149,6 @@ class ProduceRouter:
     # -- for calls that are answered -----------------------------------------------------------------------------
 
     def learn_broker(self, endpoint: Any) -> None:
-        """Notes a broker that an answer named."""
         self._network.learn_broker(endpoint)
 
     def take_hint(self, target: TopicPartition, hint: tuple[int, int]) -> bool:

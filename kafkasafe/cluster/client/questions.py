@@ -52,8 +52,6 @@ from kafkasafe.cluster.terms import (
 )
 from kafkasafe.record.batch import HEADER_BYTES, Compression, is_abort, iter_headers
 
-__all__ = ["LeaderQuestions"]
-
 _INT64: Final = struct.Struct(">q")
 
 # Oldest version of Fetch that carries RecordBatch v2 (brokers from 0.11).
@@ -70,16 +68,7 @@ _LAST_DELTA_AT: Final = 23
 
 
 class LeaderQuestions:
-    """Requests to leaders, except Produce.
-
-    Args:
-        network: The time limit of requests.
-        mailbox: Passes jobs to the network thread.
-        schedule: Requests metadata when they are out of date.
-        leaders: Leaders of partitions, by the latest metadata.
-        links: The links to the brokers.
-        refresher: Parks requests that wait for metadata.
-    """
+    """Requests to leaders, except Produce. `Cluster` describes the public methods."""
 
     def __init__(
         self,
@@ -98,8 +87,6 @@ class LeaderQuestions:
         self._refresher = refresher
 
     def reach(self, topic: str, partition: int, reply: Reply[Reached]) -> None:
-        """See `Cluster`."""
-
         def submit(leader: int) -> None:
             self._links.link(leader).submit(
                 ReachCall(leader, reply, self._network.request_timeout_s, (topic, partition))
@@ -108,8 +95,6 @@ class LeaderQuestions:
         self._to_leader(topic, partition, submit, not_sent(reply))
 
     def describe_producers(self, topic: str, partition: int, reply: Reply[ProducersDescribed]) -> None:
-        """See `Cluster`."""
-
         def parse(response: Any) -> ProducersDescribed:
             answer = _only(response.topics, "partitions", "partition_index", topic, partition)
             producers = {
@@ -126,8 +111,6 @@ class LeaderQuestions:
     def fetch_headers(
         self, topic: str, partition: int, offset: int, max_bytes: int, reply: Reply[HeadersFetched]
     ) -> None:
-        """See `Cluster`."""
-
         def parse(response: Any) -> HeadersFetched:
             if response.error_code:
                 return HeadersFetched(response.error_code, -1, -1, -1, [], offset)
@@ -175,8 +158,6 @@ class LeaderQuestions:
         current_leader_epoch: int = -1,
         last_fetched_epoch: int = -1,
     ) -> None:
-        """See `Cluster`."""
-
         def parse(response: Any) -> RecordsFetched:
             if response.error_code:
                 return RecordsFetched(response.error_code, -1, -1, -1, b"", (), offset)
@@ -223,7 +204,6 @@ class LeaderQuestions:
         *,
         isolation_level: int = 0,
     ) -> None:
-        """See `Cluster`."""
         self._list_offset(topic, partition, timestamp, reply, replica_id=-1, isolation_level=isolation_level)
 
     def list_offsets(
@@ -234,8 +214,6 @@ class LeaderQuestions:
         *,
         isolation_level: int = 0,
     ) -> None:
-        """See `Cluster`."""
-
         def run() -> None:
             by_leader: dict[int, list[TopicPartition]] = {}
             for target in partitions:
@@ -262,7 +240,6 @@ class LeaderQuestions:
         self._mailbox.post(run, not_sent(reply))
 
     def log_end_offset(self, topic: str, partition: int, reply: Reply[OffsetListed]) -> None:
-        """See `Cluster`."""
         self._list_offset(topic, partition, -1, reply, replica_id=-2)
 
     def _list_offset(
@@ -302,8 +279,6 @@ class LeaderQuestions:
         *,
         current_leader_epoch: int = -1,
     ) -> None:
-        """See `Cluster`."""
-
         def parse(answer: Any) -> EpochEnd:
             end_offset = plausible(answer.end_offset, MAX_OFFSET)
             return EpochEnd(answer.error_code, plausible(answer.leader_epoch), end_offset)

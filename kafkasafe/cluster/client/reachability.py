@@ -7,16 +7,11 @@ from typing import Final
 from kafkasafe.cluster.api import in_words
 from kafkasafe.logs import EventLog
 
-__all__ = ["Reachability"]
-
 _LOG_EVERY_S: Final = 30.0
 
 
 class Reachability:
     """Knows whether the cluster answers, and logs outages and their ends.
-
-    Args:
-        log: The log.
 
     Attributes:
         connected: Whether the cluster answered the latest metadata request.

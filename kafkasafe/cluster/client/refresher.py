@@ -34,8 +34,6 @@ from kafkasafe.cluster.terms import (
     safely,
 )
 
-__all__ = ["Refresher"]
-
 
 @dataclass(frozen=True, slots=True)
 class _ParkedRequest:
@@ -72,15 +70,12 @@ class _AwaitingMetadata:
         self._parked: list[_ParkedRequest] = []
 
     def add(self, reply: Reply[Any], *, of_new: bool) -> None:
-        """Adds a reply. `of_new`: its caller asked only about topics that no request has named yet."""
         (self._replies_of_new if of_new else self._replies).append(reply)
 
     def park(self, request: _ParkedRequest) -> None:
-        """Adds a request."""
         self._parked.append(request)
 
     def take_parked(self) -> list[_ParkedRequest]:
-        """Removes and returns the parked requests."""
         parked, self._parked = self._parked, []
         return parked
 
@@ -98,7 +93,6 @@ class _Attempt:
     """A metadata request in progress.
 
     Attributes:
-        link: The link to the broker.
         of_new: Whether the request asks only about topics that no request has named yet.
         waiting: What came before it began.
     """
@@ -112,15 +106,7 @@ class Refresher:
     """Requests metadata, and parks requests that cannot be routed before the next answer.
 
     Args:
-        network: Gets the addresses of brokers.
-        mailbox: Passes jobs to the network thread.
-        schedule: The times of requests.
-        pin: Checks which cluster answers.
-        leaders: Stores the topics of an answer.
-        links: The links to the brokers.
         options: `retry_backoff_ms`, `allow_auto_create_topics`.
-        reachability: Whether the cluster answers.
-        topics: The topics that requests name.
     """
 
     def __init__(
@@ -157,14 +143,6 @@ class Refresher:
         self._schedule.on_due(self._refresh)
 
     def refresh_metadata(self, topics: Sequence[str], reply: Reply[MetadataRefreshed]) -> None:
-        """Watches these topics from now on and asks for metadata.
-
-        New topics are requested at once, others at most once in `retry_backoff_ms`.
-
-        Args:
-            topics: Names to watch, in addition to the watched ones.
-            reply: Gets `MetadataRefreshed` from a request that was sent after this call, or the first `Failure`.
-        """
         for topic in topics:
             invalid = invalid_topic(topic)
             if invalid is not None:
@@ -185,8 +163,6 @@ class Refresher:
         self._mailbox.post(run, not_sent(reply))
 
     def unwatch(self, topic: str) -> None:
-        """Stops watching a topic. A request for it watches it again."""
-
         def run() -> None:
             self._topics.discard(topic)
             self._leaders.forget(topic)
@@ -194,7 +170,6 @@ class Refresher:
         self._mailbox.post(run, lambda _: None)
 
     def on_metadata(self, callback: Callable[[MetadataRefreshed], None]) -> None:
-        """Calls `callback` on the network thread after each answer about metadata."""
         self._listeners.append(callback)
 
     def watch(self, topic: str) -> BaseException | None:

@@ -11,8 +11,6 @@ from typing import Any, Final
 from kafkasafe.cluster.client.mailbox import Mailbox
 from kafkasafe.cluster.network import Network
 
-__all__ = ["RefreshSchedule"]
-
 _LONG_AGO: Final = -1e9
 
 
@@ -20,8 +18,6 @@ class RefreshSchedule:
     """One timer for the next metadata request. At most one such request is in progress.
 
     Args:
-        network: Has the timer.
-        mailbox: While it is closing, no request becomes due.
         retry_backoff_s: How long a request about all topics waits after the previous one, unless it is urgent.
     """
 

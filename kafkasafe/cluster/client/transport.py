@@ -38,11 +38,10 @@ from kafkasafe.cluster.network import Network
 from kafkasafe.cluster.pin import ClusterPin
 from kafkasafe.cluster.terms import TopicPartition, closed_error, log
 
-__all__ = ["Transport"]
-
 
 class Transport(Coordinated):
-    """Requests to a Kafka cluster. Thread-safe; every request gets exactly one reply.
+    """Requests to a Kafka cluster. Thread-safe; every request gets exactly one reply. `Cluster` and `Service` describe
+    the methods.
 
     `kafkapython.connect.over_sockets` makes one for brokers, and `VirtualCluster.connect` one in virtual time.
 
@@ -95,46 +94,33 @@ class Transport(Coordinated):
     # -- Lifecycle -----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Starts the network thread, which tries to connect to a broker until it succeeds. Idempotent."""
         self._network.start()
 
     def close(self, timeout_s: float) -> bool:
-        """See `Cluster`."""
         return self._network.close(timeout_s)
 
     @property
     def connected(self) -> bool:
-        """See `Cluster`."""
         return self._reachability.connected
 
     @property
     def closed(self) -> bool:
-        """See `Cluster`."""
         return self._mailbox.ended
 
     @property
     def last_error(self) -> BaseException | None:
-        """See `Cluster`."""
         return self._reachability.last_error
-
-    @property
-    def broker_version(self) -> tuple[int, ...] | None:
-        """Kafka version, from `api_version` or from the first broker reached; None before that."""
-        return self._network.broker_version
 
     # -- For the network -----------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """See `Service`."""
         self._mailbox.post(lambda: self._schedule.want(urgent=True), lambda _: None)
 
     def look(self) -> None:
-        """See `Service`."""
         self._mailbox.look()
         self._links.ask_gathered()
 
     def shut_down(self) -> None:
-        """See `Service`."""
         if self._mailbox.close():
             return
         error = closed_error()
@@ -143,11 +129,9 @@ class Transport(Coordinated):
         self._network.stop()
 
     def close_soon(self) -> None:
-        """See `Service`."""
         self._mailbox.post(self.shut_down, lambda _: None)
 
     def interrupted(self, error: BaseException) -> bool:
-        """See `Service`."""
         crashed = not self._mailbox.close()
         why = error if crashed else closed_error()
         self._refresher.fail_all(why)
@@ -155,32 +139,26 @@ class Transport(Coordinated):
         return crashed
 
     def begin_anew(self) -> None:
-        """See `Service`."""
         self._links.begin_anew()
         self._produce_router.order.begin_anew()
         self._schedule.begin_anew()
         self._mailbox.reopen()
 
     def end(self, error: BaseException) -> None:
-        """See `Service`."""
         self._mailbox.end(error)
 
     # -- Which cluster -------------------------------------------------------------------------------------------
 
     @property
     def cluster_id(self) -> str | None:
-        """See `Cluster`."""
         return self._pin.cluster_id
 
     def pin_cluster(
         self, *, on_other_cluster: Callable[[str], None], on_pinned_cluster: Callable[[], None]
     ) -> None:
-        """See `Cluster`."""
         self._pin.pin_cluster(on_other_cluster=on_other_cluster, on_pinned_cluster=on_pinned_cluster)
 
     def repin(self, cluster_id: str) -> None:
-        """See `Cluster`."""
-
         def run() -> None:
             self._pin.repin(cluster_id)
             self._links.connect_at_once()
@@ -190,47 +168,37 @@ class Transport(Coordinated):
 
     @property
     def connected_to_pinned(self) -> bool:
-        """See `Cluster`."""
         return self._links.usable
 
     # -- Metadata ------------------------------------------------------------------------------------------------
 
     def on_metadata(self, callback: Callable[[MetadataRefreshed], None]) -> None:
-        """See `Cluster`."""
         self._refresher.on_metadata(callback)
 
     def create_only(self, may_create: Callable[[str], bool]) -> None:
-        """See `Cluster`."""
         self._topics.create_only(may_create)
 
     def topic(self, name: str) -> TopicInfo | None:
-        """See `Cluster`."""
         return self._leaders.topics.get(name)
 
     def topics(self) -> list[str]:
-        """See `Cluster`."""
         return [name for name, info in self._leaders.topics.items() if info.partitions]
 
     def brokers(self) -> list[Broker]:
-        """See `Cluster`."""
         return self._network.brokers()
 
     def refresh_metadata(self, topics: Sequence[str], reply: Reply[MetadataRefreshed]) -> None:
-        """See `Cluster`."""
         self._refresher.refresh_metadata(topics, reply)
 
     def unwatch(self, topic: str) -> None:
-        """See `Cluster`."""
         self._refresher.unwatch(topic)
 
     # -- Requests ------------------------------------------------------------------------------------------------
 
     def list_topics(self, reply: Reply[TopicsListed]) -> None:
-        """See `Cluster`."""
         self._broker_questions.list_topics(reply)
 
     def topic_at(self, node: int, topic: str, reply: Reply[TopicInfo]) -> None:
-        """See `Cluster`."""
         self._broker_questions.topic_at(node, topic, reply)
 
     def ask(self, question: Question, reply: Reply[Any], *, node: Node | None = None) -> None:
@@ -244,21 +212,17 @@ class Transport(Coordinated):
         timeout_ms: int,
         reply: ProduceCallback[Any],
     ) -> None:
-        """See `Cluster`."""
         self._produce_router.produce(requests, acks, timeout_ms, reply)
 
     def reach(self, topic: str, partition: int, reply: Reply[Reached]) -> None:
-        """See `Cluster`."""
         self._leader_questions.reach(topic, partition, reply)
 
     def describe_producers(self, topic: str, partition: int, reply: Reply[ProducersDescribed]) -> None:
-        """See `Cluster`."""
         self._leader_questions.describe_producers(topic, partition, reply)
 
     def fetch_headers(
         self, topic: str, partition: int, offset: int, max_bytes: int, reply: Reply[HeadersFetched]
     ) -> None:
-        """See `Cluster`."""
         self._leader_questions.fetch_headers(topic, partition, offset, max_bytes, reply)
 
     def fetch_records(
@@ -274,7 +238,6 @@ class Transport(Coordinated):
         current_leader_epoch: int = -1,
         last_fetched_epoch: int = -1,
     ) -> None:
-        """See `Cluster`."""
         self._leader_questions.fetch_records(
             topic,
             partition,
@@ -296,7 +259,6 @@ class Transport(Coordinated):
         *,
         isolation_level: int = 0,
     ) -> None:
-        """See `Cluster`."""
         self._leader_questions.list_offset(
             topic, partition, timestamp, reply, isolation_level=isolation_level
         )
@@ -309,11 +271,9 @@ class Transport(Coordinated):
         *,
         isolation_level: int = 0,
     ) -> None:
-        """See `Cluster`."""
         self._leader_questions.list_offsets(partitions, timestamp, reply, isolation_level=isolation_level)
 
     def log_end_offset(self, topic: str, partition: int, reply: Reply[OffsetListed]) -> None:
-        """See `Cluster`."""
         self._leader_questions.log_end_offset(topic, partition, reply)
 
     def offset_for_leader_epoch(
@@ -325,7 +285,6 @@ class Transport(Coordinated):
         *,
         current_leader_epoch: int = -1,
     ) -> None:
-        """See `Cluster`."""
         self._leader_questions.offset_for_leader_epoch(
             topic, partition, leader_epoch, reply, current_leader_epoch=current_leader_epoch
         )

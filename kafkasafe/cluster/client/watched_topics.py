@@ -11,15 +11,9 @@ from kafka.util import ensure_valid_topic_name
 from kafkasafe.cluster.api import TopicInfo
 from kafkasafe.cluster.terms import UNKNOWN_TOPIC
 
-__all__ = ["WatchedTopics", "invalid_topic"]
-
 
 class WatchedTopics:
-    """The topics of which the client wants metadata. A topic is *new* until a request has named it.
-
-    Attributes:
-        names: All watched topics.
-    """
+    """The topics of which the client wants metadata. A topic is *new* until a request has named it."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
@@ -32,13 +26,11 @@ class WatchedTopics:
         return self._new
 
     def add(self, topic: str) -> None:
-        """Watches a topic whose name is valid."""
         if topic not in self.names:
             self.names.add(topic)
             self._new.add(topic)
 
     def discard(self, topic: str) -> None:
-        """Stops watching a topic."""
         self.names.discard(topic)
         self._new.discard(topic)
 
@@ -49,7 +41,6 @@ class WatchedTopics:
         return names
 
     def create_only(self, may_create: Callable[[str], bool]) -> None:
-        """Sets which missing topics the brokers may create."""
         self._may_create = may_create
 
     def to_create(self, answered: Mapping[str, TopicInfo]) -> list[str]:

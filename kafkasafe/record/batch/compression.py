@@ -9,11 +9,6 @@ from typing import Any, Final, cast
 from kafkasafe.packages import pyarrow_for
 from kafkasafe.record.batch.header import LENGTH, Buffer, Compression, CorruptBatchError
 
-__all__ = [
-    "compress",
-    "decompress",
-    "load_codec",
-]
 _MIN_READ_BYTES: Final = 64 * 1024
 
 

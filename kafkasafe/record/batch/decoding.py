@@ -27,10 +27,6 @@ from kafkasafe.record.batch.header import (
     verify,
 )
 
-__all__ = [
-    "Columns",
-    "decode",
-]
 _PADDING: Final = 64  # more than the five numbers that can be read after the end of a record
 _STEP: Final = 64  # records that are read one by one before a run of equal lengths is tried
 _ROW_BYTES: Final = 1024  # up to here copying rows beats slicing

@@ -21,13 +21,6 @@ from kafkasafe.record.batch.header import (
     stamp_crc,
 )
 
-__all__ = [
-    "encode",
-    "encode_control",
-    "frame",
-    "varint",
-]
-
 _T = TypeVar("_T")
 _INT64_MIN: Final = -(2**63)
 _INT64_MAX: Final = 2**63 - 1
@@ -218,7 +211,6 @@ class _Column:
     """The keys or the values of a batch, nulls as length -1 and empty bytes.
 
     Attributes:
-        items: The encoded items.
         lengths: Their lengths, -1 for null.
         uniform_length: The one length that all have, or None.
     """

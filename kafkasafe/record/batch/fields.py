@@ -9,15 +9,6 @@ import numpy.typing as npt
 
 from kafkasafe.record.batch.header import Buffer, CorruptBatchError
 
-__all__ = [
-    "Bytes",
-    "Numbers",
-    "field_places",
-    "read_field",
-    "read_varint",
-    "run_of_equal_lengths",
-    "varints",
-]
 _UINT64_MAX: Final = 2**64 - 1
 
 

@@ -10,32 +10,6 @@ from typing import Final, TypeAlias
 
 import crc32c
 
-__all__ = [
-    "ATTRIBUTES_AT",
-    "CONTROL",
-    "HEADER_BYTES",
-    "LENGTH",
-    "MAX_BODY_BYTES",
-    "RECORD_OVERHEAD",
-    "BatchHeader",
-    "Buffer",
-    "Compression",
-    "CorruptBatchError",
-    "Headers",
-    "crc_and_count",
-    "crc_of",
-    "fill_header",
-    "finish",
-    "identity_of",
-    "iter_headers",
-    "last_header",
-    "read_header",
-    "stamp_address",
-    "stamp_crc",
-    "stamp_identity",
-    "verify",
-]
-
 Buffer: TypeAlias = bytes | bytearray | memoryview
 """The types from which this module reads bytes."""
 
@@ -111,7 +85,6 @@ class BatchHeader:
         producer_id: -1 when the batch has none.
         producer_epoch: -1 when the batch has none.
         base_sequence: Sequence of the first record, -1 when the batch has none.
-        count: Number of records.
     """
 
     base_offset: int
@@ -155,7 +128,6 @@ class BatchHeader:
 
     @property
     def is_transactional(self) -> bool:
-        """Whether the batch belongs to a transaction."""
         return bool(self.attributes & _TRANSACTIONAL)
 
     @property
@@ -165,7 +137,6 @@ class BatchHeader:
 
     @property
     def compression(self) -> Compression:
-        """How the records are compressed."""
         return Compression(self.attributes & _COMPRESSION_MASK)
 
 

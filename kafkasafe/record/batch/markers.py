@@ -8,8 +8,6 @@ from typing import Final
 from kafkasafe.record.batch.fields import read_field, read_varint
 from kafkasafe.record.batch.header import CorruptBatchError
 
-__all__ = ["is_abort"]
-
 _KEY: Final = struct.Struct(">hh")
 _ABORT: Final = 0
 

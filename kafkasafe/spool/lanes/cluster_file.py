@@ -13,8 +13,6 @@ from kafkasafe.spool.files import Files, opened
 from kafkasafe.spool.lanes.format import write_whole
 from kafkasafe.spool.lanes.lock import close_lockable, open_lockable
 
-__all__ = ["ClusterFile"]
-
 _CLUSTER: Final = re.compile(r"[!-~]{1,200}")
 """The id of a cluster: in all current versions a UUID in base64, in old ones any printable characters."""
 _BIND_TRIES: Final = 250  # 5 s

@@ -26,8 +26,6 @@ from kafkasafe.spool.lanes.lock import (
 )
 from kafkasafe.spool.lanes.owners import NO_CLIENT, Owners
 
-__all__ = ["SpoolDirectory"]
-
 _MAX_LANES: Final = 1000
 _BIRTH_TRIES: Final = 250  # 5 s
 _TAKE_TRIES: Final = 10
@@ -46,7 +44,6 @@ class SpoolDirectory:
 
     Attributes:
         path: The directory.
-        files: The disk.
         owners: Finds out which processes own the lanes.
         strange: Entries with a lane's name that are not lanes, as found by `dead_lanes`: lane number → reason.
     """
@@ -117,7 +114,6 @@ class SpoolDirectory:
         return sorted(int(match[1]) for match in found if match)
 
     def lane_path(self, number: int) -> Path:
-        """Returns the directory of a lane."""
         path = self._paths.get(number)
         if path is None:
             path = self._paths[number] = self.path / lane_name(number)

@@ -14,8 +14,6 @@ from typing import Final
 from kafkasafe.errors import SpoolFormatError
 from kafkasafe.spool.files import Files
 
-__all__ = ["LANE", "check_format", "format_lost", "lane_name", "make_format", "write_whole"]
-
 LANE: Final = re.compile(r"lane-(\d{3,})")
 _FORMAT: Final = re.compile(rb"kafkasafe-spool (\d+)\n")
 _VERSION: Final = 1
@@ -26,7 +24,6 @@ system.
 
 
 def lane_name(number: int) -> str:
-    """The name of a lane's directory."""
     return f"lane-{number:03d}"
 
 

@@ -16,16 +16,6 @@ from urllib.parse import quote
 from kafkasafe.errors import LaneBusyError
 from kafkasafe.spool.files import DirectoryFiles, Files
 
-__all__ = [
-    "LOCK_NAME",
-    "DirectoryStanding",
-    "LaneLock",
-    "LockedDirectory",
-    "close_lockable",
-    "give_up",
-    "open_lockable",
-]
-
 LOCK_NAME: Final = Path("lock")
 
 

@@ -14,8 +14,6 @@ from urllib.parse import unquote
 from kafkasafe.spool.files import Files, opened
 from kafkasafe.spool.lanes.lock import LOCK_NAME, close_lockable, open_lockable
 
-__all__ = ["NO_CLIENT", "Owners"]
-
 NO_CLIENT: Final = "-"
 """Stands for an unknown client id in the text of an owner that only drains a lane."""
 

@@ -18,8 +18,6 @@ from kafkasafe.testing._real.nodes import Nodes
 from kafkasafe.testing._real.values import ClusterError
 from kafkasafe.testing._real.workspace import Workspace
 
-__all__ = ["Admin"]
-
 T = TypeVar("T")
 
 
@@ -33,7 +31,6 @@ class Admin:
 
     @contextlib.contextmanager
     def client(self) -> Iterator[KafkaAdminClient]:
-        """See `KafkaCluster.admin`."""
         client = open_admin(self._bootstrap(), timeout_ms=10_000)
         try:
             yield client

@@ -9,8 +9,6 @@ from kafka import KafkaAdminClient
 
 from kafkasafe.kafkapython.admin import make_admin
 
-__all__ = ["open_admin"]
-
 
 def open_admin(bootstrap_servers: Sequence[str], timeout_ms: int, **options: Any) -> KafkaAdminClient:
     """Opens an admin client, which the caller closes."""

@@ -20,8 +20,6 @@ from kafkasafe.testing._real.node import POLL_S, random_id, tail
 from kafkasafe.testing._real.processes import Resources, listens, spawn
 from kafkasafe.testing._real.values import DEFAULT_JAVA_OPTIONS, ClusterError, log
 
-__all__ = ["BootFiles", "boot_files"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BootFiles:

@@ -19,14 +19,15 @@ from kafkasafe.testing._real.topics import Topics, as_place
 from kafkasafe.testing._real.values import LostRecords, PartitionState
 from kafkasafe.testing._real.workspace import Workspace
 
-__all__ = ["Disasters"]
-
 _UNCLEAN = "unclean.leader.election.enable"
 _EXPIRATION = "producer.id.expiration.ms"
 
 
 class Disasters:
-    """Damages a cluster in precise ways, and repairs it. The object has no state of its own."""
+    """Damages a cluster in precise ways, and repairs it. `KafkaCluster` describes the methods.
+
+    The object has no state of its own.
+    """
 
     def __init__(
         self,
@@ -47,7 +48,6 @@ class Disasters:
     def move_leader(
         self, topic: str | TopicPartition, partition: int = 0, to: int | None = None, timeout_s: float = 30.0
     ) -> int:
-        """See `KafkaCluster.move_leader`."""
         self._release.require((2, 4), "move_leader")
         topic, partition = as_place(topic, partition)
         deadline = time.monotonic() + timeout_s
@@ -81,7 +81,6 @@ class Disasters:
         during: Callable[[], object] | None = None,
         timeout_s: float = 60.0,
     ) -> LostRecords:
-        """See `KafkaCluster.unclean_failover`."""
         topic, partition = as_place(topic, partition)
         deadline = time.monotonic() + timeout_s
         before = self._topics.wait_in_sync(topic, partition, timeout_s)
@@ -122,7 +121,6 @@ class Disasters:
     def lose_log(
         self, topic: str | TopicPartition, partition: int = 0, timeout_s: float = 60.0
     ) -> LostRecords:
-        """See `KafkaCluster.lose_log`."""
         topic, partition = as_place(topic, partition)
         deadline = time.monotonic() + timeout_s
         replicas = self._topics.wait_in_sync(topic, partition, timeout_s).replicas
@@ -136,7 +134,6 @@ class Disasters:
         return LostRecords(topic, partition, first, end, state.leader)
 
     def expire_producers(self, topics: Iterable[str] | None = None, timeout_s: float = 30.0) -> None:
-        """See `KafkaCluster.expire_producers`."""
         self._release.require((3, 5), "expire_producers")
         deadline = time.monotonic() + timeout_s
         up = [node for node in self._layout.brokers if self._nodes.lives(node)]

@@ -8,15 +8,12 @@ from collections.abc import Mapping
 from kafkasafe.errors import UsageError
 from kafkasafe.testing._real.values import CONTROLLER
 
-__all__ = ["Layout"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Layout:
     """The description of a cluster. Ports are reserved first, so addresses are known before the cluster starts.
 
     Attributes:
-        brokers: Node ids of the brokers.
         combined: Whether the single broker is its own controller.
         config: Broker settings of all nodes.
         broker_config: Broker settings of single nodes.
@@ -36,17 +33,14 @@ class Layout:
 
     @property
     def bootstrap_servers(self) -> list[str]:
-        """See `KafkaCluster.bootstrap_servers`."""
         return [f"127.0.0.1:{self.proxy_ports.get(node, self.client_ports[node])}" for node in self.brokers]
 
     def client_address(self, node: int) -> tuple[str, int]:
-        """See `KafkaCluster.client_address`."""
         self.check_broker(node)
         return "127.0.0.1", self.client_ports[node]
 
     @property
     def controller_node(self) -> int:
-        """See `KafkaCluster.controller_node`."""
         return 1 if self.combined else CONTROLLER
 
     def check_broker(self, node: int) -> None:

@@ -18,8 +18,6 @@ from kafkasafe.testing._real.layout import Layout
 from kafkasafe.testing._real.release import Release
 from kafkasafe.testing._real.workspace import Workspace
 
-__all__ = ["Listeners"]
-
 
 class Listeners:
     """Owns the certificate. Everything else is fixed when the cluster is constructed."""
@@ -67,7 +65,6 @@ class Listeners:
         return more
 
     def address(self, listener: str, node: int = 1) -> str:
-        """See `KafkaCluster.address`."""
         self._layout.check_broker(node)
         if (listener, node) not in self._ports:
             raise UsageError(f"there is no listener {listener!r}; there are {sorted(self.protocols)}")
@@ -76,7 +73,6 @@ class Listeners:
     def client_options(
         self, listener: str, user: str | None = None, mechanism: str | None = None
     ) -> dict[str, Any]:
-        """See `KafkaCluster.client_options`."""
         self._workspace.directory  # noqa: B018 - raises when not open
         options: dict[str, Any] = {
             "bootstrap_servers": [self.address(listener, node) for node in self._layout.brokers],

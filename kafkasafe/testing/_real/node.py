@@ -12,8 +12,6 @@ from typing import Literal
 
 from kafkasafe.testing._real.processes import spawn
 
-__all__ = ["MIN_ISR", "POLL_S", "SESSION_TIMEOUT_MS", "Node", "as_text", "random_id", "tail"]
-
 SESSION_TIMEOUT_MS = 2000
 POLL_S = 0.05
 MIN_ISR = "min.insync.replicas"
@@ -55,7 +53,6 @@ class Node:
         return "paused" if self.paused else "up"
 
     def spawn(self) -> subprocess.Popen[bytes]:
-        """Starts the process."""
         self.paused = False
         self.process = spawn(self.command, self.directory, self.log)
         return self.process

@@ -19,8 +19,6 @@ from kafkasafe.testing._real.release import Release
 from kafkasafe.testing._real.values import CONTROLLER
 from kafkasafe.testing._real.workspace import Workspace
 
-__all__ = ["NodeFiles"]
-
 _PLUGIN_SETTINGS = (".class", ".classes", ".class.name", ".class.names", ".class.path", ".reporters")
 
 

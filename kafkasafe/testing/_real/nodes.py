@@ -20,15 +20,14 @@ from kafkasafe.testing._real.processes import Resources, listens, port_free
 from kafkasafe.testing._real.values import ClusterError
 from kafkasafe.testing._real.workspace import Workspace
 
-__all__ = ["Nodes"]
-
 
 class Nodes:
     """Owns the processes. Starts, stops, kills and pauses them, and waits until they serve.
 
+    `KafkaCluster` describes the methods that it has, too.
+
     Attributes:
         zookeeper: Whether the controller is a ZooKeeper.
-        controller_port: Port of the controller.
         cluster_id: Kafka's id of the cluster; empty while unknown.
     """
 
@@ -68,15 +67,12 @@ class Nodes:
         (self.controller_port,) = controller.ports
 
     def kill(self, node: int) -> None:
-        """See `KafkaCluster.kill`."""
         self.kill_together([self.find(node)])
 
     def kill_all(self, *, controller: bool = False) -> None:
-        """See `KafkaCluster.kill_all`."""
         self.kill_together([node for node in self._nodes.values() if node.serves or controller])
 
     def stop(self, node: int, timeout_s: float = 30.0) -> None:
-        """See `KafkaCluster.stop`."""
         found = self.find(node)
         if found.paused:
             self.resume(node)
@@ -94,16 +90,13 @@ class Nodes:
         found.stopped()
 
     def start(self, node: int, timeout_s: float = 60.0, *, wait: bool = True) -> None:
-        """See `KafkaCluster.start`."""
         self.start_together([self.find(node)], time.monotonic() + timeout_s, wait=wait)
 
     def start_all(self, timeout_s: float = 60.0, *, wait: bool = True) -> None:
-        """See `KafkaCluster.start_all`."""
         down = [node for node in self._nodes.values() if not node.running]
         self.start_together(down, time.monotonic() + timeout_s, wait=wait)
 
     def restart(self, node: int, timeout_s: float = 60.0, *, hard: bool = False) -> None:
-        """See `KafkaCluster.restart`."""
         if hard:
             self.kill(node)
         else:
@@ -111,7 +104,6 @@ class Nodes:
         self.start(node, timeout_s)
 
     def pause(self, node: int) -> None:
-        """See `KafkaCluster.pause`."""
         pid = self.pid(node)
         os.kill(pid, signal.SIGSTOP)
         self.find(node).set_paused(True)
@@ -120,14 +112,12 @@ class Nodes:
         )
 
     def resume(self, node: int) -> None:
-        """See `KafkaCluster.resume`."""
         found = self.find(node)
         if found.paused and found.running:
             os.kill(self.pid(node), signal.SIGCONT)
         found.set_paused(False)
 
     def recover(self, timeout_s: float = 60.0) -> None:
-        """See `KafkaCluster.recover`."""
         for node in self._nodes.values():
             if node.paused:
                 self.resume(node.id)
@@ -135,7 +125,6 @@ class Nodes:
             self.start_all(timeout_s)
 
     def wait_ready(self, nodes: Iterable[int] | None = None, timeout_s: float = 60.0) -> None:
-        """See `KafkaCluster.wait_ready`."""
         chosen = (
             [node for node in self._nodes.values() if node.serves and node.running and not node.paused]
             if nodes is None
@@ -144,18 +133,15 @@ class Nodes:
         self._wait_ready(chosen, time.monotonic() + timeout_s)
 
     def data_dir(self, node: int) -> Path:
-        """See `KafkaCluster.data_dir`."""
         return self.find(node).directory / "data"
 
     def pid(self, node: int) -> int:
-        """See `KafkaCluster.pid`."""
         process = self.find(node).process
         if process is None or process.poll() is not None:
             raise ClusterError(f"{self.find(node).name} is not running", log_dir=self._workspace.log_dir)
         return process.pid
 
     def is_running(self, node: int) -> bool:
-        """See `KafkaCluster.is_running`."""
         return self.find(node).running
 
     def find(self, node: int) -> Node:

@@ -18,8 +18,6 @@ from typing import Any
 
 from kafkasafe.testing._real.values import ClusterError
 
-__all__ = ["Resources", "listens", "port_free", "reserve_port", "spawn"]
-
 # Runs in the child between fork and the JVM. Calling prctl here avoids preexec_fn, which is unsafe with threads. The
 # parent may have died before prctl took effect. Then the kernel would not send the signal, so check the parent.
 _LAUNCHER = (

@@ -11,8 +11,6 @@ from kafkasafe.testing import jars
 from kafkasafe.testing._real.values import ClusterError, UnsupportedByVersionError
 from kafkasafe.testing._real.workspace import Workspace
 
-__all__ = ["Release"]
-
 
 class Release:
     """Owns the version, its jars, and the Java that runs them. An upgrade changes all of them together."""
@@ -86,7 +84,6 @@ class Release:
     def run_tool(
         self, space: Workspace, main_class: str, args: Sequence[str | os.PathLike[str]], timeout_s: float
     ) -> str:
-        """See `KafkaCluster.run_java_tool`."""
         space.directory  # noqa: B018 - raises when not open
         command = [*self.tool_command(main_class), main_class, *(os.fspath(arg) for arg in args)]
         try:

@@ -22,14 +22,15 @@ from kafkasafe.testing._real.nodes import Nodes
 from kafkasafe.testing._real.values import ClusterError, PartitionState
 from kafkasafe.testing._real.workspace import Workspace
 
-__all__ = ["Topics", "as_place"]
-
 _METADATA: Final = 4
 """The version of Metadata that all brokers from 0.11 on support."""
 
 
 class Topics:
-    """Creates topics, asks about partitions, and waits for their states. The object has no state of its own."""
+    """Creates topics, asks about partitions, and waits for their states. The object has no state of its own.
+
+    `KafkaCluster` describes the methods.
+    """
 
     def __init__(self, layout: Layout, workspace: Workspace, nodes: Nodes, admin: Admin) -> None:
         self._layout = layout
@@ -47,7 +48,6 @@ class Topics:
         assignments: Mapping[int, Sequence[int]] | None = None,
         timeout_s: float = 30.0,
     ) -> None:
-        """See `KafkaCluster.create_topic`."""
         options: dict[str, object] = {
             "configs": {key: as_text(value) for key, value in (config or {}).items()}
         }
@@ -82,7 +82,6 @@ class Topics:
         self._until_all_tell(name, count, deadline)
 
     def delete_topic(self, name: str, timeout_s: float = 30.0) -> None:
-        """See `KafkaCluster.delete_topic`."""
         deadline = time.monotonic() + timeout_s
         tries = 0
 
@@ -101,14 +100,12 @@ class Topics:
     def partition_state(
         self, topic: str | TopicPartition, partition: int = 0, timeout_s: float = 30.0
     ) -> PartitionState:
-        """See `KafkaCluster.partition_state`."""
         topic, partition = as_place(topic, partition)
         deadline = time.monotonic() + timeout_s
         states = self.until_topic(topic, lambda found: partition in found, deadline, live_leader=False)
         return states[partition]
 
     def leader(self, topic: str | TopicPartition, partition: int = 0, timeout_s: float = 30.0) -> int:
-        """See `KafkaCluster.leader`."""
         topic, partition = as_place(topic, partition)
         deadline = time.monotonic() + timeout_s
 
@@ -120,7 +117,6 @@ class Topics:
     def wait_in_sync(
         self, topic: str | TopicPartition, partition: int = 0, timeout_s: float = 60.0
     ) -> PartitionState:
-        """See `KafkaCluster.wait_in_sync`."""
         topic, partition = as_place(topic, partition)
         deadline = time.monotonic() + timeout_s
 
@@ -135,7 +131,6 @@ class Topics:
         return self.until_topic(topic, synced, deadline, live_leader=False)[partition]
 
     def wait_for_markers(self, timeout_s: float = 120.0) -> None:
-        """See `KafkaCluster.wait_for_markers`."""
         deadline = time.monotonic() + timeout_s
         with self._admin.client() as admin:
             while any(admin.list_transactions(state_filters=["PrepareCommit", "PrepareAbort"]).values()):
@@ -144,14 +139,12 @@ class Topics:
                 time.sleep(0.02)
 
     def alter_topic(self, name: str, config: Mapping[str, object], timeout_s: float = 30.0) -> None:
-        """See `KafkaCluster.alter_topic`."""
         values = {key: as_text(value) for key, value in config.items()}
         self._admin.alter(ConfigResourceType.TOPIC, name, values, time.monotonic() + timeout_s)
 
     def log_segments(
         self, topic: str | TopicPartition, partition: int = 0, node: int | None = None
     ) -> list[Path]:
-        """See `KafkaCluster.log_segments`."""
         topic, partition = as_place(topic, partition)
         where = self.leader(topic, partition) if node is None else node
         directory = self._nodes.data_dir(where) / f"{topic}-{partition}"
@@ -162,7 +155,6 @@ class Topics:
         return sorted(directory.glob("*.log"))
 
     def log_end(self, topic: str | TopicPartition, partition: int = 0, node: int | None = None) -> int:
-        """See `KafkaCluster.log_end`."""
         last = self.log_segments(topic, partition, node)[-1]
         end = int(last.stem)
         for _, header in iter_headers(last.read_bytes()):

@@ -8,16 +8,6 @@ from pathlib import Path
 
 from kafkasafe.errors import KafkaSafeError, UsageError
 
-__all__ = [
-    "CONTROLLER",
-    "DEFAULT_JAVA_OPTIONS",
-    "ClusterError",
-    "LostRecords",
-    "PartitionState",
-    "UnsupportedByVersionError",
-    "log",
-]
-
 log = logging.getLogger("kafkasafe.testing.broker")
 
 CONTROLLER = 1000

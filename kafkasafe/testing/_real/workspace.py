@@ -12,8 +12,6 @@ from kafkasafe.testing._real.node import POLL_S, Node, tail
 from kafkasafe.testing._real.processes import Resources
 from kafkasafe.testing._real.values import ClusterError, log
 
-__all__ = ["Workspace"]
-
 
 class Workspace:
     """Owns the path of the directory. `Resources` removes the directory at the end."""
@@ -53,11 +51,9 @@ class Workspace:
 
     @property
     def log_dir(self) -> Path:
-        """See `KafkaCluster.log_dir`."""
         return self.directory / "logs"
 
     def keep_logs(self, reason: str = "") -> Path:
-        """See `KafkaCluster.keep_logs`."""
         self._resources.keep()
         logs = self.log_dir
         if reason:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["failure", "put", "resize"]
-
 
 def put(content: bytearray, offset: int, data: bytes) -> None:
     """Writes data into a file. Skipped bytes become zeros."""

@@ -20,8 +20,6 @@ from kafkasafe.testing.disk.operations import (
     Write,
 )
 
-__all__ = ["SECTOR_BYTES", "DurableData", "DurableState"]
-
 SECTOR_BYTES: Final = 512
 _LEAST_MISSING_BYTES: Final = 4
 """The smallest unit that a disk writes. Real units may be larger. A program that survives these small units also
@@ -51,7 +49,6 @@ class DurableData:
     """The durable content of a file, and its changes since then.
 
     Attributes:
-        base: The durable content.
         layers: Later changes, in order.
         size: The size that processes see.
     """

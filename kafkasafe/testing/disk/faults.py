@@ -6,8 +6,6 @@ import errno
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["Fault", "ProcessKilled", "striking"]
-
 
 class ProcessKilled(BaseException):
     """The process that made this call has died, as after kill -9. None of its code should run from here on."""

@@ -17,8 +17,6 @@ from kafkasafe.testing.disk.faults import Fault, ProcessKilled, striking
 from kafkasafe.testing.disk.operations import Names, Operation, SyncData, SyncDirectory, Truncate, Write
 from kafkasafe.testing.disk.tree import ROOT, File, FileTree
 
-__all__ = ["CrashState", "Disk", "DiskFiles"]
-
 _UNLIMITED: Final = 1 << 60
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-__all__ = ["Link", "Names", "Operation", "Rename", "SyncData", "SyncDirectory", "Truncate", "Unlink", "Write"]
-
 Names: TypeAlias = dict[str, int]
 """The names in a directory, each with its node."""
 

@@ -11,8 +11,6 @@ from typing import Final
 from kafkasafe.testing.disk.contents import failure
 from kafkasafe.testing.disk.operations import Link, Names, Operation, Rename, Unlink
 
-__all__ = ["ROOT", "File", "FileTree"]
-
 ROOT: Final = 0
 """The node of `/`."""
 _DEVICE: Final = 1
@@ -23,9 +21,7 @@ class File:
     """A file as processes see it.
 
     Attributes:
-        content: Bytes of the file.
         reserved: Room that was reserved for the file, bytes.
-        handles: Number of open handles.
         locked_by: The process and handle that hold the lock.
     """
 
@@ -147,7 +143,6 @@ class FileTree:
         self.operations.append(Unlink(above, name))
 
     def unlink(self, path: Path, at: int | None) -> None:
-        """Deletes a file."""
         self.file(path, at)
         names, name, directory = self.place(path, at)
         del names[name]
@@ -218,7 +213,6 @@ class FileTree:
         return self.directories[node], name, node
 
     def file(self, path: Path, at: int | None = None) -> int:
-        """Returns the node of a file."""
         names, name, _ = self.place(path, at)
         node = names.get(name)
         if node is None:

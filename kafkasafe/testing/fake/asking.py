@@ -41,14 +41,11 @@ class Ask:
     """One request.
 
     Attributes:
-        centre: The cluster.
         groups: The cluster's consumer groups.
         transactions: The cluster's transactions.
         node: Node id of the broker that got the request.
-        version: API version.
         message: The request, decoded by kafka-python.
         now_ms: The current time.
-        client_id: The client id in the request.
         addresses: (host, port) of each broker, as clients see them.
     """
 

@@ -26,8 +26,6 @@ from kafkasafe.testing.fake.settings import (
     topic_settings,
 )
 
-__all__ = ["Broker", "Centre", "Topic"]
-
 UNKNOWN_TOPIC_OR_PARTITION: Final = 3
 INVALID_TOPIC: Final = 17
 TOPIC_AUTHORIZATION_FAILED: Final = 29
@@ -58,7 +56,6 @@ class Broker:
     """One broker.
 
     Attributes:
-        node: Node id.
         rack: The broker's rack; None if it does not report one.
         up: Whether the broker's process is running.
         paused: Whether its running process is suspended.
@@ -128,12 +125,8 @@ class Centre:
     """The cluster.
 
     Args:
-        brokers: Number of brokers.
-        profile: The version of Kafka.
         settings: The brokers' settings by Kafka's names.
         racks: `broker.rack` by node, for brokers that have one.
-        cluster_id: The cluster's id.
-        now_ms: The current time.
 
     Attributes:
         cluster_id: The cluster's id, as brokers report it.

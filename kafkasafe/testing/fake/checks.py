@@ -22,8 +22,6 @@ from kafkasafe.record.batch import (
     verify,
 )
 
-__all__ = ["NotModelledError", "RefusedError", "StoredBatch", "admit", "store"]
-
 CORRUPT_MESSAGE: Final = 2
 MESSAGE_TOO_LARGE: Final = 10
 INVALID_TIMESTAMP: Final = 32
@@ -46,7 +44,6 @@ class RefusedError(KafkaSafeError):
     """An error code as the answer to a request, or to a part of it.
 
     Attributes:
-        code: Kafka's error code.
         message: The broker's message; None if it sends none.
         record_errors: (index in the batch, message) of the faulty records.
         early: Whether the broker refused the batch before it looked at the partition's log.
@@ -198,14 +195,7 @@ def _check_timestamps(
 def store(
     data: bytes, base_offset: int, leader_epoch: int, *, append_time_ms: int | None = None
 ) -> StoredBatch:
-    """Returns the batch as the leader writes it: with offset and leader epoch, and with its timestamps if required.
-
-    Args:
-        data: One admitted batch.
-        base_offset: Offset of the batch's first record.
-        leader_epoch: The current leader epoch.
-        append_time_ms: The broker's time if the topic has LogAppendTime, else None.
-    """
+    """Returns the batch as the leader writes it: with offset and leader epoch, and with its timestamps if required."""
     batch = bytearray(data)
     if append_time_ms is not None:
         header = read_header(data)

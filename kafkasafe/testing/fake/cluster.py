@@ -18,8 +18,6 @@ from kafkasafe.testing.fake.control import Control, random_id
 from kafkasafe.testing.fake.weather import Weather
 from kafkasafe.testing.fake.wire import Wire
 
-__all__ = ["FakeCluster"]
-
 _POLL_S: Final = 0.002
 
 

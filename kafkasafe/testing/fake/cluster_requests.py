@@ -13,8 +13,6 @@ from kafkasafe.testing.fake.checks import RefusedError
 from kafkasafe.testing.fake.partition import LEADER_NOT_AVAILABLE, Partition
 from kafkasafe.testing.fake.settings import TOPIC_SETTINGS
 
-__all__ = ["HANDLERS"]
-
 COORDINATOR_NOT_AVAILABLE: Final = 15
 INVALID_REQUEST: Final = 42
 

@@ -20,8 +20,6 @@ from kafkasafe.testing.fake.request_handler import RequestHandler
 from kafkasafe.testing.fake.settings import profile_of, racks_of
 from kafkasafe.testing.fake.weather import Network
 
-__all__ = ["Control", "random_id"]
-
 _MAX_BROKERS = 999
 
 

@@ -17,8 +17,6 @@ from kafkasafe.testing.fake.partition import (
 )
 from kafkasafe.testing.fake.producers import INVALID_TXN_STATE
 
-__all__ = ["HANDLERS"]
-
 REQUEST_TIMED_OUT: Final = 7
 NOT_ENOUGH_REPLICAS_AFTER_APPEND: Final = 20
 FETCH_SESSION_ID_NOT_FOUND: Final = 70

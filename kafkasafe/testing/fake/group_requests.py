@@ -17,8 +17,6 @@ from kafkasafe.testing.fake.groups import (
     Offset,
 )
 
-__all__ = ["HANDLERS"]
-
 OFFSET_METADATA_TOO_LARGE: Final = 12
 NOT_COORDINATOR: Final = 16
 UNSTABLE_OFFSET_COMMIT: Final = 88

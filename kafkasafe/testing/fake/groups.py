@@ -18,8 +18,6 @@ from kafkasafe.testing.fake.checks import RefusedError
 if TYPE_CHECKING:
     from kafkasafe.testing.fake.centre import Centre
 
-__all__ = ["Group", "GroupState", "Groups", "Member", "Offset", "coordinator", "numbered"]
-
 ILLEGAL_GENERATION: Final = 22
 INCONSISTENT_GROUP_PROTOCOL: Final = 23
 INVALID_GROUP_ID: Final = 24
@@ -314,7 +312,6 @@ class Groups:
         return coordinator(self._centre, name, "offsets.topic.num.partitions")
 
     def all(self) -> Mapping[str, Group]:
-        """All groups, by name."""
         return self._groups
 
     def get(self, name: str) -> Group:
@@ -344,7 +341,6 @@ class Groups:
         return int(self._centre.settings["group.initial.rebalance.delay.ms"])
 
     def next_due_ms(self) -> int | None:
-        """When `advance` next has something to do."""
         return min((at for group in self._groups.values() for at in group.due_ms), default=None)
 
     # -- Members -----------------------------------------------------------------------------------------------------
@@ -480,12 +476,10 @@ class Groups:
         return group
 
     def end_transaction(self, producer_id: int, *, commit: bool) -> None:
-        """Commits or discards the offsets of a transaction."""
         for group in self._groups.values():
             group.end_transaction(producer_id, commit=commit)
 
     def topic_deleted(self, topic: str) -> None:
-        """Removes the offsets of a deleted topic."""
         for group in self._groups.values():
             group.topic_deleted(topic)
 

@@ -14,8 +14,6 @@ from kafkasafe.record.batch import decode, encode_control, stamp_identity
 from kafkasafe.testing.fake.checks import StoredBatch, store
 from kafkasafe.testing.fake.producers import Producers
 
-__all__ = ["Aborted", "ReplicaLog"]
-
 _ABORT: Final = 0
 _COMMIT: Final = 1
 _MARKER: Final = bytes(6)  # version 0, coordinator epoch 0
@@ -38,7 +36,6 @@ class ReplicaLog:
         batches: The batches, in the order of their offsets.
         epochs: (leader epoch, its first offset), ascending.
         producers: The remembered state of producers.
-        aborted: Aborted transactions.
         start_offset: First readable offset.
         high_watermark: The high watermark that this replica knows.
     """
@@ -61,7 +58,6 @@ class ReplicaLog:
 
     @property
     def size_bytes(self) -> int:
-        """Size of all batches."""
         return sum(len(batch.data) for batch in self.batches)
 
     @property
@@ -211,14 +207,7 @@ class ReplicaLog:
         return bisect_right(batches, offset, key=lambda batch: batch.header.last_offset + 1)
 
     def read(self, offset: int, below: int, max_bytes: int, *, at_least_one: bool) -> bytes:
-        """Returns complete batches that end at or before `below`, beginning with the batch that contains `offset`.
-
-        Args:
-            offset: First offset.
-            below: Batches that end after this offset are left out.
-            max_bytes: Maximum size.
-            at_least_one: Return the first batch even if it is larger.
-        """
+        """Returns complete batches that end at or before `below`, beginning with the batch that contains `offset`."""
         parts: list[bytes] = []
         size = 0
         for batch in self.batches[self._index(self.batches, offset) :]:

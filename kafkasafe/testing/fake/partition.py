@@ -15,8 +15,6 @@ from kafkasafe.record.batch import BatchHeader
 from kafkasafe.testing.fake.checks import RefusedError, admit
 from kafkasafe.testing.fake.log import Aborted, ReplicaLog
 
-__all__ = ["Appended", "Fetched", "Listed", "Partition"]
-
 OFFSET_OUT_OF_RANGE: Final = 1
 LEADER_NOT_AVAILABLE: Final = 5
 NOT_LEADER_OR_FOLLOWER: Final = 6
@@ -46,7 +44,6 @@ class Appended:
     Attributes:
         base_offset: Offset of the batch; for a duplicate, the offset of the first copy.
         log_append_time_ms: -1 unless the broker set the timestamps.
-        log_start_offset: First offset of the log.
         end_offset: When the high watermark reaches this offset, all in-sync replicas have the batch.
     """
 
@@ -81,8 +78,6 @@ class Partition:
     """A partition and all its replicas.
 
     Attributes:
-        topic: Topic name.
-        number: Partition number.
         replicas: Node ids, the preferred leader first.
         in_sync: The in-sync replicas; never empty.
         leader: Node id; -1 while the partition has no leader.
@@ -260,14 +255,6 @@ class Partition:
         least_in_sync: int,
     ) -> Appended:
         """Produce.
-
-        Args:
-            node: Node id of the broker that got the request.
-            data: One batch.
-            acks: -1, 0 or 1.
-            now_ms: The broker's clock.
-            settings: The topic's settings.
-            least_in_sync: How many replicas must be in sync for acks=-1.
 
         Raises:
             RefusedError: With the code of the answer.

@@ -10,8 +10,6 @@ from typing import Any, TypeAlias
 from kafkasafe.testing.fake.asking import Fields, Later
 from kafkasafe.testing.fake.centre import Centre
 
-__all__ = ["InTransit", "Pipe", "Way"]
-
 HeldRequest: TypeAlias = tuple[Later, str, Callable[[Fields], None]]
 """When its answer is available, its API, and the function that gets the answer."""
 
@@ -21,7 +19,6 @@ class Pipe:
     """One connection, as its broker sees it.
 
     Attributes:
-        node: The broker.
         on_end: Called with the reason when the connection ends.
         ended_s: When it ended, seconds.
     """
@@ -55,7 +52,6 @@ class InTransit:
         pipe: The connection that it was written to.
         centre: The cluster to which the connection led when the request was written.
         name: Kafka's name of the API.
-        version: Version of the request.
         message: The request's fields, as attributes.
         on_answer: Called with the fields of the answer.
         written_s: When the connection accepts the request's last byte, seconds.

@@ -18,8 +18,6 @@ from typing import Final
 from kafkasafe.record.batch import BatchHeader
 from kafkasafe.testing.fake.checks import RefusedError
 
-__all__ = ["Producer", "Producers", "SeenBatch"]
-
 OUT_OF_ORDER_SEQUENCE: Final = 45
 INVALID_PRODUCER_EPOCH: Final = 47
 INVALID_TXN_STATE: Final = 48
@@ -166,12 +164,10 @@ class Producers:
             raise RefusedError(INVALID_TXN_STATE)  # a batch outside of the transaction
 
     def appended(self, header: BatchHeader) -> None:
-        """Notes a data batch that was appended at the offsets in its header."""
         if header.producer_id >= 0:
             self._known.setdefault(header.producer_id, Producer(header.producer_epoch)).appended(header)
 
     def marked(self, header: BatchHeader, coordinator_epoch: int) -> int | None:
-        """Notes a transaction's marker. Returns the transaction's first offset; None if it has no records here."""
         known = self._known.setdefault(header.producer_id, Producer(header.producer_epoch))
         return known.marked(header, coordinator_epoch)
 

@@ -24,8 +24,6 @@ from kafkasafe.testing.fake.groups import Groups
 from kafkasafe.testing.fake.settings import Profile
 from kafkasafe.testing.fake.transactions import Transactions
 
-__all__ = ["PendingRequest", "Reply", "RequestHandler", "handler"]
-
 UNSUPPORTED_VERSION: Final = 35
 _MAX_ERRORS: Final = 100
 _OLD_PRODUCE: Final = 3
@@ -76,8 +74,6 @@ class RequestHandler:
 
     Attributes:
         centre: Brokers, topics, records.
-        groups: Consumer groups.
-        transactions: Transactions.
         addresses: (host, port) of each broker, as clients see them.
         counts: Number of requests by API name.
         errors: Errors about features that clients used but the fake does not have.
@@ -111,13 +107,11 @@ class RequestHandler:
         self.addresses[node] = host, port
 
     def advance(self, now_ms: int) -> None:
-        """Does everything that is due."""
         self.centre.advance(now_ms)
         self.groups.advance(now_ms)
         self.transactions.advance(now_ms)
 
     def next_due_ms(self) -> int | None:
-        """When `advance` next has something to do; None: never."""
         parts = self.centre, self.groups, self.transactions
         due = [at for at in (part.next_due_ms() for part in parts) if at is not None]
         return min(due, default=None)

@@ -15,8 +15,6 @@ from typing import Final
 from kafkasafe.errors import ConfigError
 from kafkasafe.testing.fake.checks import NotModelledError, RefusedError
 
-__all__ = ["RACK_AWARE", "TOPIC_SETTINGS", "Profile", "profile_of", "racks_of", "topic_settings"]
-
 INVALID_CONFIG: Final = 40
 RACK_AWARE: Final = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
 _NO_LIMIT: Final = str(2**63 - 1)
@@ -27,7 +25,6 @@ class Profile:
     """One version of Kafka.
 
     Attributes:
-        version: The version's number.
         apis: API name -> (oldest, newest) version.
         settings: The brokers' settings by Kafka's names.
         features: Finalized features and their levels.

@@ -12,8 +12,6 @@ from kafkasafe.testing.fake.groups import ILLEGAL_GENERATION, Group, Offset
 from kafkasafe.testing.fake.producers import INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE
 from kafkasafe.testing.fake.transactions import INVALID_PRODUCER_ID_MAPPING, TransactionMetadata, TxnState
 
-__all__ = ["HANDLERS"]
-
 OPERATION_NOT_ATTEMPTED: Final = 55
 PRODUCER_FENCED: Final = 90
 TRANSACTIONAL_ID_NOT_FOUND: Final = 105

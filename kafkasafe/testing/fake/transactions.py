@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from kafkasafe.testing.fake.log import ReplicaLog
     from kafkasafe.testing.fake.partition import Partition
 
-__all__ = ["TransactionMetadata", "Transactions", "TxnState"]
-
 _NOT_ADDED: Final = "Partition was not added to the transaction"
 INVALID_PRODUCER_ID_MAPPING: Final = 49
 INVALID_TRANSACTION_TIMEOUT: Final = 50
@@ -207,7 +205,6 @@ class Transactions:
         return any(known.ending for known in self._known.values())
 
     def next_due_ms(self) -> int | None:
-        """When `advance` next has something to do."""
         return min((due for one in self._known.values() if (due := one.due_ms) is not None), default=None)
 
     # -- Requests ----------------------------------------------------------------------------------------------------

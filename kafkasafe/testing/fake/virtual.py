@@ -22,8 +22,6 @@ from kafkasafe.testing.fake.virtual_network import VirtualNetwork
 from kafkasafe.testing.fake.virtual_time import Timer, VirtualTime
 from kafkasafe.testing.fake.weather import Weather
 
-__all__ = ["VirtualCluster"]
-
 
 class VirtualCluster(Control):
     """A fake cluster that shares its virtual time with its clients.

@@ -20,8 +20,6 @@ from kafkasafe.testing.fake.asking import Fields
 from kafkasafe.testing.fake.pipes import Pipe
 from kafkasafe.testing.fake.virtual_time import Timer, VirtualTime
 
-__all__ = ["VirtualBrokers", "VirtualNetwork"]
-
 _FIRST_WITH_HINTS: Final = 10
 """Version of Produce (KIP-951)."""
 _HINTS: Final = frozenset({"node_endpoints", "current_leader"})
@@ -89,18 +87,15 @@ class VirtualNetwork:
     # -- Start and end -------------------------------------------------------------------------------------------
 
     def serve(self, service: Service) -> None:
-        """See `Network`."""
         self._service = service
 
     def start(self) -> None:
-        """See `Network`."""
         if not self._started and not self._stopped and self._service is not None:
             self._started = True
             self._service.begin()
             self.wake()
 
     def close(self, timeout_s: float) -> bool:  # noqa: ARG002 - it takes no time
-        """See `Network`."""
         service = self._service
         if service is not None and not self._ended:
             self._ended = True
@@ -111,18 +106,11 @@ class VirtualNetwork:
         return True
 
     def stop(self) -> None:
-        """See `Network`."""
         self._stopped = True
-
-    @property
-    def broker_version(self) -> tuple[int, ...] | None:
-        """See `Network`. Unknown in virtual time."""
-        return None
 
     # -- Time ----------------------------------------------------------------------------------------------------
 
     def now(self) -> float:
-        """See `Network`."""
         return self._time.monotonic()
 
     def random_fraction(self) -> float:
@@ -130,8 +118,6 @@ class VirtualNetwork:
         return 0.5
 
     def call_at(self, when: float, call: Callable[[], None]) -> Timer:
-        """See `Network`."""
-
         def due() -> None:
             if not self._stopped:
                 self.enter(call)
@@ -139,11 +125,9 @@ class VirtualNetwork:
         return Timer(due) if when == math.inf else self._time.call_at(when, due)
 
     def cancel(self, timer: Timer) -> None:
-        """See `Network`."""
         timer.cancel()
 
     def wake(self) -> None:
-        """See `Network`."""
         if self._started and self._service is not None:
             if self._busy:
                 self.call_at(self.now(), self._service.look)
@@ -161,7 +145,6 @@ class VirtualNetwork:
     # -- Connections ---------------------------------------------------------------------------------------------
 
     def connect(self, node_id: NodeId) -> VirtualConnection:
-        """See `Network`."""
         if isinstance(node_id, str):
             node = self._cluster.bootstrap_servers.index(node_id) + 1
         elif node_id in self._brokers:
@@ -173,11 +156,9 @@ class VirtualNetwork:
     # -- The address book ----------------------------------------------------------------------------------------
 
     def brokers(self) -> list[Broker]:
-        """See `Network`."""
         return list(self._brokers.values())
 
     def nodes(self) -> list[NodeId]:
-        """See `Network`."""
         return list(self._brokers)
 
     def bootstrap_nodes(self) -> list[NodeId]:
@@ -185,29 +166,19 @@ class VirtualNetwork:
         return list(self._cluster.bootstrap_servers)
 
     def addresses(self) -> Collection[int]:
-        """See `Network`."""
         return self._brokers.keys()
 
     def learn_broker(self, endpoint: Any) -> None:
-        """See `Network`."""
         if endpoint.node_id not in self._brokers:
             self._brokers[endpoint.node_id] = _broker(endpoint)
 
     def learn_brokers(self, brokers: Iterable[Any]) -> tuple[int, ...]:
-        """See `Network`."""
         self._brokers = {each.node_id: _broker(each) for each in brokers}
         return tuple(self._brokers)
 
 
 class VirtualConnection:
-    """See `kafkasafe.cluster.network.Connection`.
-
-    Args:
-        cluster: The cluster of the broker.
-        node: The broker.
-        made_until_s: Deadline of the handshake.
-        enter: Calls a function of the client.
-    """
+    """See `kafkasafe.cluster.network.Connection`."""
 
     def __init__(
         self, cluster: VirtualBrokers, node: int, made_until_s: float, enter: Callable[..., None]
@@ -227,7 +198,6 @@ class VirtualConnection:
         self._setup = self._time.call_at(made_until_s, lambda: self._lost("no answer"))
 
     def watch(self, on_ready: Callable[[], None], on_closed: Callable[[BaseException | None], None]) -> None:
-        """See `Connection`."""
         self._on_ready, self._on_closed = on_ready, on_closed
 
     def _made(self, pipe: Pipe) -> None:
@@ -244,31 +214,25 @@ class VirtualConnection:
 
     @property
     def connected(self) -> bool:
-        """See `Connection`."""
         return self._pipe is not None and not self._closed
 
     @property
     def closed(self) -> bool:
-        """See `Connection`."""
         return self._closed
 
     @property
     def resumes_at(self) -> float | None:
-        """See `Connection`."""
         return self._throttled_until_s if self._throttled_until_s > self._time.monotonic() else None
 
     @property
     def last_read(self) -> float:
-        """See `Connection`."""
         return self._read_s
 
     @property
     def last_write(self) -> float:
-        """See `Connection`."""
         return max(self._written_s, min(self._time.monotonic(), self._writing_until_s))
 
     def version(self, name: str, minimum: int, maximum: int) -> int:
-        """See `Connection`."""
         oldest, latest = self._cluster.speaks(name)
         version = min(latest, maximum)
         if version < max(minimum, oldest):
@@ -282,7 +246,6 @@ class VirtualConnection:
         answered: Callable[[Any], None],
         failed: Callable[[BaseException, bool], None],
     ) -> None:
-        """See `Connection`."""
         pipe = self._pipe
         if pipe is None or self._closed:
             failed(kafka_errors.KafkaConnectionError("Node not connected"), False)
@@ -309,7 +272,6 @@ class VirtualConnection:
             taken()
 
     def close(self, error: BaseException | None = None) -> None:
-        """See `Connection`."""
         if self._closed:
             return
         self._setup.cancel()

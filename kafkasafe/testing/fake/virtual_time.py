@@ -7,8 +7,6 @@ import itertools
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["Timer", "VirtualTime"]
-
 _BEGIN_MS: Final = 1_700_000_000_000
 
 

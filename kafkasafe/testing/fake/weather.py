@@ -9,8 +9,6 @@ from typing import Any
 
 from kafkasafe.errors import UsageError
 
-__all__ = ["Network", "Weather"]
-
 
 @dataclass(slots=True)
 class Weather:

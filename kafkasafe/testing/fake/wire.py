@@ -22,8 +22,6 @@ from kafkasafe.testing.fake.request_handler import PendingRequest, Reply, Reques
 from kafkasafe.testing.fake.weather import Weather
 from kafkasafe.testing.sockets import Outbox, SocketLoop, bound, frames_in
 
-__all__ = ["Wire"]
-
 log = logging.getLogger(__name__)
 
 _HOST: Final = "127.0.0.1"
@@ -71,10 +69,7 @@ class Wire(SocketLoop[_Connection]):
     """Listeners and connections of a fake cluster.
 
     Args:
-        handler: Answers the requests.
-        nodes: The brokers' node ids.
         lock: Held whenever `handler` is used.
-        now_ms: The clock.
 
     Attributes:
         weather: Network faults, by node.

@@ -1,4 +1,4 @@
-"""docs/log-events.md, from `kafkasafe._log_events`; and where the package logs what."""
+"""The events that docs/log-events.md lists, and where the package logs what."""
 
 from __future__ import annotations
 
@@ -12,25 +12,17 @@ from typing import Final
 
 from kafkasafe import events
 from kafkasafe._consuming.reports import _level_of
-from kafkasafe._log_events import LOG_EVENTS
-from tests.pages import DOCS, PACKAGE, code, table
-
-PATH: Final = DOCS / "log-events.md"
+from tests.pages import DOCS, PACKAGE
 
 _LEVELS: Final = {"exception": "ERROR"}
 _METHODS: Final = ("debug", "info", "warning", "error", "exception")
 
-HEAD: Final = """# Log events
 
-<!-- Written by `python -m tests.pages` from kafkasafe/_log_events.py. -->
-
-Every log record of a producer, a consumer or a `RetryPolicy` has an attribute `event` with one of these names
-([logging](logging.md)). Alert on names, not on messages: messages may change. The loggers of `kafkasafe.spark` log most of
-their records without a name.
-
-**Which ones to act on:** all with the level ERROR, and those with WARNING that repeat.
-
-"""
+def listed() -> dict[str, set[str]]:
+    """The levels of every event of the page's table, by name, in the order of the table. Each cell has a text."""
+    page = (DOCS / "log-events.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| ([A-Z, ]+) \| .+ \| .+ \|$", page, re.MULTILINE)
+    return {name: set(levels.split(", ")) for name, levels in rows}
 
 
 def _sites() -> Iterator[tuple[str, str]]:
@@ -79,11 +71,3 @@ def of_consumer_events() -> dict[str, set[str]]:
         name = re.sub(r"(?<!^)(?=[A-Z])", "_", each.__name__).lower()
         found[name] = {logging.getLevelName(_level_of(sample)) for sample in samples}
     return found
-
-
-def text() -> str:
-    rows = [
-        (code(name), ", ".join(event.levels), event.meaning, event.action)
-        for name, event in sorted(LOG_EVENTS.items())
-    ]
-    return HEAD + table(("event", "level", "meaning", "what to do"), rows)
