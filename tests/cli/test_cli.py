@@ -343,14 +343,6 @@ def test_spool_verify_finds_one_flipped_bit_and_ends_with_1(capsys, spool):
     assert segment.read_bytes() == content
 
 
-@pytest.mark.parametrize("command", ["ls", "verify"])
-def test_a_directory_that_is_no_spool_is_a_usage_error_and_stays_as_it_is(capsys, tmp_path, command):
-    code, out, err = run(capsys, "spool", command, str(tmp_path / "nothing"))
-    assert (code, out) == (2, "")
-    assert "is not a spool directory" in err
-    assert not (tmp_path / "nothing").exists()
-
-
 def test_a_newer_spool_is_refused(capsys, spool):
     (spool.path.parent / "FORMAT").write_text("kafkasafe-spool 2\n")
     code, _, err = run(capsys, "spool", "ls", str(spool.path.parent))

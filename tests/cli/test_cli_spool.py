@@ -287,7 +287,7 @@ def on_directory(command, directory):
 COMMANDS = ["ls", "verify", "show", "repair", "export", "drain", "doctor", "resend", "commit"]
 
 
-@pytest.mark.parametrize("command", COMMANDS[2:-2])
+@pytest.mark.parametrize("command", COMMANDS[:-2])
 def test_a_directory_that_is_no_spool_is_a_usage_error_and_stays_as_it_is(capsys, tmp_path, command):
     code, out, err = run(capsys, *on_directory(command, tmp_path / "nothing"))
     assert (code, out) == (2, "")
