@@ -297,14 +297,11 @@ def test_kill_9_loses_no_more_than_was_not_acknowledged(kafka, zygote, tmp_path)
     acked, accepted = ledger["acked"], ledger["accepted"]
     for _ in range(kills):
         ledger.limit = limit
-        life = zygote.fork(
-            lives.stream,
-            tmp_path / "lives.log",
-            servers=kafka.bootstrap_servers,
-            topic=topic,
-            spool=str(tmp_path / "spool"),
-            ledger=str(tmp_path / "ledger"),
-            seed=rnd.getrandbits(31),
+        life = zygote.stream(
+            tmp_path,
+            kafka.bootstrap_servers,
+            topic,
+            rnd.getrandbits(31),
             pause_s=0.002,
             options={"spool": "never", "batch_size": 20_000},
         )
