@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from programs import python
 
 import kafkasafe
 from kafkasafe import cli, marks
@@ -43,13 +44,7 @@ COMMANDS = list(commands_of(typer.main.get_command(cli.app)))
 
 
 def test_the_installed_command_prints_its_version():
-    done = subprocess.run(
-        [sys.executable, "-m", "kafkasafe", "version"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    done = python("-m", "kafkasafe", "version", timeout=60, check=True)
     assert done.stdout.splitlines()[0] == f"kafkasafe {version('kafkasafe')}"
     assert done.stderr == ""
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import harness
 import pytest
+from programs import python
 
 from kafkasafe import SafeProducer
 
@@ -46,13 +47,7 @@ def test_signal_handler_in_the_middle_of_send(kafka, tmp_path, call):
     topic = harness.new_topic(kafka, 1)
     arguments = [",".join(kafka.bootstrap_servers), topic, str(tmp_path / "spool"), call]
     tries = "20" if call == "close" else "80"
-    done = subprocess.run(
-        [sys.executable, str(HANDLERS), *arguments, tries],
-        capture_output=True,
-        timeout=150,
-        text=True,
-        check=False,
-    )
+    done = python(HANDLERS, *arguments, tries, timeout=150)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert said["longest_s"] < 60
@@ -105,13 +100,7 @@ def test_a_program_that_ends_without_close(kafka, tmp_path, end):
     statement, code = ENDS[end]
     for run in range(3):
         arguments = [",".join(kafka.bootstrap_servers), topic, str(tmp_path / "spool"), str(run)]
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(SENDING) + statement, *arguments],
-            capture_output=True,
-            timeout=120,
-            text=True,
-            check=False,
-        )
+        done = python("-c", textwrap.dedent(SENDING) + statement, *arguments)
         assert done.returncode == code, done.stderr
         assert not [line for line in done.stderr.splitlines() if line.startswith(("ERROR:", "CRITICAL:"))]
         assert harness.values_of(kafka.bootstrap_servers, topic) == list(range(10 * run + 10)), done.stderr

@@ -6,8 +6,6 @@ import collections
 import json
 import os
 import random
-import subprocess
-import sys
 import textwrap
 import time
 
@@ -15,6 +13,7 @@ import harness
 import lives
 import numpy as np
 import pytest
+from programs import python
 
 from kafkasafe import (
     ConfigError,
@@ -117,14 +116,7 @@ def test_no_file_is_written_and_no_home_is_needed(kafka):
         "KAFKASAFE_SPOOL_DIR": "/nonexistent/spool",
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(SCRIPT), ",".join(kafka.bootstrap_servers), topic],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = python("-c", textwrap.dedent(SCRIPT), ",".join(kafka.bootstrap_servers), topic, env=environment)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [[], None, 499]
 
