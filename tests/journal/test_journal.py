@@ -136,6 +136,14 @@ class Shell:
         self.lose(batch, sent=sent, code=code)
         return self.turn()
 
+    def suspected(self, *of: Any, **more: Any) -> list[j.Batch]:
+        self.journal.suspect(*of, **more)
+        return self.turn()
+
+    def surveyed(self, *found: Any, **more: Any) -> list[j.Batch]:
+        self.journal.surveyed(*found, **more)
+        return self.turn()
+
     def judge(
         self,
         verdict: IdentityVerdict,
@@ -198,6 +206,11 @@ class Shell:
     @written.setter
     def written(self, value: dict[int, BatchId | None]) -> None:
         self.__dict__["_written"] = value
+
+
+def flowing(*counts: int, age_s: float = 0.0) -> tuple[Shell, list[j.Batch]]:
+    shell = Shell()
+    return shell, shell.flowing(*counts, age_s=age_s)
 
 
 class Keeps(Shell):
@@ -290,8 +303,7 @@ def test_a_future_resolves_when_its_mark_is_durable() -> None:
 
 
 def test_old_batches_go_one_by_one() -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 1, 1, age_s=7 * 3600)
+    shell, batches = flowing(1, 1, 1, age_s=7 * 3600)
     assert shell.sent == batches[:2]
     assert shell.acked(batches[1], 1) == batches[2:]
 
@@ -310,8 +322,7 @@ def test_an_old_batch_waits_for_all_that_is_under_way() -> None:
 def test_what_is_old_is_so_by_the_clock_of_the_brokers() -> None:
     """Ours, 25 h behind, said that a batch was young; brokers, who go by theirs, had forgotten its producer."""
     day_ms = 86_400_000
-    shell = Shell()
-    batches = shell.flowing(1, 1, 1, 1, 1)
+    shell, batches = flowing(1, 1, 1, 1, 1)
     assert shell.sent == batches  # our clock alone says nothing
     assert shell.journal.broker_clock(NOW_MS + day_ms, NOW_MS)
     for offset, batch in enumerate(batches[1:], 1):
@@ -329,8 +340,7 @@ def test_what_is_old_is_so_by_the_clock_of_the_brokers() -> None:
 
 def test_others_who_are_far_ahead_make_each_batch_wait_until_our_clock_has_caught_up() -> None:
     day_ms = 86_400_000
-    shell = Shell()
-    batches = shell.flowing(1, 1, 1)
+    shell, batches = flowing(1, 1, 1)
     shell.journal.clock_at_least(NOW_MS + day_ms)
     for offset, batch in enumerate(batches[1:], 1):
         shell.ack(batch, offset)
@@ -354,8 +364,7 @@ def test_a_broker_that_tells_the_time_is_believed_more_than_others() -> None:
 
 
 def test_an_old_batch_waits_for_what_may_still_arrive_and_is_looked_for_again() -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 1, age_s=2 * 86400)
+    shell, batches = flowing(1, 1, age_s=2 * 86400)
     shell.lost(batches[1])
     shell.wait()
     assert shell.asks[-1].read_log
@@ -367,8 +376,7 @@ def test_an_old_batch_waits_for_what_may_still_arrive_and_is_looked_for_again() 
 
 
 def test_after_a_failure_nothing_new_is_sent_until_all_have_their_answer() -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 1, 1, 1, 1, 1, 1)
+    shell, batches = flowing(1, 1, 1, 1, 1, 1, 1)
     assert shell.refused(batches[1], 19) == []
     for batch in batches[2:6]:
         shell.refuse(batch, 45)
@@ -380,8 +388,7 @@ def test_after_a_failure_nothing_new_is_sent_until_all_have_their_answer() -> No
 
 
 def test_a_lost_answer_is_asked_about_and_the_same_id_goes_again() -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 2, 3)
+    shell, batches = flowing(1, 2, 3)
     for batch in batches[1:]:
         shell.lose(batch)
     shell.turn()
@@ -394,8 +401,7 @@ def test_a_lost_answer_is_asked_about_and_the_same_id_goes_again() -> None:
 
 
 def test_what_the_leader_has_is_probed_before_it_counts() -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 2, 3)
+    shell, batches = flowing(1, 2, 3)
     for batch in batches[1:]:
         shell.lose(batch)
     shell.turn()
@@ -408,8 +414,7 @@ def test_what_the_leader_has_is_probed_before_it_counts() -> None:
 
 
 def test_a_probe_without_answer_leaves_the_doubt() -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 2)
+    shell, batches = flowing(1, 2)
     shell.lost(batches[1])
     shell.wait()
     assert shell.judge(IdentityVerdict.DECIDED, 1) == [batches[1]]
@@ -420,8 +425,7 @@ def test_a_probe_without_answer_leaves_the_doubt() -> None:
 
 
 def test_an_answer_that_was_slept_over_is_asked_for_again() -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 2)
+    shell, batches = flowing(1, 2)
     shell.lost(batches[1])
     shell.wait()
     shell.now += 3600
@@ -430,8 +434,7 @@ def test_an_answer_that_was_slept_over_is_asked_for_again() -> None:
 
 
 def test_a_later_ack_is_as_good_as_a_probe_and_the_scan_starts_before_the_doubt() -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 2, 3)
+    shell, batches = flowing(1, 2, 3)
     shell.refuse(batches[1], 7)
     shell.acked(batches[2], 3)
     shell.wait()
@@ -442,8 +445,7 @@ def test_a_later_ack_is_as_good_as_a_probe_and_the_scan_starts_before_the_doubt(
 
 
 def test_found_in_the_log_is_committed() -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 2, 3)
+    shell, batches = flowing(1, 2, 3)
     for batch in batches[1:]:
         shell.lose(batch)
     shell.turn()
@@ -454,8 +456,7 @@ def test_found_in_the_log_is_committed() -> None:
 
 
 def test_a_gap_is_a_loss_and_gets_new_ids_when_all_requests_are_dead() -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 2, 3)
+    shell, batches = flowing(1, 2, 3)
     shell.refuse(batches[1], 45)
     shell.lost(batches[2])
     shell.wait()
@@ -468,8 +469,7 @@ def test_a_gap_is_a_loss_and_gets_new_ids_when_all_requests_are_dead() -> None:
     # What the leader misses may be what it had acknowledged: the log is read before anything else is sent.
     (survey,) = shell.surveys
     assert survey.acked == (AckedBatch(BatchId(7, 0, 0, 1), 0),)
-    shell.journal.surveyed(1, Loss((), -1, -1, 0, {}, oldest_known=False), 1)
-    assert shell.turn() == batches[1:2]
+    assert shell.surveyed(1, Loss((), -1, -1, 0, {}, oldest_known=False), 1) == batches[1:2]
     assert shell.notices == []
     assert shell.ids() == [(7, 1, 0), (7, 1, 2)]
     assert [x for x in shell.marks if isinstance(x, m.Identified)] == [
@@ -499,8 +499,7 @@ def test_the_last_epoch_is_followed_by_another_producer_id() -> None:
 
 
 def test_an_ack_at_an_old_offset_raises_suspicion_and_the_log_tells_what_is_lost() -> None:
-    shell = Shell()
-    batches = shell.flowing(5, 5, 1)
+    shell, batches = flowing(5, 5, 1)
     shell.ack(batches[1], 2)
     shell.ack(batches[2], 7)
     shell.seal(1)
@@ -508,8 +507,9 @@ def test_an_ack_at_an_old_offset_raises_suspicion_and_the_log_tells_what_is_lost
     (survey,) = shell.surveys
     first = AckedBatch(BatchId(7, 0, 0, 5), 0)
     assert survey.acked == (first, AckedBatch(BatchId(7, 0, 5, 5), 2), AckedBatch(BatchId(7, 0, 10, 1), 7))
-    shell.journal.surveyed(1, Loss((0,), 0, 4, 5, {}, oldest_known=True), 8)
-    assert shell.turn() == [batches[0]]  # before the new one
+    assert shell.surveyed(1, Loss((0,), 0, 4, 5, {}, oldest_known=True), 8) == [
+        batches[0]
+    ]  # before the new one
     (notice,) = shell.notices
     assert isinstance(notice, j.AckedLoss)
     assert (notice.first_offset, notice.last_offset, notice.records, notice.revived) == (0, 4, 5, 5)
@@ -543,11 +543,9 @@ def test_what_was_put_back_is_unfinished_to_the_next_life() -> None:
 def test_what_a_topic_that_was_created_again_does_not_have_is_not_sent_to_it() -> None:
     shell = Shell()
     shell.flowing(5)
-    shell.journal.suspect(1, Cause.LOG_END, "the log ends at 0", from_offset=0)
-    shell.turn()
+    shell.suspected(1, Cause.LOG_END, "the log ends at 0", from_offset=0)
     lost = Loss((0,), 0, 4, 5, {}, oldest_known=True)
-    shell.journal.surveyed(1, lost, 0, topic_id=bytes(15) + b"\1")
-    assert shell.turn() == []
+    assert shell.surveyed(1, lost, 0, topic_id=bytes(15) + b"\1") == []
     (notice,) = [notice for notice in shell.notices if isinstance(notice, j.AckedLoss)]
     assert (notice.cause, notice.recreated, notice.revived) == (Cause.TOPIC_ID, True, 0)
 
@@ -556,8 +554,7 @@ def test_without_healing_a_loss_is_told_and_nothing_is_sent_again() -> None:
     shell = Shell(heal=False)
     batches = shell.flowing(5, 5)
     shell.acked(batches[1], 2)
-    shell.journal.surveyed(1, Loss((0,), 0, 4, 5, {}, oldest_known=True), 8)
-    assert shell.turn() == []
+    assert shell.surveyed(1, Loss((0,), 0, 4, 5, {}, oldest_known=True), 8) == []
     (notice,) = shell.notices
     assert isinstance(notice, j.AckedLoss)
     assert (notice.records, notice.revived) == (5, 0)
@@ -566,8 +563,7 @@ def test_without_healing_a_loss_is_told_and_nothing_is_sent_again() -> None:
 
 def test_a_forgotten_destination_keeps_its_number_and_goes_on_with_its_sequences() -> None:
     """The topic may be there after all: then no sequence is given twice under an id. Rejected batches name the number."""
-    shell = Shell()
-    batches = shell.flowing(2, 3)
+    shell, batches = flowing(2, 3)
     shell.acked(batches[1], 2)
     number = shell.journal.destination("t", 0)
     assert shell.journal.forget("t")
@@ -582,8 +578,7 @@ def test_a_forgotten_destination_keeps_its_number_and_goes_on_with_its_sequences
 
 
 def test_what_is_doubted_is_kept_until_the_log_was_read() -> None:
-    shell = Shell()
-    batches = shell.flowing(5, 5)
+    shell, batches = flowing(5, 5)
     (other,) = shell.seal(1, partition=1)
     shell.turn()
     assert shell.journal.views.release_position == batches[1].position
@@ -599,8 +594,7 @@ def test_what_is_doubted_is_kept_until_the_log_was_read() -> None:
 
 def test_a_doubt_names_no_trouble_that_is_over() -> None:
     """An error of hours ago was given as the reason why something is not known yet."""
-    shell = Shell()
-    batches = shell.flowing(1, 1, 1)
+    shell, batches = flowing(1, 1, 1)
     shell.refuse(batches[2], 7)
     shell.refused(batches[1], 6)
     shell.wait()
@@ -616,8 +610,7 @@ def test_a_doubt_names_no_trouble_that_is_over() -> None:
 
 
 def test_a_check_of_the_leader_before_is_a_doubt_as_well() -> None:
-    shell = Shell()
-    batches = shell.flowing(5, 5)
+    shell, batches = flowing(5, 5)
     (other,) = shell.seal(1, partition=1)
     shell.journal.acked(batches[1], 30, leader_epoch=4, now=shell.now, now_ms=NOW_MS)
     shell.turn()
@@ -630,8 +623,7 @@ def test_a_check_of_the_leader_before_is_a_doubt_as_well() -> None:
 
 
 def test_a_second_leader_before_the_answer_about_the_first_takes_nothing_from_that_question() -> None:
-    shell = Shell()
-    batches = shell.flowing(5, 5, 1)
+    shell, batches = flowing(5, 5, 1)
     shell.journal.acked(batches[1], 30, leader_epoch=4, now=shell.now, now_ms=NOW_MS)
     shell.turn()
     shell.journal.acked(batches[2], 35, leader_epoch=5, now=shell.now, now_ms=NOW_MS)
@@ -648,22 +640,19 @@ def test_a_second_leader_before_the_answer_about_the_first_takes_nothing_from_th
 
 
 def test_what_the_leader_before_the_last_one_acknowledged_is_found_missing() -> None:
-    shell = Shell()
-    batches = shell.flowing(5, 5, 1)
+    shell, batches = flowing(5, 5, 1)
     for batch, offset, epoch in ((batches[1], 30, 4), (batches[2], 35, 5)):
         shell.journal.acked(batch, offset, leader_epoch=epoch, now=shell.now, now_ms=NOW_MS)
         shell.turn()
     check = shell.checks[0]
-    shell.journal.suspect(1, Cause.LOG_END, "epoch 3 ends at 2", from_offset=2, check=check)
-    shell.turn()
+    shell.suspected(1, Cause.LOG_END, "epoch 3 ends at 2", from_offset=2, check=check)
     (survey,) = shell.surveys
     assert (survey.leader_epoch, survey.from_offset) == (3, 2)
 
 
 def test_an_owner_that_ends_in_doubt_writes_down_when_its_requests_are_dead() -> None:
     """The next life looks again, and puts back what is lost when nothing can arrive any more."""
-    shell = Shell()
-    batches = shell.flowing(5, 5)
+    shell, batches = flowing(5, 5)
     clock = j.Clock(NOW_MS, bytes(16), 0)
     shell.acked(batches[1], 5)
     assert shell.journal.quiet(shell.now, clock) is None
@@ -674,8 +663,7 @@ def test_an_owner_that_ends_in_doubt_writes_down_when_its_requests_are_dead() ->
 def test_a_topic_that_is_gone_is_not_doubted_for_ever() -> None:
     shell = Shell()
     shell.flowing(5)
-    shell.journal.suspect(1, Cause.LOG_END, "the log ends at 2", from_offset=2)
-    shell.turn()
+    shell.suspected(1, Cause.LOG_END, "the log ends at 2", from_offset=2)
     assert shell.journal.forget("t")
     assert shell.journal.views.doubted == []
 
@@ -687,10 +675,8 @@ def healing(shell: Shell, *, partly: bool = False) -> list[j.Batch]:
     shell.acked(batches[2], 10)
     if partly:
         shell.journal.released(batches[1].position)
-    shell.journal.suspect(1, Cause.LOG_END, "the log ends at 0", from_offset=0)
-    shell.turn()
-    shell.journal.surveyed(1, Loss((0, 1, 2), 0, 14, 15, {}, oldest_known=True), 0)
-    shell.turn()
+    shell.suspected(1, Cause.LOG_END, "the log ends at 0", from_offset=0)
+    shell.surveyed(1, Loss((0, 1, 2), 0, 14, 15, {}, oldest_known=True), 0)
     return batches
 
 
@@ -753,10 +739,8 @@ def lost_before(first: int, loss: Loss, *, forgotten: int) -> j.AckedLoss:
     shell.journal._state.destinations.partitions[1].log.acked[0].place = first
     shell.journal._state.destinations.partitions[1].log.forgotten_offset = forgotten
     shell.journal._state.destinations.partitions[1].log.last_acked_offset = first + 4
-    shell.journal.suspect(1, Cause.LOG_END, "cut")
-    shell.turn()
-    shell.journal.surveyed(1, loss, 3, epoch_end_offset=3)
-    shell.turn()
+    shell.suspected(1, Cause.LOG_END, "cut")
+    shell.surveyed(1, loss, 3, epoch_end_offset=3)
     (notice,) = shell.notices
     assert isinstance(notice, j.AckedLoss)
     return notice
@@ -783,8 +767,7 @@ def test_a_loss_names_all_that_stood_behind_the_end_of_the_leader_epoch() -> Non
 
 
 def test_a_log_that_ends_too_early_raises_suspicion() -> None:
-    shell = Shell()
-    batches = shell.flowing(5, 5)
+    shell, batches = flowing(5, 5)
     shell.lost(batches[1])
     shell.wait()
     shell.journal.judged(
@@ -792,8 +775,7 @@ def test_a_log_that_ends_too_early_raises_suspicion() -> None:
     )
     assert shell.turn() == []
     assert len(shell.surveys) == 1
-    shell.journal.surveyed(1, Loss((0,), 0, 4, 5, {}, oldest_known=True), 3)
-    shell.turn()
+    shell.surveyed(1, Loss((0,), 0, 4, 5, {}, oldest_known=True), 3)
     (notice,) = shell.notices
     assert isinstance(notice, j.AckedLoss)
     assert notice.cause is Cause.LOG_END
@@ -814,8 +796,9 @@ def test_the_next_life_asks_about_what_was_sent_before_lost_ones_came_back_in_fr
     )
     shell.turn()
     assert shell.surveys[-1].from_offset == 0
-    shell.journal.surveyed(1, Loss(tuple(range(6)), 0, 5, 6, {}, oldest_known=True), 0)
-    assert shell.turn() == []  # what was lost may still arrive
+    assert (
+        shell.surveyed(1, Loss(tuple(range(6)), 0, 5, 6, {}, oldest_known=True), 0) == []
+    )  # what was lost may still arrive
     assert shell.ids() == [None] * 6 + [(7, 0, 6), (7, 0, 7)]
     heir = shell.reborn()
     heir.journal.granted(8, 0)
@@ -829,8 +812,7 @@ def test_the_next_life_asks_about_what_was_sent_before_lost_ones_came_back_in_fr
 
 
 def test_what_was_sent_to_a_log_that_was_cut_is_looked_for_in_all_of_it() -> None:
-    shell = Shell()
-    batches = shell.flowing(5, 5, 1)
+    shell, batches = flowing(5, 5, 1)
     shell.acked(batches[1], 5)
     shell.lost(batches[2])
     shell.wait()
@@ -838,8 +820,7 @@ def test_what_was_sent_to_a_log_that_was_cut_is_looked_for_in_all_of_it() -> Non
         1, Judgement(IdentityVerdict.DECIDED, 0, "seen"), stable=True, shrunk_to=4, read_from=2, now=shell.now
     )
     shell.turn()
-    shell.journal.surveyed(1, Loss((0, 1), 0, 9, 10, {}, oldest_known=True), 4)
-    shell.turn()
+    shell.surveyed(1, Loss((0, 1), 0, 9, 10, {}, oldest_known=True), 4)
     shell.wait()
     assert (shell.asks[-1].from_offset, shell.asks[-1].read_log) == (0, True)
 
@@ -852,97 +833,79 @@ def test_a_mark_of_new_ids_names_what_is_acknowledged_but_not_marked_yet() -> No
     (mark,) = [x for x in shell.marks if isinstance(x, m.Identified)]
     assert mark.entries == (m.Identity(batches[1].position, 7, 0, 1),)
     heir = shell.reborn()
-    heir.journal.suspect(1, Cause.LOG_END, "cut")
-    heir.turn()
+    heir.suspected(1, Cause.LOG_END, "cut")
     assert [acked.identity for acked in heir.surveys[-1].acked] == [BatchId(7, 0, 0, 1), BatchId(7, 0, 1, 1)]
 
 
 def test_the_first_ack_of_another_leader_has_the_one_before_checked() -> None:
-    shell = Shell()
-    batches = shell.flowing(5, 5, 1)
+    shell, batches = flowing(5, 5, 1)
     shell.journal.acked(batches[1], 30, leader_epoch=4, now=shell.now, now_ms=NOW_MS)
     shell.turn()
     shell.journal.acked(batches[2], 35, leader_epoch=4, now=shell.now, now_ms=NOW_MS)
     shell.turn()
     (check,) = shell.checks
     assert check == j.EpochCheck(1, 3, 4)
-    shell.journal.suspect(1, Cause.LOG_END, "epoch 3 ends at 2", from_offset=2, check=check)
-    shell.turn()
+    shell.suspected(1, Cause.LOG_END, "epoch 3 ends at 2", from_offset=2, check=check)
     (survey,) = shell.surveys
     assert (survey.leader_epoch, survey.from_offset) == (3, 2)
-    shell.journal.surveyed(1, Loss((0,), 0, 4, 5, {}, oldest_known=True), 36, leader_epoch=4)
-    shell.turn()
+    shell.surveyed(1, Loss((0,), 0, 4, 5, {}, oldest_known=True), 36, leader_epoch=4)
     assert [n.records for n in shell.notices if isinstance(n, j.AckedLoss)] == [5]
     # The survey has seen everything: a late answer says nothing new.
-    shell.journal.suspect(1, Cause.LOG_END, "epoch 3 ends at 2", from_offset=2, check=check)
-    shell.turn()
+    shell.suspected(1, Cause.LOG_END, "epoch 3 ends at 2", from_offset=2, check=check)
     assert len(shell.surveys) == 1
 
 
 def test_a_batch_that_a_late_request_put_back_is_not_lost() -> None:
     shell = Shell()
     shell.flowing(5)
-    shell.journal.suspect(1, Cause.LOG_END, "the log ends at 0", from_offset=0)
-    shell.turn()
-    shell.journal.surveyed(1, Loss((), -1, -1, 0, {0: 7}, oldest_known=False), 12)
-    shell.turn()
+    shell.suspected(1, Cause.LOG_END, "the log ends at 0", from_offset=0)
+    shell.surveyed(1, Loss((), -1, -1, 0, {0: 7}, oldest_known=False), 12)
     assert shell.notices == []
     assert shell.journal.views.last_acked_offset("t", 0) == 11
 
 
 def test_an_acknowledged_batch_is_not_put_back_while_an_older_request_with_it_may_arrive() -> None:
-    shell = Shell()
-    batches = shell.flowing(5, 5)
+    shell, batches = flowing(5, 5)
     shell.lost(batches[1])
     shell.wait()
     assert shell.judge(IdentityVerdict.DECIDED, 0) == [batches[1]]
     shell.acked(batches[1], 5)
-    shell.journal.suspect(1, Cause.LOG_END, "the log ends at 0", from_offset=0)
-    shell.turn()
+    shell.suspected(1, Cause.LOG_END, "the log ends at 0", from_offset=0)
     lost = Loss((0, 1), 0, 9, 10, {}, oldest_known=True)
-    shell.journal.surveyed(1, lost, 0)
-    assert shell.turn() == []
+    assert shell.surveyed(1, lost, 0) == []
     assert shell.waits[-1].at_least_s == 30
     shell.wait()
     assert len(shell.surveys) == 2
-    shell.journal.surveyed(1, lost, 0)
-    assert shell.turn() == [batches[0]]
+    assert shell.surveyed(1, lost, 0) == [batches[0]]
 
 
 def test_what_was_given_up_stays_given_up() -> None:
     shell = Keeps(heal=False)
     batches = shell.flowing(5)
-    shell.journal.suspect(1, Cause.LOG_END, "the log ends at 0", from_offset=0)
-    shell.turn()
-    shell.journal.surveyed(1, Loss((0,), 0, 4, 5, {}, oldest_known=True), 0)
-    shell.turn()
+    shell.suspected(1, Cause.LOG_END, "the log ends at 0", from_offset=0)
+    shell.surveyed(1, Loss((0,), 0, 4, 5, {}, oldest_known=True), 0)
     assert m.Revived(1, 0, (), (batches[0].position,)) in shell.marks
     heir = shell.reborn()
-    heir.journal.suspect(1, Cause.LOG_END, "again", from_offset=0)
-    heir.turn()
+    heir.suspected(1, Cause.LOG_END, "again", from_offset=0)
     assert heir.surveys[-1].acked == ()
 
 
 def test_parts_of_a_divided_batch_come_back_before_what_stood_behind_it() -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 2, 1)
+    shell, batches = flowing(1, 2, 1)
     shell.refuse(batches[1], 10)
     shell.refused(batches[2], 45)
     parts = shell.journal.replaced(batches[1], [(1, 1, 50, NOW_MS, False)] * 2)
     shell.turn()
     for offset, batch in enumerate((*parts, batches[2]), 1):
         shell.acked(batch, offset)
-    shell.journal.suspect(1, Cause.LOG_END, "the log ends at 0", from_offset=0)
-    shell.turn()
-    shell.journal.surveyed(1, Loss((0, 1, 2, 3), 0, 3, 4, {}, oldest_known=True), 0)
-    shell.turn()
+    shell.suspected(1, Cause.LOG_END, "the log ends at 0", from_offset=0)
+    shell.surveyed(1, Loss((0, 1, 2, 3), 0, 3, 4, {}, oldest_known=True), 0)
     revived = [batch for _, _, batch in shell.journal.views.batches()]
     assert revived == [batches[0], *parts, batches[2]]
 
 
 def test_a_rejected_batch_leaves_no_gap() -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 1, 2, 3)
+    shell, batches = flowing(1, 1, 2, 3)
     shell.refuse(batches[1], 87)
     shell.refuse(batches[2], 45)
     assert shell.refused(batches[3], 45) == [batches[2]]
@@ -954,8 +917,7 @@ def test_a_rejected_batch_leaves_no_gap() -> None:
 
 
 def test_a_refusal_decides_nothing_while_an_older_request_may_arrive() -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 1)
+    shell, batches = flowing(1, 1)
     shell.lost(batches[1])
     shell.wait()
     assert shell.judge(IdentityVerdict.DECIDED, 0) == [batches[1]]
@@ -974,8 +936,7 @@ def test_a_refusal_decides_nothing_while_an_older_request_may_arrive() -> None:
 
 
 def test_a_batch_with_named_records_is_divided_in_place() -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 4, 2)
+    shell, batches = flowing(1, 4, 2)
     shell.refuse(batches[1], 87, bad_records=((1, "bad"),))
     shell.refused(batches[2], 45)
     (divide,) = shell.divides
@@ -1017,8 +978,7 @@ def test_divided_batches_come_back_in_place() -> None:
 
 
 def test_a_batch_of_one_record_is_not_divided() -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 1)
+    shell, batches = flowing(1, 1)
     shell.refused(batches[1], 10)
     assert shell.divides == []
     assert shell.notices == [j.Refusal(batches[1])]
@@ -1134,8 +1094,7 @@ def test_a_topic_that_comes_into_being_between_two_portions_gets_the_rest() -> N
 
 def test_a_rejection_that_cannot_be_kept_waits_and_is_tried_again() -> None:
     """No mark, no fate, no word of it before the copy is durable; the sequence goes on where it was."""
-    shell = Shell()
-    batches = shell.flowing(1, 1, 1)
+    shell, batches = flowing(1, 1, 1)
     shell.room = 0
     shell.refuse(batches[1], 87)
     shell.refused(batches[2], 45)
@@ -1206,8 +1165,7 @@ def test_an_unauthorised_topic_rejects_what_waits_and_does_not_continue_its_sequ
 
 @pytest.mark.parametrize("code", [3, 17, 29, 100])
 def test_a_stray_refusal_of_the_topic_rejects_nothing(code: int) -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 1, 1)
+    shell, batches = flowing(1, 1, 1)
     shell.refuse(batches[1], code)
     shell.refused(batches[2], code)
     assert shell.waits[-1].refused
@@ -1316,8 +1274,7 @@ def test_a_refusal_with_a_break_has_not_lasted(other: str) -> None:
 
 
 def test_a_missing_topic_is_told_after_a_while_and_a_missing_right_at_once() -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 1)
+    shell, batches = flowing(1, 1)
     refused_for(shell, batches[1], 3, 50.0, step_s=10.0)
     assert shell.notices == []
     shell.now += 15
@@ -1375,8 +1332,7 @@ def test_timestamps_that_time_does_not_cure_are_rejected(seconds: float) -> None
 
 
 def test_not_being_allowed_to_ask_proves_nothing() -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 1)
+    shell, batches = flowing(1, 1)
     shell.lost(batches[1])
     shell.wait()
     shell.journal.ask_failed(1, "no", code=29, now=shell.now)
@@ -1400,8 +1356,7 @@ def test_a_topic_that_may_not_be_asked_about_is_rejected_before_the_first_send()
 
 
 def test_old_brokers_that_forgot_us_get_new_ids() -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 1, 1)
+    shell, batches = flowing(1, 1, 1)
     # Retention has deleted everything of ours: nothing is wrong.
     shell.refuse(batches[1], 59, log_start_offset=1)
     shell.refused(batches[2], 59, log_start_offset=1)
@@ -1415,12 +1370,10 @@ def test_old_brokers_that_forgot_us_get_new_ids() -> None:
 def test_old_brokers_that_forgot_us_without_a_reason_may_have_lost_what_they_acknowledged(
     log_start_offset: int,
 ) -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 1)
+    shell, batches = flowing(1, 1)
     assert shell.refused(batches[1], 59, log_start_offset=log_start_offset) == []
     assert len(shell.surveys) == 1
-    shell.journal.surveyed(1, Loss((0,), 0, 0, 1, {}, oldest_known=True), 0)
-    shell.turn()
+    shell.surveyed(1, Loss((0,), 0, 0, 1, {}, oldest_known=True), 0)
     (notice,) = shell.notices
     assert isinstance(notice, j.AckedLoss)
     assert notice.cause is Cause.UNKNOWN_PRODUCER
@@ -1428,15 +1381,13 @@ def test_old_brokers_that_forgot_us_without_a_reason_may_have_lost_what_they_ack
 
 
 def test_old_brokers_that_refuse_a_sequence_the_log_does_not_have_get_new_ids() -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 1)
+    shell, batches = flowing(1, 1)
     shell.refused(batches[1], 45)
     shell.wait()
     # Retention or a loss: the log tells.
     assert shell.judge(IdentityVerdict.DECIDED, 0, stable=True) == []
     assert [survey.acked[0].identity for survey in shell.surveys] == [BatchId(7, 0, 0, 1)]
-    shell.journal.surveyed(1, Loss((), -1, -1, 0, {}, oldest_known=False), 1)
-    assert shell.turn() == [batches[1]]
+    assert shell.surveyed(1, Loss((), -1, -1, 0, {}, oldest_known=False), 1) == [batches[1]]
     assert shell.ids() == [(7, 1, 0)]
     assert not shell.notices
 
@@ -1457,8 +1408,7 @@ def test_a_log_that_may_be_that_of_a_topic_created_again_is_healed_only_if_told_
 
 
 def test_a_fenced_batch_that_the_log_does_not_show_is_the_users_to_decide() -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 1, 1)
+    shell, batches = flowing(1, 1, 1)
     shell.refuse(batches[1], 47)
     shell.refused(batches[2], 47)
     shell.wait()
@@ -1473,8 +1423,7 @@ def test_a_fenced_batch_that_the_log_does_not_show_is_the_users_to_decide() -> N
 
 @pytest.mark.parametrize("resend", [True, False])
 def test_an_undecidable_batch_stops_the_partition_until_it_is_decided(resend: bool) -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 1, 1)
+    shell, batches = flowing(1, 1, 1)
     for batch in batches[1:]:
         shell.lose(batch)
     shell.turn()
@@ -1600,8 +1549,7 @@ def holed(**hints: bool) -> Shell:
 def test_records_that_are_missing_in_front_of_a_former_lifes_are_reported() -> None:
     """They were given new ids without a word."""
     heir = holed()
-    heir.journal.surveyed(1, Loss((), -1, -1, 0, {}, oldest_known=False), 2)
-    heir.turn()
+    heir.surveyed(1, Loss((), -1, -1, 0, {}, oldest_known=False), 2)
     (hole,) = heir.notices
     assert isinstance(hole, j.Hole)
     assert (hole.destination, hole.records) == (1, 3)
@@ -1612,15 +1560,13 @@ def test_records_that_are_missing_in_front_of_a_former_lifes_are_reported() -> N
 @pytest.mark.parametrize("hint", ["damage", "torn"])
 def test_a_hole_that_something_explains_is_not_reported_twice(hint: str) -> None:
     heir = holed(**{hint: True})
-    heir.journal.surveyed(1, Loss((), -1, -1, 0, {}, oldest_known=False), 2)
-    heir.turn()
+    heir.surveyed(1, Loss((), -1, -1, 0, {}, oldest_known=False), 2)
     assert heir.notices == []
 
 
 def test_a_hole_that_is_a_loss_in_the_cluster_is_reported_as_that() -> None:
     heir = holed()
-    heir.journal.surveyed(1, Loss((), 2, 4, 3, {}, oldest_known=False), 2)
-    heir.turn()
+    heir.surveyed(1, Loss((), 2, 4, 3, {}, oldest_known=False), 2)
     assert [type(notice) for notice in heir.notices] == [j.AckedLoss]
 
 
@@ -1658,8 +1604,7 @@ def test_finished_batches_do_not_come_back() -> None:
 
 
 def test_a_snapshot_is_enough_when_the_segments_before_it_are_gone() -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 1, 1)
+    shell, batches = flowing(1, 1, 1)
     shell.journal.learn_topic("t", TOPIC_ID, 2)
     shell.ack(batches[1], 1)
     snapshot = shell.journal.snapshot()  # the mark of the second is not durable yet
@@ -1677,8 +1622,7 @@ def test_a_snapshot_is_enough_when_the_segments_before_it_are_gone() -> None:
 
 def test_what_was_acknowledged_behind_a_batch_in_doubt_is_known_in_the_life_after_the_next() -> None:
     """Each life begins with a snapshot, and its STATE goes no further than the first batch that is not finished."""
-    shell = Shell()
-    batches = shell.flowing(1, 1, 1)
+    shell, batches = flowing(1, 1, 1)
     shell.lose(batches[1])
     shell.acked(batches[2], 5)
     heir = shell.reborn()
@@ -1873,8 +1817,7 @@ def test_on_error_sends_from_memory_and_spills_with_all_before_it() -> None:
 
 @pytest.mark.parametrize("code", [10, 87, 59])
 def test_a_refusal_of_what_the_leader_has_is_not_believed(code: int) -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 2, 1)
+    shell, batches = flowing(1, 2, 1)
     shell.view = ProducerView(0, 2, NOW_MS)
     shell.refuse(batches[1], code, log_start_offset=1)
     shell.lost(batches[2], sent=False)
@@ -2102,8 +2045,7 @@ def test_a_survey_of_the_old_log_says_nothing_of_the_new_one() -> None:
     assert len(shell.surveys) == 1
     move(shell)
     shell.turn()
-    shell.journal.surveyed(1, Loss((0, 1), 0, 9, 10, {}, oldest_known=True), 0)
-    assert shell.turn() == []
+    assert shell.surveyed(1, Loss((0, 1), 0, 9, 10, {}, oldest_known=True), 0) == []
     assert shell.notices == []
 
 
@@ -2134,8 +2076,7 @@ def test_a_partition_of_which_only_batches_are_known_is_remembered_by_later_segm
 
 
 def test_answers_to_questions_that_nobody_asked_change_nothing() -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 1)
+    shell, batches = flowing(1, 1)
     shell.journal.baseline(1, 99, TOPIC_ID)
     shell.journal.ask_failed(1, "late", code=0, now=shell.now)
     shell.journal.judged(1, Judgement(IdentityVerdict.DECIDED, 1, "late"), stable=True, now=shell.now)
@@ -2156,8 +2097,7 @@ def test_a_topic_that_the_metadata_does_not_know_is_rejected_after_a_while() -> 
 
 
 def test_a_batch_in_doubt_is_not_rejected_by_missing_metadata_alone() -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 1)
+    shell, batches = flowing(1, 1)
     shell.lost(batches[1])
     shell.wait()
     assert shell.judge(IdentityVerdict.DECIDED, 0) == [batches[1]]
@@ -2309,8 +2249,7 @@ def offsets_alone(*, cause: Cause = Cause.LOG_END) -> Shell:
         [m.Committed(1, 3, ((3, 6), (5, 8)))],
     )
     shell.journal.recovery.recovered(shell.now)
-    shell.journal.suspect(1, cause, "epoch 3 ends at 2", from_offset=2)
-    shell.turn()
+    shell.suspected(1, cause, "epoch 3 ends at 2", from_offset=2)
     (survey,) = shell.surveys
     assert survey.ours == {7}
     assert list(survey.released.since(2) or ()) == [2, 4]
@@ -2318,8 +2257,7 @@ def offsets_alone(*, cause: Cause = Cause.LOG_END) -> Shell:
 
 
 def losses_told(shell: Shell, loss: Loss, **of: Any) -> list[tuple[int, int]]:
-    shell.journal.surveyed(1, loss, 10, epoch_end_offset=2, leader_epoch=5, **of)
-    shell.turn()
+    shell.surveyed(1, loss, 10, epoch_end_offset=2, leader_epoch=5, **of)
     return [(each.first_offset, each.last_offset) for each in shell.notices if isinstance(each, j.AckedLoss)]
 
 
@@ -2341,8 +2279,7 @@ def test_a_survey_knows_the_producer_ids_of_the_lanes_own_transactions() -> None
     )
     shell.journal.units.name("lane")
     shell.journal.recovery.recovered(shell.now)
-    shell.journal.suspect(1, Cause.LOG_END, "epoch 3 ends at 0", from_offset=0)
-    shell.turn()
+    shell.suspected(1, Cause.LOG_END, "epoch 3 ends at 0", from_offset=0)
     (survey,) = shell.surveys
     assert survey.ours == {7, 77}
 
@@ -2358,8 +2295,7 @@ def test_a_survey_takes_no_producer_id_of_another_cluster_for_its_own() -> None:
     )
     shell.journal.units.name("lane")
     shell.journal.recovery.recovered(shell.now)
-    shell.journal.suspect(1, Cause.LOG_END, "epoch 3 ends at 0", from_offset=0)
-    shell.turn()
+    shell.suspected(1, Cause.LOG_END, "epoch 3 ends at 0", from_offset=0)
     (survey,) = shell.surveys
     assert survey.ours == {7}
 
