@@ -431,11 +431,7 @@ class AtomicBatch(metaclass=Tidy):
         self._open_batches.clear()
 
     def _cannot_wait(self, instead: str = "wait for it after the block") -> None:
-        """Raise UsageError if a call waits for a record of a batch that is dropped or still open.
-
-        Args:
-            instead: What the message advises if the batch is still open.
-        """
+        """Raise UsageError if a call waits for a record of a batch that is dropped or still open."""
         if self.decision.outcome is None:
             raise UsageError(
                 "The batch of this record was dropped: the record is not sent"

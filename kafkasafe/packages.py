@@ -12,9 +12,6 @@ class MissingPackageError(ImportError):
 def pyarrow_for(what: str) -> Any:
     """Import pyarrow, which takes 22 MB of memory.
 
-    Args:
-        what: What needs it, as the subject of a sentence.
-
     Raises:
         MissingPackageError: pyarrow is not installed.
     """

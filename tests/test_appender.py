@@ -9,7 +9,7 @@ import uuid
 import numpy as np
 import pyarrow as pa
 import pytest
-from kafka import KafkaConsumer, TopicPartition
+from topics import read_values
 
 from kafkasafe.errors import RejectedError
 from kafkasafe.kafkapython.connect import over_sockets
@@ -68,21 +68,7 @@ def send(task, topic, partition, data):
 
 def committed(kafka, topic, partition=0):
     kafka.wait_for_markers()
-    consumer = KafkaConsumer(
-        bootstrap_servers=kafka.bootstrap_servers, isolation_level="read_committed", enable_auto_commit=False
-    )
-    try:
-        place = TopicPartition(topic, partition)
-        consumer.assign([place])
-        consumer.seek_to_beginning(place)
-        end = consumer.end_offsets([place])[place]
-        found = []
-        while consumer.position(place) < end:
-            for records in consumer.poll(timeout_ms=500).values():
-                found += [record.value for record in records]
-        return found
-    finally:
-        consumer.close()
+    return read_values(kafka.bootstrap_servers, topic, isolation_level="read_committed")[partition]
 
 
 def test_batches_arrive_in_order_and_are_reported(kafka, transport, coordinator, topic):

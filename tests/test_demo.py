@@ -11,6 +11,7 @@ import time
 import numpy as np
 import psutil
 import pytest
+from programs import python
 
 from kafkasafe.demo.audit import audit, read_topic
 from kafkasafe.demo.ledger import CLIENTS, DURABLE_CLIENTS, Ledger
@@ -149,12 +150,14 @@ client.close()
 @pytest.mark.timeout(400)
 def test_the_quick_demo_shows_nothing_lost_within_its_time(tmp_path):
     started = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-m", "kafkasafe.cli", "demo", "--quick", "--json", str(tmp_path / "runs.json")],
-        capture_output=True,
-        text=True,
+    done = python(
+        "-m",
+        "kafkasafe.cli",
+        "demo",
+        "--quick",
+        "--json",
+        tmp_path / "runs.json",
         timeout=380,
-        check=False,
         env=os.environ | {"TMPDIR": str(tmp_path)},
     )
     seconds = time.monotonic() - started

@@ -3,47 +3,25 @@
 from __future__ import annotations
 
 import random
-import re
-import subprocess
 
 import pytest
+from dumping import dumped
 
 from kafkasafe import marks
 from kafkasafe.record import batch
-from kafkasafe.testing import jars
 
 pytestmark = pytest.mark.kafka
 
-VERSION = "4.3.0"
 NOW = 1_700_000_000_000
 
 
 @pytest.fixture(scope="module")
 def dump(tmp_path_factory):
-    # DumpLogSegments is not among the jars that a broker needs.
-    directory = jars.resolve(VERSION, extra=(f"org.apache.kafka:kafka-tools:{VERSION}",))
-
     def run(segment: bytes) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
         path = tmp_path_factory.mktemp("segment") / "00000000000000000000.log"
         path.write_bytes(segment)
-        done = subprocess.run(
-            [
-                jars.find_java(),
-                "-cp",
-                jars.classpath(directory),
-                "org.apache.kafka.tools.DumpLogSegments",
-                "--files",
-                path,
-                "--print-data-log",
-            ],
-            capture_output=True,
-            timeout=120,
-            check=True,
-            encoding="latin-1",
-        )
         batches, records = [], []
-        for line in done.stdout.splitlines():
-            fields = dict(re.findall(r"(\w+): (\S*)", line))
+        for line, fields in dumped([path], "--print-data-log"):
             if line.startswith("baseOffset"):
                 batches.append(fields)
             elif line.startswith("| offset"):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import quick_spark
+from programs import python
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
@@ -26,12 +25,12 @@ SAYS = {
 
 
 def run(tmp_path, name, *arguments, timeout_s=240, **environment):
-    done = subprocess.run(
-        [sys.executable, "-W", "error::ResourceWarning", str(EXAMPLES / name), *arguments],
-        capture_output=True,
-        text=True,
+    done = python(
+        "-W",
+        "error::ResourceWarning",
+        EXAMPLES / name,
+        *arguments,
         timeout=timeout_s,
-        check=False,
         cwd=tmp_path,
         env=os.environ | {"KAFKASAFE_SPOOL_DIR": str(tmp_path / "spool")} | environment,
     )

@@ -5,10 +5,8 @@ Each program runs in a process of its own in which these packages cannot be impo
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+from programs import python
 
 from kafkasafe import SafeProducer, packages
 
@@ -16,9 +14,7 @@ _WITHOUT = "import sys\nfor name in ('click', 'matplotlib', 'pyarrow', 'pyspark'
 
 
 def run(program):
-    return subprocess.run(
-        [sys.executable, "-c", _WITHOUT + program], capture_output=True, text=True, timeout=120, check=False
-    )
+    return python("-c", _WITHOUT + program)
 
 
 def printed(program):
@@ -155,11 +151,7 @@ def test_commands_without_pyarrow(tmp_path):
     for arguments in (["ls"], ["export", "-o", "-"], ["export", "-o", str(tmp_path / "new.parquet")]):
         command = ["kafkasafe", "spool", arguments[0], str(tmp_path / "spool"), *arguments[1:]]
         program = f"{without}sys.argv = {command!r}\nmain()"
-        ran.append(
-            subprocess.run(
-                [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
-            )
-        )
+        ran.append(python("-c", program))
     listed, lines, parquet = ran
     assert (listed.returncode, lines.returncode) == (0, 0), (listed.stderr, lines.stderr)
     assert '"value": "one"' in lines.stdout

@@ -5,12 +5,11 @@ from __future__ import annotations
 import ast
 import logging
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
+from programs import python
 
 import kafkasafe
 from kafkasafe import config, logs
@@ -267,9 +266,7 @@ with apart():
     for number in range(5):
         EventLog("producer").warning("line %d", number, event="something")
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True
-    )
+    done = python("-c", script, check=True)
     assert done.stderr.splitlines() == [f"line {number}" for number in range(5)]
 
 

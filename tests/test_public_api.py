@@ -5,12 +5,11 @@ from __future__ import annotations
 import importlib
 import json
 import re
-import subprocess
-import sys
 import tomllib
 
 import public_api
 import pytest
+from programs import python
 
 import kafkasafe
 
@@ -57,9 +56,7 @@ def test_a_public_module_says_what_is_public(module):
 def test_dir_of_a_package_names_what_is_public(module):
     """In a process of its own: tests import modules that users do not."""
     program = f"import json, {module} as m; print(json.dumps([dir(m), m.__all__]))"
-    said = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True
-    )
+    said = python("-c", program, check=True)
     names, public = json.loads(said.stdout)
     shown = {name for name in names if name[0] != "_"}
     assert set(public) <= set(names)

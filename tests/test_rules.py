@@ -194,7 +194,7 @@ def rules() -> list[str]:
 @pytest.mark.parametrize("rule", TESTS)
 def test_the_test_of_a_rule_is_there(rule):
     assert [found for found in rules() if found.startswith(rule)], "no such rule in docs/design-*.md"
-    definition = re.compile(rf"^ *def {TESTS[rule]}\(", re.MULTILINE)
+    definition = re.compile(rf"^ *(?:async )?def {TESTS[rule]}\(", re.MULTILINE)
     assert any(definition.search(path.read_text(encoding="utf-8")) for path in HERE.rglob("test_*.py"))
 
 

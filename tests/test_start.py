@@ -6,11 +6,10 @@ Each case runs in a process of its own, because tests import everything. docs/be
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 import typer
+from programs import python
 
 import kafkasafe
 from kafkasafe import cli
@@ -42,9 +41,7 @@ ALL = RARE | {"dataclasses", "kafka", "kafkasafe.errors", "kafkasafe.producer", 
 
 
 def run(program):
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = python("-c", program)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -178,13 +178,7 @@ class History:
                 self.topic_id = None
 
     def restore(self, metadata: str | None, epoch: int, offset: int) -> None:
-        """Replace the history with the one that a committed offset carries, unless the present one is better.
-
-        Args:
-            metadata: Metadata of the committed offset.
-            epoch: Leader epoch of the committed offset; -1 without one.
-            offset: The committed offset.
-        """
+        """Replace the history with the one that a committed offset carries, unless the present one is better."""
         with self._lock:
             lineage, topic_id = _restored(metadata, epoch, offset, self.lineage)
             if lineage is not self.lineage:

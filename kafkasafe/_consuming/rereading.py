@@ -111,9 +111,6 @@ class Rereading:
 
         If a request is not answered in time, kafka-python keeps it, and uses its answer when the same partitions are
         requested again. So the readings get the number of the kept request.
-
-        Args:
-            partitions: The partitions of the request.
         """
         asked = frozenset(partitions)
         if asked not in self._asked:

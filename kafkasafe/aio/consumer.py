@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack, cast
 
@@ -13,23 +14,25 @@ from kafka.structs import TopicPartition
 
 from kafkasafe import consumer as threads
 from kafkasafe._producing.spelling import Absent, Tidy, tidy_dir
-from kafkasafe.aio.arguments import as_partition, as_partitions
+from kafkasafe.aio.arguments import as_offset, as_partition, as_partitions
 from kafkasafe.aio.instead import LAST_STABLE_OFFSET
 from kafkasafe.aio.lifecycle import Lifecycle
 from kafkasafe.aio.listeners import Rebalances
-from kafkasafe.aio.positions import Positions
 from kafkasafe.aio.record_queue import RecordQueue
 from kafkasafe.aio.requests import RecordRequests
 from kafkasafe.aio.selection import Selection
 from kafkasafe.aio.thread_calls import ThreadCalls
 from kafkasafe.aio.thread_side import ThreadSide
-from kafkasafe.aio.threads import call_in_thread
+from kafkasafe.aio.threads import call_in_thread, end_of
 from kafkasafe.config import validate_consumer
+from kafkasafe.consumer import check_offset
 from kafkasafe.health.states import ConsumerHealth, unopened_consumer
 from kafkasafe.limits.patience import closing_timeout
 from kafkasafe.options import AsyncConsumerOptions, ConsumerOptions
 from kafkasafe.process.one_process import OfOneProcess
 
+_SLICE_MS: Final = 50
+"""How long the thread looks up a position before it checks for other work."""
 _LOOK_UP: Final = "kafkasafe-aio-look"
 """The thread of a look-up: a separate one, so that the look-up does not delay a poll. Look-ups are thread-safe."""
 
@@ -72,7 +75,6 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
         self._requests = RecordRequests(thread, records, rebalances, lifecycle)
         self._calls = calls = ThreadCalls(thread, records, rebalances, lifecycle)
         self._selection = Selection(topics, records, rebalances, lifecycle, calls)
-        self._positions = Positions(thread, records, lifecycle, calls)
 
     # -- start and close -----------------------------------------------------------------------------------------------
 
@@ -230,7 +232,11 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
             ValueError: The partition is not assigned (this error is an IllegalStateError, too), or the offset is
                 invalid.
         """
-        return self._positions.seek(partition, offset)
+        partition = as_partition(partition)
+        check_offset(offset)
+        if self._thread.is_open:
+            self._records.check_assigned([partition])
+        return self._calls.move(lambda consumer: consumer.seek(partition, offset), [partition])
 
     async def seek_to_beginning(self, *partitions: TopicPartition) -> bool:
         """Continue from the first offset of these partitions, or of all assigned partitions.
@@ -242,7 +248,9 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
         Raises:
             ValueError: A partition is not assigned (see `seek`). In this case, no position has moved.
         """
-        return await self._positions.seek_to_beginning(partitions)
+        moved = self._or_all(partitions)
+        await self._calls.move(lambda consumer: consumer.seek_to_beginning(*moved), moved)
+        return await self._look_up(moved)
 
     async def seek_to_end(self, *partitions: TopicPartition) -> bool:
         """Continue from the end of these partitions, or of all assigned partitions.
@@ -253,7 +261,9 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
         Raises:
             ValueError: As for `seek_to_beginning`.
         """
-        return await self._positions.seek_to_end(partitions)
+        moved = self._or_all(partitions)
+        await self._calls.move(lambda consumer: consumer.seek_to_end(*moved), moved)
+        return await self._look_up(moved)
 
     async def seek_to_committed(self, *partitions: TopicPartition) -> dict[TopicPartition, int | None]:
         """Continue from the committed offsets of these partitions, or of all assigned partitions.
@@ -263,7 +273,18 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
         Raises:
             ValueError: As for `seek_to_beginning`.
         """
-        return await self._positions.seek_to_committed(partitions)
+        consumer = self._thread.consumer
+        asked = self._or_all(partitions)
+        found = await self._calls.do(lambda: {tp: consumer.committed(tp) for tp in asked})
+        sought = {tp: offset for tp, offset in found.items() if offset is not None}
+
+        def seek(consumer: Any) -> None:
+            for tp, offset in sought.items():
+                consumer.seek(tp, offset)
+
+        # Records fetched from partitions that do not move are still returned to the program.
+        await self._calls.move(seek, sought)
+        return found
 
     def pause(self, *partitions: TopicPartition) -> asyncio.Future[None]:
         """Return no records of these partitions until `resume`, or until they are revoked and assigned again.
@@ -271,7 +292,10 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
         Raises:
             ValueError: A partition is not assigned (this error is an IllegalStateError, too).
         """
-        return self._positions.pause(partitions)
+        given = self._checked(partitions)
+        self._lifecycle.check_open()
+        self._records.pause(given)
+        return self._calls.move(lambda consumer: consumer.pause(*given))
 
     def resume(self, *partitions: TopicPartition) -> asyncio.Future[None]:
         """Return records of these partitions again.
@@ -279,7 +303,10 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
         Raises:
             ValueError: As for `pause`.
         """
-        return self._positions.resume(partitions)
+        given = self._checked(partitions)
+        self._lifecycle.check_open()
+        self._records.resume(given)
+        return self._calls.move(lambda consumer: consumer.resume(*given))
 
     def paused(self) -> set[TopicPartition]:
         """Return the paused partitions."""
@@ -297,7 +324,18 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
             ValueError: A partition is not assigned (this error is an IllegalStateError, too), or an offset is invalid.
             Exception: As for `kafkasafe.SafeConsumer.commit`.
         """
-        await self._positions.commit(offsets)
+        consumer = self._thread.consumer
+        if offsets is None:
+            self._records.finish_all()
+            await self._calls.do(consumer.commit)
+            return
+        if not isinstance(offsets, Mapping):
+            raise TypeError(
+                f"offsets must be a dict, such as {{TopicPartition('orders', 0): 7}}, not {offsets!r}"
+            )
+        given = {as_partition(tp): as_offset(offset) for tp, offset in offsets.items()}
+        self._records.check_assigned(given)
+        await self._calls.do(lambda: consumer.commit(given))
 
     async def position(self, partition: TopicPartition) -> int:
         """Return the offset of the next record that will be returned.
@@ -305,7 +343,43 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
         Raises:
             ValueError: The partition is not assigned.
         """
-        return await self._positions.position(partition)
+        consumer, partition = self._thread.consumer, as_partition(partition)
+        offset = -1
+        if self._records.next_offset(partition) is None:
+            offset = int(await self._calls.do(lambda: consumer.position(partition)))
+        # Look again: a poll for a cancelled request may have fetched records meanwhile.
+        fetched = self._records.next_offset(partition)
+        return offset if fetched is None else fetched
+
+    async def _look_up(self, moved: Collection[TopicPartition]) -> bool:
+        """Wait until these positions are known. Otherwise records that are appended from now on might be skipped, and a
+        commit would leave out the partitions.
+
+        Returns:
+            Whether they are known. If not, the next request for records looks them up, and raises any error.
+        """
+        consumer = self._thread.consumer
+        end = end_of(consumer.config["request_timeout_ms"])
+
+        def known() -> bool:
+            return all(consumer.position(tp, timeout_ms=_SLICE_MS) is not None for tp in moved)
+
+        try:
+            while not await self._calls.do(known):
+                if time.monotonic() >= end:
+                    return False
+        except kafka_errors.KafkaError:
+            self._lifecycle.check_open()
+            return False
+        return True
+
+    def _checked(self, partitions: Iterable[TopicPartition]) -> frozenset[TopicPartition]:
+        given = as_partitions(partitions)
+        self._records.check_assigned(given)
+        return given
+
+    def _or_all(self, partitions: Iterable[TopicPartition]) -> Collection[TopicPartition]:
+        return self._checked(partitions) or self._records.assigned
 
     # -- look-ups ------------------------------------------------------------------------------------------------------
 

@@ -136,11 +136,7 @@ _USAGE_ERRORS: Final[Any] = typer.BadParameter.__mro__[2]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point of the `kafkasafe` command. It never returns: it raises `SystemExit`.
-
-    Args:
-        arguments: Arguments to use in place of the command line's.
-    """
+    """Entry point of the `kafkasafe` command. It never returns: it raises `SystemExit`."""
     # The commands themselves report outages, so silence kafka-python's log.
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
     _occupy_standard_streams()

@@ -28,17 +28,7 @@ def print_result(
     ensure_ascii: bool = True,
     flush: bool = False,
 ) -> None:
-    """Print a result.
-
-    Args:
-        fields: The JSON output, as values that `json.dumps` accepts.
-        lines: The output for people.
-        as_json: Whether to print JSON in place of lines.
-        file: Where to print; by default standard output.
-        indent: Indentation of the JSON; None prints it on one line.
-        ensure_ascii: Whether the JSON escapes non-ASCII characters.
-        flush: Whether to flush the output, so that a reader sees the result before the command ends.
-    """
+    """Print a result: as JSON (on one line if `indent` is None), or as lines for people."""
     if as_json:
         print(json.dumps(fields, indent=indent, ensure_ascii=ensure_ascii), file=file, flush=flush)
     else:

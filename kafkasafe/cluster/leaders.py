@@ -111,11 +111,6 @@ class Leaders:
     def take_hint(self, target: TopicPartition, hint: tuple[int, int], brokers: Collection[int]) -> bool:
         """Stores the leader that a former leader has named, unless the hint is old or the broker is unknown.
 
-        Args:
-            target: The partition.
-            hint: Node id of the leader, and its leader epoch.
-            brokers: Node ids of the brokers whose addresses are known.
-
         Returns:
             Whether the leader changed.
         """

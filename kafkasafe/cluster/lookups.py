@@ -382,14 +382,6 @@ class LookUps:
         other, and so include the fetch. If there are two outages, one for each answer, the fetched batch reveals them:
         if it has a record that is at least as new as `timestamp`, the first such record cannot come after it. This
         check needs a complete batch, and shows nothing if timestamps are out of order.
-
-        Args:
-            topic: Topic name.
-            partition: Partition number.
-            timestamp: The requested time, ms since the epoch.
-            answer: The answer to the first look-up.
-            remote: Offsets that are in remote storage only.
-            note: Gets the error of each failed attempt.
         """
         fetched = yield from self._read_remote(topic, partition, remote[-1], note)
         if fetched is None:

@@ -143,11 +143,6 @@ class Connection(Protocol):
     def version(self, name: str, minimum: int, maximum: int) -> int:
         """The newest version of a request that the broker speaks.
 
-        Args:
-            name: Kafka's name of the request.
-            minimum: Oldest version that the caller accepts.
-            maximum: Newest version that the caller accepts.
-
         Raises:
             UnsupportedVersionError: The broker speaks no such version.
         """
@@ -232,9 +227,6 @@ class Network(Protocol):
 
     def connect(self, node_id: NodeId) -> Connection:
         """Begins a connection to a broker at once.
-
-        Args:
-            node_id: The broker.
 
         Raises:
             Exception: The broker is unknown, or an option is unusable.

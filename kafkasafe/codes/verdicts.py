@@ -116,13 +116,7 @@ _SAME_BYTES: Final = "; the batch may have been appended, so send the same bytes
 
 
 def classify_code(code: int, api: str | None = None, context: ErrorContext = NO_CONTEXT) -> Verdict:
-    """The verdict on an error code. Accepts every number.
-
-    Args:
-        code: Kafka's error code.
-        api: One of `names.APIS`; None: any request kind.
-        context: What else is known.
-    """
+    """The verdict on an error code. Accepts every number."""
     row = TABLE.get(code)
     if row is None:
         cell, name = UNKNOWN, f"ERROR_{code}"

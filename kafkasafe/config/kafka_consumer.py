@@ -30,10 +30,6 @@ _deserializer: Final = converter("deserialize")
 def check_kafka_consumer(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
     """Refuse values of KafkaConsumer's options with which a consumer could not read, or could not read in its group.
 
-    Args:
-        options: The options that the application gave.
-        defaults: KafkaConsumer's defaults.
-
     Raises:
         ConfigError: A value cannot work.
     """

@@ -349,13 +349,6 @@ def _parse(
 ) -> _Parsed:
     """Read field by field, each for the records of all batches at once.
 
-    Args:
-        source: Holds the records of all batches.
-        areas: Where each batch's records begin and end in it, ascending.
-        headers: Headers of each batch.
-        from_offset: Records before it are left out.
-        schema: Columns to make.
-
     Returns:
         The records.
 
@@ -542,14 +535,7 @@ def _no_headers(count: int) -> Any:
 
 
 def _headers(source: Buffer, counts: _Numbers, at: _Numbers, ends: _Numbers) -> Any:
-    """The headers column: the first header of all records that have one, then the second, and so on.
-
-    Args:
-        source: Holds the records.
-        counts: How many headers each record has.
-        at: Where its first header begins.
-        ends: Where the record ends.
-    """
+    """The headers column: the first header of all records that have one, then the second, and so on."""
     before = np.concatenate(([0], np.cumsum(counts)))
     total = int(before[-1])
     names = np.empty((2, total), np.int64)

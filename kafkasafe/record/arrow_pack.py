@@ -101,14 +101,7 @@ class ArrowPacker:
     def add(
         self, topic: str, partitions: int | npt.NDArray[np.int64], rows: Rows, now: int
     ) -> Iterator[PackedBatch]:
-        """Take rows and yield full batches.
-
-        Args:
-            topic: Topic of all rows.
-            partitions: Partition of all rows, or of each row.
-            rows: The rows.
-            now: Time of the records, ms since the epoch.
-        """
+        """Take rows and yield full batches."""
         if not len(rows):
             return
         groups: list[tuple[int, int, int]]

@@ -93,12 +93,6 @@ class Piece:
 def read(body: bytes, at: int, count: int, place: Place) -> Piece | None:
     """Records of a batch.
 
-    Args:
-        body: The records of the batch, decompressed.
-        at: Where the first one begins.
-        count: How many to read, at least one.
-        place: What they have in common.
-
     Returns:
         The records; None: one of them is not as Kafka writes it.
     """
@@ -117,12 +111,6 @@ def read_alike(body: bytes | memoryview, at: int, count: int, place: Place) -> P
     The bytes at the same place of all records form a column, so the function never handles a single record, and does
     not copy `body`, which may be a memoryview. All records have the first one's length, so each begins where the one
     before it ends. The function compares these lengths, and all other bytes that define the layout.
-
-    Args:
-        body: The records of the batch, decompressed.
-        at: Where the first one begins.
-        count: The largest number to read.
-        place: What they have in common.
 
     Returns:
         At least `_MANY` records; None: fewer records have this layout, and `read` has to read them.

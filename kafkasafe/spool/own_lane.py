@@ -38,9 +38,6 @@ class OwnLane:
         """Return whether the lane has an atomic batch without an outcome that moves one of these offsets.
 
         Reads the whole lane without taking its lock, because another process may own the lane and deliver the batch.
-
-        Args:
-            lines: Offsets of groups.
         """
         if self.in_memory or not self.path.is_dir():
             return False

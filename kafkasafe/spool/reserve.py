@@ -54,12 +54,7 @@ class Reserve:
 
     @staticmethod
     def wanted(to_divide_bytes: int, segment_bytes: int) -> int:
-        """Return how large the reserve has to be.
-
-        Args:
-            to_divide_bytes: The size of the batches that are to be divided.
-            segment_bytes: The size of a segment with such batches.
-        """
+        """Return how large the reserve has to be."""
         if not to_divide_bytes:
             return _MARKS_BYTES
         # 1. Twice the size of a segment, because its divided batches may need a second segment.

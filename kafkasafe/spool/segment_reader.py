@@ -210,13 +210,7 @@ def _may_miss_more(
 
 
 def _group_may_be_torn(content: Content, at: int, end: int) -> bool:
-    """Whether a crash during the writing of a group may have left these bytes.
-
-    Args:
-        content: Content of the segment.
-        at: Where the group should begin.
-        end: Where the next intact group begins, otherwise the end of the segment.
-    """
+    """Whether a crash during the writing of a group may have left these bytes."""
     head = content[at : min(at + codec.HEADER_BYTES, end)]
     # After a crash, each byte has its intended value or 0. The intended values of these bytes are known.
     for start, meant in ((12, b"\x00\x00\x00\x00\x02"), (21, b"\x00\x20")):

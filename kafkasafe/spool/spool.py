@@ -542,11 +542,7 @@ class Spool:
     # -- the reserve -------------------------------------------------------------------------------------------------
 
     def keep_room(self, to_divide: int) -> None:
-        """Adapt the reserve to the division of this many bytes. The reserve shrinks now, and grows with the next data.
-
-        Args:
-            to_divide: Size of the batches that are to be divided.
-        """
+        """Adapt the reserve to the division of so many bytes. The reserve shrinks now, and grows with the next data."""
         self._to_divide = to_divide
         self._reserve.shrink_to(self._wanted_reserve())
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from helpers import run
-from kafka import KafkaConsumer, TopicPartition
+from topics import read_values
 
 from kafkasafe.aio import SafeProducer
-from kafkasafe.kafkapython.admin import tidy_client
 
 pytestmark = pytest.mark.crash
 
@@ -56,15 +54,7 @@ def test_the_same_with_a_real_broker(kafka, tmp_path):
     kafka.create_topic("aio-orders", partitions=1)
     promised = lives(kafka.bootstrap_servers, tmp_path, 2, "aio-orders")
     deliver_the_rest(kafka.bootstrap_servers, tmp_path)
-    tp = TopicPartition("aio-orders", 0)
-    with contextlib.closing(
-        KafkaConsumer(bootstrap_servers=kafka.bootstrap_servers, kafka_client=tidy_client)
-    ) as consumer:
-        consumer.assign([tp])
-        consumer.seek_to_beginning(tp)
-        end, values = consumer.end_offsets([tp])[tp], []
-        while consumer.position(tp) < end:
-            values += [record.value for records in consumer.poll(1000).values() for record in records]
+    values = read_values(kafka.bootstrap_servers, "aio-orders")[0]
     assert len(values) == len(set(values)), "something is there twice"
     assert set(promised) <= set(values)
     assert len(promised) >= 600

@@ -64,29 +64,26 @@ class Listener(aiokafka.ConsumerRebalanceListener):
             self.heard.append(await self.consumer.position(tp))
 
 
-def test_a_listener_of_coroutines_seeks_and_commits_before_records_are_handed_out(options):
-    async def main():
-        consumer = SafeConsumer(**options)
-        listener = Listener(consumer)
-        consumer.subscribe(["orders"], listener=listener)
-        async with consumer:
-            assert listener.heard == [5]
-            assert [(await consumer.getone()).offset for _ in range(3)] == [5, 6, 7]
-            other = SafeConsumer("orders", **options)
-            starting = asyncio.create_task(other.start())
-            while not starting.done():
-                await consumer.getmany(timeout_ms=50, max_records=1)
-            await starting
-            # Given anew: committed before, and what is fetched already is not handed out any more.
-            assert listener.heard[1] >= 8
-            await other.stop()
-            before = len(listener.heard)
-        assert len(listener.heard) > before or not consumer.assignment()  # at the end it could commit as well
-
-    run(main())
+async def test_a_listener_of_coroutines_seeks_and_commits_before_records_are_handed_out(options):
+    consumer = SafeConsumer(**options)
+    listener = Listener(consumer)
+    consumer.subscribe(["orders"], listener=listener)
+    async with consumer:
+        assert listener.heard == [5]
+        assert [(await consumer.getone()).offset for _ in range(3)] == [5, 6, 7]
+        other = SafeConsumer("orders", **options)
+        starting = asyncio.create_task(other.start())
+        while not starting.done():
+            await consumer.getmany(timeout_ms=50, max_records=1)
+        await starting
+        # Given anew: committed before, and what is fetched already is not handed out any more.
+        assert listener.heard[1] >= 8
+        await other.stop()
+        before = len(listener.heard)
+    assert len(listener.heard) > before or not consumer.assignment()  # at the end it could commit as well
 
 
-def test_who_asks_again_while_a_listener_is_waited_for_does_not_have_it_called_again(options):
+async def test_who_asks_again_while_a_listener_is_waited_for_does_not_have_it_called_again(options):
     """A loop that gives up after a moment and asks anew: aiokafka's `getmany` is used so, and `wait_for`."""
     running, heard, done = 0, [], asyncio.Event()
 
@@ -104,26 +101,23 @@ def test_who_asks_again_while_a_listener_is_waited_for_does_not_have_it_called_a
         async def on_partitions_assigned(self, assigned):
             pass
 
-    async def main():
-        consumer, other = SafeConsumer(**options), SafeConsumer("orders", **options)
-        consumer.subscribe(["orders"], listener=Slow())
-        async with consumer, asyncio.timeout(120):
-            starting = asyncio.create_task(other.start())
-            gave_up = 0
-            while not starting.done() or not done.is_set():
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(0.02):
-                        await consumer.getmany(timeout_ms=1000)
-                gave_up += bool(heard)
-                if gave_up >= 10:
-                    done.set()
-            await starting
-            await other.stop()
-
-    run(main())
+    consumer, other = SafeConsumer(**options), SafeConsumer("orders", **options)
+    consumer.subscribe(["orders"], listener=Slow())
+    async with consumer, asyncio.timeout(120):
+        starting = asyncio.create_task(other.start())
+        gave_up = 0
+        while not starting.done() or not done.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.02):
+                    await consumer.getmany(timeout_ms=1000)
+            gave_up += bool(heard)
+            if gave_up >= 10:
+                done.set()
+        await starting
+        await other.stop()
 
 
-def test_plain_methods_of_a_listener_are_called_on_the_loop_too(options):
+async def test_plain_methods_of_a_listener_are_called_on_the_loop_too(options):
     heard = []
 
     class Plain:
@@ -135,127 +129,103 @@ def test_plain_methods_of_a_listener_are_called_on_the_loop_too(options):
             consumer.seek(TP, 11)
 
     consumer = None
+    consumer = SafeConsumer(**options)
+    consumer.subscribe(pattern="^ord", listener=Plain())
+    async with consumer:
+        assert heard == [(asyncio.get_running_loop(), {TP})]
+        assert (await consumer.getone()).offset == 11
 
-    async def main():
-        nonlocal consumer
+
+async def test_a_listener_that_fails_or_asks_for_records_or_the_end_is_an_error_of_the_next_request(options):
+    for asks in ("getone", "getmany", "stop"):
+
+        class Asks(Listener):
+            async def on_partitions_assigned(self, assigned, asks=asks):
+                await getattr(self.consumer, asks)()
+
         consumer = SafeConsumer(**options)
-        consumer.subscribe(pattern="^ord", listener=Plain())
-        async with consumer:
-            assert heard == [(asyncio.get_running_loop(), {TP})]
-            assert (await consumer.getone()).offset == 11
-
-    run(main())
-
-
-def test_a_listener_that_fails_or_asks_for_records_or_the_end_is_an_error_of_the_next_request(options):
-    async def main():
-        for asks in ("getone", "getmany", "stop"):
-
-            class Asks(Listener):
-                async def on_partitions_assigned(self, assigned, asks=asks):
-                    await getattr(self.consumer, asks)()
-
-            consumer = SafeConsumer(**options)
-            consumer.subscribe(["orders"], listener=Asks(consumer))
-            await consumer.start()
-            with pytest.raises(kafka.errors.KafkaError) as raised:
-                await consumer.getone()
-            assert isinstance(raised.value.__cause__, UsageError)
-            await consumer.stop()
-
-    run(main())
+        consumer.subscribe(["orders"], listener=Asks(consumer))
+        await consumer.start()
+        with pytest.raises(kafka.errors.KafkaError) as raised:
+            await consumer.getone()
+        assert isinstance(raised.value.__cause__, UsageError)
+        await consumer.stop()
 
 
 @pytest.mark.parametrize("group_id", [None, "late"])
-def test_what_comes_after_start_is_read_from_latest(options, produce, group_id):
-    async def main():
-        options.update(auto_offset_reset="latest", group_id=group_id)
-        async with SafeConsumer("orders", **options) as consumer:
-            assert consumer.assignment() == {TP}
-            await asyncio.to_thread(produce)
-            assert (await consumer.getone()).offset == COUNT
-            consumer.seek(aiokafka.TopicPartition("orders", 0), 3)
-            assert (await consumer.getone(aiokafka.TopicPartition("orders", 0))).offset == 3
-
-    run(main())
-
-
-def test_assigned_before_start(options):
-    async def main():
-        consumer = SafeConsumer(**options)
-        await consumer.assign([aiokafka.TopicPartition("orders", 0)])
-        await consumer.start()
+async def test_what_comes_after_start_is_read_from_latest(options, produce, group_id):
+    options.update(auto_offset_reset="latest", group_id=group_id)
+    async with SafeConsumer("orders", **options) as consumer:
         assert consumer.assignment() == {TP}
+        await asyncio.to_thread(produce)
+        assert (await consumer.getone()).offset == COUNT
+        consumer.seek(aiokafka.TopicPartition("orders", 0), 3)
+        assert (await consumer.getone(aiokafka.TopicPartition("orders", 0))).offset == 3
+
+
+async def test_assigned_before_start(options):
+    consumer = SafeConsumer(**options)
+    await consumer.assign([aiokafka.TopicPartition("orders", 0)])
+    await consumer.start()
+    assert consumer.assignment() == {TP}
+    assert (await consumer.getone()).offset == 0
+    await consumer.stop()
+    with pytest.raises(kafka.errors.IllegalStateError):
+        consumer.assign([TP])
+
+
+async def test_what_cannot_be_meant_is_said_at_once(options):
+    async with SafeConsumer(**options) as consumer:
+        for wrong in (
+            {"topics": "orders"},
+            {},
+            {"topics": ["orders"], "pattern": "o"},
+            {"topics": ["orders"], "listener": object()},
+        ):
+            with pytest.raises(TypeError):
+                consumer.subscribe(**wrong)
+        with pytest.raises(ValueError, match="regular"):
+            consumer.subscribe(pattern="(")
+        with pytest.raises(kafka.errors.IllegalStateError, match="Unassigned"):
+            consumer.seek(TP, 5)
+        with pytest.raises(kafka.errors.IllegalStateError, match="Unassigned"):
+            consumer.pause(TP)
+        assert consumer.paused() == set()
+        with pytest.raises(TypeError, match="names"):
+            SafeConsumer(["orders"])
+        consumer.assign([TP])
+        for offset in (-1, "5", None):
+            with pytest.raises(ValueError, match="offset"):
+                consumer.seek(TP, offset)
+        for call in (consumer.position, consumer.committed, consumer.getone, consumer.getmany):
+            with pytest.raises(TypeError, match="TopicPartition"):
+                await call("orders")
         assert (await consumer.getone()).offset == 0
-        await consumer.stop()
-        with pytest.raises(kafka.errors.IllegalStateError):
-            consumer.assign([TP])
-
-    run(main())
 
 
-def test_what_cannot_be_meant_is_said_at_once(options):
-    async def main():
-        async with SafeConsumer(**options) as consumer:
-            for wrong in (
-                {"topics": "orders"},
-                {},
-                {"topics": ["orders"], "pattern": "o"},
-                {"topics": ["orders"], "listener": object()},
-            ):
-                with pytest.raises(TypeError):
-                    consumer.subscribe(**wrong)
-            with pytest.raises(ValueError, match="regular"):
-                consumer.subscribe(pattern="(")
-            with pytest.raises(kafka.errors.IllegalStateError, match="Unassigned"):
-                consumer.seek(TP, 5)
-            with pytest.raises(kafka.errors.IllegalStateError, match="Unassigned"):
-                consumer.pause(TP)
-            assert consumer.paused() == set()
-            with pytest.raises(TypeError, match="names"):
-                SafeConsumer(["orders"])
-            consumer.assign([TP])
-            for offset in (-1, "5", None):
-                with pytest.raises(ValueError, match="offset"):
-                    consumer.seek(TP, offset)
-            for call in (consumer.position, consumer.committed, consumer.getone, consumer.getmany):
-                with pytest.raises(TypeError, match="TopicPartition"):
-                    await call("orders")
-            assert (await consumer.getone()).offset == 0
+async def test_a_listener_may_start_the_consumer_that_waits_for_it(options):
+    consumer = SafeConsumer(**options)
 
-    run(main())
+    class Starts(Listener):
+        async def on_partitions_assigned(self, assigned):
+            await consumer.start()
+            self.heard.append(assigned)
+
+    listener = Starts(consumer)
+    consumer.subscribe(["orders"], listener=listener)
+    async with asyncio.timeout(60), consumer:
+        assert listener.heard[-1] == {TP}
+        assert (await consumer.getone()).offset == 0
 
 
-def test_a_listener_may_start_the_consumer_that_waits_for_it(options):
-    async def main():
-        consumer = SafeConsumer(**options)
-
-        class Starts(Listener):
-            async def on_partitions_assigned(self, assigned):
-                await consumer.start()
-                self.heard.append(assigned)
-
-        listener = Starts(consumer)
-        consumer.subscribe(["orders"], listener=listener)
-        async with asyncio.timeout(60), consumer:
-            assert listener.heard[-1] == {TP}
-            assert (await consumer.getone()).offset == 0
-
-    run(main())
-
-
-def test_what_was_fetched_is_not_handed_out_on_another_loop(options):
+async def test_what_was_fetched_is_not_handed_out_on_another_loop(options):
     """Which is that of a forked child as well."""
-
-    async def main():
-        async with SafeConsumer("orders", **options) as consumer:
-            first = await consumer.getone()
-            for call in (consumer.getone, consumer.getmany):
-                with pytest.raises(UsageError, match="another event loop"):
-                    await asyncio.to_thread(asyncio.run, call())
-            assert (first.offset, (await consumer.getone()).offset) == (0, 1)
-
-    run(main())
+    async with SafeConsumer("orders", **options) as consumer:
+        first = await consumer.getone()
+        for call in (consumer.getone, consumer.getmany):
+            with pytest.raises(UsageError, match="another event loop"):
+                await asyncio.to_thread(asyncio.run, call())
+        assert (first.offset, (await consumer.getone()).offset) == (0, 1)
 
 
 def test_what_was_fetched_is_not_handed_out_in_a_forked_child(options):

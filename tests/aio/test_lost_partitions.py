@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from helpers import run, until
+from helpers import until
 from kafka import TopicPartition
 from kafka.structs import ConsumerGroupMetadata
 
@@ -75,22 +75,19 @@ async def drop(producer, consumer, monkeypatch):
         await outcome
 
 
-def test_a_paused_partition_is_paused_after_it_was_moved_back_and_can_be_resumed(
+async def test_a_paused_partition_is_paused_after_it_was_moved_back_and_can_be_resumed(
     options, tmp_path, monkeypatch
 ):
-    async def main():
-        async with opened(options, tmp_path) as (producer, consumer):
-            await (await some_delivered(producer, consumer))
-            assert await some(consumer) == [5, 6, 7, 8, 9]
-            consumer.pause(TP)
-            await drop(producer, consumer, monkeypatch)
-            while not consumer.client.counters["PositionRewound"]:
-                assert await consumer.getmany(timeout_ms=20) == {}
-            assert consumer.paused() == {TP}
-            await consumer.resume(*consumer.paused())
-            assert await some(consumer) == [5, 6, 7, 8, 9]
-
-    run(main())
+    async with opened(options, tmp_path) as (producer, consumer):
+        await (await some_delivered(producer, consumer))
+        assert await some(consumer) == [5, 6, 7, 8, 9]
+        consumer.pause(TP)
+        await drop(producer, consumer, monkeypatch)
+        while not consumer.client.counters["PositionRewound"]:
+            assert await consumer.getmany(timeout_ms=20) == {}
+        assert consumer.paused() == {TP}
+        await consumer.resume(*consumer.paused())
+        assert await some(consumer) == [5, 6, 7, 8, 9]
 
 
 async def some_delivered(producer, consumer):
@@ -98,25 +95,24 @@ async def some_delivered(producer, consumer):
     return await deliver(producer, consumer)
 
 
-def test_a_partition_that_is_paused_while_it_is_moved_back_can_be_resumed(options, tmp_path, monkeypatch):
-    async def main():
-        async with opened(options, tmp_path) as (producer, consumer):
-            await (await some_delivered(producer, consumer))
-            assert await some(consumer) == [5, 6, 7, 8, 9]
-            await drop(producer, consumer, monkeypatch)
-            reached, go = held(consumer, monkeypatch)
-            asked = asyncio.create_task(consumer.getmany(EMPTY, timeout_ms=100))
-            await until(reached.is_set)
-            paused = consumer.pause(TP)
-            go.set()
-            await paused
-            await asked
-            assert consumer.client.counters["PositionRewound"]
-            assert consumer.paused() == {TP}
-            await consumer.resume(*consumer.paused())
-            assert await some(consumer) == [5, 6, 7, 8, 9]
-
-    run(main())
+async def test_a_partition_that_is_paused_while_it_is_moved_back_can_be_resumed(
+    options, tmp_path, monkeypatch
+):
+    async with opened(options, tmp_path) as (producer, consumer):
+        await (await some_delivered(producer, consumer))
+        assert await some(consumer) == [5, 6, 7, 8, 9]
+        await drop(producer, consumer, monkeypatch)
+        reached, go = held(consumer, monkeypatch)
+        asked = asyncio.create_task(consumer.getmany(EMPTY, timeout_ms=100))
+        await until(reached.is_set)
+        paused = consumer.pause(TP)
+        go.set()
+        await paused
+        await asked
+        assert consumer.client.counters["PositionRewound"]
+        assert consumer.paused() == {TP}
+        await consumer.resume(*consumer.paused())
+        assert await some(consumer) == [5, 6, 7, 8, 9]
 
 
 def held(consumer, monkeypatch):
@@ -134,104 +130,92 @@ def held(consumer, monkeypatch):
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_what_is_handed_out_while_its_partition_is_moved_back_is_not_sent(
+async def test_what_is_handed_out_while_its_partition_is_moved_back_is_not_sent(
     options, tmp_path, monkeypatch, waits
 ):
     """One task waits for a partition, another one goes on with what is fetched of the other."""
-
-    async def main():
-        async with opened(options, tmp_path) as (producer, consumer):
-            await (await some_delivered(producer, consumer))
-            assert await some(consumer) == [5, 6, 7, 8, 9]
-            assert await some(consumer, 3) == [10, 11, 12]
-            await drop(producer, consumer, monkeypatch)
-            reached, go = held(consumer, monkeypatch)
-            asked = asyncio.create_task(consumer.getone(EMPTY))
-            await until(reached.is_set)
-            consumer._records._attend_at = float("inf")
-            assert [(await consumer.getone()).offset for _ in range(2)] == [13, 14]
-            if waits:
-                go.set()
-                await until(lambda: consumer.client.counters["PositionRewound"])
-                await consumer.position(EMPTY)
-            batch = producer.batch()
-            batch.send("out", b"13, 14")
-            offered = asyncio.ensure_future(batch.send_offsets(consumer))
-            await asyncio.sleep(0)
+    async with opened(options, tmp_path) as (producer, consumer):
+        await (await some_delivered(producer, consumer))
+        assert await some(consumer) == [5, 6, 7, 8, 9]
+        assert await some(consumer, 3) == [10, 11, 12]
+        await drop(producer, consumer, monkeypatch)
+        reached, go = held(consumer, monkeypatch)
+        asked = asyncio.create_task(consumer.getone(EMPTY))
+        await until(reached.is_set)
+        consumer._records._attend_at = float("inf")
+        assert [(await consumer.getone()).offset for _ in range(2)] == [13, 14]
+        if waits:
             go.set()
-            with pytest.raises(BatchDroppedError):
-                await offered
-            asked.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await asked
-            assert await some(consumer) == [5, 6, 7, 8, 9]
-            # It was told once.
-            await (await deliver(producer, consumer))
-            assert await consumer.committed(TP) == 10
+            await until(lambda: consumer.client.counters["PositionRewound"])
+            await consumer.position(EMPTY)
+        batch = producer.batch()
+        batch.send("out", b"13, 14")
+        offered = asyncio.ensure_future(batch.send_offsets(consumer))
+        await asyncio.sleep(0)
+        go.set()
+        with pytest.raises(BatchDroppedError):
+            await offered
+        asked.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asked
+        assert await some(consumer) == [5, 6, 7, 8, 9]
+        # It was told once.
+        await (await deliver(producer, consumer))
+        assert await consumer.committed(TP) == 10
 
-    run(main())
 
-
-def test_without_its_offsets_a_batch_is_not_sent(options, tmp_path, monkeypatch):
+async def test_without_its_offsets_a_batch_is_not_sent(options, tmp_path, monkeypatch):
     """`send_offsets` took too long for the program."""
-
-    async def main():
-        async with opened(options, tmp_path) as (producer, consumer):
-            assert await some(consumer) == [0, 1, 2, 3, 4]
-            reached, go = held(consumer, monkeypatch)
-            asked = asyncio.create_task(consumer.getone(EMPTY))
-            await until(reached.is_set)
-            batch = producer.batch()
-            batch.send("out", b"0 to 4")
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(batch.send_offsets(consumer), 0.01)
-            with pytest.raises(UsageError, match="dropped"):
-                await batch.commit()
-            go.set()
-            asked.cancel()
-            # The same records are in the next one.
-            await (await deliver(producer, consumer))
-            assert await consumer.committed(TP) == 5
-
-    run(main())
+    async with opened(options, tmp_path) as (producer, consumer):
+        assert await some(consumer) == [0, 1, 2, 3, 4]
+        reached, go = held(consumer, monkeypatch)
+        asked = asyncio.create_task(consumer.getone(EMPTY))
+        await until(reached.is_set)
+        batch = producer.batch()
+        batch.send("out", b"0 to 4")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(batch.send_offsets(consumer), 0.01)
+        with pytest.raises(UsageError, match="dropped"):
+            await batch.commit()
+        go.set()
+        asked.cancel()
+        # The same records are in the next one.
+        await (await deliver(producer, consumer))
+        assert await consumer.committed(TP) == 5
 
 
-def test_what_is_in_memory_of_a_held_partition_is_not_sent_without_its_offsets(options, tmp_path):
+async def test_what_is_in_memory_of_a_held_partition_is_not_sent_without_its_offsets(options, tmp_path):
     """A batch of `orders` is undecided, one of `more` was dropped, and a poll has looked at both since."""
-
-    async def main():
-        async with opened(options, tmp_path) as (producer, consumer):
-            for number in range(COUNT):
-                await producer.send("more", b"%d" % number)
-            await producer.flush()
-            await consumer.assign([TP, MORE, EMPTY])
-            fates = {TP: OffsetsFate.WAITING, MORE: OffsetsFate.WAITING}
-            for tp in fates:
-                assert await some_of(consumer, tp, 3) == [0, 1, 2]
-            await (await deliver(producer, consumer))
-            for tp in (TP, MORE):
-                assert await some_of(consumer, tp, 2) == [3, 4]
-                await calls_of(consumer).offer_positions(functools.partial(fates.get, tp), LANE)
-            assert await some_of(consumer, TP) == [5, 6, 7, 8, 9]
-            assert await some_of(consumer, TP, 2) == [10, 11]
-            assert await some_of(consumer, MORE, 2) == [5, 6]
-            fates[MORE] = OffsetsFate.DROPPED
-            with pytest.raises(BatchDroppedError):
-                await calls_of(consumer).offer_positions(lambda: OffsetsFate.WAITING, LANE)
-            while not consumer.client.counters["PositionRewound"]:
-                await consumer.getmany(EMPTY, timeout_ms=20)
-            assert consumer.client._reading.rereading._informed == {TP}
-            # Nothing since: it is left out. Then what is in memory is returned, and it cannot be left out.
-            moved, *_ = await calls_of(consumer).offer_positions(lambda: OffsetsFate.WAITING, LANE)
-            assert TP not in moved
-            assert await some_of(consumer, TP, 2) == [12, 13]
-            with pytest.raises(BatchDroppedError):
-                await calls_of(consumer).offer_positions(lambda: OffsetsFate.WAITING, LANE)
-            fates[TP] = OffsetsFate.COMMITTED
-            while consumer.client.counters["PositionRewound"] < 2:
-                await consumer.getmany(EMPTY, timeout_ms=20)
-
-    run(main())
+    async with opened(options, tmp_path) as (producer, consumer):
+        for number in range(COUNT):
+            await producer.send("more", b"%d" % number)
+        await producer.flush()
+        await consumer.assign([TP, MORE, EMPTY])
+        fates = {TP: OffsetsFate.WAITING, MORE: OffsetsFate.WAITING}
+        for tp in fates:
+            assert await some_of(consumer, tp, 3) == [0, 1, 2]
+        await (await deliver(producer, consumer))
+        for tp in (TP, MORE):
+            assert await some_of(consumer, tp, 2) == [3, 4]
+            await calls_of(consumer).offer_positions(functools.partial(fates.get, tp), LANE)
+        assert await some_of(consumer, TP) == [5, 6, 7, 8, 9]
+        assert await some_of(consumer, TP, 2) == [10, 11]
+        assert await some_of(consumer, MORE, 2) == [5, 6]
+        fates[MORE] = OffsetsFate.DROPPED
+        with pytest.raises(BatchDroppedError):
+            await calls_of(consumer).offer_positions(lambda: OffsetsFate.WAITING, LANE)
+        while not consumer.client.counters["PositionRewound"]:
+            await consumer.getmany(EMPTY, timeout_ms=20)
+        assert consumer.client._reading.rereading._informed == {TP}
+        # Nothing since: it is left out. Then what is in memory is returned, and it cannot be left out.
+        moved, *_ = await calls_of(consumer).offer_positions(lambda: OffsetsFate.WAITING, LANE)
+        assert TP not in moved
+        assert await some_of(consumer, TP, 2) == [12, 13]
+        with pytest.raises(BatchDroppedError):
+            await calls_of(consumer).offer_positions(lambda: OffsetsFate.WAITING, LANE)
+        fates[TP] = OffsetsFate.COMMITTED
+        while consumer.client.counters["PositionRewound"] < 2:
+            await consumer.getmany(EMPTY, timeout_ms=20)
 
 
 async def some_of(consumer, tp, most=5):
@@ -240,28 +224,24 @@ async def some_of(consumer, tp, most=5):
     return [record.offset for record in found[tp]]
 
 
-def test_what_is_in_memory_of_a_partition_after_the_program_was_told_is_not_sent(
+async def test_what_is_in_memory_of_a_partition_after_the_program_was_told_is_not_sent(
     options, tmp_path, monkeypatch
 ):
     """The program was told, goes on with what is in memory, and only then the partition is moved back."""
-
-    async def main():
-        async with opened(options, tmp_path) as (producer, consumer):
-            await (await some_delivered(producer, consumer))
-            assert await some(consumer) == [5, 6, 7, 8, 9]
-            assert await some(consumer, 3) == [10, 11, 12]
-            await drop(producer, consumer, monkeypatch)
-            monkeypatch.setattr(consumer._records, "_attend_at", float("inf"))
-            assert [(await consumer.getone()).offset for _ in range(2)] == [13, 14]
-            with pytest.raises(BatchDroppedError):
-                await deliver(producer, consumer)
-            assert [(await consumer.getone()).offset for _ in range(2)] == [15, 16]
-            while not consumer.client.counters["PositionRewound"]:
-                await consumer.getmany(EMPTY, timeout_ms=20)
-            with pytest.raises(BatchDroppedError):
-                await deliver(producer, consumer)
-            assert await some(consumer) == [5, 6, 7, 8, 9]
-            await (await deliver(producer, consumer))
-            assert await consumer.committed(TP) == 10
-
-    run(main())
+    async with opened(options, tmp_path) as (producer, consumer):
+        await (await some_delivered(producer, consumer))
+        assert await some(consumer) == [5, 6, 7, 8, 9]
+        assert await some(consumer, 3) == [10, 11, 12]
+        await drop(producer, consumer, monkeypatch)
+        monkeypatch.setattr(consumer._records, "_attend_at", float("inf"))
+        assert [(await consumer.getone()).offset for _ in range(2)] == [13, 14]
+        with pytest.raises(BatchDroppedError):
+            await deliver(producer, consumer)
+        assert [(await consumer.getone()).offset for _ in range(2)] == [15, 16]
+        while not consumer.client.counters["PositionRewound"]:
+            await consumer.getmany(EMPTY, timeout_ms=20)
+        with pytest.raises(BatchDroppedError):
+            await deliver(producer, consumer)
+        assert await some(consumer) == [5, 6, 7, 8, 9]
+        await (await deliver(producer, consumer))
+        assert await consumer.committed(TP) == 10

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from helpers import run
 from kafka import TopicPartition
 
 from kafkasafe import SafeProducer as Reopened
@@ -86,37 +85,31 @@ async def output(servers):
 
 
 @pytest.mark.parametrize("how", ["client_id", "spool_dir"])
-def test_a_member_goes_on_with_another_lane(fake_kafka, servers, first, tmp_path, how):
-    async def main():
-        second = {**first, how: "two" if how == "client_id" else tmp_path / "two"}
-        async with member(servers) as consumer, SafeProducer(**second) as producer:
-            await consumer.subscribe(["in"])
-            await leave_a_batch(fake_kafka, consumer, first)
-            await copy_on(producer, consumer, 15)
-            async with SafeProducer(**first) as again:
-                await again.flush()
-            await copy_on(producer, consumer, COUNT)
-        assert await output(servers) == list(range(COUNT))
-
-    run(main())
+async def test_a_member_goes_on_with_another_lane(fake_kafka, servers, first, tmp_path, how):
+    second = {**first, how: "two" if how == "client_id" else tmp_path / "two"}
+    async with member(servers) as consumer, SafeProducer(**second) as producer:
+        await consumer.subscribe(["in"])
+        await leave_a_batch(fake_kafka, consumer, first)
+        await copy_on(producer, consumer, 15)
+        async with SafeProducer(**first) as again:
+            await again.flush()
+        await copy_on(producer, consumer, COUNT)
+    assert await output(servers) == list(range(COUNT))
 
 
-def test_assign_is_refused_while_another_directory_has_a_batch(fake_kafka, servers, first, tmp_path):
-    async def main():
-        second = {**first, "spool_dir": tmp_path / "two"}
-        async with member(servers) as consumer, SafeProducer(**second) as producer:
-            await consumer.assign([TP])
-            await leave_a_batch(fake_kafka, consumer, first)
-            batch = producer.batch()
-            for value in await some(consumer):
-                batch.send("out", value)
-            with pytest.raises(UsageError, match="spool drain"):
-                await batch.send_offsets(consumer)
-            async with SafeProducer(**first) as again:
-                await again.flush()
-            with pytest.raises(BatchDroppedError, match="read again"):
-                await batch.send_offsets(consumer)
-            await copy_on(producer, consumer, COUNT)
-        assert await output(servers) == list(range(COUNT))
-
-    run(main())
+async def test_assign_is_refused_while_another_directory_has_a_batch(fake_kafka, servers, first, tmp_path):
+    second = {**first, "spool_dir": tmp_path / "two"}
+    async with member(servers) as consumer, SafeProducer(**second) as producer:
+        await consumer.assign([TP])
+        await leave_a_batch(fake_kafka, consumer, first)
+        batch = producer.batch()
+        for value in await some(consumer):
+            batch.send("out", value)
+        with pytest.raises(UsageError, match="spool drain"):
+            await batch.send_offsets(consumer)
+        async with SafeProducer(**first) as again:
+            await again.flush()
+        with pytest.raises(BatchDroppedError, match="read again"):
+            await batch.send_offsets(consumer)
+        await copy_on(producer, consumer, COUNT)
+    assert await output(servers) == list(range(COUNT))

@@ -30,62 +30,53 @@ def options(fake_kafka, tmp_path):
     return {"bootstrap_servers": fake_kafka.bootstrap_servers, "spool_dir": tmp_path / "spool"}
 
 
-def test_a_record_is_accepted_then_durable_then_delivered(options, fake_kafka):
-    async def main():
-        async with SafeProducer(**options) as producer:
-            future = await producer.send("orders", b"v", b"k", headers=[("h", b"x")])
-            assert isinstance(future, RecordFuture)
-            assert await future.durable() is future
-            metadata = await future
-            assert (metadata.topic, metadata.partition, metadata.offset) == ("orders", 0, 0)
-            assert await future == metadata
-            assert future.done()
-            assert future.result() == metadata
-            assert future.exception() is None
-            assert (await producer.send_and_wait("orders", b"w", partition=0)).offset == 1
-            assert await producer.partitions_for("orders") == {0}
-            await producer.flush()
-            await producer.durable()
-        with pytest.raises(ProducerClosedError):
-            await producer.send("orders", b"late")
-
-    run(main())
+async def test_a_record_is_accepted_then_durable_then_delivered(options, fake_kafka):
+    async with SafeProducer(**options) as producer:
+        future = await producer.send("orders", b"v", b"k", headers=[("h", b"x")])
+        assert isinstance(future, RecordFuture)
+        assert await future.durable() is future
+        metadata = await future
+        assert (metadata.topic, metadata.partition, metadata.offset) == ("orders", 0, 0)
+        assert await future == metadata
+        assert future.done()
+        assert future.result() == metadata
+        assert future.exception() is None
+        assert (await producer.send_and_wait("orders", b"w", partition=0)).offset == 1
+        assert await producer.partitions_for("orders") == {0}
+        await producer.flush()
+        await producer.durable()
+    with pytest.raises(ProducerClosedError):
+        await producer.send("orders", b"late")
     assert fake_kafka.values("orders") == [b"v", b"w"]
 
 
 @pytest.mark.parametrize("headers", [5, "ab", {"h": b"x"}])
-def test_headers_that_are_no_list_of_pairs(options, headers):
-    async def main():
-        async with SafeProducer(**options) as producer:
-            with pytest.raises(TypeError, match=r"headers must be a list of \(str, bytes\) tuples, not"):
-                await producer.send("orders", b"v", headers=headers)
-            async with producer.batch() as batch:
-                with pytest.raises(TypeError, match="headers must be a list"):
-                    batch.send("orders", b"v", headers=headers)
-                batch.send("orders", b"v", headers=(pair for pair in [("h", None)]))
-            assert (await producer.send_and_wait("orders", b"w", headers=(("h", b"x"),))).offset >= 1
-
-    run(main())
+async def test_headers_that_are_no_list_of_pairs(options, headers):
+    async with SafeProducer(**options) as producer:
+        with pytest.raises(TypeError, match=r"headers must be a list of \(str, bytes\) tuples, not"):
+            await producer.send("orders", b"v", headers=headers)
+        async with producer.batch() as batch:
+            with pytest.raises(TypeError, match="headers must be a list"):
+                batch.send("orders", b"v", headers=headers)
+            batch.send("orders", b"v", headers=(pair for pair in [("h", None)]))
+        assert (await producer.send_and_wait("orders", b"w", headers=(("h", b"x"),))).offset >= 1
 
 
-def test_start_and_stop_as_aiokafka_has_them(options, fake_kafka):
-    async def main():
-        producer = SafeProducer(**options)
-        with pytest.raises(UsageError, match="start"):
-            await producer.send("orders", b"early")
-        await asyncio.gather(producer.start(), producer.start())
+async def test_start_and_stop_as_aiokafka_has_them(options, fake_kafka):
+    producer = SafeProducer(**options)
+    with pytest.raises(UsageError, match="start"):
+        await producer.send("orders", b"early")
+    await asyncio.gather(producer.start(), producer.start())
+    await producer.start()
+    with pytest.raises(UsageError, match="another event loop"):
+        await asyncio.to_thread(lambda: run(producer.send("orders", b"of another loop")))
+    future = await producer.send("orders", b"v")
+    await asyncio.gather(producer.stop(), producer.stop())
+    await producer.stop()
+    # Also after the end, as long as somebody has the future.
+    assert (await future).offset == 0
+    with pytest.raises(ProducerClosedError):
         await producer.start()
-        with pytest.raises(UsageError, match="another event loop"):
-            await asyncio.to_thread(lambda: run(producer.send("orders", b"of another loop")))
-        future = await producer.send("orders", b"v")
-        await asyncio.gather(producer.stop(), producer.stop())
-        await producer.stop()
-        # Also after the end, as long as somebody has the future.
-        assert (await future).offset == 0
-        with pytest.raises(ProducerClosedError):
-            await producer.start()
-
-    run(main())
     with pytest.raises(ConfigError):
         SafeProducer(bootstrap_servers="localhost:1", no_such_option=1)
 
@@ -190,43 +181,39 @@ def test_a_hundred_tasks_that_wait_for_each_record_share_batches_and_wake_ups(op
     assert wakes <= 1.75 * batches + 20
 
 
-def test_what_was_delivered_before_its_sender_could_see_that_is_seen(options, monkeypatch):
+async def test_what_was_delivered_before_its_sender_could_see_that_is_seen(options, monkeypatch):
     """The thread that seals is held up between handing a batch over and noting that, until it is acknowledged."""
     waiting, looked = threading.Event(), threading.Event()
+    # There nothing else wakes who waits.
+    in_memory = {"bootstrap_servers": options["bootstrap_servers"], "spool": "never"}
+    async with SafeProducer(**in_memory, batch_size=16_384, linger_ms=60_000) as producer:
+        pump = producer.client._pump
+        submit = pump.submit
 
-    async def main():
-        # There nothing else wakes who waits.
-        in_memory = {"bootstrap_servers": options["bootstrap_servers"], "spool": "never"}
-        async with SafeProducer(**in_memory, batch_size=16_384, linger_ms=60_000) as producer:
-            pump = producer.client._pump
-            submit = pump.submit
-
-            def slow(parcels):
-                if pump.is_current_thread():
-                    submit(parcels)
-                    return
-                waiting.wait(LONG_S)
+        def slow(parcels):
+            if pump.is_current_thread():
                 submit(parcels)
-                looked.wait(LONG_S)
+                return
+            waiting.wait(LONG_S)
+            submit(parcels)
+            looked.wait(LONG_S)
 
-            monkeypatch.setattr(pump, "submit", slow)
-            future = await producer.send("orders", b"v" * 16_000)
-            open_batch = producer.client._open_batches["orders"]
-            other = asyncio.create_task(producer.send("orders", b"v" * 16_000))
-            await until(lambda: open_batch.encoded is not NOT_ENCODED)  # by the thread that is held up
-            task = asyncio.ensure_future(future)
-            await until(lambda: pump.ledger.waiters)
-            waiting.set()
-            await until(lambda: all(parcel.done for parcel in open_batch.encoded.parcels))
-            for _ in range(10):
-                await asyncio.sleep(0.01)
-            assert not task.done()
-            looked.set()
-            async with asyncio.timeout(20):
-                assert (await task).offset == 0
-            await other
-
-    run(main())
+        monkeypatch.setattr(pump, "submit", slow)
+        future = await producer.send("orders", b"v" * 16_000)
+        open_batch = producer.client._open_batches["orders"]
+        other = asyncio.create_task(producer.send("orders", b"v" * 16_000))
+        await until(lambda: open_batch.encoded is not NOT_ENCODED)  # by the thread that is held up
+        task = asyncio.ensure_future(future)
+        await until(lambda: pump.ledger.waiters)
+        waiting.set()
+        await until(lambda: all(parcel.done for parcel in open_batch.encoded.parcels))
+        for _ in range(10):
+            await asyncio.sleep(0.01)
+        assert not task.done()
+        looked.set()
+        async with asyncio.timeout(20):
+            assert (await task).offset == 0
+        await other
 
 
 def test_records_of_many_tasks_are_accepted_in_the_order_of_their_calls(options, fake_kafka):
@@ -431,71 +418,62 @@ def test_a_callback_of_the_loop_takes_less_than_5_ms_of_it(options):
     assert run(main()) < 0.005
 
 
-def test_who_waits_may_be_cancelled_and_the_record_comes(options, fake_kafka):
-    async def main():
-        async with SafeProducer(**options) as producer:
-            await producer.send_and_wait("orders", b"0")
-            outage(fake_kafka)
-            future = await producer.send("orders", b"1")
-            for wait in (lambda: future, producer.flush):
-                with pytest.raises(TimeoutError):
-                    async with asyncio.timeout(0.05):
-                        await wait()
-            waiting = asyncio.ensure_future(future)
-            called = []
-            future.add_done_callback(called.append)
-            future.add_done_callback(print)
-            assert future.remove_done_callback(print) == 1
-            waiting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
-            assert not future.cancelled()
-            with pytest.raises(asyncio.InvalidStateError):
-                future.result()
-            await future.durable()
-            fake_kafka.start_all()
-            assert (await future).offset == 1
-            await until(lambda: called == [future])
-            assert not producer.client._pump.ledger.waiters, "somebody still waits"
-
-    run(main())
+async def test_who_waits_may_be_cancelled_and_the_record_comes(options, fake_kafka):
+    async with SafeProducer(**options) as producer:
+        await producer.send_and_wait("orders", b"0")
+        outage(fake_kafka)
+        future = await producer.send("orders", b"1")
+        for wait in (lambda: future, producer.flush):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await wait()
+        waiting = asyncio.ensure_future(future)
+        called = []
+        future.add_done_callback(called.append)
+        future.add_done_callback(print)
+        assert future.remove_done_callback(print) == 1
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert not future.cancelled()
+        with pytest.raises(asyncio.InvalidStateError):
+            future.result()
+        await future.durable()
+        fake_kafka.start_all()
+        assert (await future).offset == 1
+        await until(lambda: called == [future])
+        assert not producer.client._pump.ledger.waiters, "somebody still waits"
     assert fake_kafka.values("orders") == [b"0", b"1"]
 
 
 @pytest.mark.parametrize("step", [1, 2, 3])
-def test_a_cancelled_start_leaves_nothing_open(options, step):
-    async def main():
-        producer = SafeProducer(**options, spool_lane=0)
-        _, result = await cancelled_at(step, "waiting", producer.start())
-        if isinstance(result, asyncio.CancelledError):
-            # The lane is free again soon, or this would raise LaneBusyError to the end.
-            for _ in range(1000):
-                with contextlib.suppress(kafkasafe.LaneBusyError):
-                    await producer.start()
-                    break
-                await asyncio.sleep(0.05)
-        await producer.send_and_wait("orders", b"v")
-        await producer.stop()
-
-    run(main())
+async def test_a_cancelled_start_leaves_nothing_open(options, step):
+    producer = SafeProducer(**options, spool_lane=0)
+    _, result = await cancelled_at(step, "waiting", producer.start())
+    if isinstance(result, asyncio.CancelledError):
+        # The lane is free again soon, or this would raise LaneBusyError to the end.
+        for _ in range(1000):
+            with contextlib.suppress(kafkasafe.LaneBusyError):
+                await producer.start()
+                break
+            await asyncio.sleep(0.05)
+    await producer.send_and_wait("orders", b"v")
+    await producer.stop()
 
 
-def test_a_cancelled_close_goes_on(options, fake_kafka):
-    async def main():
-        producer = SafeProducer(**options)
-        await producer.start()
-        await producer.send_and_wait("orders", b"0")
-        for i in range(1, 1000):
-            await producer.send("orders", b"%d" % i)
-        closing = asyncio.create_task(producer.close())
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        closing.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await closing
-        await producer.close()
-
-    run(main())
+async def test_a_cancelled_close_goes_on(options, fake_kafka):
+    producer = SafeProducer(**options)
+    await producer.start()
+    await producer.send_and_wait("orders", b"0")
+    for i in range(1, 1000):
+        await producer.send("orders", b"%d" % i)
+    closing = asyncio.create_task(producer.close())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    await producer.close()
     assert fake_kafka.values("orders") == [b"%d" % i for i in range(1000)]
 
 
@@ -564,72 +542,56 @@ def test_a_dropped_producer_warns_at_once_on_the_thread_that_dropped_it(options)
     assert not [said for kind, _, said in threads if kind is ResourceWarning and "SafeProducer" in said]
 
 
-def test_after_close_nothing_is_waited_for(options, fake_kafka):
+async def test_after_close_nothing_is_waited_for(options, fake_kafka):
     """`flush` after `close` waited for ever; whatever is left is for the next life."""
-
-    async def main():
-        producer = SafeProducer(**options)
-        await producer.start()
-        future = await producer.send("orders", b"")
-        await producer.close(0.0)
-        for _ in range(2):
-            await producer.flush()
-            await producer.durable(timeout=60)
-        await future.durable()
-        with pytest.raises(ProducerClosedError):
-            await producer.send("orders", b"")
-
-    run(main())
+    producer = SafeProducer(**options)
+    await producer.start()
+    future = await producer.send("orders", b"")
+    await producer.close(0.0)
+    for _ in range(2):
+        await producer.flush()
+        await producer.durable(timeout=60)
+    await future.durable()
+    with pytest.raises(ProducerClosedError):
+        await producer.send("orders", b"")
 
 
-def test_a_future_that_somebody_cancels_is_delivered(options):
+async def test_a_future_that_somebody_cancels_is_delivered(options):
     """aiokafka: "Cancelling this future will not cancel the send"."""
-
-    async def main():
-        async with SafeProducer(**options) as producer:
-            futures = [await producer.send("orders", b"%d" % number) for number in range(5)]
-            _, pending = await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
-            for future in [*pending, futures[0]]:
-                assert future.cancel() is False
-                assert not future.cancelled()
-            assert len({(await future).offset for future in futures}) == 5
-
-    run(main())
+    async with SafeProducer(**options) as producer:
+        futures = [await producer.send("orders", b"%d" % number) for number in range(5)]
+        _, pending = await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+        for future in [*pending, futures[0]]:
+            assert future.cancel() is False
+            assert not future.cancelled()
+        assert len({(await future).offset for future in futures}) == 5
 
 
 @pytest.mark.parametrize("topic", ["", "a b", "..", None, 5, b"orders"])
-def test_partitions_of_a_topic_that_cannot_exist(options, topic):
+async def test_partitions_of_a_topic_that_cannot_exist(options, topic):
     """They were waited for, for `max_block_ms`."""
-
-    async def main():
-        async with SafeProducer(**options) as producer:
-            with pytest.raises((TypeError, ValueError), match=r"[Tt]opic"):
-                await producer.partitions_for(topic)
-            assert await producer.partitions_for("orders")
-
-    run(main())
+    async with SafeProducer(**options) as producer:
+        with pytest.raises((TypeError, ValueError), match=r"[Tt]opic"):
+            await producer.partitions_for(topic)
+        assert await producer.partitions_for("orders")
 
 
-def test_a_time_that_is_none_is_refused(options, fake_kafka):
+async def test_a_time_that_is_none_is_refused(options, fake_kafka):
     """Not a number would stand among the loop's timers, and a text failed deep inside, or not, as it came."""
-
-    async def main():
-        async with SafeProducer(**options) as producer:
-            for partition in (0, None):  # before and after the record has its fate
-                future = await producer.send("orders", b"", partition=partition)
-                async with producer.batch() as batch:
-                    batch.send("orders", b"")
-                waits = (
-                    producer.flush,
-                    producer.durable,
-                    future.durable,
-                    batch.outcome.durable,
-                    producer.close,
-                )
-                for wait in waits:
-                    for wrong, error in ((math.nan, ValueError), ("5", TypeError), ([], TypeError)):
-                        with pytest.raises(error, match="timeout"):
-                            await wait(wrong)
-                await future
-
-    run(main())
+    async with SafeProducer(**options) as producer:
+        for partition in (0, None):  # before and after the record has its fate
+            future = await producer.send("orders", b"", partition=partition)
+            async with producer.batch() as batch:
+                batch.send("orders", b"")
+            waits = (
+                producer.flush,
+                producer.durable,
+                future.durable,
+                batch.outcome.durable,
+                producer.close,
+            )
+            for wait in waits:
+                for wrong, error in ((math.nan, ValueError), ("5", TypeError), ([], TypeError)):
+                    with pytest.raises(error, match="timeout"):
+                        await wait(wrong)
+            await future

@@ -11,11 +11,11 @@ import time
 
 import pytest
 from helpers import LONG_S, longest_callback, run, until
-from kafka import KafkaConsumer, TopicPartition
+from kafka import TopicPartition
+from topics import read_values
 
 from kafkasafe import SafeProducer as ThreadProducer
 from kafkasafe.aio import SafeConsumer, SafeProducer
-from kafkasafe.kafkapython.admin import tidy_client
 from kafkasafe.logging_handler import KafkaHandler
 from kafkasafe.testing.broker import KafkaCluster
 
@@ -29,19 +29,6 @@ def broker():
     """One of this module's own, which may be killed and paused."""
     with KafkaCluster(brokers=1) as cluster:
         yield cluster
-
-
-def values(cluster, topic):
-    tp = TopicPartition(topic, 0)
-    with contextlib.closing(
-        KafkaConsumer(bootstrap_servers=cluster.bootstrap_servers, kafka_client=tidy_client)
-    ) as consumer:
-        consumer.assign([tp])
-        consumer.seek_to_beginning(tp)
-        end, found = consumer.end_offsets([tp])[tp], []
-        while consumer.position(tp) < end:
-            found += [record.value for records in consumer.poll(1000).values() for record in records]
-    return found
 
 
 def test_a_group_reads_everything_through_rebalance_cancellation_and_an_outage(broker, tmp_path):
@@ -144,7 +131,7 @@ def test_no_callback_of_the_loop_takes_long_under_load_and_in_an_outage(broker, 
         return longest
 
     assert run(main()) < 0.005
-    assert len(values(broker, "aio-lag")) == 24_000 * rounds
+    assert len(read_values(broker.bootstrap_servers, "aio-lag")[0]) == 24_000 * rounds
 
 
 def test_who_logs_is_not_held_up_while_the_broker_hangs_or_is_dead(broker, tmp_path):
@@ -198,7 +185,9 @@ def test_who_logs_is_not_held_up_while_the_broker_hangs_or_is_dead(broker, tmp_p
     with ThreadProducer(bootstrap_servers=broker.bootstrap_servers, spool_dir=tmp_path) as producer:
         producer.flush(LONG_S)
     assert dropped == 0
-    found = collections.Counter(value.decode() for value in values(broker, "handler-logs"))
+    found = collections.Counter(
+        value.decode() for value in read_values(broker.bootstrap_servers, "handler-logs")[0]
+    )
     expected = {f"of {number}: {index}" for number in range(3) for index in range(counts[number])}
     assert expected <= found.keys()
     assert {found[line] for line in expected} == {1}

@@ -105,30 +105,25 @@ def test_an_undecided_position_is_in_no_commit_of_all_positions(cluster, recreat
     assert committed(cluster) == len(NEW)
 
 
-def test_an_undecided_partition_is_in_no_atomic_batch(recreate, options, tmp_path):
-    async def main():
-        async with (
-            SafeConsumer("orders", **{**options, "enable_auto_commit": False}) as consumer,
-            SafeProducer(
-                bootstrap_servers=options["bootstrap_servers"], spool_dir=tmp_path / "p"
-            ) as producer,
-        ):
-            assert await values(consumer, len(OLD)) == OLD
-            assert not await consumer.getmany(timeout_ms=20)
-            recreate()
-            await told(consumer)
-            batch = producer.batch()
-            with pytest.raises(LogDivergedError):
-                await batch.send_offsets(consumer)
-            batch.drop()
-            with pytest.raises(LogDivergedError, match="then seek to 0"):
-                await consumer.commit({TP: 10})
-            consumer.seek(TP, 0)
-            assert await values(consumer, len(NEW)) == NEW
-            async with producer.batch() as batch:
-                batch.send("orders", b"sum")
-                await batch.send_offsets(consumer)
-            await batch.outcome
-            assert await consumer.committed(TP) == len(NEW)
-
-    run(main())
+async def test_an_undecided_partition_is_in_no_atomic_batch(recreate, options, tmp_path):
+    async with (
+        SafeConsumer("orders", **{**options, "enable_auto_commit": False}) as consumer,
+        SafeProducer(bootstrap_servers=options["bootstrap_servers"], spool_dir=tmp_path / "p") as producer,
+    ):
+        assert await values(consumer, len(OLD)) == OLD
+        assert not await consumer.getmany(timeout_ms=20)
+        recreate()
+        await told(consumer)
+        batch = producer.batch()
+        with pytest.raises(LogDivergedError):
+            await batch.send_offsets(consumer)
+        batch.drop()
+        with pytest.raises(LogDivergedError, match="then seek to 0"):
+            await consumer.commit({TP: 10})
+        consumer.seek(TP, 0)
+        assert await values(consumer, len(NEW)) == NEW
+        async with producer.batch() as batch:
+            batch.send("orders", b"sum")
+            await batch.send_offsets(consumer)
+        await batch.outcome
+        assert await consumer.committed(TP) == len(NEW)

@@ -184,44 +184,37 @@ def test_ctrl_c_anywhere_in_send(options, fake_kafka, room):
     assert came >= set(sent) - doubtful
 
 
-def test_another_thread_is_refused_in_the_same_iteration(options):
-    async def main():
-        async with SafeProducer(**options) as producer:
-            await producer.send("orders", b"1")
-            refused = []
+async def test_another_thread_is_refused_in_the_same_iteration(options):
+    async with SafeProducer(**options) as producer:
+        await producer.send("orders", b"1")
+        refused = []
 
-            def other():
-                with pytest.raises(UsageError, match="another event loop") as error:
-                    run(producer.send("orders", b"2"))
-                refused.append(error)
+        def other():
+            with pytest.raises(UsageError, match="another event loop") as error:
+                run(producer.send("orders", b"2"))
+            refused.append(error)
 
-            thread = threading.Thread(target=other)
-            thread.start()
-            thread.join(LONG_S)
-            assert refused
-            assert (await producer.send_and_wait("orders", b"3")).offset == 1
-
-    run(main())
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join(LONG_S)
+        assert refused
+        assert (await producer.send_and_wait("orders", b"3")).offset == 1
 
 
 @pytest.mark.parametrize("differ", [False, True])
-def test_metadata_of_each_record_of_a_batch(options, differ):
+async def test_metadata_of_each_record_of_a_batch(options, differ):
     """Whether only offsets differ, and then all but the first are made at once, or more does."""
-
-    async def main():
-        async with SafeProducer(**options) as producer:
-            futures = [
-                await producer.send("orders", b"v" * (1 + i * differ), b"k" if differ else None)
-                for i in range(20)
-            ]
-            for again in range(2):
-                found = [await future for future in futures]
-                assert all(type(metadata) is RecordMetadata for metadata in found)
-                assert [metadata.offset for metadata in found] == list(range(20)), again
-                assert found == [future.result() for future in futures]
-                assert found[3].serialized_value_size == (4 if differ else 1)
-
-    run(main())
+    async with SafeProducer(**options) as producer:
+        futures = [
+            await producer.send("orders", b"v" * (1 + i * differ), b"k" if differ else None)
+            for i in range(20)
+        ]
+        for again in range(2):
+            found = [await future for future in futures]
+            assert all(type(metadata) is RecordMetadata for metadata in found)
+            assert [metadata.offset for metadata in found] == list(range(20)), again
+            assert found == [future.result() for future in futures]
+            assert found[3].serialized_value_size == (4 if differ else 1)
 
 
 def test_a_record_that_is_larger_than_a_batch_is_one_of_its_own(options, fake_kafka):

@@ -9,7 +9,6 @@ from typing import get_type_hints
 
 import aiokafka
 import pytest
-from helpers import run
 
 from kafkasafe import options
 from kafkasafe.aio import SafeConsumer, SafeProducer
@@ -77,7 +76,7 @@ def test_what_is_not_there_says_what_to_use_instead():
         assert not hasattr(type(owner), "__getattr__"), "all attributes would be slow"
 
 
-def test_a_function_as_partitioner(fake_kafka, tmp_path):
+async def test_a_function_as_partitioner(fake_kafka, tmp_path):
     """aiokafka's documentation: the example of a custom partitioner."""
     fake_kafka.create_topic("foobar", partitions=10)
     asked = []
@@ -86,12 +85,9 @@ def test_a_function_as_partitioner(fake_kafka, tmp_path):
         asked.append((key, all_partitions, available_partitions))
         return all_partitions[0] if key == b"first" else all_partitions[-1]
 
-    async def main():
-        async with SafeProducer(
-            bootstrap_servers=fake_kafka.bootstrap_servers, spool_dir=tmp_path, partitioner=partitioner
-        ) as producer:
-            for key, partition in ((b"last", 9), (b"first", 0), (None, 9)):
-                assert (await producer.send_and_wait("foobar", b"", key=key)).partition == partition
-
-    run(main())
+    async with SafeProducer(
+        bootstrap_servers=fake_kafka.bootstrap_servers, spool_dir=tmp_path, partitioner=partitioner
+    ) as producer:
+        for key, partition in ((b"last", 9), (b"first", 0), (None, 9)):
+            assert (await producer.send_and_wait("foobar", b"", key=key)).partition == partition
     assert asked[-1] == (None, list(range(10)), list(range(10)))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 from commands import run
+from programs import python
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 
@@ -34,12 +33,11 @@ def left(fake_kafka, tmp_path):
 
 def test_where_several_processes_are_scraped_as_one_a_drain_is_one_of_them(left, tmp_path):
     (tmp_path / "multi").mkdir()
-    done = subprocess.run(
-        [sys.executable, "-m", "kafkasafe", *left(prometheus=True)],
+    done = python(
+        "-m",
+        "kafkasafe",
+        *left(prometheus=True),
         env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path / "multi")},
-        capture_output=True,
-        text=True,
-        timeout=120,
         check=True,
     )
     assert done.stdout == "3 records delivered, 0 left\n"

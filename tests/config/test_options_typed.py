@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import typing
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import pytest
 from kafka import KafkaConsumer, TopicPartition
 from kafka.net.sasl import SASL_MECHANISMS
+from programs import python
 
 from kafkasafe import SafeProducer, config, options
 from kafkasafe.config.names import WITHOUT_EFFECT
@@ -164,14 +163,7 @@ def test_every_option_has_a_type():
 
 def lines_with_errors(program: str, tmp_path: Path) -> tuple[set[int], str]:
     (tmp_path / "program.py").write_text(program)
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "program.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = python("-m", "mypy", "--strict", "--no-error-summary", "program.py", cwd=tmp_path, timeout=300)
     said = done.stdout + done.stderr
     return {int(line.split(":")[1]) for line in said.splitlines() if line.startswith("program.py:")}, said
 

@@ -14,7 +14,7 @@ import consuming
 import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
-from consuming import Consumers, Writer, collect, kafka_errors, new_topic, until
+from consuming import Writer, collect, kafka_errors, new_topic, until
 from kafka import KafkaConsumer, TopicPartition
 from kafka.record import MemoryRecords
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
@@ -54,12 +54,6 @@ def cluster():
     }
     with KafkaCluster(brokers=2, config=config) as running:
         yield running
-
-
-@pytest.fixture
-def consumers(cluster):
-    with Consumers(cluster) as opened:
-        yield opened
 
 
 def gather(consumer, count, timeout_s=60.0, **options):

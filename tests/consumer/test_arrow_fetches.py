@@ -6,7 +6,7 @@ import pytest
 from consuming import new_topic, until
 from kafka import TopicPartition
 
-from kafkasafe import SafeConsumer, SafeProducer
+from kafkasafe import SafeProducer
 from kafkasafe.kafkapython.fetcher import Fetcher
 
 MB = 1024 * 1024
@@ -37,26 +37,6 @@ def topic(some_kafka, tmp_path):
             producer.send(name, value, partition=0)
         producer.flush(60)
     return name
-
-
-@pytest.fixture
-def opened(some_kafka):
-    consumers = []
-
-    def open_one(topic, **options):
-        consumer = SafeConsumer(
-            bootstrap_servers=some_kafka.bootstrap_servers,
-            auto_offset_reset="earliest",
-            enable_auto_commit=False,
-            **options,
-        )
-        consumers.append(consumer)
-        consumer.assign([TopicPartition(topic, 0)])
-        return consumer
-
-    yield open_one
-    for consumer in consumers:
-        consumer.close()
 
 
 def read(consumer):

@@ -11,7 +11,6 @@ from confluent_kafka import Producer
 from consuming import new_topic, until
 from kafka import TopicPartition
 
-from kafkasafe import SafeConsumer
 from kafkasafe.kafkapython import sockets
 from kafkasafe.testing.broker import KafkaCluster
 
@@ -64,27 +63,6 @@ def write(some_kafka):
                 producer.commit_transaction(60)
 
     return write
-
-
-@pytest.fixture
-def opened(some_kafka):
-    consumers = []
-
-    def open_one(topic, *partitions, **options):
-        consumer = SafeConsumer(
-            bootstrap_servers=some_kafka.bootstrap_servers,
-            auto_offset_reset="earliest",
-            enable_auto_commit=False,
-            fetch_max_wait_ms=50,
-            **options,
-        )
-        consumers.append(consumer)
-        consumer.assign([TopicPartition(topic, partition) for partition in partitions])
-        return consumer
-
-    yield open_one
-    for consumer in consumers:
-        consumer.close()
 
 
 def gather(consumer, count, **options):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import subprocess
 import sys
 
 import consumer_world
 import pytest
 from mutation import listed, source
+from programs import python
 from tiers import in_tiers
 
 from kafkasafe._consuming import position_table
@@ -33,13 +33,11 @@ def test_a_seed_is_the_same_history_in_every_process():
     """Sets have another order in each process, and other threads draw from the module `random`."""
     program = "import consumer_world; print(*[consumer_world.play(seed).digest for seed in (11, 66)])"
     digests = {
-        subprocess.run(
-            [sys.executable, "-c", program],
+        python(
+            "-c",
+            program,
             env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
-            capture_output=True,
-            text=True,
             check=True,
-            timeout=120,
         ).stdout
         for seed in ("0", "1")
     }

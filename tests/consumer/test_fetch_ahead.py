@@ -8,7 +8,7 @@ import pytest
 from consuming import collect, new_topic, until
 from kafka import KafkaProducer, TopicPartition
 
-from kafkasafe import SafeConsumer, SafeProducer
+from kafkasafe import SafeProducer
 from kafkasafe.kafkapython.fetcher import Fetcher
 from kafkasafe.kafkapython.fetching_ahead import end_of
 from kafkasafe.limits.fetch_ahead import AheadOffset, ResponseEnd
@@ -94,29 +94,8 @@ def topic(some_kafka, tmp_path):
 
 
 @pytest.fixture
-def opened_at():
-    consumers = []
-
-    def open_one(kafka, topic, partitions=1, **options):
-        options = {"max_partition_fetch_bytes": FETCH_BYTES, "max_poll_records": 10, **options}
-        consumer = SafeConsumer(
-            bootstrap_servers=kafka.bootstrap_servers,
-            auto_offset_reset="earliest",
-            enable_auto_commit=False,
-            **options,
-        )
-        consumers.append(consumer)
-        consumer.assign([TopicPartition(topic, partition) for partition in range(partitions)])
-        return consumer
-
-    yield open_one
-    for consumer in consumers:
-        consumer.close()
-
-
-@pytest.fixture
-def opened(some_kafka, opened_at):
-    return functools.partial(opened_at, some_kafka)
+def opened_at(opened_at):
+    return functools.partial(opened_at, max_partition_fetch_bytes=FETCH_BYTES, max_poll_records=10)
 
 
 def until_sent(consumer, condition):
@@ -194,7 +173,7 @@ def test_a_paused_partition_goes_on_where_it_was(topic, opened, ahead):
 
 def test_many_partitions_stay_in_order_while_some_are_paused(some_kafka, tmp_path, opened):
     topic = fill(some_kafka, tmp_path, partitions=4)
-    consumer = opened(topic, partitions=4, max_poll_records=7)
+    consumer = opened(topic, *range(4), max_poll_records=7)
     places = [TopicPartition(topic, partition) for partition in range(4)]
     found = {tp: [] for tp in places}
     rounds = 0
@@ -215,7 +194,7 @@ def test_a_resumed_partition_does_not_wait_for_the_end_of_another(some_kafka, tm
     """Its next response is fetched ahead, so something of the other partition is always left."""
     topic = fill(some_kafka, tmp_path, partitions=2)
     other, resumed = TopicPartition(topic, 0), TopicPartition(topic, 1)
-    consumer = opened(topic, 2, max_poll_records=7)
+    consumer = opened(topic, 0, 1, max_poll_records=7)
     consumer.seek(resumed, COUNT - 40)  # one response, and nothing ahead of it
     found = {other: [], resumed: []}
 

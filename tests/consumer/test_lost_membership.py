@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from kafka import KafkaConsumer, TopicPartition
 from kafka.structs import ConsumerGroupMetadata
+from topics import read_values
 from waiting import until
 
 from kafkasafe import SafeConsumer, SafeProducer
@@ -80,18 +81,7 @@ def deliver(producer, consumer, records):
 
 def output(servers):
     """All of it, as a reader of committed records sees it."""
-    consumer = KafkaConsumer(
-        bootstrap_servers=servers, isolation_level="read_committed", kafka_client=tidy_client
-    )
-    with contextlib.closing(consumer):
-        place = TopicPartition("out", 0)
-        consumer.assign([place])
-        consumer.seek(place, 0)
-        end = consumer.end_offsets([place])[place]
-        found = []
-        while consumer.position(place) < end:
-            found += numbers(polled(consumer))
-        return found
+    return [int(value) for value in read_values(servers, "out", isolation_level="read_committed")[0]]
 
 
 def read_all(servers, producer, consumer):

@@ -15,17 +15,8 @@ from prometheus_client import CollectorRegistry
 from kafkasafe.errors import LogDivergedError, RemoteStorageNotReadyError, WaitTimeoutError
 from kafkasafe.events import LogDiverged, PartitionNotReady, PartitionReady, PositionReset
 from kafkasafe.metrics import install
-from kafkasafe.testing.broker import KafkaCluster
-from kafkasafe.testing.proxy import FaultProxy
 
 pytestmark = pytest.mark.kafka
-
-
-@pytest.fixture(scope="module")
-def proxied():
-    with FaultProxy() as proxy, KafkaCluster(brokers=1, proxy_ports=proxy.ports) as cluster:
-        proxy.connect(cluster)
-        yield cluster, proxy
 
 
 @pytest.fixture

@@ -53,13 +53,6 @@ def cluster(request, clusters):
     return clusters(request.param)
 
 
-@pytest.fixture
-def consumers(cluster):
-    with Consumers(cluster) as opened:
-        yield opened
-    cluster.recover()
-
-
 def controller(cluster):
     with cluster.admin() as admin:
         return admin._manager.run(admin._refresh_controller_id) or admin._controller_id

@@ -12,8 +12,6 @@ from kafka import TopicPartition
 
 from kafkasafe._consuming.results import diverged_error
 from kafkasafe.events import LogDiverged
-from kafkasafe.testing.broker import KafkaCluster
-from kafkasafe.testing.proxy import FaultProxy
 
 
 def diverged(replaced):
@@ -33,13 +31,6 @@ def test_the_place_to_go_on_is_one_that_the_log_has(replaced, resume, says):
     event = diverged(replaced)
     assert event.resume_offset == resume
     assert says in str(diverged_error(event))
-
-
-@pytest.fixture(scope="module")
-def proxied():
-    with FaultProxy() as proxy, KafkaCluster(brokers=1, proxy_ports=proxy.ports) as cluster:
-        proxy.connect(cluster)
-        yield cluster, proxy
 
 
 @pytest.mark.kafka

@@ -8,6 +8,7 @@ import time
 import pytest
 from kafka import KafkaConsumer, TopicPartition
 from kafka.structs import ConsumerGroupMetadata
+from topics import read_values
 from waiting import until
 
 from kafkasafe import SafeConsumer, SafeProducer, UsageError
@@ -33,17 +34,7 @@ def servers(fake_kafka, tmp_path):
 
 
 def output(servers):
-    consumer = KafkaConsumer(
-        bootstrap_servers=servers, isolation_level="read_committed", auto_offset_reset="earliest"
-    )
-    consumer.assign([TopicPartition("out", 0)])
-    found = []
-    end = consumer.end_offsets([TopicPartition("out", 0)])[TopicPartition("out", 0)]
-    while consumer.position(TopicPartition("out", 0)) < end:
-        for records in consumer.poll(200).values():
-            found += [int(record.value) for record in records]
-    consumer.close()
-    return found
+    return [int(value) for value in read_values(servers, "out", isolation_level="read_committed")[0]]
 
 
 def committed(fake_kafka):

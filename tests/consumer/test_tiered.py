@@ -12,7 +12,7 @@ import time
 
 import consuming
 import pytest
-from consuming import Consumers, Raw, Slowness, new_topic, until
+from consuming import Raw, Slowness, new_topic, until
 from kafka import KafkaConsumer, TopicPartition
 from kafka.structs import OffsetAndMetadata
 
@@ -54,13 +54,6 @@ def cluster(tmp_path_factory):
     jars = [f"org.apache.kafka:{name}:4.3.0:test" for name in ("kafka-storage", "kafka-clients")]
     with KafkaCluster(2, config=config, extra_artifacts=jars) as running:
         yield running
-
-
-@pytest.fixture
-def consumers(cluster):
-    with Consumers(cluster) as opened:
-        yield opened
-    cluster.recover()
 
 
 @pytest.fixture

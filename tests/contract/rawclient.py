@@ -1,5 +1,6 @@
 """A client that sends exactly the request it is told to, and returns the answer as it came."""
 
+import contextlib
 import itertools
 import socket
 import struct
@@ -36,6 +37,52 @@ class Raw:
                 raise ConnectionError("The broker closed the connection")
             parts += data
         return bytes(parts)
+
+
+def ask(address, name, version, **fields):
+    """The answer to a request over a connection of its own."""
+    with contextlib.closing(Raw(*address)) as raw:
+        return raw.ask(name, version, **fields)
+
+
+def fetch(
+    ask,
+    topic,
+    offset,
+    *,
+    version=12,
+    partition=0,
+    leader_epoch=-1,
+    last_epoch=-1,
+    isolation_level=0,
+    max_bytes=1 << 20,
+    max_wait_ms=0,
+    **more,
+):
+    """What `ask(name, version, **fields)` gets of one partition."""
+    part = {
+        "partition": partition,
+        "current_leader_epoch": leader_epoch,
+        "fetch_offset": offset,
+        "last_fetched_epoch": last_epoch,
+        "log_start_offset": -1,
+        "partition_max_bytes": max_bytes,
+    }
+    answer = ask(
+        "Fetch",
+        version,
+        replica_id=-1,
+        max_wait_ms=max_wait_ms,
+        min_bytes=1 if max_wait_ms else 0,
+        max_bytes=max_bytes,
+        isolation_level=isolation_level,
+        session_id=0,
+        session_epoch=-1,
+        topics=[{"topic": topic, "partitions": [part]}],
+        forgotten_topics_data=[],
+        **more,
+    )
+    return answer.responses[0].partitions[0]
 
 
 def make_batch(

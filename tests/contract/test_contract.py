@@ -8,6 +8,7 @@ import time
 import uuid
 
 import pytest
+import rawclient
 from kafka.errors import TopicAlreadyExistsError
 from rawclient import Raw, make_batch
 from waiting import until
@@ -132,45 +133,8 @@ class Side:
         )
         return answer.topics[0].partitions[0]
 
-    def fetch(
-        self,
-        topic,
-        offset,
-        *,
-        leader_epoch=-1,
-        last_epoch=-1,
-        isolation_level=0,
-        partition=0,
-        max_bytes=1 << 20,
-    ):
-        answer = self.ask(
-            "Fetch",
-            12,
-            replica_id=-1,
-            max_wait_ms=0,
-            min_bytes=0,
-            max_bytes=max_bytes,
-            isolation_level=isolation_level,
-            session_id=0,
-            session_epoch=-1,
-            topics=[
-                {
-                    "topic": topic,
-                    "partitions": [
-                        {
-                            "partition": partition,
-                            "current_leader_epoch": leader_epoch,
-                            "fetch_offset": offset,
-                            "last_fetched_epoch": last_epoch,
-                            "log_start_offset": -1,
-                            "partition_max_bytes": max_bytes,
-                        }
-                    ],
-                }
-            ],
-            forgotten_topics_data=[],
-        )
-        return answer.responses[0].partitions[0]
+    def fetch(self, topic, offset, **more):
+        return rawclient.fetch(self.ask, topic, offset, **more)
 
     def fetch_some(self, topic, offset, **more):
         """A fetch that waits for nothing may be answered with nothing."""

@@ -1,11 +1,13 @@
 """What three brokers answer after elections: on the fake, and on a real cluster of the current version."""
 
+import functools
 import time
 import uuid
 
 import pytest
+import rawclient
 from backends import CURRENT, Backend
-from rawclient import Raw, make_batch
+from rawclient import make_batch
 from waiting import until
 
 from kafkasafe.cluster.api import LATEST, Failure
@@ -34,11 +36,7 @@ class Trio:
         return name
 
     def ask(self, node, api, version, **fields):
-        raw = Raw(*self.cluster.client_address(node))
-        try:
-            return raw.ask(api, version, **fields)
-        finally:
-            raw.close()
+        return rawclient.ask(self.cluster.client_address(node), api, version, **fields)
 
     def send(self, topic, seq, *, node=None, pid=77, acks=-1, timeout_ms=30_000, age_ms=0, size=0):
         now_ms = self.now_ms - age_ms
@@ -100,34 +98,12 @@ class Trio:
         return self.end(topic, timestamp=-2)
 
     def fetch(self, topic, offset, last_epoch=-1):
-        part = {
-            "partition": 0,
-            "current_leader_epoch": -1,
-            "fetch_offset": offset,
-            "last_fetched_epoch": last_epoch,
-            "log_start_offset": -1,
-            "partition_max_bytes": 1 << 20,
-        }
+        def fetched():
+            ask = functools.partial(self.ask, self.cluster.leader(topic))
+            return rawclient.fetch(ask, topic, offset, last_epoch=last_epoch)
 
-        def ask():
-            answer = self.ask(
-                self.cluster.leader(topic),
-                "Fetch",
-                12,
-                replica_id=-1,
-                max_wait_ms=0,
-                min_bytes=0,
-                max_bytes=1 << 20,
-                isolation_level=0,
-                session_id=0,
-                session_epoch=-1,
-                topics=[{"topic": topic, "partitions": [part]}],
-                forgotten_topics_data=[],
-            )
-            return answer.responses[0].partitions[0]
-
-        until(lambda: ask().error_code == 0)
-        return ask()
+        until(lambda: fetched().error_code == 0)
+        return fetched()
 
     def known(self, topic, pid=77):
         answer = self.ask(

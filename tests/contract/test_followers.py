@@ -1,9 +1,11 @@
 """Reading from followers (KIP-392): on the fake, and on a real cluster of the current version."""
 
+import functools
 import uuid
 
 import pytest
-from rawclient import Raw, make_batch
+import rawclient
+from rawclient import make_batch
 from waiting import until
 
 from kafkasafe.record.batch import iter_headers
@@ -39,11 +41,7 @@ class Side:
         cluster.wait_in_sync(self.topic)
 
     def ask(self, node, api, version, **fields):
-        raw = Raw(*self.cluster.client_address(node))
-        try:
-            return raw.ask(api, version, **fields)
-        finally:
-            raw.close()
+        return rawclient.ask(self.cluster.client_address(node), api, version, **fields)
 
     def write(self, count, acks=-1):
         def sent():
@@ -64,30 +62,11 @@ class Side:
             until(sent)
 
     def fetch(self, node, offset, *, version=12, rack="b", epoch=-1, max_wait_ms=0):
-        part = {
-            "partition": 0,
-            "current_leader_epoch": epoch,
-            "fetch_offset": offset,
-            "last_fetched_epoch": -1,
-            "log_start_offset": -1,
-            "partition_max_bytes": 1 << 20,
-        }
-        answer = self.ask(
-            node,
-            "Fetch",
-            version,
-            replica_id=-1,
-            max_wait_ms=max_wait_ms,
-            min_bytes=1 if max_wait_ms else 0,
-            max_bytes=1 << 20,
-            isolation_level=0,
-            session_id=0,
-            session_epoch=-1,
-            topics=[{"topic": self.topic, "partitions": [part]}],
-            forgotten_topics_data=[],
-            **({"rack_id": rack} if version >= 11 else {}),
+        more = {"rack_id": rack} if version >= 11 else {}
+        ask = functools.partial(self.ask, node)
+        return rawclient.fetch(
+            ask, self.topic, offset, version=version, leader_epoch=epoch, max_wait_ms=max_wait_ms, **more
         )
-        return answer.responses[0].partitions[0]
 
     def count(self, row):
         return len(list(iter_headers(bytes(row.records or b""))))

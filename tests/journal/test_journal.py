@@ -111,8 +111,7 @@ class Shell:
         self.turn()
         self.journal.baseline(1, 0, TOPIC_ID)
         self.turn()
-        self.ack(batches[0], 0)
-        self.turn()
+        self.acked(batches[0], 0)
         return batches
 
     def ack(self, batch: j.Batch, offset: int) -> None:
@@ -123,6 +122,27 @@ class Shell:
 
     def lose(self, batch: j.Batch, *, sent: bool = True, code: int = 0) -> None:
         self.journal.lost(batch, sent=sent, code=code, message="gone", now=self.now)
+
+    def acked(self, batch: j.Batch, offset: int) -> list[j.Batch]:
+        """`ack`, and everything there is to do then."""
+        self.ack(batch, offset)
+        return self.turn()
+
+    def refused(self, batch: j.Batch, code: int, **of: Any) -> list[j.Batch]:
+        self.refuse(batch, code, **of)
+        return self.turn()
+
+    def lost(self, batch: j.Batch, *, sent: bool = True, code: int = 0) -> list[j.Batch]:
+        self.lose(batch, sent=sent, code=code)
+        return self.turn()
+
+    def suspected(self, *of: Any, **more: Any) -> list[j.Batch]:
+        self.journal.suspect(*of, **more)
+        return self.turn()
+
+    def surveyed(self, *found: Any, **more: Any) -> list[j.Batch]:
+        self.journal.surveyed(*found, **more)
+        return self.turn()
 
     def judge(
         self,
@@ -189,6 +209,11 @@ class Shell:
         self.__dict__["_written"] = value
 
 
+def flowing(*counts: int, age_s: float = 0.0) -> tuple[Shell, list[j.Batch]]:
+    shell = Shell()
+    return shell, shell.flowing(*counts, age_s=age_s)
+
+
 class Keeps(Shell):
     """Remembers which id was in the bytes when they were written."""
 
@@ -224,10 +249,8 @@ def test_the_first_batch_of_an_id_goes_alone_then_five() -> None:
     shell.turn()
     shell.journal.baseline(1, 0, TOPIC_ID)
     assert shell.turn() == batches[:1]
-    shell.ack(batches[0], 0)
-    assert shell.turn() == batches[1:6]
-    shell.ack(batches[1], 1)
-    assert shell.turn() == batches[6:7]
+    assert shell.acked(batches[0], 0) == batches[1:6]
+    assert shell.acked(batches[1], 1) == batches[6:7]
 
 
 def test_an_acknowledgement_makes_no_room_in_the_window_until_its_mark_is_durable() -> None:
@@ -292,11 +315,9 @@ def test_a_future_resolves_when_its_mark_is_durable() -> None:
 
 
 def test_old_batches_go_one_by_one() -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 1, 1, age_s=7 * 3600)
+    shell, batches = flowing(1, 1, 1, age_s=7 * 3600)
     assert shell.sent == batches[:2]
-    shell.ack(batches[1], 1)
-    assert shell.turn() == batches[2:]
+    assert shell.acked(batches[1], 1) == batches[2:]
 
 
 def test_an_old_batch_waits_for_all_that_is_under_way() -> None:
@@ -306,29 +327,24 @@ def test_an_old_batch_waits_for_all_that_is_under_way() -> None:
     assert shell.turn() == young
     old = shell.seal(1, age_s=7 * 3600)
     assert shell.turn() == []
-    shell.ack(young[0], 1)
-    assert shell.turn() == []
-    shell.ack(young[1], 2)
-    assert shell.turn() == old
+    assert shell.acked(young[0], 1) == []
+    assert shell.acked(young[1], 2) == old
 
 
 def test_what_is_old_is_so_by_the_clock_of_the_brokers() -> None:
     """Ours, 25 h behind, said that a batch was young; brokers, who go by theirs, had forgotten its producer."""
     day_ms = 86_400_000
-    shell = Shell()
-    batches = shell.flowing(1, 1, 1, 1, 1)
+    shell, batches = flowing(1, 1, 1, 1, 1)
     assert shell.sent == batches  # our clock alone says nothing
     assert shell.journal.broker_clock(NOW_MS + day_ms, NOW_MS)
     for offset, batch in enumerate(batches[1:], 1):
         shell.ack(batch, offset)
     later = shell.seal(1, 1, 1)
     assert shell.turn() == later[:1]
-    shell.ack(later[0], 5)
-    assert shell.turn() == later[1:2]
+    assert shell.acked(later[0], 5) == later[1:2]
     # The clock was set right.
     assert not shell.journal.broker_clock(NOW_MS + 3_600_000, NOW_MS)
-    shell.ack(later[1], 6)
-    shell.turn()
+    shell.acked(later[1], 6)
     shell.ack(later[2], 7)
     more = shell.seal(1, 1, 1)
     assert shell.turn() == more
@@ -336,19 +352,16 @@ def test_what_is_old_is_so_by_the_clock_of_the_brokers() -> None:
 
 def test_others_who_are_far_ahead_make_each_batch_wait_until_our_clock_has_caught_up() -> None:
     day_ms = 86_400_000
-    shell = Shell()
-    batches = shell.flowing(1, 1, 1)
+    shell, batches = flowing(1, 1, 1)
     shell.journal.clock_at_least(NOW_MS + day_ms)
     for offset, batch in enumerate(batches[1:], 1):
         shell.ack(batch, offset)
     later = shell.seal(1, 1, 1)
     assert shell.turn() == later[:1]
-    shell.ack(later[0], 3)
-    assert shell.turn() == later[1:2]
+    assert shell.acked(later[0], 3) == later[1:2]
     # It was they who were wrong, or our clock was corrected: they are no longer ahead.
     shell.journal.clock_at_least(NOW_MS - 1)
-    shell.ack(later[1], 4)
-    shell.turn()
+    shell.acked(later[1], 4)
     shell.ack(later[2], 5)
     more = shell.seal(1, 1, 1)
     assert shell.turn() == more
@@ -363,10 +376,8 @@ def test_a_broker_that_tells_the_time_is_believed_more_than_others() -> None:
 
 
 def test_an_old_batch_waits_for_what_may_still_arrive_and_is_looked_for_again() -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 1, age_s=2 * 86400)
-    shell.lose(batches[1])
-    shell.turn()
+    shell, batches = flowing(1, 1, age_s=2 * 86400)
+    shell.lost(batches[1])
     shell.wait()
     assert shell.asks[-1].read_log
     assert shell.judge(IdentityVerdict.DECIDED, 0, stable=True) == []
@@ -377,23 +388,19 @@ def test_an_old_batch_waits_for_what_may_still_arrive_and_is_looked_for_again() 
 
 
 def test_after_a_failure_nothing_new_is_sent_until_all_have_their_answer() -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 1, 1, 1, 1, 1, 1)
-    shell.refuse(batches[1], 19)
-    assert shell.turn() == []
+    shell, batches = flowing(1, 1, 1, 1, 1, 1, 1)
+    assert shell.refused(batches[1], 19) == []
     for batch in batches[2:6]:
         shell.refuse(batch, 45)
     assert shell.turn() == []
     assert shell.asks[1:] == []
     assert shell.wait() == batches[1:2]  # alone, under the same id
     assert batches[1].identity == BatchId(7, 0, 1, 1)
-    shell.ack(batches[1], 1)
-    assert shell.turn() == batches[2:7]
+    assert shell.acked(batches[1], 1) == batches[2:7]
 
 
 def test_a_lost_answer_is_asked_about_and_the_same_id_goes_again() -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 2, 3)
+    shell, batches = flowing(1, 2, 3)
     for batch in batches[1:]:
         shell.lose(batch)
     shell.turn()
@@ -406,25 +413,21 @@ def test_a_lost_answer_is_asked_about_and_the_same_id_goes_again() -> None:
 
 
 def test_what_the_leader_has_is_probed_before_it_counts() -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 2, 3)
+    shell, batches = flowing(1, 2, 3)
     for batch in batches[1:]:
         shell.lose(batch)
     shell.turn()
     shell.wait()
     assert shell.judge(IdentityVerdict.DECIDED, 2) == [batches[2]]  # the newest
     assert len(shell.resolved) == 1
-    shell.ack(batches[2], 3)
-    shell.turn()
+    shell.acked(batches[2], 3)
     assert [r.batch for r in shell.resolved] == batches
     assert [b.base_offset for b in batches] == [0, -1, 3]
 
 
 def test_a_probe_without_answer_leaves_the_doubt() -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 2)
-    shell.lose(batches[1])
-    shell.turn()
+    shell, batches = flowing(1, 2)
+    shell.lost(batches[1])
     shell.wait()
     assert shell.judge(IdentityVerdict.DECIDED, 1) == [batches[1]]
     shell.refuse(batches[1], 29)  # says nothing about what was appended before
@@ -434,10 +437,8 @@ def test_a_probe_without_answer_leaves_the_doubt() -> None:
 
 
 def test_an_answer_that_was_slept_over_is_asked_for_again() -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 2)
-    shell.lose(batches[1])
-    shell.turn()
+    shell, batches = flowing(1, 2)
+    shell.lost(batches[1])
     shell.wait()
     shell.now += 3600
     assert shell.judge(IdentityVerdict.DECIDED, 1) == []
@@ -445,11 +446,9 @@ def test_an_answer_that_was_slept_over_is_asked_for_again() -> None:
 
 
 def test_a_later_ack_is_as_good_as_a_probe_and_the_scan_starts_before_the_doubt() -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 2, 3)
+    shell, batches = flowing(1, 2, 3)
     shell.refuse(batches[1], 7)
-    shell.ack(batches[2], 3)
-    shell.turn()
+    shell.acked(batches[2], 3)
     shell.wait()
     assert (shell.asks[-1].doubt, shell.asks[-1].from_offset) == ((BatchId(7, 0, 1, 2),), 1)
     assert shell.judge(IdentityVerdict.DECIDED, 1) == []
@@ -458,8 +457,7 @@ def test_a_later_ack_is_as_good_as_a_probe_and_the_scan_starts_before_the_doubt(
 
 
 def test_found_in_the_log_is_committed() -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 2, 3)
+    shell, batches = flowing(1, 2, 3)
     for batch in batches[1:]:
         shell.lose(batch)
     shell.turn()
@@ -470,11 +468,9 @@ def test_found_in_the_log_is_committed() -> None:
 
 
 def test_a_gap_is_a_loss_and_gets_new_ids_when_all_requests_are_dead() -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 2, 3)
+    shell, batches = flowing(1, 2, 3)
     shell.refuse(batches[1], 45)
-    shell.lose(batches[2])
-    shell.turn()
+    shell.lost(batches[2])
     shell.wait()
     assert shell.judge(IdentityVerdict.GAP, 0) == []
     assert shell.waits[-1].at_least_s == 30.0
@@ -485,8 +481,7 @@ def test_a_gap_is_a_loss_and_gets_new_ids_when_all_requests_are_dead() -> None:
     # What the leader misses may be what it had acknowledged: the log is read before anything else is sent.
     (survey,) = shell.surveys
     assert survey.acked == (AckedBatch(BatchId(7, 0, 0, 1), 0),)
-    shell.journal.surveyed(1, Loss((), -1, -1, 0, {}, oldest_known=False), 1)
-    assert shell.turn() == batches[1:2]
+    assert shell.surveyed(1, Loss((), -1, -1, 0, {}, oldest_known=False), 1) == batches[1:2]
     assert shell.notices == []
     assert shell.ids() == [(7, 1, 0), (7, 1, 2)]
     assert [x for x in shell.marks if isinstance(x, m.Identified)] == [
@@ -507,8 +502,7 @@ def test_the_last_epoch_is_followed_by_another_producer_id() -> None:
     shell.turn()
     shell.journal.baseline(1, 0, TOPIC_ID)
     shell.turn()
-    shell.refuse(batch, 59)
-    shell.turn()
+    shell.refused(batch, 59)
     shell.wait()
     assert shell.journal.ready(shell.now, NOW_MS).wants_producer_id
     shell.journal.granted(8, 0)
@@ -517,8 +511,7 @@ def test_the_last_epoch_is_followed_by_another_producer_id() -> None:
 
 
 def test_an_ack_at_an_old_offset_raises_suspicion_and_the_log_tells_what_is_lost() -> None:
-    shell = Shell()
-    batches = shell.flowing(5, 5, 1)
+    shell, batches = flowing(5, 5, 1)
     shell.ack(batches[1], 2)
     shell.ack(batches[2], 7)
     shell.seal(1)
@@ -526,8 +519,9 @@ def test_an_ack_at_an_old_offset_raises_suspicion_and_the_log_tells_what_is_lost
     (survey,) = shell.surveys
     first = AckedBatch(BatchId(7, 0, 0, 5), 0)
     assert survey.acked == (first, AckedBatch(BatchId(7, 0, 5, 5), 2), AckedBatch(BatchId(7, 0, 10, 1), 7))
-    shell.journal.surveyed(1, Loss((0,), 0, 4, 5, {}, oldest_known=True), 8)
-    assert shell.turn() == [batches[0]]  # before the new one
+    assert shell.surveyed(1, Loss((0,), 0, 4, 5, {}, oldest_known=True), 8) == [
+        batches[0]
+    ]  # before the new one
     (notice,) = shell.notices
     assert isinstance(notice, j.AckedLoss)
     assert (notice.first_offset, notice.last_offset, notice.records, notice.revived) == (0, 4, 5, 5)
@@ -541,8 +535,7 @@ def test_what_the_former_life_missed_is_looked_for_by_the_next() -> None:
     """It died between the acknowledgement that raised the suspicion and the answer of the log."""
     shell = Keeps()
     batches = shell.flowing(5, 5)
-    shell.ack(batches[1], 2)
-    shell.turn()
+    shell.acked(batches[1], 2)
     assert len(shell.surveys) == 1
     heir = shell.reborn()
     heir.turn()
@@ -562,11 +555,9 @@ def test_what_was_put_back_is_unfinished_to_the_next_life() -> None:
 def test_what_a_topic_that_was_created_again_does_not_have_is_not_sent_to_it() -> None:
     shell = Shell()
     shell.flowing(5)
-    shell.journal.suspect(1, Cause.LOG_END, "the log ends at 0", from_offset=0)
-    shell.turn()
+    shell.suspected(1, Cause.LOG_END, "the log ends at 0", from_offset=0)
     lost = Loss((0,), 0, 4, 5, {}, oldest_known=True)
-    shell.journal.surveyed(1, lost, 0, topic_id=bytes(15) + b"\1")
-    assert shell.turn() == []
+    assert shell.surveyed(1, lost, 0, topic_id=bytes(15) + b"\1") == []
     (notice,) = [notice for notice in shell.notices if isinstance(notice, j.AckedLoss)]
     assert (notice.cause, notice.recreated, notice.revived) == (Cause.TOPIC_ID, True, 0)
 
@@ -574,10 +565,8 @@ def test_what_a_topic_that_was_created_again_does_not_have_is_not_sent_to_it() -
 def test_without_healing_a_loss_is_told_and_nothing_is_sent_again() -> None:
     shell = Shell(heal=False)
     batches = shell.flowing(5, 5)
-    shell.ack(batches[1], 2)
-    shell.turn()
-    shell.journal.surveyed(1, Loss((0,), 0, 4, 5, {}, oldest_known=True), 8)
-    assert shell.turn() == []
+    shell.acked(batches[1], 2)
+    assert shell.surveyed(1, Loss((0,), 0, 4, 5, {}, oldest_known=True), 8) == []
     (notice,) = shell.notices
     assert isinstance(notice, j.AckedLoss)
     assert (notice.records, notice.revived) == (5, 0)
@@ -586,10 +575,8 @@ def test_without_healing_a_loss_is_told_and_nothing_is_sent_again() -> None:
 
 def test_a_forgotten_destination_keeps_its_number_and_goes_on_with_its_sequences() -> None:
     """The topic may be there after all: then no sequence is given twice under an id. Rejected batches name the number."""
-    shell = Shell()
-    batches = shell.flowing(2, 3)
-    shell.ack(batches[1], 2)
-    shell.turn()
+    shell, batches = flowing(2, 3)
+    shell.acked(batches[1], 2)
     number = shell.journal.destination("t", 0)
     assert shell.journal.forget("t")
     shell.turn()
@@ -603,14 +590,12 @@ def test_a_forgotten_destination_keeps_its_number_and_goes_on_with_its_sequences
 
 
 def test_what_is_doubted_is_kept_until_the_log_was_read() -> None:
-    shell = Shell()
-    batches = shell.flowing(5, 5)
+    shell, batches = flowing(5, 5)
     (other,) = shell.seal(1, partition=1)
     shell.turn()
     assert shell.journal.views.release_position == batches[1].position
     assert shell.journal.views.doubted == []
-    shell.ack(batches[1], 2)
-    shell.turn()
+    shell.acked(batches[1], 2)
     # All of it is finished, and nothing of it goes: what the cluster lost may have to be sent again.
     assert shell.journal.views.doubted == [1]
     assert shell.journal.views.release_position == batches[0].position
@@ -621,28 +606,23 @@ def test_what_is_doubted_is_kept_until_the_log_was_read() -> None:
 
 def test_a_doubt_names_no_trouble_that_is_over() -> None:
     """An error of hours ago was given as the reason why something is not known yet."""
-    shell = Shell()
-    batches = shell.flowing(1, 1, 1)
+    shell, batches = flowing(1, 1, 1)
     shell.refuse(batches[2], 7)
-    shell.refuse(batches[1], 6)
-    shell.turn()
+    shell.refused(batches[1], 6)
     shell.wait()
     shell.judge(IdentityVerdict.DECIDED, 0)
-    shell.ack(shell.sent[-1], 1)
-    shell.turn()
+    shell.acked(shell.sent[-1], 1)
     shell.journal.suspect(1, Cause.LOG_END, "the log ends at 0", from_offset=0)
     assert shell.journal.views.doubts() == [("t", 0, "the log ends at 0")]
     shell.turn()
     while shell.sent[-1].state is j.BatchState.SENT:
-        shell.ack(shell.sent[-1], 2)
-        shell.turn()
+        shell.acked(shell.sent[-1], 2)
     shell.journal.survey_failed(1, "no leader")
     assert shell.journal.views.doubts() == [("t", 0, "the log ends at 0; not known yet: no leader")]
 
 
 def test_a_check_of_the_leader_before_is_a_doubt_as_well() -> None:
-    shell = Shell()
-    batches = shell.flowing(5, 5)
+    shell, batches = flowing(5, 5)
     (other,) = shell.seal(1, partition=1)
     shell.journal.acked(batches[1], 30, leader_epoch=4, now=shell.now, now_ms=NOW_MS)
     shell.turn()
@@ -655,8 +635,7 @@ def test_a_check_of_the_leader_before_is_a_doubt_as_well() -> None:
 
 
 def test_a_second_leader_before_the_answer_about_the_first_takes_nothing_from_that_question() -> None:
-    shell = Shell()
-    batches = shell.flowing(5, 5, 1)
+    shell, batches = flowing(5, 5, 1)
     shell.journal.acked(batches[1], 30, leader_epoch=4, now=shell.now, now_ms=NOW_MS)
     shell.turn()
     shell.journal.acked(batches[2], 35, leader_epoch=5, now=shell.now, now_ms=NOW_MS)
@@ -673,25 +652,21 @@ def test_a_second_leader_before_the_answer_about_the_first_takes_nothing_from_th
 
 
 def test_what_the_leader_before_the_last_one_acknowledged_is_found_missing() -> None:
-    shell = Shell()
-    batches = shell.flowing(5, 5, 1)
+    shell, batches = flowing(5, 5, 1)
     for batch, offset, epoch in ((batches[1], 30, 4), (batches[2], 35, 5)):
         shell.journal.acked(batch, offset, leader_epoch=epoch, now=shell.now, now_ms=NOW_MS)
         shell.turn()
     check = shell.checks[0]
-    shell.journal.suspect(1, Cause.LOG_END, "epoch 3 ends at 2", from_offset=2, check=check)
-    shell.turn()
+    shell.suspected(1, Cause.LOG_END, "epoch 3 ends at 2", from_offset=2, check=check)
     (survey,) = shell.surveys
     assert (survey.leader_epoch, survey.from_offset) == (3, 2)
 
 
 def test_an_owner_that_ends_in_doubt_writes_down_when_its_requests_are_dead() -> None:
     """The next life looks again, and puts back what is lost when nothing can arrive any more."""
-    shell = Shell()
-    batches = shell.flowing(5, 5)
+    shell, batches = flowing(5, 5)
     clock = j.Clock(NOW_MS, bytes(16), 0)
-    shell.ack(batches[1], 5)
-    shell.turn()
+    shell.acked(batches[1], 5)
     assert shell.journal.quiet(shell.now, clock) is None
     shell.journal.suspect(1, Cause.LOG_END, "the log ends at 2", from_offset=2)
     assert shell.journal.quiet(shell.now, clock) is not None
@@ -700,8 +675,7 @@ def test_an_owner_that_ends_in_doubt_writes_down_when_its_requests_are_dead() ->
 def test_a_topic_that_is_gone_is_not_doubted_for_ever() -> None:
     shell = Shell()
     shell.flowing(5)
-    shell.journal.suspect(1, Cause.LOG_END, "the log ends at 2", from_offset=2)
-    shell.turn()
+    shell.suspected(1, Cause.LOG_END, "the log ends at 2", from_offset=2)
     assert shell.journal.forget("t")
     assert shell.journal.views.doubted == []
 
@@ -710,14 +684,11 @@ def healing(shell: Shell, *, partly: bool = False) -> list[j.Batch]:
     """Three batches of five are lost, and on their way again."""
     batches = shell.flowing(5, 5, 5)
     shell.ack(batches[1], 5)
-    shell.ack(batches[2], 10)
-    shell.turn()
+    shell.acked(batches[2], 10)
     if partly:
         shell.journal.released(batches[1].position)
-    shell.journal.suspect(1, Cause.LOG_END, "the log ends at 0", from_offset=0)
-    shell.turn()
-    shell.journal.surveyed(1, Loss((0, 1, 2), 0, 14, 15, {}, oldest_known=True), 0)
-    shell.turn()
+    shell.suspected(1, Cause.LOG_END, "the log ends at 0", from_offset=0)
+    shell.surveyed(1, Loss((0, 1, 2), 0, 14, 15, {}, oldest_known=True), 0)
     return batches
 
 
@@ -742,8 +713,7 @@ def test_healing_is_told_by_the_life_that_ends_it_with_all_of_it(lives: int) -> 
             # What is back may be lost again: it is kept until all of it is back.
             assert shell.journal.views.release_position == first
             (batch,) = [b for b in shell.sent if b.state is j.BatchState.SENT][:1]
-            shell.ack(batch, 5 * offset)
-            shell.turn()
+            shell.acked(batch, 5 * offset)
         if life < lives:
             shell = shell.reborn()
             shell.journal.granted(7 + life, 0)
@@ -762,16 +732,13 @@ def test_healing_is_told_by_the_life_that_ends_it_with_all_of_it(lives: int) -> 
 def test_what_is_sent_again_in_parts_or_refused_ends_the_healing_too() -> None:
     shell = Shell()
     first, second, third = healing(shell)
-    shell.refuse(first, 10)
-    shell.turn()
+    shell.refused(first, 10)
     parts = shell.journal.replaced(first, [(1, 2, 50, NOW_MS, False), (1, 3, 50, NOW_MS, False)])
     shell.turn()
     for offset, batch in zip((0, 2, 5), (*parts, second), strict=True):
-        shell.ack(batch, offset)
-        shell.turn()
+        shell.acked(batch, offset)
     assert [n for n in shell.notices if isinstance(n, j.Healed)] == []
-    shell.refuse(third, 87)
-    shell.turn()
+    shell.refused(third, 87)
     shell.journal.replaced(third, [(1, 5, 100, NOW_MS, True)])
     shell.turn()
     assert [n for n in shell.notices if isinstance(n, j.Healed)] == [j.Healed(1, 10, 0, 9)]
@@ -784,10 +751,8 @@ def lost_before(first: int, loss: Loss, *, forgotten: int) -> j.AckedLoss:
     shell.journal._state.destinations.partitions[1].log.acked[0].place = first
     shell.journal._state.destinations.partitions[1].log.forgotten_offset = forgotten
     shell.journal._state.destinations.partitions[1].log.last_acked_offset = first + 4
-    shell.journal.suspect(1, Cause.LOG_END, "cut")
-    shell.turn()
-    shell.journal.surveyed(1, loss, 3, epoch_end_offset=3)
-    shell.turn()
+    shell.suspected(1, Cause.LOG_END, "cut")
+    shell.surveyed(1, loss, 3, epoch_end_offset=3)
     (notice,) = shell.notices
     assert isinstance(notice, j.AckedLoss)
     return notice
@@ -814,18 +779,15 @@ def test_a_loss_names_all_that_stood_behind_the_end_of_the_leader_epoch() -> Non
 
 
 def test_a_log_that_ends_too_early_raises_suspicion() -> None:
-    shell = Shell()
-    batches = shell.flowing(5, 5)
-    shell.lose(batches[1])
-    shell.turn()
+    shell, batches = flowing(5, 5)
+    shell.lost(batches[1])
     shell.wait()
     shell.journal.judged(
         1, Judgement(IdentityVerdict.DECIDED, 0, "seen"), stable=True, shrunk_to=3, now=shell.now + 40
     )
     assert shell.turn() == []
     assert len(shell.surveys) == 1
-    shell.journal.surveyed(1, Loss((0,), 0, 4, 5, {}, oldest_known=True), 3)
-    shell.turn()
+    shell.surveyed(1, Loss((0,), 0, 4, 5, {}, oldest_known=True), 3)
     (notice,) = shell.notices
     assert isinstance(notice, j.AckedLoss)
     assert notice.cause is Cause.LOG_END
@@ -846,8 +808,9 @@ def test_the_next_life_asks_about_what_was_sent_before_lost_ones_came_back_in_fr
     )
     shell.turn()
     assert shell.surveys[-1].from_offset == 0
-    shell.journal.surveyed(1, Loss(tuple(range(6)), 0, 5, 6, {}, oldest_known=True), 0)
-    assert shell.turn() == []  # what was lost may still arrive
+    assert (
+        shell.surveyed(1, Loss(tuple(range(6)), 0, 5, 6, {}, oldest_known=True), 0) == []
+    )  # what was lost may still arrive
     assert shell.ids() == [None] * 6 + [(7, 0, 6), (7, 0, 7)]
     heir = shell.reborn()
     heir.journal.granted(8, 0)
@@ -861,19 +824,15 @@ def test_the_next_life_asks_about_what_was_sent_before_lost_ones_came_back_in_fr
 
 
 def test_what_was_sent_to_a_log_that_was_cut_is_looked_for_in_all_of_it() -> None:
-    shell = Shell()
-    batches = shell.flowing(5, 5, 1)
-    shell.ack(batches[1], 5)
-    shell.turn()
-    shell.lose(batches[2])
-    shell.turn()
+    shell, batches = flowing(5, 5, 1)
+    shell.acked(batches[1], 5)
+    shell.lost(batches[2])
     shell.wait()
     shell.journal.judged(
         1, Judgement(IdentityVerdict.DECIDED, 0, "seen"), stable=True, shrunk_to=4, read_from=2, now=shell.now
     )
     shell.turn()
-    shell.journal.surveyed(1, Loss((0, 1), 0, 9, 10, {}, oldest_known=True), 4)
-    shell.turn()
+    shell.surveyed(1, Loss((0, 1), 0, 9, 10, {}, oldest_known=True), 4)
     shell.wait()
     assert (shell.asks[-1].from_offset, shell.asks[-1].read_log) == (0, True)
 
@@ -882,148 +841,116 @@ def test_a_mark_of_new_ids_names_what_is_acknowledged_but_not_marked_yet() -> No
     shell = Keeps(blocked_timeout_s=0.0)
     batches = shell.flowing(1, 1, 1)
     shell.lose(batches[2], sent=False, code=29)
-    shell.ack(batches[1], 1)
-    shell.turn()
+    shell.acked(batches[1], 1)
     (mark,) = [x for x in shell.marks if isinstance(x, m.Identified)]
     assert mark.entries == (m.Identity(batches[1].position, 7, 0, 1),)
     heir = shell.reborn()
-    heir.journal.suspect(1, Cause.LOG_END, "cut")
-    heir.turn()
+    heir.suspected(1, Cause.LOG_END, "cut")
     assert [acked.identity for acked in heir.surveys[-1].acked] == [BatchId(7, 0, 0, 1), BatchId(7, 0, 1, 1)]
 
 
 def test_the_first_ack_of_another_leader_has_the_one_before_checked() -> None:
-    shell = Shell()
-    batches = shell.flowing(5, 5, 1)
+    shell, batches = flowing(5, 5, 1)
     shell.journal.acked(batches[1], 30, leader_epoch=4, now=shell.now, now_ms=NOW_MS)
     shell.turn()
     shell.journal.acked(batches[2], 35, leader_epoch=4, now=shell.now, now_ms=NOW_MS)
     shell.turn()
     (check,) = shell.checks
     assert check == j.EpochCheck(1, 3, 4)
-    shell.journal.suspect(1, Cause.LOG_END, "epoch 3 ends at 2", from_offset=2, check=check)
-    shell.turn()
+    shell.suspected(1, Cause.LOG_END, "epoch 3 ends at 2", from_offset=2, check=check)
     (survey,) = shell.surveys
     assert (survey.leader_epoch, survey.from_offset) == (3, 2)
-    shell.journal.surveyed(1, Loss((0,), 0, 4, 5, {}, oldest_known=True), 36, leader_epoch=4)
-    shell.turn()
+    shell.surveyed(1, Loss((0,), 0, 4, 5, {}, oldest_known=True), 36, leader_epoch=4)
     assert [n.records for n in shell.notices if isinstance(n, j.AckedLoss)] == [5]
     # The survey has seen everything: a late answer says nothing new.
-    shell.journal.suspect(1, Cause.LOG_END, "epoch 3 ends at 2", from_offset=2, check=check)
-    shell.turn()
+    shell.suspected(1, Cause.LOG_END, "epoch 3 ends at 2", from_offset=2, check=check)
     assert len(shell.surveys) == 1
 
 
 def test_a_batch_that_a_late_request_put_back_is_not_lost() -> None:
     shell = Shell()
     shell.flowing(5)
-    shell.journal.suspect(1, Cause.LOG_END, "the log ends at 0", from_offset=0)
-    shell.turn()
-    shell.journal.surveyed(1, Loss((), -1, -1, 0, {0: 7}, oldest_known=False), 12)
-    shell.turn()
+    shell.suspected(1, Cause.LOG_END, "the log ends at 0", from_offset=0)
+    shell.surveyed(1, Loss((), -1, -1, 0, {0: 7}, oldest_known=False), 12)
     assert shell.notices == []
     assert shell.journal.views.last_acked_offset("t", 0) == 11
 
 
 def test_an_acknowledged_batch_is_not_put_back_while_an_older_request_with_it_may_arrive() -> None:
-    shell = Shell()
-    batches = shell.flowing(5, 5)
-    shell.lose(batches[1])
-    shell.turn()
+    shell, batches = flowing(5, 5)
+    shell.lost(batches[1])
     shell.wait()
     assert shell.judge(IdentityVerdict.DECIDED, 0) == [batches[1]]
-    shell.ack(batches[1], 5)
-    shell.turn()
-    shell.journal.suspect(1, Cause.LOG_END, "the log ends at 0", from_offset=0)
-    shell.turn()
+    shell.acked(batches[1], 5)
+    shell.suspected(1, Cause.LOG_END, "the log ends at 0", from_offset=0)
     lost = Loss((0, 1), 0, 9, 10, {}, oldest_known=True)
-    shell.journal.surveyed(1, lost, 0)
-    assert shell.turn() == []
+    assert shell.surveyed(1, lost, 0) == []
     assert shell.waits[-1].at_least_s == 30
     shell.wait()
     assert len(shell.surveys) == 2
-    shell.journal.surveyed(1, lost, 0)
-    assert shell.turn() == [batches[0]]
+    assert shell.surveyed(1, lost, 0) == [batches[0]]
 
 
 def test_what_was_given_up_stays_given_up() -> None:
     shell = Keeps(heal=False)
     batches = shell.flowing(5)
-    shell.journal.suspect(1, Cause.LOG_END, "the log ends at 0", from_offset=0)
-    shell.turn()
-    shell.journal.surveyed(1, Loss((0,), 0, 4, 5, {}, oldest_known=True), 0)
-    shell.turn()
+    shell.suspected(1, Cause.LOG_END, "the log ends at 0", from_offset=0)
+    shell.surveyed(1, Loss((0,), 0, 4, 5, {}, oldest_known=True), 0)
     assert m.Revived(1, 0, (), (batches[0].position,)) in shell.marks
     heir = shell.reborn()
-    heir.journal.suspect(1, Cause.LOG_END, "again", from_offset=0)
-    heir.turn()
+    heir.suspected(1, Cause.LOG_END, "again", from_offset=0)
     assert heir.surveys[-1].acked == ()
 
 
 def test_parts_of_a_divided_batch_come_back_before_what_stood_behind_it() -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 2, 1)
+    shell, batches = flowing(1, 2, 1)
     shell.refuse(batches[1], 10)
-    shell.refuse(batches[2], 45)
-    shell.turn()
+    shell.refused(batches[2], 45)
     parts = shell.journal.replaced(batches[1], [(1, 1, 50, NOW_MS, False)] * 2)
     shell.turn()
     for offset, batch in enumerate((*parts, batches[2]), 1):
-        shell.ack(batch, offset)
-        shell.turn()
-    shell.journal.suspect(1, Cause.LOG_END, "the log ends at 0", from_offset=0)
-    shell.turn()
-    shell.journal.surveyed(1, Loss((0, 1, 2, 3), 0, 3, 4, {}, oldest_known=True), 0)
-    shell.turn()
+        shell.acked(batch, offset)
+    shell.suspected(1, Cause.LOG_END, "the log ends at 0", from_offset=0)
+    shell.surveyed(1, Loss((0, 1, 2, 3), 0, 3, 4, {}, oldest_known=True), 0)
     revived = [batch for _, _, batch in shell.journal.views.batches()]
     assert revived == [batches[0], *parts, batches[2]]
 
 
 def test_a_rejected_batch_leaves_no_gap() -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 1, 2, 3)
+    shell, batches = flowing(1, 1, 2, 3)
     shell.refuse(batches[1], 87)
     shell.refuse(batches[2], 45)
-    shell.refuse(batches[3], 45)
-    assert shell.turn() == [batches[2]]
+    assert shell.refused(batches[3], 45) == [batches[2]]
     assert shell.ids() == [(7, 1, 0), (7, 1, 2)]
     assert shell.notices == [j.Refusal(batches[1])]
     assert (batches[1].handle, j.Fate.REJECTED) in shell.fates()
     assert m.Rejected(batches[1].position, 87, batches[1].fault.message) in shell.marks
-    shell.ack(batches[2], 1)
-    assert shell.turn() == [batches[3]]
+    assert shell.acked(batches[2], 1) == [batches[3]]
 
 
 def test_a_refusal_decides_nothing_while_an_older_request_may_arrive() -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 1)
-    shell.lose(batches[1])
-    shell.turn()
+    shell, batches = flowing(1, 1)
+    shell.lost(batches[1])
     shell.wait()
     assert shell.judge(IdentityVerdict.DECIDED, 0) == [batches[1]]
-    shell.refuse(batches[1], 87)
-    shell.turn()
+    shell.refused(batches[1], 87)
     shell.wait()
     shell.now += 30
     assert shell.notices == []
     shell.judge(IdentityVerdict.DECIDED, 0)
     assert batches[1].state is j.BatchState.SENT
-    shell.refuse(batches[1], 87)
-    shell.turn()
+    shell.refused(batches[1], 87)
     assert shell.notices == []  # it was asked about before the old request was dead: once more
     shell.wait()
     shell.judge(IdentityVerdict.DECIDED, 0)
-    shell.refuse(batches[1], 87)
-    shell.turn()
+    shell.refused(batches[1], 87)
     assert shell.notices == [j.Refusal(batches[1])]
 
 
 def test_a_batch_with_named_records_is_divided_in_place() -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 4, 2)
+    shell, batches = flowing(1, 4, 2)
     shell.refuse(batches[1], 87, bad_records=((1, "bad"),))
-    shell.refuse(batches[2], 45)
-    shell.turn()
+    shell.refused(batches[2], 45)
     (divide,) = shell.divides
     assert (divide.batch, divide.refused) == (batches[1], True)
     good, bad, rest = shell.journal.replaced(
@@ -1034,11 +961,9 @@ def test_a_batch_with_named_records_is_divided_in_place() -> None:
     assert m.Replaced(batches[1].position, 0, 3) in shell.marks
     assert [b for _, _, b in shell.journal.views.batches()] == [good, bad, rest, batches[2]]
     assert shell.journal.views.release_position == batches[1].position  # its place is remembered
-    shell.ack(good, 1)
-    assert shell.turn() == [rest, batches[2]]
+    assert shell.acked(good, 1) == [rest, batches[2]]
     assert j.Refusal(bad) in shell.notices
-    shell.ack(rest, 2)
-    shell.turn()
+    shell.acked(rest, 2)
     assert shell.journal.views.release_position == batches[2].position
     assert [b.identity for b in shell.sent[-3:]] == [
         BatchId(7, 1, 0, 1),
@@ -1051,8 +976,7 @@ def test_divided_batches_come_back_in_place() -> None:
     shell = Keeps()
     batches = shell.flowing(1, 4, 2)
     shell.refuse(batches[1], 10)
-    shell.refuse(batches[2], 45)
-    shell.turn()
+    shell.refused(batches[2], 45)
     first, second = shell.journal.replaced(batches[1], [(1, 2, 50, NOW_MS, False)] * 2)
     shell.turn()
     heir = shell.reborn()
@@ -1066,10 +990,8 @@ def test_divided_batches_come_back_in_place() -> None:
 
 
 def test_a_batch_of_one_record_is_not_divided() -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 1)
-    shell.refuse(batches[1], 10)
-    shell.turn()
+    shell, batches = flowing(1, 1)
+    shell.refused(batches[1], 10)
     assert shell.divides == []
     assert shell.notices == [j.Refusal(batches[1])]
 
@@ -1099,20 +1021,17 @@ def test_a_topic_is_rejected_only_after_it_was_missing_without_a_break() -> None
     shell = Shell(blocked_timeout_s=60.0)
     batches = shell.flowing(1, 1)
     for _ in range(3):
-        shell.refuse(batches[1], 3)
-        shell.turn()
+        shell.refused(batches[1], 3)
         shell.now += 40
         assert shell.wait() == [batches[1]]
         shell.refuse(batches[1], 19)  # it is there
         shell.turn()
         assert shell.wait() == [batches[1]]
-    shell.refuse(batches[1], 3)
-    shell.turn()
+    shell.refused(batches[1], 3)
     shell.wait()
     shell.now += 61
     assert shell.refusals() == []
-    shell.refuse(batches[1], 3)
-    shell.turn()
+    shell.refused(batches[1], 3)
     assert shell.refusals() == batches[1:]
 
 
@@ -1187,12 +1106,10 @@ def test_a_topic_that_comes_into_being_between_two_portions_gets_the_rest() -> N
 
 def test_a_rejection_that_cannot_be_kept_waits_and_is_tried_again() -> None:
     """No mark, no fate, no word of it before the copy is durable; the sequence goes on where it was."""
-    shell = Shell()
-    batches = shell.flowing(1, 1, 1)
+    shell, batches = flowing(1, 1, 1)
     shell.room = 0
     shell.refuse(batches[1], 87)
-    shell.refuse(batches[2], 45)
-    shell.turn()
+    shell.refused(batches[2], 45)
     for tries in range(1, 4):
         assert [aside.batches for aside in shell.asides] == [(batches[1],)] * tries
         assert (shell.waits[-1].attempt, shell.waits[-1].reason) == (tries, "no room")
@@ -1217,8 +1134,7 @@ def test_of_many_rejections_those_that_were_kept_are_finished() -> None:
     assert shell.journal.views.release_position == batches[3].position
     assert shell.wait() == [batches[3]]  # under an id without a gap in front of it
     assert batches[3].identity == BatchId(7, 1, 0, 1)
-    shell.refuse(batches[3], 29)
-    shell.turn()
+    shell.refused(batches[3], 29)
     assert shell.journal.views.unfinished == 0
 
 
@@ -1252,8 +1168,7 @@ def test_an_unauthorised_topic_rejects_what_waits_and_does_not_continue_its_sequ
     shell = Shell(blocked_timeout_s=0.0)
     batches = shell.flowing(1, 1, 1)
     shell.refuse(batches[1], 29)
-    shell.refuse(batches[2], 29)
-    shell.turn()
+    shell.refused(batches[2], 29)
     assert [fate for _, fate in shell.fates()] == [j.Fate.COMMITTED, j.Fate.REJECTED, j.Fate.REJECTED]
     (later,) = shell.seal(1)
     assert shell.turn() == [later]
@@ -1262,15 +1177,12 @@ def test_an_unauthorised_topic_rejects_what_waits_and_does_not_continue_its_sequ
 
 @pytest.mark.parametrize("code", [3, 17, 29, 100])
 def test_a_stray_refusal_of_the_topic_rejects_nothing(code: int) -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 1, 1)
+    shell, batches = flowing(1, 1, 1)
     shell.refuse(batches[1], code)
-    shell.refuse(batches[2], code)
-    shell.turn()
+    shell.refused(batches[2], code)
     assert shell.waits[-1].refused
     assert shell.wait() == batches[1:2]
-    shell.ack(batches[1], 1)
-    assert shell.turn() == batches[2:]
+    assert shell.acked(batches[1], 1) == batches[2:]
     assert shell.notices == []
 
 
@@ -1278,8 +1190,7 @@ def refused_for(shell: Shell, batch: j.Batch, code: int, seconds: float, step_s:
     """The same answer, again and again."""
     until = shell.now + seconds
     while True:
-        shell.refuse(batch, code)
-        shell.turn()
+        shell.refused(batch, code)
         if shell.now >= until:
             return
         shell.now = min(until, shell.now + step_s)
@@ -1295,12 +1206,10 @@ def test_a_refused_batch_that_cannot_be_kept_is_sent_again() -> None:
     refused_for(shell, batches[1], 29, 3500.0)
     shell.now += 200
     shell.wait()
-    shell.refuse(batches[1], 29)
-    shell.turn()
+    shell.refused(batches[1], 29)
     assert [aside.batches for aside in shell.asides] == [(batches[1],)]
     assert shell.wait() == [batches[1]]
-    shell.ack(batches[1], 1)
-    shell.turn()
+    shell.acked(batches[1], 1)
     assert shell.fates()[-1] == (batches[1].handle, j.Fate.COMMITTED)
 
 
@@ -1318,8 +1227,7 @@ def test_what_lasts_is_told_once_and_rejected_in_the_end(code: int) -> None:
     shell.wait()
     if code == -1:
         shell.judge(IdentityVerdict.DECIDED, 0)
-    shell.refuse(batches[1], code)
-    shell.turn()
+    shell.refused(batches[1], code)
     if code == -1:
         # Only what is proven to be absent is rejected.
         assert shell.refusals() == []
@@ -1332,8 +1240,7 @@ def test_what_lasts_is_told_once_and_rejected_in_the_end(code: int) -> None:
         # What comes now has its own time.
         (later,) = shell.seal(1)
         assert shell.turn() == [later]
-        shell.refuse(later, code)
-        shell.turn()
+        shell.refused(later, code)
         assert shell.refusals() == batches[1:]
     else:
         assert shell.sent[-1] is batches[2]
@@ -1357,8 +1264,7 @@ def test_a_new_life_begins_the_time_anew() -> None:
 def test_a_refusal_with_a_break_has_not_lasted(other: str) -> None:
     shell = Shell(blocked_timeout_s=100.0)
     batches = shell.flowing(1, 1)
-    shell.refuse(batches[1], 29)
-    shell.turn()
+    shell.refused(batches[1], 29)
     shell.now += 90
     shell.wait()
     if other == "answer":
@@ -1375,24 +1281,20 @@ def test_a_refusal_with_a_break_has_not_lasted(other: str) -> None:
         shell.judge(IdentityVerdict.DECIDED, 0)
     else:
         shell.wait()
-    shell.refuse(batches[1], 29)
-    shell.turn()
+    shell.refused(batches[1], 29)
     assert shell.refusals() == []
 
 
 def test_a_missing_topic_is_told_after_a_while_and_a_missing_right_at_once() -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 1)
+    shell, batches = flowing(1, 1)
     refused_for(shell, batches[1], 3, 50.0, step_s=10.0)
     assert shell.notices == []
     shell.now += 15
     shell.wait()
-    shell.refuse(batches[1], 3)
-    shell.turn()
+    shell.refused(batches[1], 3)
     assert [type(notice) for notice in shell.notices] == [j.Denied]
     shell.wait()
-    shell.ack(batches[1], 1)
-    shell.turn()
+    shell.acked(batches[1], 1)
     relented = shell.notices[-1]
     assert isinstance(relented, j.Relented)
     assert relented.accepted
@@ -1409,10 +1311,8 @@ def test_a_batch_that_was_refused_for_too_long_is_divided_and_its_good_records_a
     assert shell.divides == [j.Divide(batches[1], refused=True)]
     good, bad = shell.journal.replaced(batches[1], [(1, 1, 50, NOW_MS, False)] * 2)
     assert shell.turn() == [good]
-    shell.ack(good, 1)
-    assert shell.turn() == [bad]
-    shell.refuse(bad, 2)
-    shell.turn()
+    assert shell.acked(good, 1) == [bad]
+    shell.refused(bad, 2)
     assert shell.refusals() == [bad]
 
 
@@ -1422,8 +1322,7 @@ def ahead_s(shell: Shell, seconds: float) -> j.Batch:
     (batch,) = shell.seal(1, age_s=-seconds)
     shell.turn()
     assert batches
-    shell.refuse(batch, 32)
-    shell.turn()
+    shell.refused(batch, 32)
     return batch
 
 
@@ -1432,8 +1331,7 @@ def test_timestamps_ahead_wait_for_their_time() -> None:
     batch = ahead_s(shell, 7200.0)
     shell.now_ms += 3_700_000
     assert shell.wait() == [batch]
-    shell.ack(batch, 1)
-    shell.turn()
+    shell.acked(batch, 1)
     assert shell.notices == []
 
 
@@ -1446,10 +1344,8 @@ def test_timestamps_that_time_does_not_cure_are_rejected(seconds: float) -> None
 
 
 def test_not_being_allowed_to_ask_proves_nothing() -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 1)
-    shell.lose(batches[1])
-    shell.turn()
+    shell, batches = flowing(1, 1)
+    shell.lost(batches[1])
     shell.wait()
     shell.journal.ask_failed(1, "no", code=29, now=shell.now)
     shell.turn()
@@ -1498,12 +1394,10 @@ def test_a_topic_that_may_not_be_asked_about_is_rejected_before_the_first_send()
 
 
 def test_old_brokers_that_forgot_us_get_new_ids() -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 1, 1)
+    shell, batches = flowing(1, 1, 1)
     # Retention has deleted everything of ours: nothing is wrong.
     shell.refuse(batches[1], 59, log_start_offset=1)
-    shell.refuse(batches[2], 59, log_start_offset=1)
-    shell.turn()
+    shell.refused(batches[2], 59, log_start_offset=1)
     assert shell.wait() == [batches[1]]
     assert shell.ids() == [(7, 1, 0), (7, 1, 1)]
     assert shell.notices == []
@@ -1514,13 +1408,10 @@ def test_old_brokers_that_forgot_us_get_new_ids() -> None:
 def test_old_brokers_that_forgot_us_without_a_reason_may_have_lost_what_they_acknowledged(
     log_start_offset: int,
 ) -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 1)
-    shell.refuse(batches[1], 59, log_start_offset=log_start_offset)
-    assert shell.turn() == []
+    shell, batches = flowing(1, 1)
+    assert shell.refused(batches[1], 59, log_start_offset=log_start_offset) == []
     assert len(shell.surveys) == 1
-    shell.journal.surveyed(1, Loss((0,), 0, 0, 1, {}, oldest_known=True), 0)
-    shell.turn()
+    shell.surveyed(1, Loss((0,), 0, 0, 1, {}, oldest_known=True), 0)
     (notice,) = shell.notices
     assert isinstance(notice, j.AckedLoss)
     assert notice.cause is Cause.UNKNOWN_PRODUCER
@@ -1528,16 +1419,13 @@ def test_old_brokers_that_forgot_us_without_a_reason_may_have_lost_what_they_ack
 
 
 def test_old_brokers_that_refuse_a_sequence_the_log_does_not_have_get_new_ids() -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 1)
-    shell.refuse(batches[1], 45)
-    shell.turn()
+    shell, batches = flowing(1, 1)
+    shell.refused(batches[1], 45)
     shell.wait()
     # Retention or a loss: the log tells.
     assert shell.judge(IdentityVerdict.DECIDED, 0, stable=True) == []
     assert [survey.acked[0].identity for survey in shell.surveys] == [BatchId(7, 0, 0, 1)]
-    shell.journal.surveyed(1, Loss((), -1, -1, 0, {}, oldest_known=False), 1)
-    assert shell.turn() == [batches[1]]
+    assert shell.surveyed(1, Loss((), -1, -1, 0, {}, oldest_known=False), 1) == [batches[1]]
     assert shell.ids() == [(7, 1, 0)]
     assert not shell.notices
 
@@ -1548,8 +1436,7 @@ def test_a_log_that_may_be_that_of_a_topic_created_again_is_healed_only_if_told_
 ) -> None:
     shell = Shell(heal_recreated=heal_recreated)
     batches = shell.flowing(1, 1)
-    shell.refuse(batches[1], 59, log_start_offset=0)
-    shell.turn()
+    shell.refused(batches[1], 59, log_start_offset=0)
     shell.journal.surveyed(1, Loss((0,), 0, 0, 1, {}, oldest_known=True), 0, same_topic=False)
     sent = shell.turn()
     (lost,) = [notice for notice in shell.notices if isinstance(notice, j.AckedLoss)]
@@ -1559,11 +1446,9 @@ def test_a_log_that_may_be_that_of_a_topic_created_again_is_healed_only_if_told_
 
 
 def test_a_fenced_batch_that_the_log_does_not_show_is_the_users_to_decide() -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 1, 1)
+    shell, batches = flowing(1, 1, 1)
     shell.refuse(batches[1], 47)
-    shell.refuse(batches[2], 47)
-    shell.turn()
+    shell.refused(batches[2], 47)
     shell.wait()
     assert shell.asks[-1].fenced
     shell.judge(IdentityVerdict.DECIDED, 0, stable=True)
@@ -1576,8 +1461,7 @@ def test_a_fenced_batch_that_the_log_does_not_show_is_the_users_to_decide() -> N
 
 @pytest.mark.parametrize("resend", [True, False])
 def test_an_undecidable_batch_stops_the_partition_until_it_is_decided(resend: bool) -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 1, 1)
+    shell, batches = flowing(1, 1, 1)
     for batch in batches[1:]:
         shell.lose(batch)
     shell.turn()
@@ -1645,8 +1529,7 @@ def test_a_machine_that_slept_waits_for_its_own_sockets_but_not_for_brokers_that
     shell = Shell()
     _, second, third = shell.flowing(1, 1, 1)
     shell.lose(second)
-    shell.lose(third)
-    shell.turn()
+    shell.lost(third)
     shell.wait()
     # Two days later: what was in a socket's buffer is sent only now, so nothing is dead yet.
     shell.now += 2 * 86400
@@ -1665,8 +1548,7 @@ def test_a_machine_that_slept_waits_for_its_own_sockets_but_not_for_brokers_that
 def test_what_was_dead_before_a_sleep_stays_dead() -> None:
     shell = Shell()
     _, second = shell.flowing(1, 1)
-    shell.lose(second)
-    shell.turn()
+    shell.lost(second)
     shell.now += 100
     shell.journal.slept(50, shell.now + 50)
     shell.now += 50
@@ -1705,8 +1587,7 @@ def holed(**hints: bool) -> Shell:
 def test_records_that_are_missing_in_front_of_a_former_lifes_are_reported() -> None:
     """They were given new ids without a word."""
     heir = holed()
-    heir.journal.surveyed(1, Loss((), -1, -1, 0, {}, oldest_known=False), 2)
-    heir.turn()
+    heir.surveyed(1, Loss((), -1, -1, 0, {}, oldest_known=False), 2)
     (hole,) = heir.notices
     assert isinstance(hole, j.Hole)
     assert (hole.destination, hole.records) == (1, 3)
@@ -1717,15 +1598,13 @@ def test_records_that_are_missing_in_front_of_a_former_lifes_are_reported() -> N
 @pytest.mark.parametrize("hint", ["damage", "torn"])
 def test_a_hole_that_something_explains_is_not_reported_twice(hint: str) -> None:
     heir = holed(**{hint: True})
-    heir.journal.surveyed(1, Loss((), -1, -1, 0, {}, oldest_known=False), 2)
-    heir.turn()
+    heir.surveyed(1, Loss((), -1, -1, 0, {}, oldest_known=False), 2)
     assert heir.notices == []
 
 
 def test_a_hole_that_is_a_loss_in_the_cluster_is_reported_as_that() -> None:
     heir = holed()
-    heir.journal.surveyed(1, Loss((), 2, 4, 3, {}, oldest_known=False), 2)
-    heir.turn()
+    heir.surveyed(1, Loss((), 2, 4, 3, {}, oldest_known=False), 2)
     assert [type(notice) for notice in heir.notices] == [j.AckedLoss]
 
 
@@ -1754,8 +1633,7 @@ def test_finished_batches_do_not_come_back() -> None:
     batches = shell.flowing(1, 1, 1, 1)
     shell.ack(batches[1], 1)
     shell.refuse(batches[2], 87)
-    shell.refuse(batches[3], 45)
-    shell.turn()
+    shell.refused(batches[3], 45)
     heir = shell.reborn()
     assert [b.position for _, _, b in heir.journal.views.batches()] == [batches[3].position]
     assert heir.ids() == [(7, 1, 0)]
@@ -1764,8 +1642,7 @@ def test_finished_batches_do_not_come_back() -> None:
 
 
 def test_a_snapshot_is_enough_when_the_segments_before_it_are_gone() -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 1, 1)
+    shell, batches = flowing(1, 1, 1)
     shell.journal.learn_topic("t", TOPIC_ID, 2)
     shell.ack(batches[1], 1)
     snapshot = shell.journal.snapshot()  # the mark of the second is not durable yet
@@ -1783,11 +1660,9 @@ def test_a_snapshot_is_enough_when_the_segments_before_it_are_gone() -> None:
 
 def test_what_was_acknowledged_behind_a_batch_in_doubt_is_known_in_the_life_after_the_next() -> None:
     """Each life begins with a snapshot, and its STATE goes no further than the first batch that is not finished."""
-    shell = Shell()
-    batches = shell.flowing(1, 1, 1)
+    shell, batches = flowing(1, 1, 1)
     shell.lose(batches[1])
-    shell.ack(batches[2], 5)
-    shell.turn()
+    shell.acked(batches[2], 5)
     heir = shell.reborn()
     assert heir.journal.views.last_acked_offset("t", 0) == 5
     heir.journal.granted(8, 0)
@@ -1927,8 +1802,7 @@ def test_the_second_of_two_baselines_begins_nothing() -> None:
     shell.wait()
     shell.judge(IdentityVerdict.DECIDED, 0)
     assert batch.state is j.BatchState.SENT
-    shell.ack(batch, 6)
-    shell.turn()
+    shell.acked(batch, 6)
     assert batch.state is j.BatchState.COMMITTED
 
 
@@ -1975,19 +1849,16 @@ def test_on_error_sends_from_memory_and_spills_with_all_before_it() -> None:
     assert m.Committed(1, 3, ((batches[1].position, 1),)) in shell.marks
     assert [r.batch for r in shell.resolved] == batches[:2]
     shell.ack(batches[2], 2)
-    shell.ack(batches[3], 3)
-    shell.turn()
+    shell.acked(batches[3], 3)
     assert shell.journal.views.unfinished == 0
 
 
 @pytest.mark.parametrize("code", [10, 87, 59])
 def test_a_refusal_of_what_the_leader_has_is_not_believed(code: int) -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 2, 1)
+    shell, batches = flowing(1, 2, 1)
     shell.view = ProducerView(0, 2, NOW_MS)
     shell.refuse(batches[1], code, log_start_offset=1)
-    shell.lose(batches[2], sent=False)
-    shell.turn()
+    shell.lost(batches[2], sent=False)
     assert (shell.divides, shell.refusals()) == ([], [])
     assert shell.asks[-1].doubt == (BatchId(7, 0, 1, 2),)
     shell.judge(IdentityVerdict.DECIDED, 1, stable=True)
@@ -1998,8 +1869,7 @@ def test_on_error_what_is_refused_in_memory_goes_to_disk_first() -> None:
     shell = Shell(durable_first=False, blocked_timeout_s=0.0)
     batches = shell.flowing(1, 1, 1)
     shell.refuse(batches[1], 29)
-    shell.refuse(batches[2], 29)
-    shell.turn()
+    shell.refused(batches[2], 29)
     assert all(b.position >= 0 for aside in shell.asides for b in aside.batches)
     assert [m.Rejected(b.position, 29, b.fault.message) for b in batches[1:]] == [
         mark for mark in shell.marks if isinstance(mark, m.Rejected)
@@ -2011,8 +1881,7 @@ def test_on_error_one_record_that_is_refused_in_memory_goes_to_disk_first() -> N
     """Its copy in rejected/ names its place in the spool."""
     shell = Shell(durable_first=False)
     batches = shell.flowing(1, 1)
-    shell.refuse(batches[1], 87)
-    shell.turn()
+    shell.refused(batches[1], 87)
     (aside,) = shell.asides
     assert aside.batches == (batches[1],)
     assert shell.put_aside_at == [batches[1].position]
@@ -2024,8 +1893,7 @@ def test_on_error_parts_of_a_durable_batch_wait_for_the_disk() -> None:
     batches = shell.flowing(1, 2)
     shell.journal.spill(batches)
     shell.turn()
-    shell.refuse(batches[1], 10)
-    shell.turn()
+    shell.refused(batches[1], 10)
     made = shell.journal.replaced(batches[1], [(1, 1, 50, NOW_MS, False)] * 2)
     ready = shell.journal.ready(shell.now, NOW_MS)
     assert ready.sends == []
@@ -2052,8 +1920,7 @@ def test_on_error_a_refusal_waits_for_the_disk() -> None:
 def test_another_cluster_knows_nothing_of_the_old_offsets() -> None:
     shell = Keeps()
     batches = shell.flowing(5, 5)
-    shell.ack(batches[1], 5)
-    shell.turn()
+    shell.acked(batches[1], 5)
     heir = shell.reborn()
     move(heir)
     heir.journal.granted(8, 0)
@@ -2064,8 +1931,7 @@ def test_another_cluster_knows_nothing_of_the_old_offsets() -> None:
     assert m.State(1, -1, -1, -1, bytes(16)) in heir.marks
     heir.journal.baseline(1, 1, TOPIC_ID)
     (sent,) = heir.turn()
-    heir.lose(sent)
-    heir.turn()
+    heir.lost(sent)
     heir.wait()
     assert heir.asks[-1].from_offset == 1
 
@@ -2213,13 +2079,11 @@ def test_what_was_accepted_before_any_cluster_was_met_goes_to_the_one_that_is() 
 def test_a_survey_of_the_old_log_says_nothing_of_the_new_one() -> None:
     shell = Keeps()
     batches = shell.flowing(5, 5)
-    shell.ack(batches[1], 2)
-    shell.turn()
+    shell.acked(batches[1], 2)
     assert len(shell.surveys) == 1
     move(shell)
     shell.turn()
-    shell.journal.surveyed(1, Loss((0, 1), 0, 9, 10, {}, oldest_known=True), 0)
-    assert shell.turn() == []
+    assert shell.surveyed(1, Loss((0, 1), 0, 9, 10, {}, oldest_known=True), 0) == []
     assert shell.notices == []
 
 
@@ -2250,8 +2114,7 @@ def test_a_partition_of_which_only_batches_are_known_is_remembered_by_later_segm
 
 
 def test_answers_to_questions_that_nobody_asked_change_nothing() -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 1)
+    shell, batches = flowing(1, 1)
     shell.journal.baseline(1, 99, TOPIC_ID)
     shell.journal.ask_failed(1, "late", code=0, now=shell.now)
     shell.journal.judged(1, Judgement(IdentityVerdict.DECIDED, 1, "late"), stable=True, now=shell.now)
@@ -2264,24 +2127,19 @@ def test_answers_to_questions_that_nobody_asked_change_nothing() -> None:
 def test_a_topic_that_the_metadata_does_not_know_is_rejected_after_a_while() -> None:
     shell = Shell(blocked_timeout_s=60.0)
     batches = shell.flowing(1, 1)
-    shell.lose(batches[1], sent=False, code=3)
-    shell.turn()
+    shell.lost(batches[1], sent=False, code=3)
     shell.now += 61
     assert shell.wait() == [batches[1]]
-    shell.lose(batches[1], sent=False, code=3)
-    shell.turn()
+    shell.lost(batches[1], sent=False, code=3)
     assert shell.refusals() == batches[1:]
 
 
 def test_a_batch_in_doubt_is_not_rejected_by_missing_metadata_alone() -> None:
-    shell = Shell()
-    batches = shell.flowing(1, 1)
-    shell.lose(batches[1])
-    shell.turn()
+    shell, batches = flowing(1, 1)
+    shell.lost(batches[1])
     shell.wait()
     assert shell.judge(IdentityVerdict.DECIDED, 0) == [batches[1]]
-    shell.lose(batches[1], sent=False, code=17)
-    shell.turn()
+    shell.lost(batches[1], sent=False, code=17)
     shell.wait()
     assert shell.notices == []
     assert shell.asks[-1].doubt == (BatchId(7, 0, 1, 1),)
@@ -2311,8 +2169,7 @@ def test_a_batch_that_was_found_late_says_nothing_of_a_later_one() -> None:
     shell = Keeps()
     batches = shell.flowing(1, 1, 1)
     shell.ack(batches[2], 12)
-    shell.lose(batches[1])
-    shell.turn()
+    shell.lost(batches[1])
     shell.wait()
     shell.judge(IdentityVerdict.DECIDED, 1, stable=True, offsets={0: 11})
     assert shell.journal.views.last_acked_offset("t", 0) == 12
@@ -2414,11 +2271,9 @@ def test_the_newest_batch_is_told_though_the_one_before_stands_behind_it() -> No
     _, copied, last = shell.flowing(1, 1, 1)
     shell.journal.moved([copied], [shell.position], shell.position + 1)
     shell.position += 1
-    shell.ack(copied, 1)
-    shell.turn()
+    shell.acked(copied, 1)
     assert m.Committed(1, 3, ((copied.position, 1),)) in shell.journal.tell_newest(shell.position)
-    shell.ack(last, 2)
-    shell.turn()
+    shell.acked(last, 2)
     assert last.position < copied.position
     assert m.Committed(1, 3, ((last.position, 2),)) in shell.journal.tell_newest(shell.position)
     assert shell.journal.tell_newest(shell.position) == [], "once"
@@ -2432,8 +2287,7 @@ def offsets_alone(*, cause: Cause = Cause.LOG_END) -> Shell:
         [m.Committed(1, 3, ((3, 6), (5, 8)))],
     )
     shell.journal.recovery.recovered(shell.now)
-    shell.journal.suspect(1, cause, "epoch 3 ends at 2", from_offset=2)
-    shell.turn()
+    shell.suspected(1, cause, "epoch 3 ends at 2", from_offset=2)
     (survey,) = shell.surveys
     assert survey.ours == {7}
     assert list(survey.released.since(2) or ()) == [2, 4]
@@ -2441,8 +2295,7 @@ def offsets_alone(*, cause: Cause = Cause.LOG_END) -> Shell:
 
 
 def losses_told(shell: Shell, loss: Loss, **of: Any) -> list[tuple[int, int]]:
-    shell.journal.surveyed(1, loss, 10, epoch_end_offset=2, leader_epoch=5, **of)
-    shell.turn()
+    shell.surveyed(1, loss, 10, epoch_end_offset=2, leader_epoch=5, **of)
     return [(each.first_offset, each.last_offset) for each in shell.notices if isinstance(each, j.AckedLoss)]
 
 
@@ -2464,8 +2317,7 @@ def test_a_survey_knows_the_producer_ids_of_the_lanes_own_transactions() -> None
     )
     shell.journal.units.name("lane")
     shell.journal.recovery.recovered(shell.now)
-    shell.journal.suspect(1, Cause.LOG_END, "epoch 3 ends at 0", from_offset=0)
-    shell.turn()
+    shell.suspected(1, Cause.LOG_END, "epoch 3 ends at 0", from_offset=0)
     (survey,) = shell.surveys
     assert survey.ours == {7, 77}
 
@@ -2481,8 +2333,7 @@ def test_a_survey_takes_no_producer_id_of_another_cluster_for_its_own() -> None:
     )
     shell.journal.units.name("lane")
     shell.journal.recovery.recovered(shell.now)
-    shell.journal.suspect(1, Cause.LOG_END, "epoch 3 ends at 0", from_offset=0)
-    shell.turn()
+    shell.suspected(1, Cause.LOG_END, "epoch 3 ends at 0", from_offset=0)
     (survey,) = shell.surveys
     assert survey.ours == {7}
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from kafka import KafkaConsumer, TopicPartition
+from topics import read_values
 
 from kafkasafe import SafeProducer
 from kafkasafe.testing._real.processes import reserve_port
@@ -63,14 +63,7 @@ def delivered(servers, topic, spool):
     """Values in the topic, after a later life delivered what others left."""
     with SafeProducer(bootstrap_servers=servers, spool_dir=spool, client_id="later") as producer:
         producer.flush(LONG_S)
-    tp = TopicPartition(topic, 0)
-    with contextlib.closing(KafkaConsumer(bootstrap_servers=servers)) as consumer:
-        consumer.assign([tp])
-        consumer.seek_to_beginning(tp)
-        end, values = consumer.end_offsets([tp])[tp], []
-        while consumer.position(tp) < end:
-            values += [record.value for records in consumer.poll(1000).values() for record in records]
-    return collections.Counter(values)
+    return collections.Counter(read_values(servers, topic)[0])
 
 
 def children(program):

@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -17,13 +16,15 @@ from pathlib import Path
 
 import kafka.errors as kafka_errors
 import lives
-from kafka import KafkaConsumer, TopicPartition
+from dumping import dumped
+from kafka import TopicPartition
 from lives import record_key, record_value, send
+from topics import Log, read_log, read_values, until_decided
 from waiting import until
 
 from kafkasafe import SafeProducer
 from kafkasafe.kafkapython.admin import tidy_client
-from kafkasafe.testing import FakeCluster, jars
+from kafkasafe.testing import FakeCluster
 from kafkasafe.testing.broker import KafkaCluster
 from kafkasafe.testing.tcp_proxy import TcpProxy
 
@@ -41,17 +42,15 @@ __all__ = [
     "new_topic",
     "numbers_of",
     "read_log",
+    "read_values",
     "record_key",
     "record_value",
     "send",
     "tidy_client",
     "until",
     "until_decided",
+    "values_of",
 ]
-
-
-Log = dict[int, list]
-"""By partition, the records in the order of the log."""
 
 
 def new_topic(cluster: KafkaCluster, partitions: int = 3, **more) -> str:
@@ -139,6 +138,36 @@ class Zygote:
         pid = self.ask(do="fork", life=life.__name__, log=str(log), arguments=arguments)
         return Life(self, pid, log)
 
+    def burst(
+        self, where: Path, servers, topic, ready: Path, numbers, *, spool=None, options=None, **more
+    ) -> Life:
+        """A life that sends these numbers; its log and, unless another is given, its spool are in a directory."""
+        paths = {name: str(value) for name, value in more.items() if isinstance(value, Path)}
+        return self.fork(
+            lives.burst,
+            where / "lives.log",
+            servers=servers,
+            topic=topic,
+            spool=str(spool or where / "spool"),
+            ready=str(ready),
+            numbers=numbers,
+            options=options or {},
+            **{**more, **paths},
+        )
+
+    def stream(self, where: Path, servers, topic, seed: int, *, spool=None, **more) -> Life:
+        """A life that sends as the ledger in a directory says; its log and its spool are there, too."""
+        return self.fork(
+            lives.stream,
+            where / "lives.log",
+            servers=servers,
+            topic=topic,
+            spool=str(spool or where / "spool"),
+            ledger=str(where / "ledger"),
+            seed=seed,
+            **more,
+        )
+
 
 class Producers:
     """Opens SafeProducers on one spool directory; closes what is still open at the end."""
@@ -184,53 +213,12 @@ def end_offset(cluster: KafkaCluster, topic: str, partition: int = 0) -> int:
         return admin.list_partition_offsets({where: OffsetSpec.LATEST})[where].offset
 
 
-def until_decided(servers: list[str], places: list[TopicPartition]) -> None:
-    """Until each transaction in these partitions is committed or aborted for readers: markers come a moment after EndTxn."""
-    options = {"bootstrap_servers": servers, "group_id": None, "kafka_client": tidy_client}
-    with (
-        KafkaConsumer(isolation_level="read_committed", **options) as decided,
-        KafkaConsumer(isolation_level="read_uncommitted", **options) as everything,
-    ):
-
-        def same() -> bool:
-            try:
-                return decided.end_offsets(places) == everything.end_offsets(places)
-            except kafka_errors.KafkaTimeoutError:
-                return False  # brokers that were killed may be asked for long on a busy machine
-
-        until(same, what="a transaction is open")
-
-
 # -- audit -------------------------------------------------------------------------------------------------------------
 
 
-def read_log(servers: list[str], topic: str, timeout_s: float = 120.0) -> Log:
-    """The whole topic, as a plain KafkaConsumer sees it: read_uncommitted, from the beginning."""
-    consumer = KafkaConsumer(
-        bootstrap_servers=servers,
-        enable_auto_commit=False,
-        isolation_level="read_uncommitted",
-        auto_offset_reset="earliest",
-        max_partition_fetch_bytes=4 * 1024 * 1024,
-        max_poll_records=10_000,
-        # Its own leaves the socket of a connection that failed to the garbage collector, whose warning is an error.
-        kafka_client=tidy_client,
-    )
-    deadline = time.monotonic() + timeout_s
-    try:
-        found = until(lambda: consumer.partitions_for_topic(topic), timeout_s, f"{topic} is not there")
-        partitions = [TopicPartition(topic, p) for p in sorted(found)]
-        consumer.assign(partitions)
-        consumer.seek_to_beginning(*partitions)
-        ends = consumer.end_offsets(partitions)
-        logs: Log = {tp.partition: [] for tp in partitions}
-        while any(consumer.position(tp) < ends[tp] for tp in partitions):
-            assert time.monotonic() < deadline, f"{topic} could not be read to its end {ends}"
-            for tp, records in consumer.poll(timeout_ms=500).items():
-                logs[tp.partition] += records
-    finally:
-        consumer.close()
-    return logs
+def values_of(servers: list[str], topic: str) -> list[int]:
+    """The numbers that are the values of a topic, partition by partition."""
+    return [int(value) for values in read_values(servers, topic).values() for value in values]
 
 
 def numbers_of(records: list) -> list[int]:
@@ -263,25 +251,4 @@ def audit(log: Log, promised, *, note: object = "", ordered: bool = True, conten
 
 def dump_segments(segments: list[Path]) -> list[dict[str, str]]:
     """The batches in spool segments as Kafka's DumpLogSegments reports them."""
-    version = "4.3.0"
-    directory = jars.resolve(version, extra=(f"org.apache.kafka:kafka-tools:{version}",))
-    done = subprocess.run(
-        [
-            jars.find_java(),
-            "-cp",
-            jars.classpath(directory),
-            "org.apache.kafka.tools.DumpLogSegments",
-            "--deep-iteration",
-            "--files",
-            ",".join(map(str, segments)),
-        ],
-        capture_output=True,
-        timeout=120,
-        check=True,
-        encoding="latin-1",
-    )
-    return [
-        dict(re.findall(r"(\w+): (\S*)", line))
-        for line in done.stdout.splitlines()
-        if line.startswith("baseOffset")
-    ]
+    return [fields for line, fields in dumped(segments, "--deep-iteration") if line.startswith("baseOffset")]

@@ -8,6 +8,7 @@ import pytest
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaTimeoutError, TopicAuthorizationFailedError
 from kafka.structs import OffsetAndMetadata
+from topics import read_values
 
 from kafkasafe import BatchDroppedError, SafeProducer, UsageError, events
 from kafkasafe.config import validate
@@ -15,33 +16,10 @@ from kafkasafe.errors import ConfigError, RejectedError
 from kafkasafe.kafkapython.admin import tidy_client
 
 
-def read(servers, *topics, isolation="read_committed"):
-    """Values by topic, in the order of each log."""
-    consumer = KafkaConsumer(
-        bootstrap_servers=servers,
-        isolation_level=isolation,
-        enable_auto_commit=False,
-        group_id=None,
-        kafka_client=tidy_client,
-    )
-    try:
-        places = [
-            TopicPartition(topic, number)
-            for topic in topics
-            for number in consumer.partitions_for_topic(topic)
-        ]
-        consumer.assign(places)
-        consumer.seek_to_beginning()
-        ends = consumer.end_offsets(places)
-        found = {topic: [] for topic in topics}
-        for _ in range(200):
-            for place, records in consumer.poll(100).items():
-                found[place.topic] += [record.value for record in records]
-            if all(consumer.position(place) >= ends[place] for place in places):
-                break
-        return found
-    finally:
-        consumer.close()
+def read(servers, *topics):
+    """Values by topic that readers of committed records see, partition by partition."""
+    logs = {topic: read_values(servers, topic, isolation_level="read_committed") for topic in topics}
+    return {topic: [value for values in log.values() for value in values] for topic, log in logs.items()}
 
 
 def see(servers, expected):

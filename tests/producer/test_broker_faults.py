@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import harness
-import lives
 import numpy as np
 import pytest
 from kafka import KafkaProducer
@@ -70,16 +69,14 @@ class Doubt:
         self.lives += 1
         ready, go = self.tmp_path / f"ready{self.lives}", self.tmp_path / f"go{self.lives}"
         begin, end = self.sent, self.sent + 1 + 5 * batches
-        life = self.zygote.fork(
-            lives.burst,
-            self.tmp_path / "lives.log",
-            servers=self.broker.servers,
-            topic=self.topic,
-            spool=str(self.tmp_path / "spool"),
-            ready=str(ready),
-            go=str(go),
+        life = self.zygote.burst(
+            self.tmp_path,
+            self.broker.servers,
+            self.topic,
+            ready,
+            [begin, end],
+            go=go,
             first=1,
-            numbers=[begin, end],
             timestamp_ms=self.stamp,
             options={"linger_ms": 60_000},  # however slow the machine is: five records are one batch
         )
@@ -137,18 +134,7 @@ def test_nothing_of_the_batches_in_doubt_arrived(broker, zygote, producers, tmp_
     """Requests are swallowed: the broker never saw what the process was killed with."""
     topic = harness.new_topic(broker.cluster, 1)
     ready, go = tmp_path / "ready", tmp_path / "go"
-    life = zygote.fork(
-        lives.burst,
-        tmp_path / "lives.log",
-        servers=broker.servers,
-        topic=topic,
-        spool=str(tmp_path / "spool"),
-        ready=str(ready),
-        go=str(go),
-        first=3,
-        numbers=[0, 60],
-        options={},
-    )
+    life = zygote.burst(tmp_path, broker.servers, topic, ready, [0, 60], go=go, first=3)
     life.until(Path(f"{ready}.first"))
     broker.proxy.drop_requests()
     go.touch()
@@ -194,14 +180,11 @@ def test_a_wire_that_does_everything_wrong(broker, zygote, tmp_path):
     note = f"seed {seed}, {tmp_path / 'lives.log'}"
 
     def live() -> harness.Life:
-        return zygote.fork(
-            lives.stream,
-            tmp_path / "lives.log",
-            servers=broker.servers,
-            topic=topic,
-            spool=str(tmp_path / "spool"),
-            ledger=str(tmp_path / "ledger"),
-            seed=rnd.getrandbits(31),
+        return zygote.stream(
+            tmp_path,
+            broker.servers,
+            topic,
+            rnd.getrandbits(31),
             pause_s=0.002,
             options={"request_timeout_ms": 700, "batch_size": 20_000, "linger_ms": 1},
         )
@@ -253,14 +236,12 @@ def test_no_broker_for_the_whole_first_life(broker, zygote, producers, tmp_path)
     sent = 0
     for number in range(3):
         ready = tmp_path / f"ready{number}"
-        life = zygote.fork(
-            lives.burst,
-            tmp_path / "lives.log",
-            servers=broker.servers,
-            topic=topic,
-            spool=str(tmp_path / "spool"),
-            ready=str(ready),
-            numbers=[sent, sent + 500],
+        life = zygote.burst(
+            tmp_path,
+            broker.servers,
+            topic,
+            ready,
+            [sent, sent + 500],
             batches_of=50,
             options={"compression_type": [None, "gzip", None][number]},
         )
@@ -302,14 +283,11 @@ def test_leaders_fail_over_while_records_flow(kafka_cluster, zygote, tmp_path):
     seeds = itertools.count(1)
 
     def live() -> harness.Life:
-        return zygote.fork(
-            lives.stream,
-            log,
-            servers=kafka_cluster.bootstrap_servers,
-            topic=topic,
-            spool=str(tmp_path / "spool"),
-            ledger=str(tmp_path / "ledger"),
-            seed=next(seeds),
+        return zygote.stream(
+            tmp_path,
+            kafka_cluster.bootstrap_servers,
+            topic,
+            next(seeds),
             pause_s=0.02,
             options={"request_timeout_ms": 3000, "batch_size": 20_000},
         )

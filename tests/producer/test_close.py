@@ -16,16 +16,13 @@ from pathlib import Path
 
 import harness
 import pytest
+from programs import python
 
 from kafkasafe import SafeProducer
 
 pytestmark = pytest.mark.kafka
 
 HANDLERS = Path(__file__).with_name("handlers.py")
-
-
-def values_of(servers, topic) -> list[int]:
-    return [int(record.value) for records in harness.read_log(servers, topic).values() for record in records]
 
 
 def test_close_after_an_idle_time(kafka, producers, tmp_path, monkeypatch):
@@ -41,7 +38,7 @@ def test_close_after_an_idle_time(kafka, producers, tmp_path, monkeypatch):
     with unused:
         futures.append(unused.send(topic, b"21"))
     assert [future.exception for future in futures if not future.succeeded()] == []
-    assert sorted(values_of(kafka.bootstrap_servers, topic)) == list(range(22))
+    assert sorted(harness.values_of(kafka.bootstrap_servers, topic)) == list(range(22))
 
 
 @pytest.mark.parametrize("call", ["close", "flush", "durable", "get", "send"])
@@ -50,17 +47,11 @@ def test_signal_handler_in_the_middle_of_send(kafka, tmp_path, call):
     topic = harness.new_topic(kafka, 1)
     arguments = [",".join(kafka.bootstrap_servers), topic, str(tmp_path / "spool"), call]
     tries = "20" if call == "close" else "80"
-    done = subprocess.run(
-        [sys.executable, str(HANDLERS), *arguments, tries],
-        capture_output=True,
-        timeout=150,
-        text=True,
-        check=False,
-    )
+    done = python(HANDLERS, *arguments, tries, timeout=150)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert said["longest_s"] < 60
-    log = values_of(kafka.bootstrap_servers, topic)
+    log = harness.values_of(kafka.bootstrap_servers, topic)
     assert len(log) == len(set(log)), "twice"
     assert set(log) == set(said["accepted"])
     if call not in {"get", "send"}:
@@ -109,16 +100,10 @@ def test_a_program_that_ends_without_close(kafka, tmp_path, end):
     statement, code = ENDS[end]
     for run in range(3):
         arguments = [",".join(kafka.bootstrap_servers), topic, str(tmp_path / "spool"), str(run)]
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(SENDING) + statement, *arguments],
-            capture_output=True,
-            timeout=120,
-            text=True,
-            check=False,
-        )
+        done = python("-c", textwrap.dedent(SENDING) + statement, *arguments)
         assert done.returncode == code, done.stderr
         assert not [line for line in done.stderr.splitlines() if line.startswith(("ERROR:", "CRITICAL:"))]
-        assert values_of(kafka.bootstrap_servers, topic) == list(range(10 * run + 10)), done.stderr
+        assert harness.values_of(kafka.bootstrap_servers, topic) == list(range(10 * run + 10)), done.stderr
 
 
 def open_files() -> int:
@@ -169,7 +154,7 @@ def test_dropped_producers(kafka, tmp_path):
     harness.until(lambda: gone() is None, what="the producer goes")
     assert open_files() <= files + 2
     assert len(list((tmp_path / "spool").glob("lane-*"))) <= 3
-    assert values_of(kafka.bootstrap_servers, topic) == list(range(20))
+    assert harness.values_of(kafka.bootstrap_servers, topic) == list(range(20))
 
 
 def test_what_a_dropped_producer_leaves_comes_first(broker, producers, tmp_path):
@@ -189,7 +174,7 @@ def test_what_a_dropped_producer_leaves_comes_first(broker, producers, tmp_path)
     broker.proxy.restore()
     producer.flush(60)
     assert producer.lane == lane
-    assert values_of(broker.servers, topic) == list(range(10))
+    assert harness.values_of(broker.servers, topic) == list(range(10))
 
 
 DYING = """
@@ -233,7 +218,7 @@ def test_short_lives_deliver_what_is_old(broker, producers, tmp_path):
         sent += 1
     assert broker.end_offset(topic) > 3, "ten lives, and nothing delivered"
     producers(broker.servers).close()
-    assert values_of(broker.servers, topic) == list(range(sent))
+    assert harness.values_of(broker.servers, topic) == list(range(sent))
 
 
 def test_a_signal_handler_seals_what_is_being_sealed(tmp_path):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import shlex
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import harness
 import pytest
+from programs import python
 from typer.testing import CliRunner
 
 from kafkasafe import SafeProducer, cli, events, logs
@@ -234,12 +233,10 @@ def test_where_the_locale_has_no_name_for_a_directory_the_error_says_so(tmp_path
             except Exception as error:
                 print(type(error).__name__, error)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
+    done = python(
+        "-c",
+        code,
         env={"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "XDG_STATE_HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=120,
         check=True,
     )
     said = done.stdout.splitlines()

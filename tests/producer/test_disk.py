@@ -387,14 +387,13 @@ def test_kafkas_own_tool_reads_every_segment(broker, zygote, producers, tmp_path
     begin = 0
     for number, compression in enumerate([None, "gzip", "snappy", "lz4", "zstd"]):
         ready = tmp_path / f"ready{number}"
-        life = zygote.fork(
-            lives.burst,
-            tmp_path / "lives.log",
-            servers=broker.servers,
-            topic=topic,
-            spool=str(producers.spool),
-            ready=str(ready),
-            numbers=[begin, begin + 1500],
+        life = zygote.burst(
+            tmp_path,
+            broker.servers,
+            topic,
+            ready,
+            [begin, begin + 1500],
+            spool=producers.spool,
             batches_of=100,
             options={
                 "compression_type": compression,

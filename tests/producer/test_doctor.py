@@ -97,15 +97,8 @@ def test_what_the_doctor_says_is_what_the_log_holds(broker, zygote, tmp_path, ca
     seen = {"committed": 0, "absent": 0, "not_sent": 0}
     for number in range(KILLS):
         ledger.limit = ledger.next_number() + rnd.choice((100, 600, 2000))
-        life = zygote.fork(
-            lives.stream,
-            tmp_path / "lives.log",
-            servers=broker.servers,
-            topic=topic,
-            spool=str(spool),
-            ledger=str(tmp_path / "ledger"),
-            seed=rnd.getrandbits(31),
-            options=options(rnd),
+        life = zygote.stream(
+            tmp_path, broker.servers, topic, rnd.getrandbits(31), spool=spool, options=options(rnd)
         )
         before = ledger["durable"].sum()
         harness.until(lambda: ledger["durable"].sum() > before or life.ended() is not None, 120, note)  # noqa: B023
@@ -165,16 +158,14 @@ def read_numbers(broker, topic):
 def doubtful(broker, zygote, tmp_path, topic, count=20, **more):
     """A spool whose records are in the log, as the producer that was killed never heard."""
     ready, go = tmp_path / "ready", tmp_path / "go"
-    life = zygote.fork(
-        lives.burst,
-        tmp_path / "lives.log",
-        servers=broker.servers,
-        topic=topic,
-        spool=str(tmp_path / "spool"),
-        ready=str(ready),
-        numbers=[0, count],
+    life = zygote.burst(
+        tmp_path,
+        broker.servers,
+        topic,
+        ready,
+        [0, count],
         first=5,
-        go=str(go),
+        go=go,
         partition=0,
         options={"linger_ms": 0},
         **more,

@@ -18,14 +18,12 @@ pytestmark = [pytest.mark.kafka, pytest.mark.crash]
 def leave(broker, zygote, tmp_path, topic, number, count=50):
     """A lane with records that were not delivered when their producer was killed."""
     ready = tmp_path / f"ready-{number}"
-    life = zygote.fork(
-        lives.burst,
-        tmp_path / "lives.log",
-        servers=broker.servers,
-        topic=topic,
-        spool=str(tmp_path / "spool"),
-        ready=str(ready),
-        numbers=[number * count, (number + 1) * count],
+    life = zygote.burst(
+        tmp_path,
+        broker.servers,
+        topic,
+        ready,
+        [number * count, (number + 1) * count],
         options={"spool_lane": number, "client_id": f"left-{number}"},
         partition=0,
     )

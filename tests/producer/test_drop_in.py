@@ -456,32 +456,30 @@ def test_linger(some_kafka, producers):
     assert producer.metrics()["kafkasafe"]["batches_sent"] <= 3
 
 
+def deleted_in_doubt(broker, zygote, directory, topic) -> Path:
+    """A spool of a killed producer: its records were appended without an answer, and then deleted."""
+    go, ready = directory / "go", directory / "ready"
+    directory.mkdir(exist_ok=True)
+    life = zygote.burst(
+        directory, broker.servers, topic, ready, [0, 6], go=go, first=1, options={"linger_ms": 1000}
+    )
+    life.until(Path(f"{ready}.first"))
+    broker.proxy.drop_responses()
+    go.touch()
+    life.until(ready)
+    harness.until(lambda: broker.end_offset(topic) == 6, 120)
+    life.kill()
+    with broker.cluster.admin() as admin:
+        admin.delete_records({TopicPartition(topic, 0): 6})
+    return directory / "spool"
+
+
 def test_undecidable_records_wait_for_a_decision(broker, zygote, producers, tmp_path):
     """The log was cut where the answer stood: nobody can know, so nobody guesses."""
     for resend in (True, False):
         topic = harness.new_topic(broker.cluster, 1)
-        spool, go, ready = tmp_path / f"spool{resend}", tmp_path / f"go{resend}", tmp_path / f"ready{resend}"
-        life = zygote.fork(
-            harness.lives.burst,
-            tmp_path / "lives.log",
-            servers=broker.servers,
-            topic=topic,
-            spool=str(spool),
-            ready=str(ready),
-            go=str(go),
-            first=1,
-            numbers=[0, 6],
-            options={"linger_ms": 1000},
-        )
-        life.until(Path(f"{ready}.first"))
-        broker.proxy.drop_responses()
-        go.touch()
-        life.until(ready)
-        harness.until(lambda topic=topic: broker.end_offset(topic) == 6, 120)
-        life.kill()
-        # What was sent is deleted, and the producer forgotten.
-        with broker.cluster.admin() as admin:
-            admin.delete_records({TopicPartition(topic, 0): 6})
+        spool = deleted_in_doubt(broker, zygote, tmp_path / str(resend), topic)
+        # The broker forgets the producer, too.
         broker.cluster.expire_producers([topic])
         broker.proxy.restore()
         producer = producers(broker.servers, spool_dir=spool, request_timeout_ms=2000)
@@ -502,27 +500,7 @@ def test_undecidable_records_wait_for_a_decision(broker, zygote, producers, tmp_
 def test_what_the_brokers_remember_is_a_proof_at_any_age(broker, zygote, producers, tmp_path):
     """With short retention each restart after six hours parked what the brokers still knew to be there."""
     topic = harness.new_topic(broker.cluster, 1)
-    spool, go, ready = tmp_path / "spool", tmp_path / "go", tmp_path / "ready"
-    life = zygote.fork(
-        harness.lives.burst,
-        tmp_path / "lives.log",
-        servers=broker.servers,
-        topic=topic,
-        spool=str(spool),
-        ready=str(ready),
-        go=str(go),
-        first=1,
-        numbers=[0, 6],
-        options={"linger_ms": 1000},
-    )
-    life.until(Path(f"{ready}.first"))
-    broker.proxy.drop_responses()
-    go.touch()
-    life.until(ready)
-    harness.until(lambda: broker.end_offset(topic) == 6, 120)
-    life.kill()
-    with broker.cluster.admin() as admin:
-        admin.delete_records({TopicPartition(topic, 0): 6})
+    spool = deleted_in_doubt(broker, zygote, tmp_path / "life", topic)
     broker.proxy.restore()
     # Believed to be old after 10 ms: the brokers' own limit is a day.
     producer = producers(

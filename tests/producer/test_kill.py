@@ -7,7 +7,6 @@ import random
 import time
 
 import harness
-import lives
 import numpy as np
 import pytest
 
@@ -56,15 +55,8 @@ def kill(kafka, zygote, tmp_path, spool: str, kills: int) -> None:
     log = tmp_path / "lives.log"
 
     def live() -> harness.Life:
-        return zygote.fork(
-            lives.stream,
-            log,
-            servers=kafka.bootstrap_servers,
-            topic=topic,
-            spool=str(tmp_path / "spool"),
-            ledger=str(tmp_path / "ledger"),
-            seed=rnd.getrandbits(31),
-            options=options(rnd, spool),
+        return zygote.stream(
+            tmp_path, kafka.bootstrap_servers, topic, rnd.getrandbits(31), options=options(rnd, spool)
         )
 
     note = f"seed {SEED}, {log}"

@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import harness
-import lives
 import pytest
 
 from kafkasafe import SafeProducer, events
@@ -30,18 +29,16 @@ def test_each_process_has_a_lane_of_its_own_and_a_dead_ones_lane_is_drained(
     processes = []
     for number in range(2):
         ready, go = tmp_path / f"ready{number}", tmp_path / "go"
-        life = zygote.fork(
-            lives.burst,
-            tmp_path / "lives.log",
-            servers=broker.servers,
-            topic=topic,
-            spool=str(survivor.spool_dir),
-            ready=str(ready),
-            go=str(go),
+        life = zygote.burst(
+            tmp_path,
+            broker.servers,
+            topic,
+            ready,
+            [1000 * number, 1000 * number + 300],
+            spool=survivor.spool_dir,
+            go=go,
             first=1,
-            numbers=[1000 * number, 1000 * number + 300],
             batches_of=30,
-            options={},
         )
         life.until(Path(f"{ready}.first"))
         processes.append((life, ready))
@@ -101,14 +98,12 @@ def test_lanes_never_have_two_owners(kafka, zygote, tmp_path):
         ready = tmp_path / f"ready{round_}"
         numbers = range(begin, begin + 60)
         begin += 60
-        life = zygote.fork(
-            lives.burst,
-            log,
-            servers=kafka.bootstrap_servers,
-            topic=topic,
-            spool=str(tmp_path / "spool"),
-            ready=str(ready),
-            numbers=[numbers.start, numbers.stop],
+        life = zygote.burst(
+            tmp_path,
+            kafka.bootstrap_servers,
+            topic,
+            ready,
+            [numbers.start, numbers.stop],
             options={"request_timeout_ms": 3000},
         )
         running.append((life, ready, numbers))

@@ -375,16 +375,15 @@ def test_killed_while_it_heals(kafka_cluster, zygote, producers, tmp_path):
     }
 
     def live(partition: int, sends: int, batches: int | None = None) -> harness.Life:
-        return zygote.fork(
-            lives.burst,
-            tmp_path / "lives.log",
-            servers=cluster.bootstrap_servers,
-            topic=topic,
-            spool=str(tmp_path / f"spool{partition}"),
-            ready=str(tmp_path / f"ready{partition}"),
-            go=str(tmp_path / "never"),
+        return zygote.burst(
+            tmp_path,
+            cluster.bootstrap_servers,
+            topic,
+            tmp_path / f"ready{partition}",
+            [0, sends],
+            spool=tmp_path / f"spool{partition}",
+            go=tmp_path / "never",
             first=sends,
-            numbers=[0, sends],
             partition=partition,
             options=options,
             batches=batches,

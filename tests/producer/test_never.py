@@ -6,8 +6,6 @@ import collections
 import json
 import os
 import random
-import subprocess
-import sys
 import textwrap
 import time
 
@@ -15,6 +13,7 @@ import harness
 import lives
 import numpy as np
 import pytest
+from programs import python
 
 from kafkasafe import (
     ConfigError,
@@ -117,14 +116,7 @@ def test_no_file_is_written_and_no_home_is_needed(kafka):
         "KAFKASAFE_SPOOL_DIR": "/nonexistent/spool",
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(SCRIPT), ",".join(kafka.bootstrap_servers), topic],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = python("-c", textwrap.dedent(SCRIPT), ",".join(kafka.bootstrap_servers), topic, env=environment)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [[], None, 499]
 
@@ -297,14 +289,11 @@ def test_kill_9_loses_no_more_than_was_not_acknowledged(kafka, zygote, tmp_path)
     acked, accepted = ledger["acked"], ledger["accepted"]
     for _ in range(kills):
         ledger.limit = limit
-        life = zygote.fork(
-            lives.stream,
-            tmp_path / "lives.log",
-            servers=kafka.bootstrap_servers,
-            topic=topic,
-            spool=str(tmp_path / "spool"),
-            ledger=str(tmp_path / "ledger"),
-            seed=rnd.getrandbits(31),
+        life = zygote.stream(
+            tmp_path,
+            kafka.bootstrap_servers,
+            topic,
+            rnd.getrandbits(31),
             pause_s=0.002,
             options={"spool": "never", "batch_size": 20_000},
         )

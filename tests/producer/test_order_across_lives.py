@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import harness
-import lives
 import pytest
 
 from kafkasafe import events
@@ -26,14 +25,13 @@ class Processes:
     def start(self, topic: str, first: int, last: int, **options):
         self._count += 1
         ready = self._tmp / f"ready{self._count}"
-        life = self._zygote.fork(
-            lives.burst,
-            self._tmp / "lives.log",
-            servers=self._broker.servers,
-            topic=topic,
-            spool=str(self.spool),
-            ready=str(ready),
-            numbers=[first, last],
+        life = self._zygote.burst(
+            self._tmp,
+            self._broker.servers,
+            topic,
+            ready,
+            [first, last],
+            spool=self.spool,
             batches_of=10,
             options=options,
         )

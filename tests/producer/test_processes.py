@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from programs import python
 
 import kafkasafe
 from kafkasafe import SafeProducer, aio
@@ -28,13 +29,7 @@ def test_what_the_workers_of_a_pool_accepted_last_is_not_lost(fake_kafka, tmp_pa
     """They end without exit handlers, a second before the batch would be sealed by itself."""
     fake_kafka.create_topic("orders")
     servers = ",".join(fake_kafka.bootstrap_servers)
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), servers, str(tmp_path), method],
-        capture_output=True,
-        text=True,
-        timeout=LONG_S,
-        check=False,
-    )
+    done = python(PROGRAM, servers, tmp_path, method, timeout=LONG_S)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr, done.stderr
     with SafeProducer(bootstrap_servers=fake_kafka.bootstrap_servers, spool_dir=tmp_path) as producer:
@@ -47,13 +42,7 @@ def test_workers_of_an_executor_are_killed(fake_kafka, tmp_path):
     """It is broken then; what was durable is delivered once, by whoever opens the directory next."""
     fake_kafka.create_topic("orders")
     servers = ",".join(fake_kafka.bootstrap_servers)
-    done = subprocess.run(
-        [sys.executable, str(EXECUTOR), servers, str(tmp_path), "forkserver"],
-        capture_output=True,
-        text=True,
-        timeout=LONG_S,
-        check=False,
-    )
+    done = python(EXECUTOR, servers, tmp_path, "forkserver", timeout=LONG_S)
     assert done.returncode == 0, done.stderr
     durable = {b"%d" % int(number) for number in done.stdout.split()}
     assert len(durable) > 40

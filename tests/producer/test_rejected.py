@@ -150,14 +150,12 @@ def test_killed_while_records_are_refused(kafka, zygote, tmp_path, producers):
     log = tmp_path / "lives.log"
     for life_number in range(8):
         ready = tmp_path / f"ready{life_number}"
-        life = zygote.fork(
-            harness.lives.burst,
-            log,
-            servers=kafka.bootstrap_servers,
-            topic=topic,
-            spool=str(tmp_path / "spool"),
-            ready=str(ready),
-            numbers=[400 * life_number + 380, 400 * life_number + 420],
+        life = zygote.burst(
+            tmp_path,
+            kafka.bootstrap_servers,
+            topic,
+            ready,
+            [400 * life_number + 380, 400 * life_number + 420],
             options={"request_timeout_ms": 3000, "batch_size": 10_000},
         )
         life.until(ready)
@@ -484,18 +482,8 @@ def test_records_are_resent_beside_a_living_producer(kafka, producers, capsys):
 def test_a_batch_that_stands_in_the_way_is_set_aside(broker, zygote, tmp_path, capsys):
     """The others are delivered without a hole in their sequences; it comes back when the operator says so."""
     topic = harness.new_topic(broker.cluster, 1)
-    life = zygote.fork(
-        harness.lives.burst,
-        tmp_path / "lives.log",
-        servers=broker.servers,
-        topic=topic,
-        spool=str(tmp_path / "spool"),
-        ready=str(tmp_path / "ready"),
-        numbers=[0, 20],
-        options={},
-        partition=0,
-        go=str(tmp_path / "go"),
-        first=5,
+    life = zygote.burst(
+        tmp_path, broker.servers, topic, tmp_path / "ready", [0, 20], partition=0, go=tmp_path / "go", first=5
     )
     life.until(tmp_path / "ready.first")
     broker.proxy.refuse()

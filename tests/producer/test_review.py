@@ -50,10 +50,6 @@ def interrupting():
     signal.signal(signal.SIGALRM, before)
 
 
-def values_of(servers, topic) -> list[int]:
-    return [int(record.value) for records in harness.read_log(servers, topic).values() for record in records]
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_ctrl_c_anywhere_in_send(kafka, producers, interrupting):
     """It left the producer's lock taken for ever, or forgot up to 8,192 accepted records."""
@@ -79,7 +75,7 @@ def test_ctrl_c_anywhere_in_send(kafka, producers, interrupting):
     closing.join(30)
     assert not closing.is_alive()
     assert interrupts > 10
-    log = values_of(kafka.bootstrap_servers, topic)
+    log = harness.values_of(kafka.bootstrap_servers, topic)
     assert log == sorted(set(log)), "twice, or out of order"
     assert set(accepted) <= set(log)
 
@@ -97,7 +93,7 @@ def test_ctrl_c_in_close(broker, producers, interrupting):
     broker.proxy.restore()
     with producers(broker.servers) as producer:
         producer.flush(60)
-    assert values_of(broker.servers, topic) == list(range(100))
+    assert harness.values_of(broker.servers, topic) == list(range(100))
 
 
 def test_waiting_for_a_producer_that_ended_by_an_error(broker, producers, monkeypatch):
@@ -262,7 +258,7 @@ def test_close_in_a_hook(kafka, producers):
     harness.until(lambda: not producer._pump._thread.is_alive())
     with producers(kafka.bootstrap_servers) as producer:
         producer.flush(60)
-    assert values_of(kafka.bootstrap_servers, topic) == [0]
+    assert harness.values_of(kafka.bootstrap_servers, topic) == [0]
 
 
 def test_too_many_open_files_for_a_while(kafka, producers):
@@ -336,7 +332,7 @@ def test_a_spool_that_cannot_be_read_for_a_while(broker, producers, monkeypatch,
         time.sleep(0.3)
     producer.flush(60)
     producer.close()
-    assert values_of(broker.servers, topic) == list(range(300))
+    assert harness.values_of(broker.servers, topic) == list(range(300))
 
 
 def test_a_hook_that_waits_for_the_producer(kafka, producers):
@@ -357,7 +353,7 @@ def test_a_hook_that_waits_for_the_producer(kafka, producers):
     producer.flush(60)
     producer.close()
     assert "own thread" in seen[0]
-    assert values_of(kafka.bootstrap_servers, letters) == [111]
+    assert harness.values_of(kafka.bootstrap_servers, letters) == [111]
 
 
 def test_the_network_thread_crashes_while_records_are_sent(kafka, producers):
@@ -376,7 +372,7 @@ def test_the_network_thread_crashes_while_records_are_sent(kafka, producers):
     assert producer.bootstrap_connected()
     assert [future.get(0).offset for future in futures] == list(range(3000))
     producer.close()
-    assert values_of(kafka.bootstrap_servers, topic) == list(range(3000))
+    assert harness.values_of(kafka.bootstrap_servers, topic) == list(range(3000))
 
 
 def test_a_deleted_topic_stays_deleted_and_is_forgotten(kafka, producers, monkeypatch):
@@ -464,7 +460,7 @@ def test_records_that_vanished_from_the_spool_are_reported_by_what_the_leader_re
     producer.close()
     (event,) = [event for event in seen if isinstance(event, SpoolRecordsMissing)]
     assert (event.topic, event.partition, event.records) == (topic, 0, 8 - len(left))
-    assert values_of(broker.servers, topic) == [0, *left]
+    assert harness.values_of(broker.servers, topic) == [0, *left]
 
 
 def waiting_values(lane) -> list[bytes]:

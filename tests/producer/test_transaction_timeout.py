@@ -46,24 +46,7 @@ def cluster_and_proxy(request):
 
 
 def read(cluster, isolation):
-    place = TopicPartition(TOPIC, 0)
-    with KafkaConsumer(
-        bootstrap_servers=cluster.bootstrap_servers,
-        isolation_level=isolation,
-        group_id=None,
-        kafka_client=harness.tidy_client,
-    ) as reader:
-        reader.assign([place])
-        reader.seek_to_beginning()
-        end, found = reader.end_offsets([place])[place], []
-
-        def complete():
-            for records in reader.poll(timeout_ms=100).values():
-                found.extend(record.value for record in records)
-            return reader.position(place) >= end
-
-        until(complete)
-    return found
+    return harness.read_values(cluster.bootstrap_servers, TOPIC, isolation_level=isolation)[0]
 
 
 def committing(producer) -> tuple[threading.Thread, list[BaseException]]:
@@ -110,7 +93,7 @@ def test_it_is_prepared_again_and_seen_once(cluster_and_proxy, tmp_path):
         producer.begin_transaction()
         producer.send(TOPIC, b"next")
         producer.commit_transaction()
-    harness.until_decided(cluster.bootstrap_servers, [TopicPartition(TOPIC, 0)])
+    harness.until_decided(cluster.bootstrap_servers, TOPIC)
     assert read(cluster, "read_committed") == [*VALUES, b"next"]
 
 
@@ -150,5 +133,5 @@ def test_after_a_takeover_it_is_not(cluster_and_proxy, tmp_path):
         assert isinstance(failed[0], kafka_errors.ProducerFencedError), failed
         other.commit_transaction()
     producer.close(timeout=10)
-    harness.until_decided(cluster.bootstrap_servers, [TopicPartition(TOPIC, 0)])
+    harness.until_decided(cluster.bootstrap_servers, TOPIC)
     assert read(cluster, "read_committed") == [b"others"]

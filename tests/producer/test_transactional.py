@@ -75,30 +75,8 @@ def topic_of(cluster, partitions=1):
 
 def read(cluster, topic, *, isolation="read_committed"):
     """The values that a reader sees, by partition; it waits until nothing is undecided."""
-    reader = KafkaConsumer(
-        bootstrap_servers=cluster.bootstrap_servers,
-        isolation_level=isolation,
-        group_id=None,
-        kafka_client=harness.tidy_client,
-    )
-    try:
-        numbers = reader.partitions_for_topic(topic)
-        places = [TopicPartition(topic, number) for number in sorted(numbers)]
-        harness.until_decided(cluster.bootstrap_servers, places)
-        reader.assign(places)
-        reader.seek_to_beginning()
-        ends = reader.end_offsets(places)
-        found = {place.partition: [] for place in places}
-
-        def complete():
-            for place, records in reader.poll(timeout_ms=100).items():
-                found[place.partition] += [record.value for record in records]
-            return all(reader.position(place) >= ends[place] for place in places)
-
-        until(complete)
-        return found
-    finally:
-        reader.close()
+    harness.until_decided(cluster.bootstrap_servers, topic)
+    return harness.read_values(cluster.bootstrap_servers, topic, isolation_level=isolation)
 
 
 def position(cluster, group, at):

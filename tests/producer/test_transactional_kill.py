@@ -10,8 +10,6 @@ import threading
 
 import harness
 import pytest
-from kafka import KafkaConsumer, TopicPartition
-from waiting import until
 
 from kafkasafe import SafeProducer
 from kafkasafe.testing import KafkaCluster
@@ -108,35 +106,10 @@ def test_every_transaction_is_there_once_and_whole(tmp_path, version):
             max_block_ms=120_000,
         ) as producer:
             producer.init_transactions()
-        found = read(cluster.bootstrap_servers)
+        harness.until_decided(cluster.bootstrap_servers, "t")
+        values = harness.read_values(cluster.bootstrap_servers, "t", isolation_level="read_committed")
+    found = {partition: list(map(int, some)) for partition, some in values.items()}
     assert found[0] == found[1] == found[2], SEED
     assert found[0] == sorted(set(found[0])), SEED
     assert set(done) <= set(found[0]) <= set(decided), SEED
     assert len(done) >= KILLS, "hardly anything was tried"
-
-
-def read(servers):
-    """What readers of committed records see, by partition."""
-    reader = KafkaConsumer(
-        bootstrap_servers=servers,
-        isolation_level="read_committed",
-        group_id=None,
-        kafka_client=harness.tidy_client,
-    )
-    try:
-        places = [TopicPartition("t", number) for number in range(PARTITIONS)]
-        harness.until_decided(servers, places)
-        reader.assign(places)
-        reader.seek_to_beginning()
-        ends = reader.end_offsets(places)
-        found = {place.partition: [] for place in places}
-
-        def complete():
-            for place, records in reader.poll(timeout_ms=100).items():
-                found[place.partition] += [int(record.value) for record in records]
-            return all(reader.position(place) >= ends[place] for place in places)
-
-        until(complete)
-        return found
-    finally:
-        reader.close()

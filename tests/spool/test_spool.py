@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import random
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from programs import python
 from tiers import in_tiers
 
 from kafkasafe import marks as m
@@ -335,9 +334,7 @@ def test_a_real_file_size_limit_is_a_write_error_and_loses_nothing(tmp_path):
         spool.close()
         """
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
-    )
+    result = python("-c", code, timeout=60)
     assert result.returncode == 0, result.stderr
     assert int(result.stdout) > 3
     spool, entries = open_real(tmp_path)

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import kafka.errors
 import pytest
-from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
+from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
+from topics import read_values
 
 from kafkasafe.errors import ConfigError, UsageError
 from kafkasafe.kafkapython.admin import tidy_client
@@ -46,17 +47,7 @@ def write(cluster: KafkaCluster, topic: str, values, **options) -> list[int]:
 
 def read(cluster: KafkaCluster, topic: str) -> list[str]:
     """All that is in partition 0 now."""
-    where = TopicPartition(topic, 0)
-    consumer = KafkaConsumer(bootstrap_servers=cluster.bootstrap_servers, kafka_client=tidy_client)
-    try:
-        consumer.assign([where])
-        consumer.seek_to_beginning(where)
-        end, found, deadline = consumer.end_offsets([where])[where], [], time.monotonic() + 120
-        while consumer.position(where) < end and time.monotonic() < deadline:
-            found += [record.value.decode() for record in consumer.poll(500).get(where, [])]
-        return found
-    finally:
-        consumer.close()
+    return [value.decode() for value in read_values(cluster.bootstrap_servers, topic)[0]]
 
 
 def known_producers(cluster: KafkaCluster, topic: str) -> int:

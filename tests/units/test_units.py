@@ -119,6 +119,18 @@ class Script:
         self.actions = [action for action in self.actions if not isinstance(action, kind)]
         return found
 
+    def failed(self, *of, **more) -> list[m.Mark]:
+        self.units.failed(*of, **more)
+        return self.turn()
+
+    def ended(self, *of, **more) -> list[m.Mark]:
+        self.units.ended(*of, **more)
+        return self.turn()
+
+    def recovered(self) -> list[m.Mark]:
+        self.units.recovered()
+        return self.turn()
+
     def undescribed(self) -> None:
         """The coordinator cannot say what became of what is asked about."""
         for action in self.take(u.DescribeTxn):
@@ -184,8 +196,7 @@ def test_units_of_a_partition_are_committed_in_order_and_appended_side_by_side()
     ends = script.take(u.EndTxn)
     assert [unit for end in ends for unit in end.transaction.units] == [first]
     assert second.phase is u.Phase.STAGED
-    script.units.ended(ends[0], u.Grant(7, 99, 2))
-    script.turn()
+    script.ended(ends[0], u.Grant(7, 99, 2))
     assert [unit for end in script.take(u.EndTxn) for unit in end.transaction.units] == [second]
 
 
@@ -195,8 +206,7 @@ def test_what_stands_behind_a_unit_that_is_prepared_again_is_prepared_again():
     script.prepare()
     [end] = script.take(u.EndTxn)
     # It timed out; the marker does not say that it was committed.
-    script.units.failed(end, 48, "INVALID_TXN_STATE")
-    script.turn()
+    script.failed(end, 48, "INVALID_TXN_STATE")
     script.fence_all()
     [ask] = script.take(u.FindOutcome)
     script.units.told(ask, committed=False)
@@ -218,8 +228,7 @@ def test_an_outcome_that_the_marker_shows_is_believed():
     unit = script.seal(1, 1)
     script.prepare()
     [end] = script.take(u.EndTxn)
-    script.units.failed(end, 90, "PRODUCER_FENCED")
-    script.turn()
+    script.failed(end, 90, "PRODUCER_FENCED")
     script.fence_all()
     [ask] = script.take(u.FindOutcome)
     script.units.told(ask, committed=True)
@@ -233,8 +242,7 @@ def test_who_took_a_users_id_over_in_the_middle_of_a_commit_is_not_fenced_in_tur
     unit = script.seal(1, 1, name="app")
     script.prepare()
     [end] = script.take(u.EndTxn)
-    script.units.failed(end, 90, "PRODUCER_FENCED")
-    script.turn()
+    script.failed(end, 90, "PRODUCER_FENCED")
     assert script.take(u.InitProducerId) == []
     [ask] = script.take(u.FindOutcome)
     script.units.told(ask, committed=committed)
@@ -255,8 +263,7 @@ def test_an_end_that_is_refused_with_protocol_1_is_asked_about_before_the_name_i
     script.prepare()
     [end] = script.take(u.EndTxn)
     grant = unit.grant
-    script.units.failed(end, 90, "PRODUCER_FENCED")
-    script.turn()
+    script.failed(end, 90, "PRODUCER_FENCED")
     assert script.take(u.InitProducerId) == []
     [ask] = script.take(u.FindOutcome)
     assert ask.by_log
@@ -271,8 +278,7 @@ def test_an_end_that_is_refused_with_protocol_1_is_asked_about_before_the_name_i
     assert (fence.keep, fence.timed_out) == (late, True)
     if became == "taken over":
         assert not script.units.aborted(fence, 90)
-        script.units.failed(fence, 90, "PRODUCER_FENCED")
-        script.turn()
+        script.failed(fence, 90, "PRODUCER_FENCED")
         assert script.take(u.InitProducerId) == []
         assert [action.unit for action in script.take(u.Refuse)] == [unit]
         assert unit.reason == "PRODUCER_FENCED; another producer has taken the transactional id over"
@@ -290,13 +296,11 @@ def test_an_id_whose_commit_was_once_unanswered_is_fenced_before_it_is_used_agai
     script.seal(1, 1)
     script.prepare()
     [end] = script.take(u.EndTxn)
-    script.units.failed(end, None, "no answer")
-    script.turn()
+    script.failed(end, None, "no answer")
     script.units.again(script.take(u.RetryLater)[0].action)
     script.turn()
     [again] = script.take(u.EndTxn)
-    script.units.ended(again, u.Grant(7, 1, 1))
-    script.turn()
+    script.ended(again, u.Grant(7, 1, 1))
     script.seal(2, 1)
     script.turn()
     assert [action.tid.name for action in script.take(u.InitProducerId)] == ["lane-0"]
@@ -375,8 +379,7 @@ def test_what_went_alone_is_in_order_though_its_log_was_cut():
     script.offsets[1] = 1000
     script.seal(1, 1)
     script.prepare()
-    script.units.ended(script.take(u.EndTxn)[0], u.Grant(7, 99, 2))
-    script.turn()
+    script.ended(script.take(u.EndTxn)[0], u.Grant(7, 99, 2))
     script.offsets[1] = 5
     unit = script.seal(2, 1)
     script.prepare()
@@ -441,8 +444,7 @@ def test_what_was_appended_behind_a_failed_unit_is_aborted_with_it():
         script.fence_all()
     [append, behind] = script.take(u.Produce)
     script.append(behind)
-    script.units.failed(append, 47, "INVALID_PRODUCER_EPOCH")
-    script.turn()
+    script.failed(append, 47, "INVALID_PRODUCER_EPOCH")
     assert second.phase is u.Phase.WAITING
     assert {action.tid.name for action in script.take(u.InitProducerId)} == {"lane-0", "lane-1"}
     assert first.transaction is None
@@ -551,8 +553,7 @@ def test_what_is_staged_in_front_of_what_was_committed_before_it_is_asked_about(
     unit.batches.append(Batch(2, 1, 3, 21))
     begun = m.Begun(unit.unit_id, "lane-1", 7, 3, 2)
     script.units.replay.recover_staged(m.Staged(begun, (m.Placed(1, 21, 3, 0, place),)))
-    script.units.recovered()
-    script.turn()
+    script.recovered()
     assert [unit for end in script.take(u.EndTxn) for unit in end.transaction.units] == [unit] * commits
     assert unit.phase is (u.Phase.ENDING if commits else u.Phase.ASKING)
 
@@ -586,8 +587,7 @@ def test_what_the_coordinator_knows_is_not_asked_for_behind_a_fence(committed):
     unit = script.seal(1, 1)
     script.prepare()
     [end] = script.take(u.EndTxn)
-    script.units.failed(end, 90, "PRODUCER_FENCED")
-    script.turn()
+    script.failed(end, 90, "PRODUCER_FENCED")
     assert script.take(u.InitProducerId) == []
     [look] = script.take(u.DescribeTxn)
     script.units.described(look, committed)
@@ -607,8 +607,7 @@ def test_without_a_description_the_marker_is_asked_behind_a_fence():
     script.seal(1, 1)
     script.prepare()
     [end] = script.take(u.EndTxn)
-    script.units.failed(end, 90, "PRODUCER_FENCED")
-    script.turn()
+    script.failed(end, 90, "PRODUCER_FENCED")
     [look] = script.take(u.DescribeTxn)
     script.units.described(look, None)
     script.units.described(look, True)  # too late
@@ -694,8 +693,7 @@ def test_a_unit_that_was_staged_a_second_time_is_staged_though_its_first_id_is_a
         place = m.Placed(unit_id[0] - 1, (unit_id[0] - 1) * 10, 3, 0, epoch * 3)
         script.units.replay.recover_begun(begun)
         script.units.replay.recover_staged(m.Staged(begun, (place,)))
-    script.units.recovered()
-    script.turn()
+    script.recovered()
     # Both may have been committed: the same EndTxn again, and nothing is prepared again.
     ends = {
         end.transaction.unit_id: (end.tid.name, end.transaction.grant.epoch) for end in script.take(u.EndTxn)
@@ -729,8 +727,7 @@ def failed_while_open(protocol, code, *, opened=True):
         script.units.joined(join)
         script.turn()
     [late] = script.take(u.Produce) or script.take(u.AddPartitions)
-    script.units.failed(late, code, "of the test")
-    script.turn()
+    script.failed(late, code, "of the test")
     [fence] = script.take(u.InitProducerId)
     return script, unit, fence
 
@@ -741,8 +738,7 @@ def test_what_timed_out_is_told_from_what_was_taken_over_by_the_epoch_that_nobod
     if code == 3:
         assert (fence.keep, fence.timed_out) == (u.Grant(7, 1, 1), False)
         assert not script.units.aborted(fence, 90)
-        script.units.failed(fence, 90, "PRODUCER_FENCED")
-        script.turn()
+        script.failed(fence, 90, "PRODUCER_FENCED")
         [fence] = script.take(u.InitProducerId)
     assert (fence.keep, fence.timed_out) == (LATE, True)
     script.units.unanswered(fence, ended=True)
@@ -762,8 +758,7 @@ def test_who_was_taken_over_asks_no_further(protocol, code):
     while fences:
         [fence] = fences
         assert not script.units.aborted(fence, 90)
-        script.units.failed(fence, 90, "PRODUCER_FENCED")
-        script.turn()
+        script.failed(fence, 90, "PRODUCER_FENCED")
         fences = script.take(u.InitProducerId)
     assert [action.unit for action in script.take(u.Refuse)] == [unit]
     assert unit.reason == "PRODUCER_FENCED; another producer has taken the transactional id over"
@@ -778,8 +773,7 @@ def test_where_the_next_epoch_may_be_anothers_it_is_not_tried(doubt):
         script.units.unanswered(fence, ended=True)
     elif doubt == "end carried out":
         assert script.units.aborted(fence, 0)
-    script.units.failed(fence, 90, "PRODUCER_FENCED")
-    script.turn()
+    script.failed(fence, 90, "PRODUCER_FENCED")
     assert script.take(u.InitProducerId) == []
     assert [action.unit for action in script.take(u.Refuse)] == [unit]
     assert "another producer has taken" in unit.reason
@@ -797,8 +791,7 @@ def test_a_new_epoch_whose_answer_was_lost_is_asked_for_again():
 def test_a_pause_that_ends_after_the_unit_was_refused_does_not_refuse_it_again():
     script, unit, fence = failed_while_open(2, 90)
     [rest] = [again.action for again in script.take(u.RetryLater)]
-    script.units.failed(fence, 90, "PRODUCER_FENCED")
-    script.turn()
+    script.failed(fence, 90, "PRODUCER_FENCED")
     assert [action.unit for action in script.take(u.Refuse)] == [unit]
     script.units.again(rest)
     script.turn()

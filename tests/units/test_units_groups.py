@@ -58,8 +58,7 @@ def until_notes(script: Script) -> list[u.CommitOffsets]:
 
 def commit_first(script: Script) -> u.Unit:
     [end] = script.take(u.EndTxn)
-    script.units.ended(end, u.Grant(7, 99, script.protocol))
-    script.turn()
+    script.ended(end, u.Grant(7, 99, script.protocol))
     [unit] = end.transaction.units
     return unit
 
@@ -126,8 +125,7 @@ def test_nothing_is_begun_after_a_unit_of_the_group_that_waits():
     second = script.seal(2, 2, offsets=[to(20)])
     until_notes(script)
     [note] = script.take(u.CommitOffsets)
-    script.units.failed(note, 47, "INVALID_PRODUCER_EPOCH")
-    script.turn()
+    script.failed(note, 47, "INVALID_PRODUCER_EPOCH")
     assert (first.phase, second.phase) == (u.Phase.WAITING, u.Phase.WAITING)
     rest_of(script)
     assert not len(script.units.unfinished)
@@ -139,8 +137,7 @@ def test_an_offset_that_was_not_answered_is_aborted_where_it_could_come_late():
     script.seal(1, 1, offsets=[to(10)])
     [note] = until_notes(script)
     script.take(u.CommitOffsets)
-    script.units.failed(note, None, "no answer")
-    script.turn()
+    script.failed(note, None, "no answer")
     assert script.take(u.CommitOffsets) == []
     assert [fence.tid for fence in script.take(u.InitProducerId)] == [note.tid]
 
@@ -349,8 +346,7 @@ def test_what_is_rejected_and_kept_takes_nothing_along():
     script.turn()
     script.fence_all()
     [append] = [each for each in script.take(u.Produce) if each.transaction.units == (first,)]
-    script.units.failed(append, 87, "INVALID_RECORD")
-    script.turn()
+    script.failed(append, 87, "INVALID_RECORD")
     [refuse] = script.take(u.Refuse)
     script.units.put_aside(refuse.unit, kept=True)
     rest_of(script)
@@ -454,8 +450,7 @@ def test_offsets_that_an_earlier_version_wrote_out_of_order_are_asked_about():
         unit.batches.append(Batch(number, number, 3, number * 10))
         begun = m.Begun(mark.unit_id, name, 7, 3, 2)
         script.units.replay.recover_staged(m.Staged(begun, (m.Placed(number, number * 10, 3, 0, 40),)))
-    script.units.recovered()
-    script.turn()
+    script.recovered()
     assert [end.transaction.unit_id[0] for end in script.take(u.EndTxn)] == [1]
     assert [look.transaction.unit_id[0] for look in script.take(u.DescribeTxn)] == [2]
 
@@ -468,8 +463,7 @@ def test_a_name_that_another_producer_took_over_takes_along_what_goes_on_from_it
     script.turn()
     script.seal(2, 2, offsets=[to(20)], readings=of(1, 0))
     [append] = script.take(u.Produce)
-    script.units.failed(append, 90, "PRODUCER_FENCED")
-    script.turn()
+    script.failed(append, 90, "PRODUCER_FENCED")
     [fence] = [each for each in script.take(u.InitProducerId) if each.keep is not None]
     script.units.failed(fence, 90, "PRODUCER_FENCED")
     assert outcomes(script.turn()) == [(1, m.UnitOutcome.DROPPED), (2, m.UnitOutcome.DROPPED)]

@@ -220,8 +220,7 @@ def refuse_one(code, reason, *, lasting):
     script.turn()
     script.fence_all()
     _, second, _ = script.take(u.Produce)
-    script.units.failed(second, code, reason, lasting=lasting)
-    script.turn()
+    script.failed(second, code, reason, lasting=lasting)
     assert script.take(u.Refuse) == []
     assert script.units.out.too_large == []
     assert {unit.phase for unit in units} == {u.Phase.WAITING}
@@ -234,8 +233,7 @@ def refuse_one(code, reason, *, lasting):
         for end in script.take(u.EndTxn):
             assert len(end.transaction.units) <= 2, "as many share a transaction again"
             committed += end.transaction.units
-            script.units.ended(end, u.Grant(7, 50 + len(committed), 2))
-            script.turn()
+            script.ended(end, u.Grant(7, 50 + len(committed), 2))
     assert committed == units
 
 
@@ -344,8 +342,7 @@ def test_what_stands_behind_them_goes_back_when_they_do():
     behind = script.seal(4, 1)
     script.prepare()
     assert behind.phase is u.Phase.STAGED
-    script.units.failed(end, 48, "INVALID_TXN_STATE")
-    script.turn()
+    script.failed(end, 48, "INVALID_TXN_STATE")
     script.fence_all()
     [ask] = script.take(u.FindOutcome)
     script.units.told(ask, committed=False)
@@ -394,8 +391,7 @@ ALL = [staged(1), staged(2), staged(3)]
 
 def test_the_next_life_commits_all_of_a_transaction_with_one_end():
     script, units = read(*ALL)
-    script.units.recovered()
-    script.turn()
+    script.recovered()
     end = end_of(script)
     assert (end.transaction.units, end.transaction.grant, end.transaction.unit_id) == (
         tuple(units),
@@ -434,8 +430,7 @@ def test_a_transaction_of_which_one_was_dropped_is_committed_for_none():
 
 def leave(mark) -> None:
     script, units = read(*ALL, mark)
-    script.units.recovered()
-    script.turn()
+    script.recovered()
     for end in script.take(u.EndTxn):
         assert end.transaction.grant != GRANT
     left = [unit for unit in units if unit.phase is not u.Phase.OVER and unit.unit_id != _id(mark)]
@@ -457,15 +452,13 @@ def test_another_epoch_of_the_same_name_is_another_transaction():
 def test_only_what_is_chosen_as_a_whole_is_committed():
     script, units = read(*ALL)
     script.units.decide(frozenset({units[0].unit_id, units[1].unit_id}), frozenset())
-    script.units.recovered()
-    script.turn()
+    script.recovered()
     assert script.take(u.EndTxn) == []
     assert all(script.units.held_up(unit) for unit in units)
 
     script, units = read(*ALL)
     script.units.decide(frozenset(unit.unit_id for unit in units), frozenset())
-    script.units.recovered()
-    script.turn()
+    script.recovered()
     assert not any(script.units.held_up(unit) for unit in units)
     assert end_of(script).transaction.units == tuple(units)
 
@@ -473,8 +466,7 @@ def test_only_what_is_chosen_as_a_whole_is_committed():
 def test_an_operator_who_gives_one_up_leaves_the_others_to_the_next_producer():
     script, units = read(*ALL)
     script.units.decide(None, frozenset({units[1].unit_id}))
-    script.units.recovered()
-    script.turn()
+    script.recovered()
     [look] = script.take(u.DescribeTxn)
     script.units.described(look, False)
     script.turn()
@@ -486,8 +478,7 @@ def test_an_operator_who_gives_one_up_leaves_the_others_to_the_next_producer():
 def test_an_operator_who_gives_two_of_them_up_asks_once():
     script, units = read(*ALL)
     script.units.decide(None, frozenset(unit.unit_id for unit in units[1:]))
-    script.units.recovered()
-    script.turn()
+    script.recovered()
     [look] = script.take(u.DescribeTxn)
     script.units.described(look, False)
     script.turn()

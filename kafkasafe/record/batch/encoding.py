@@ -309,14 +309,7 @@ def _table(cached: _lru_cache_wrapper[list[bytes]], count: int, *key: int | byte
 def _pieces(
     keys: _Column | None, values: _Column, deltas: list[int] | None, tails: list[bytes] | None
 ) -> list[Buffer]:
-    """The records section in pieces. They are made column by column, each with C loops over all records.
-
-    Args:
-        keys: None when all are null.
-        values: The values.
-        deltas: Timestamp deltas, None when all are 0.
-        tails: Encoded headers, None if no record has headers.
-    """
+    """The records section in pieces. They are made column by column, each with C loops over all records."""
     count = len(values.lengths)
     key_length = -1 if keys is None else keys.uniform_length
     columns: list[Sequence[Buffer]] = []

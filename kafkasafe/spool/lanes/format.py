@@ -30,10 +30,6 @@ def lane_name(number: int) -> str:
 def format_lost(path: Path, names: Collection[str]) -> tuple[str, str] | None:
     """Describes the problem of a spool directory that has lost its file FORMAT.
 
-    Args:
-        path: The directory.
-        names: Its content.
-
     Returns:
         (the problem, the remedy); None if FORMAT is not missing.
     """

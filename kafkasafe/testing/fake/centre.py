@@ -493,12 +493,6 @@ class Centre:
     def delete_records(self, node: int, name: str, number: int, before: int) -> int:
         """DeleteRecords. Returns the new first offset.
 
-        Args:
-            node: Node id of the broker that got the request.
-            name: Topic.
-            number: Partition.
-            before: The new first offset; -1: the high watermark.
-
         Raises:
             RefusedError: 1, 3 or 6.
         """

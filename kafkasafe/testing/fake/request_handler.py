@@ -129,11 +129,6 @@ class RequestHandler:
     def handle(self, node: int, frame: bytes, now_ms: int) -> Reply | PendingRequest:
         """Handles one request.
 
-        Args:
-            node: Node id of the broker that got the request.
-            frame: The request without its size.
-            now_ms: The current time.
-
         Raises:
             NotModelledError: The fake does not model the request. The error is already in `errors`.
         """
