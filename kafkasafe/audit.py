@@ -249,6 +249,7 @@ def _whole_log(
         isolation=0,
         stall_timeout_s=stall_timeout_s,
         fetch_bytes=FETCH_BYTES,
+        inline_bytes=0,
         on_event=None,
     )
 

@@ -131,8 +131,10 @@ class _Reading:
         """Yields the records of one range, as pyarrow.RecordBatch."""
         spare_collections()
         # If there is nothing to read, Spark passes a partition object of its own, or None in Spark 4.0 and 4.1.
-        if partition is not None and isinstance(partition.value, Range):
-            yield from read(self._options, partition.value, self._schema, self._notices)
+        value: Any = None if partition is None else partition.value
+        for piece in value if isinstance(value, tuple) else (value,):
+            if isinstance(piece, Range):
+                yield from read(self._options, piece, self._schema, self._notices)
 
 
 class _BatchReader(_Reading, DataSourceReader):
@@ -187,7 +189,9 @@ class StreamReader(_Reading, DataSourceStreamReader):
         if self._start is None:
             # Spark repeats a batch that the previous run of the query planned.
             self._start = until
-        ranges = self._planner.ranges(begin, until)
+        return self._inputs(self._planner.ranges(begin, until))
+
+    def _inputs(self, ranges: list[Range]) -> list[InputPartition]:
         return [InputPartition(piece) for piece in ranges]
 
     def commit(self, end: dict[str, Any]) -> None:
