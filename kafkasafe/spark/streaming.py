@@ -24,7 +24,7 @@ from pyspark.sql.streaming.datasource import (
 from kafkasafe.spark.planner import Range
 from kafkasafe.spark.positions import Positions
 from kafkasafe.spark.reading import read_at_once
-from kafkasafe.spark.source import StreamReader
+from kafkasafe.spark.source_readers import StreamReader
 
 try:
     from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper as _HandsOver

@@ -26,7 +26,7 @@ from kafkasafe.record.batch import encode
 from kafkasafe.spark import KafkaSafeSource
 from kafkasafe.spark.options import read_options
 from kafkasafe.spark.reading import close_connections
-from kafkasafe.spark.source import StreamReader
+from kafkasafe.spark.source_readers import StreamReader
 from kafkasafe.spark.streaming import LimitedStreamReader
 
 
