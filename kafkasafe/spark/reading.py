@@ -17,12 +17,9 @@ The planner's own check is not enough, because the election may happen after the
 
 from __future__ import annotations
 
-import atexit
 import importlib
 import itertools
-import os
 import queue
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -41,11 +38,12 @@ from kafkasafe.packages import pyarrow_for
 from kafkasafe.record.arrow_decode import HEADERS, Decoder
 from kafkasafe.record.batch import BatchHeader, iter_headers
 from kafkasafe.spark.brokers import SourceUnavailableError
+from kafkasafe.spark.connections import kept
 from kafkasafe.spark.notices import Notices
 from kafkasafe.spark.options import ReadOptions
 from kafkasafe.spark.planner import Range
 
-__all__ = ["COLUMNS", "close_connections", "read", "read_at_once", "read_headers"]
+__all__ = ["COLUMNS", "read", "read_at_once", "read_headers"]
 
 _arrow: Any = pyarrow_for("An Arrow table")
 _compute: Any = importlib.import_module("pyarrow.compute")
@@ -191,6 +189,10 @@ class _Rows:
         return made.slice(0, rows)
 
 
+def _connections(options: ReadOptions) -> Cluster:
+    return kept({**options.connection, "allow_auto_create_topics": False}, connect)
+
+
 class _Fetching:
     """Fetches a range from the brokers."""
 
@@ -206,7 +208,7 @@ class _Fetching:
         self._piece = piece
         self._columns = columns
         self._notices = notices
-        self._transport = _shared(options.connection) if transport is None else transport
+        self._transport = _connections(options) if transport is None else transport
         self._lineage = Lineage.decode(piece.epochs) if piece.epochs else Lineage()
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._progress_at = time.monotonic()
@@ -403,36 +405,3 @@ class _Fetching:
             f" to {piece.end}) for {self._options.stall_timeout_s:g} s: {self._last_problem}. Check that the partition"
             " has a leader that the executors can reach, or raise kafkaConsumer.pollTimeoutMs. Nothing was skipped."
         )
-
-
-# --- connections, kept between tasks --------------------------------------------------------------------------------
-
-_transports: dict[tuple[int, str], Cluster] = {}
-_transports_lock: Final = threading.Lock()
-
-
-def _shared(connection: Mapping[str, Any]) -> Cluster:
-    """Returns this process's connections for these options. The first call opens them.
-
-    The connections stay open, because Spark reuses Python workers, and connecting takes longer than reading a small
-    range.
-    """
-    key = os.getpid(), repr(sorted(connection.items()))
-    with _transports_lock:
-        transport = _transports.get(key)
-        if transport is None or transport.closed:
-            transport = _transports[key] = connect({**connection, "allow_auto_create_topics": False})
-            transport.start()
-        return transport
-
-
-def close_connections() -> None:
-    """Closes this process's connections. The next task opens new ones."""
-    with _transports_lock:
-        mine = [key for key in _transports if key[0] == os.getpid()]
-        transports: Sequence[Cluster] = [_transports.pop(key) for key in mine]
-    for transport in transports:
-        transport.close(5.0)
-
-
-atexit.register(close_connections)
