@@ -18,10 +18,11 @@ from kafkasafe.cluster.api import EARLIEST, LATEST
 from kafkasafe.errors import ConfigError, UsageError
 from kafkasafe.history.audit import IdCount, Producer, SequenceRun, judge, runs
 from kafkasafe.packages import pyarrow_for
+from kafkasafe.spark.connections import close_connections
 from kafkasafe.spark.notices import Notices
 from kafkasafe.spark.options import FETCH_BYTES, Offsets, ReadOptions, Subscribe
 from kafkasafe.spark.planner import Planner, Range
-from kafkasafe.spark.reading import COLUMNS, close_connections, read, read_headers
+from kafkasafe.spark.reading import COLUMNS, read, read_headers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -249,6 +250,7 @@ def _whole_log(
         isolation=0,
         stall_timeout_s=stall_timeout_s,
         fetch_bytes=FETCH_BYTES,
+        inline_bytes=0,
         on_event=None,
     )
 

@@ -109,6 +109,7 @@ class ReadOptions:
         isolation: 1 for read_committed, 0 for read_uncommitted.
         stall_timeout_s: Maximum time that a task or a plan waits while the brokers send nothing new.
         fetch_bytes: Approximate size of a fetch response.
+        inline_bytes: Largest size of the responses whose records the driver hands to Spark itself; 0: never.
         on_event: `package.module:function`, called with each event; None: no function is called.
     """
 
@@ -127,6 +128,7 @@ class ReadOptions:
     isolation: int
     stall_timeout_s: float
     fetch_bytes: int
+    inline_bytes: int
     on_event: str | None
 
 
@@ -135,6 +137,7 @@ _LEVELS: Final = ("read_uncommitted", "read_committed")
 
 FETCH_BYTES: Final = 4 * 1024 * 1024
 STALL_TIMEOUT_MS: Final = 120_000
+INLINE_BYTES: Final = 1024 * 1024
 
 SOURCE: Final = OptionTable(
     'format("kafkasafe") for reading',
@@ -262,6 +265,14 @@ SOURCE: Final = OptionTable(
         help="an upper bound for `kafka.max.partition.fetch.bytes`",
     ),
     QueryOption(
+        "inlineBytes",
+        whole(0, 64 * 1024 * 1024),
+        INLINE_BYTES,
+        shown="1 MiB",
+        help="Up to this size, the driver itself reads the records of a small micro-batch, and one task gets them all"
+        " ([below](#small-micro-batches)); 0: never. This needs PySpark 4.2 or later.",
+    ),
+    QueryOption(
         "onEvent",
         function,
         help="The source calls this function with each event, in the process that noticed it.",
@@ -338,6 +349,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         isolation=int((level or kafka["kafka.isolation.level"]) == _LEVELS[1]),
         stall_timeout_s=given["kafkaConsumer.pollTimeoutMs"] / 1000,
         fetch_bytes=min(kafka["kafka.max.partition.fetch.bytes"], kafka["kafka.fetch.max.bytes"]),
+        inline_bytes=given["inlineBytes"],
         on_event=given["onEvent"],
     )
 

@@ -21,7 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kafkasafe.cluster.api import EARLIEST, LATEST
+from kafkasafe.cluster.api import EARLIEST, LATEST, Cluster
 from kafkasafe.errors import ConfigError
 from kafkasafe.history.epochs import Lineage
 from kafkasafe.spark.brokers import Brokers, SourceUnavailableError
@@ -89,6 +89,10 @@ class Planner:
     def close(self) -> None:
         """Closes the connections. A later call opens them again."""
         self._brokers.close()
+
+    def network(self) -> Cluster:
+        """Returns the connections. Opens them if they are closed."""
+        return self._brokers.network()
 
     def first(self) -> Positions:
         """Evaluates the starting options. Returns where a new streaming query begins.

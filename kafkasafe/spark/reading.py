@@ -17,14 +17,12 @@ The planner's own check is not enough, because the election may happen after the
 
 from __future__ import annotations
 
-import atexit
 import importlib
 import itertools
-import os
 import queue
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -40,11 +38,12 @@ from kafkasafe.packages import pyarrow_for
 from kafkasafe.record.arrow_decode import HEADERS, Decoder
 from kafkasafe.record.batch import BatchHeader, iter_headers
 from kafkasafe.spark.brokers import SourceUnavailableError
+from kafkasafe.spark.connections import kept
 from kafkasafe.spark.notices import Notices
 from kafkasafe.spark.options import ReadOptions
 from kafkasafe.spark.planner import Range
 
-__all__ = ["COLUMNS", "close_connections", "read", "read_headers"]
+__all__ = ["COLUMNS", "read", "read_at_once", "read_headers"]
 
 _arrow: Any = pyarrow_for("An Arrow table")
 _compute: Any = importlib.import_module("pyarrow.compute")
@@ -85,19 +84,51 @@ def read(options: ReadOptions, piece: Range, schema: Any, notices: Notices) -> I
         SourceUnavailableError: The brokers sent nothing new for `kafkaConsumer.pollTimeoutMs`, or they sent an error
             that no retry can remedy.
     """
-    columns = {_DECODED.get(name, name) for name in schema.names} - {"topic", "partition"}
-    constants = _Constants(piece, schema)
-    for records in _Fetching(options, piece, columns | {"offset", "leader_epoch"}, notices).run():
-        arrays = []
-        for field in schema:
-            if field.name in constants.names:
-                arrays.append(constants.column(field.name, records.num_rows))
-            else:
-                column = records.column(_DECODED.get(field.name, field.name))
-                if field.name == "headers":
-                    column = _null_where_empty(column)
-                arrays.append(column if column.type == field.type else column.cast(field.type))
-        yield _arrow.RecordBatch.from_arrays(arrays, schema=schema)
+    rows = _Rows(piece, schema)
+    for records in _Fetching(options, piece, rows.decoded, notices).run():
+        yield rows.batch(records)
+
+
+def read_at_once(
+    transport: Cluster,
+    options: ReadOptions,
+    pieces: Sequence[Range],
+    schema: Any,
+    *,
+    max_bytes: int,
+    timeout_s: float,
+) -> list[Any] | None:
+    """Reads several small ranges with one request for each, all sent at once. Tells of nothing and repeats nothing.
+
+    Args:
+        transport: The connections to use.
+        options: Options of the reader.
+        pieces: The ranges.
+        schema: As for `read`.
+        max_bytes: Largest size of all records together. A response may be larger, because a broker sends whole batches.
+        timeout_s: How long to wait for all responses.
+
+    Returns:
+        The records as pyarrow.RecordBatch objects; None if they take more than `max_bytes`, a range needs more than one
+        response, a broker did not answer or answered with an error, or the records are not those of the plan. Then
+        `read` must read the ranges.
+    """
+    deadline = time.monotonic() + timeout_s
+    options = replace(options, fetch_bytes=min(options.fetch_bytes, max_bytes // len(pieces) + 1))
+    silent = Notices(None)
+    asked = []
+    for piece in pieces:
+        rows = _Rows(piece, schema)
+        fetching = _Fetching(options, piece, rows.decoded, silent, transport)
+        fetching.ask(piece.begin)
+        asked.append((rows, fetching))
+    found = []
+    for rows, fetching in asked:
+        parts = fetching.whole(deadline)
+        if parts is None:
+            return None
+        found += [rows.batch(part) for part in parts]
+    return found if sum(part.nbytes for part in found) <= max_bytes else None
 
 
 def read_headers(options: ReadOptions, piece: Range, notices: Notices) -> Iterator[BatchHeader]:
@@ -118,31 +149,66 @@ def _null_where_empty(headers: Any) -> Any:
     return _arrow.ListArray.from_arrays(headers.offsets, headers.values, type=headers.type, mask=mask)
 
 
-class _Constants:
-    """The columns `topic` and `partition`, which have the same value in all records of a range."""
+class _Rows:
+    """Makes the rows of a range from decoded records.
+
+    Attributes:
+        decoded: The columns to decode.
+    """
 
     def __init__(self, piece: Range, schema: Any) -> None:
+        self._schema = schema
         values = {"topic": piece.topic, "partition": piece.partition}
-        self.names = {name for name in schema.names if name in values}
-        self._scalars = {name: _arrow.scalar(values[name], schema.field(name).type) for name in self.names}
+        # The columns `topic` and `partition` have the same value in all records of a range.
+        self._scalars = {
+            name: _arrow.scalar(values[name], schema.field(name).type)
+            for name in schema.names
+            if name in values
+        }
         self._made: dict[str, Any] = {}
+        names = {_DECODED.get(name, name) for name in schema.names if name not in values}
+        self.decoded = names | {"offset", "leader_epoch"}
 
-    def column(self, name: str, rows: int) -> Any:
+    def batch(self, records: Any) -> Any:
+        """Converts decoded records to a pyarrow.RecordBatch with the columns of the schema."""
+        arrays = []
+        for field in self._schema:
+            if field.name in self._scalars:
+                arrays.append(self._constant(field.name, records.num_rows))
+            else:
+                column = records.column(_DECODED.get(field.name, field.name))
+                if field.name == "headers":
+                    column = _null_where_empty(column)
+                arrays.append(column if column.type == field.type else column.cast(field.type))
+        return _arrow.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _constant(self, name: str, rows: int) -> Any:
         made = self._made.get(name)
         if made is None or len(made) < rows:
             made = self._made[name] = _arrow.repeat(self._scalars[name], rows)
         return made.slice(0, rows)
 
 
+def _connections(options: ReadOptions) -> Cluster:
+    return kept({**options.connection, "allow_auto_create_topics": False}, connect)
+
+
 class _Fetching:
     """Fetches a range from the brokers."""
 
-    def __init__(self, options: ReadOptions, piece: Range, columns: set[str], notices: Notices) -> None:
+    def __init__(
+        self,
+        options: ReadOptions,
+        piece: Range,
+        columns: set[str],
+        notices: Notices,
+        transport: Cluster | None = None,
+    ) -> None:
         self._options = options
         self._piece = piece
         self._columns = columns
         self._notices = notices
-        self._transport = _shared(options.connection)
+        self._transport = _connections(options) if transport is None else transport
         self._lineage = Lineage.decode(piece.epochs) if piece.epochs else Lineage()
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._progress_at = time.monotonic()
@@ -160,14 +226,14 @@ class _Fetching:
         """Yields the brokers' responses, each with the first offset to use from it."""
         piece = self._piece
         position = piece.begin
-        self._ask(position)
+        self.ask(position)
         failures = 0
         while position < piece.end:
             answer = self._answers.get()
             if isinstance(answer, Failure) or answer.error_code:
                 position = self._after_error(answer, position, failures)
                 failures += 1
-                self._ask(position)
+                self.ask(position)
                 continue
             if answer.diverging is not None:
                 self._diverged(position, "the leader reports a divergence")
@@ -177,17 +243,18 @@ class _Fetching:
                 # The leader does not have this record yet, or the record is still above the high watermark.
                 self._last_problem = f"its end is {answer.high_watermark} for now"
                 self._check_stall(position)
-                self._ask(position)
+                self.ask(position)
                 continue
             self._progress_at = time.monotonic()
             if answer.next_offset < piece.end:
-                self._ask(answer.next_offset)
+                self.ask(answer.next_offset)
             yield answer, position
             # Do not count the time that the caller needed for this answer as a stall of the brokers.
             self._progress_at = time.monotonic()
             position = answer.next_offset
 
-    def _ask(self, position: int) -> None:
+    def ask(self, position: int) -> None:
+        """Requests the records from an offset on."""
         epoch = self._lineage.epoch_at(position - 1) if position else None
         self._transport.fetch_records(
             self._piece.topic,
@@ -200,8 +267,40 @@ class _Fetching:
             last_fetched_epoch=UNDEFINED if epoch is None else epoch,
         )
 
+    def whole(self, deadline: float) -> list[Any] | None:
+        """Returns the decoded records of the range from the answer to one request; None if it has not exactly those."""
+        try:
+            answer = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            return None
+        if isinstance(answer, Failure) or answer.error_code or answer.diverging is not None:
+            return None
+        if answer.next_offset < self._piece.end:
+            return None
+        found = []
+        for wanted, good in self._wanted(answer, self._piece.begin):
+            if good < wanted.num_rows:
+                return None
+            if good:
+                found.append(wanted)
+        return found
+
     def _decoded(self, answer: RecordsFetched, position: int) -> Iterator[Any]:
         """Decodes a response in pieces, up to the end of the range. Yields None if the log diverges from the plan."""
+        for wanted, good in self._wanted(answer, position):
+            if good:
+                yield wanted.slice(0, good) if good < wanted.num_rows else wanted
+            if good < wanted.num_rows:
+                offset = int(wanted.column("offset")[good].as_py())
+                self._diverged(offset, "the records have another leader epoch")
+                yield None
+                return
+
+    def _wanted(self, answer: RecordsFetched, position: int) -> Iterator[tuple[Any, int]]:
+        """Decodes a response in pieces, up to the end of the range.
+
+        Yields each piece, and how many of its leading records have the leader epochs of the plan.
+        """
         decoder = Decoder(
             answer.records,
             from_offset=position,
@@ -214,13 +313,7 @@ class _Fetching:
             wanted = records
             if offsets[-1] >= self._piece.end:
                 wanted = records.slice(0, int(np.searchsorted(offsets, self._piece.end)))
-            good = self._same(wanted)
-            if good:
-                yield wanted.slice(0, good) if good < wanted.num_rows else wanted
-            if good < wanted.num_rows:
-                self._diverged(int(offsets[good]), "the records have another leader epoch")
-                yield None
-                return
+            yield wanted, self._same(wanted)
             if wanted.num_rows < records.num_rows:
                 return
 
@@ -312,36 +405,3 @@ class _Fetching:
             f" to {piece.end}) for {self._options.stall_timeout_s:g} s: {self._last_problem}. Check that the partition"
             " has a leader that the executors can reach, or raise kafkaConsumer.pollTimeoutMs. Nothing was skipped."
         )
-
-
-# --- connections, kept between tasks --------------------------------------------------------------------------------
-
-_transports: dict[tuple[int, str], Cluster] = {}
-_transports_lock: Final = threading.Lock()
-
-
-def _shared(connection: Mapping[str, Any]) -> Cluster:
-    """Returns this process's connections for these options. The first call opens them.
-
-    The connections stay open, because Spark reuses Python workers, and connecting takes longer than reading a small
-    range.
-    """
-    key = os.getpid(), repr(sorted(connection.items()))
-    with _transports_lock:
-        transport = _transports.get(key)
-        if transport is None or transport.closed:
-            transport = _transports[key] = connect({**connection, "allow_auto_create_topics": False})
-            transport.start()
-        return transport
-
-
-def close_connections() -> None:
-    """Closes this process's connections. The next task opens new ones."""
-    with _transports_lock:
-        mine = [key for key in _transports if key[0] == os.getpid()]
-        transports: Sequence[Cluster] = [_transports.pop(key) for key in mine]
-    for transport in transports:
-        transport.close(5.0)
-
-
-atexit.register(close_connections)

@@ -402,14 +402,8 @@ class _Job:
         return [(*packed.place, packed.data) for packed in self._encoder(counts).packed(iter(parts), task=0)]
 
     def _send(self, grant: WriterIdentity, batches: Sequence[tuple[str, int, bytearray]]) -> Sequence[Report]:
-        appender = self._transaction.appender(grant, {(topic, partition) for topic, partition, _ in batches})
-        try:
-            for topic, partition, data in batches:
-                appender.append(topic, partition, data)
-            return appender.finish()
-        finally:
-            self.totals["bytes"] += appender.bytes
-            self.totals["retries"] += appender.retries
+        places = {(topic, partition) for topic, partition, _ in batches}
+        return self._transaction.append(grant, places, batches, self.totals)
 
     def _plan(self, grant: WriterIdentity) -> tuple[DataFrame, bool]:
         options, df = self._options, self._df

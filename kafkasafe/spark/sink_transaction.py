@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from kafka.errors import KafkaError
@@ -102,6 +103,26 @@ class SinkTransaction:
             self._requests.add_partitions(grant, new)
         self._kept = grant
         return Appender(self._transport, grant, self._options, claims=False)
+
+    def append(
+        self,
+        grant: WriterIdentity,
+        places: Collection[tuple[str, int]],
+        batches: Iterable[tuple[str, int, bytearray]],
+        totals: Counter[str],
+    ) -> list[Report]:
+        """WRITE in this process: appends batches, each with its topic and partition, through an `appender`.
+
+        Adds to `totals` the bytes and the retries, even if the call fails.
+        """
+        appender = self.appender(grant, places)
+        try:
+            for topic, partition, data in batches:
+                appender.append(topic, partition, data)
+            return appender.finish()
+        finally:
+            totals["bytes"] += appender.bytes
+            totals["retries"] += appender.retries
 
     def partition_count(self, topic: str) -> int:
         """Asks the brokers how many partitions a topic has.

@@ -17,7 +17,6 @@ Spark pickles the classes of this module by name, so kafkasafe must be installed
 from __future__ import annotations
 
 import itertools
-import os
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,6 +35,7 @@ from kafkasafe.record import arrow_encode
 from kafkasafe.record.arrow_encode import Rows
 from kafkasafe.record.arrow_pack import ArrowPacker, PackedBatch, unpack
 from kafkasafe.spark.appender import CLAIM_ROWS, Appender, FencedError, RestartError, claim_base
+from kafkasafe.spark.connections import kept
 from kafkasafe.spark.option_values import error
 from kafkasafe.spark.sink_options import SinkOptions
 from kafkasafe.spark.transactions import TransactionRequests
@@ -91,23 +91,10 @@ _TOO_LARGE: Final = -1  # slot of the row that a task returns instead of batches
 
 _arrow: Any = pa
 
-# Spark reuses workers for later tasks, so connections stay open between tasks. The key holds the process id and the
-# options. The process id is needed because a worker may be forked from a process that had connections.
-_transports: dict[tuple[int, str], Transport] = {}
-
 
 def transport_of(options: SinkOptions) -> Transport:
     """Returns this process's connections for these options."""
-    key = os.getpid(), repr(sorted(options.connection.items()))
-    transport = _transports.get(key)
-    if transport is None or transport.closed:
-        for other in [other for other in _transports if other[0] != key[0]]:
-            del _transports[other]
-        transport = _transports[key] = over_sockets(
-            {"client_id": "kafkasafe-spark-task", **options.connection}
-        )
-        transport.start()
-    return transport
+    return kept({"client_id": "kafkasafe-spark-task", **options.connection}, over_sockets)
 
 
 def task_context() -> TaskContext:

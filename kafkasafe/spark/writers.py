@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -28,12 +29,12 @@ from pyspark.sql.types import StructType
 from kafkasafe.errors import UsageError
 from kafkasafe.record.arrow_pack import PackedBatch
 from kafkasafe.spark import outcomes, tasks
+from kafkasafe.spark.columns import arrow_type
 from kafkasafe.spark.option_values import error
 from kafkasafe.spark.plans import plan_in_checkpoint
 from kafkasafe.spark.session import Outcome, Session
 from kafkasafe.spark.sink import app_version, refuse_version, stream_id, wanted_columns
 from kafkasafe.spark.sink_options import SinkOptions, sink_options, unknown_topic
-from kafkasafe.spark.source import arrow_type
 from kafkasafe.spark.staging import StagedBatch, Stager, fetch_staged
 from kafkasafe.spark.tasks import EncodeRows, inline_limit, partition_count, transport_of
 from kafkasafe.spark.txn import Report, WriterIdentity
@@ -292,7 +293,13 @@ class StreamWriter(_Writer, _Stream):  # type: ignore[misc]
             plan = plan_in_checkpoint(self._checkpoint, batchId)
             done = session.write(batchId, query_id, work, plan=plan, count=lambda: work.rows)
         finally:
-            outcomes.tell(query_id, done, restarts=session.restarts, retries=work.retries, bytes=work.bytes)
+            outcomes.tell(
+                query_id,
+                done,
+                restarts=session.restarts,
+                retries=work.totals["retries"],
+                bytes=work.totals["bytes"],
+            )
         _log_outcome(app_id, batchId, done)
 
 
@@ -335,6 +342,7 @@ class _Work:
 
     Attributes:
         rows: Number of rows that the tasks read.
+        totals: `bytes` and `retries` of all transactions.
     """
 
     def __init__(self, options: SinkOptions, session: Session, reports: Sequence[Message]) -> None:
@@ -343,28 +351,23 @@ class _Work:
         self._inline = [piece for message in reports for piece in message.inline]
         self._staged = [piece for message in reports for piece in message.staged]
         self.rows = sum(message.rows for message in reports)
-        self.retries = 0
-        self.bytes = 0
+        self.totals: Counter[str] = Counter()
 
     def __call__(self, grant: WriterIdentity) -> Sequence[Report]:
         pieces: list[Inline | StagedBatch] = [*self._inline, *self._staged]
-        appender = self._session.transaction.appender(
-            grant, {(piece.topic, piece.partition) for piece in pieces}
-        )
-        try:
-            for piece in self._inline:
-                appender.append(piece.topic, piece.partition, bytearray(piece.data))
-            for place, data in fetch_staged(self._session.transport, self._options, self._staged):
-                appender.append(place.topic, place.partition, data)
-            reports = appender.finish()
-        finally:
-            self.retries += appender.retries
-            self.bytes += appender.bytes
+        places = {(piece.topic, piece.partition) for piece in pieces}
+        reports = self._session.transaction.append(grant, places, self._batches(), self.totals)
         if (sent := sum(report.rows for report in reports)) != self.rows:
             raise RuntimeError(
                 f"Tasks encoded {self.rows} rows, {sent} were sent: a bug in kafkasafe, report it"
             )
         return reports
+
+    def _batches(self) -> Iterator[tuple[str, int, bytearray]]:
+        for piece in self._inline:
+            yield piece.topic, piece.partition, bytearray(piece.data)
+        for place, data in fetch_staged(self._session.transport, self._options, self._staged):
+            yield place.topic, place.partition, data
 
 
 _sessions: dict[tuple[int, str, str], Session] = {}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def _connections_closed() -> Iterator[None]:
     """Tasks leave their connections open for the next one."""
     yield
-    from kafkasafe.spark.reading import close_connections
+    from kafkasafe.spark.connections import close_connections
 
     close_connections()
 

@@ -24,9 +24,9 @@ from kafkasafe.events import SourceDataLost
 from kafkasafe.kafkapython.connect import over_sockets
 from kafkasafe.record.batch import encode
 from kafkasafe.spark import KafkaSafeSource
+from kafkasafe.spark.connections import close_connections
 from kafkasafe.spark.options import read_options
-from kafkasafe.spark.reading import close_connections
-from kafkasafe.spark.source import StreamReader
+from kafkasafe.spark.source_readers import StreamReader
 from kafkasafe.spark.streaming import LimitedStreamReader
 
 

@@ -21,7 +21,7 @@ from sourcing import new_topic, until, write
 from kafkasafe.events import SourceDataLost
 from kafkasafe.spark import KafkaSafeSource, MetricsListener, register
 from kafkasafe.spark.options import read_options
-from kafkasafe.spark.source import StreamReader
+from kafkasafe.spark.source_readers import StreamReader
 from kafkasafe.testing.broker import KafkaCluster
 
 if TYPE_CHECKING:
@@ -214,10 +214,11 @@ def test_a_schema_that_cannot_be(
 def test_the_types_are_those_that_spark_expects_of_arrow() -> None:
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    from kafkasafe.spark.source import KafkaSafeSource, _arrow_schema
+    from kafkasafe.spark.columns import arrow_schema
+    from kafkasafe.spark.source import KafkaSafeSource
 
     schema = KafkaSafeSource({"includeHeaders": "true"}).schema()
-    assert _arrow_schema(schema).equals(to_arrow_schema(schema, timezone="UTC"), check_metadata=True)
+    assert arrow_schema(schema).equals(to_arrow_schema(schema, timezone="UTC"), check_metadata=True)
 
 
 # --- streams --------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from kafkasafe.errors import CheckpointMismatchError, ConfigError, UsageError
 from kafkasafe.record.partition import partition_for_key
 from kafkasafe.spark import MetricsListener, foreach_batch_sink, tasks, write_batch, writers
 from kafkasafe.spark.appender import FencedError
+from kafkasafe.spark.connections import close_connections
 from kafkasafe.spark.marker_store import MarkerStore
 from kafkasafe.spark.staging import StagingError
 from kafkasafe.spark.transactions import TransactionRequests
@@ -387,8 +388,7 @@ def close_sessions():
 def steps(kafka, topic, monkeypatch):
     yield Steps(kafka, topic, monkeypatch)
     close_sessions()
-    for key in [key for key in tasks._transports if key[0] == os.getpid()]:
-        tasks._transports.pop(key).close(5)
+    close_connections()
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])

@@ -1,0 +1,51 @@
+"""The connections of a process of Spark, kept between its tasks.
+
+Spark uses Python workers again for later tasks, and connecting takes longer than a small task.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar, cast
+
+from kafkasafe.cluster.api import Cluster
+
+__all__ = ["close_connections", "kept"]
+
+C = TypeVar("C", bound=Cluster)
+
+# The process id is part of a key, because a worker may be forked from a process that had connections.
+_kept: dict[tuple[int, Callable[..., Cluster], str], Cluster] = {}
+_lock: Final = threading.Lock()
+
+
+def kept(options: Mapping[str, Any], make: Callable[[Mapping[str, Any]], C]) -> C:
+    """Returns this process's connections for these options.
+
+    Args:
+        options: The options of the connections.
+        make: Makes the connections at the first call, which starts them.
+    """
+    key = os.getpid(), make, repr(sorted(options.items()))
+    with _lock:
+        cluster = _kept.get(key)
+        if cluster is None or cluster.closed:
+            for other in [other for other in _kept if other[0] != key[0]]:
+                del _kept[other]
+            cluster = _kept[key] = make(options)
+            cluster.start()
+        return cast(C, cluster)
+
+
+def close_connections() -> None:
+    """Closes this process's connections. The next task opens new ones."""
+    with _lock:
+        clusters = [_kept.pop(key) for key in list(_kept) if key[0] == os.getpid()]
+    for cluster in clusters:
+        cluster.close(5.0)
+
+
+atexit.register(close_connections)
