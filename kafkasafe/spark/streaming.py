@@ -110,9 +110,8 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
 
     def _after_hand_over(self) -> None:
         """Decides, after a micro-batch whose records were handed over, whether the next ones use tasks."""
-        was_taken = (
-            type(self) is LimitedStreamReader
-        )  # always, unless a later PySpark does not call `getCache`
+        # False only if a later PySpark does not call `getCache`.
+        was_taken = type(self) is LimitedStreamReader
         if (self._handed_at is not None and time.monotonic() - self._handed_at > _SHORT_S) or not was_taken:
             self._pause = _PAUSE
         if not was_taken:
