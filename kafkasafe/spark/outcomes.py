@@ -29,13 +29,10 @@ import stat
 import tempfile
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from kafkasafe.spark import stats
-
-if TYPE_CHECKING:
-    # The source tells events, and its process at the start of a query does not need the sink.
-    from kafkasafe.spark.session import Outcome
+from kafkasafe.spark.session import Outcome
 
 __all__ = ["Inbox", "inbox", "tell", "tell_source_event"]
 
