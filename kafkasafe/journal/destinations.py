@@ -46,6 +46,11 @@ class Destination:
     determined.
     """
 
+    def dequeue(self, batch: Batch) -> None:
+        """Remove a batch whose commit mark is durable from the queue."""
+        if self.queue.remove(batch):
+            self.log.clear(batch.base_offset, batch.count)
+
     def lose_marks(self, before_position: int) -> None:
         """Record that marks before this position are lost."""
         self.unsure_before = before_position

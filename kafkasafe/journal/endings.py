@@ -122,8 +122,7 @@ class Durability:
         """Finish a batch whose commit mark is durable."""
         batch.on(BatchEvent.COMMITTED)
         partition = self._all[batch.destination]
-        if partition.queue.remove(batch):
-            partition.log.clear(batch.base_offset, batch.count)
+        partition.dequeue(batch)
         partition.log.remember(batch, self._index.released)
         self._index.drop(batch)
         self._out.ready.resolved.append(Resolution(batch, Fate.COMMITTED))

@@ -229,8 +229,7 @@ class Recovery:
             if done is not None and done.state is not BatchState.REPLACED:
                 self._index.drop(done)
                 done.read_commit(base_offset)
-                if known.queue.remove(done):
-                    known.log.clear(base_offset, done.count)
+                known.dequeue(done)
                 if not _is_found_late(known, done):
                     if isinstance(known, Partition):
                         self._suspicions.check_offset_order(known, base_offset)
@@ -427,8 +426,7 @@ class Recovery:
                 if isinstance(partition, Partition):  # else damage destroyed the mark that divided the batch
                     self._unit_batches.place(partition, unit, batch)
                 batch.read_fate(BatchState.COMMITTED)
-                if partition.queue.remove(batch):
-                    partition.log.clear(batch.base_offset, batch.count)
+                partition.dequeue(batch)
                 partition.log.remember(batch, self._index.released)
             else:
                 partition.queue.remove(batch)
