@@ -73,9 +73,8 @@ class Divider:
             made.append(child)
         if batch.unit is not None:
             self._units.divided(batch.unit, batch, made)
-        if batch.revived:
-            self._revivals.divide(batch, made)
-            self._revivals.finish(batch)
+        self._revivals.divide(batch, made)
+        self._revivals.finish(batch)
         if batch.position >= 0:
             persist.keep_whole()
             persist.marks.append(m.Replaced(batch.position, first, len(made)))

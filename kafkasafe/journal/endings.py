@@ -70,7 +70,7 @@ class Durability:
                 if not kept:
                     self._index.drop(batch)
                 self._out.ready.resolved.append(Resolution(batch, fate))
-                if fate is Fate.REJECTED and batch.revived:
+                if fate is Fate.REJECTED:
                     self._report_healed(batch)
             case Begun(destination):
                 partition = self._partitions[destination]
@@ -126,8 +126,7 @@ class Durability:
         partition.log.remember(batch, self._index.released)
         self._index.drop(batch)
         self._out.ready.resolved.append(Resolution(batch, Fate.COMMITTED))
-        if batch.revived:
-            self._report_healed(batch)
+        self._report_healed(batch)
         self._packer.touch(partition)
 
     def _report_healed(self, batch: Batch) -> None:

@@ -72,18 +72,18 @@ class Revivals:
         self.by_destination.setdefault(destination, Healing(keep_from)).add(len(batches), keep_from)
 
     def divide(self, parent: Batch, parts: Sequence[Batch]) -> None:
-        """Record that a revived batch was divided, so its parts are sent again instead."""
-        healing = self.by_destination.get(parent.destination)
+        """Record that a batch was divided. If the batch was to be sent again, its parts are sent again instead."""
+        healing = self.by_destination.get(parent.destination) if parent.revived else None
         if healing is not None:
             healing.add(len(parts), healing.keep_from)  # the division finishes the batch itself
             for part in parts:
                 part.revive_part()
 
     def finish(self, batch: Batch) -> Healed | None:
-        """Record that a revived batch is finished. Returns the notice if this was the last batch to be sent again
-        after a loss.
+        """Record that a batch is finished. Returns the notice if this was the last batch to be sent again after a
+        loss.
         """
-        healing = self.by_destination.get(batch.destination)
+        healing = self.by_destination.get(batch.destination) if batch.revived else None
         if healing is None or not healing.finish(batch):
             return None
         del self.by_destination[batch.destination]

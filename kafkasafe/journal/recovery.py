@@ -113,8 +113,7 @@ class Recovery:
             # A part of a divided batch, or a merged batch: its records keep their place.
             queue.insert(queue.near.index(parent), batch)
             batch.stand_for(parent)
-            if parent.revived:
-                self._revivals.divide(parent, (batch,))
+            self._revivals.divide(parent, (batch,))
         else:
             queue.append(batch)
         if parent is not None and parent.unit is not None:
@@ -236,8 +235,7 @@ class Recovery:
                     known.log.acknowledge(base_offset, done.count)
                 known.log.pass_id(done.identity)
                 known.log.remember(done, self._index.released)
-                if done.revived:
-                    self._revivals.finish(done)
+                self._revivals.finish(done)
             elif done is None and repeats:
                 pass  # the STATE mark that follows says which batches are acknowledged, possibly more than this one
             elif done is None and base_offset >= 0 and at not in ended:
@@ -268,8 +266,7 @@ class Recovery:
             self._backlogs.reach(self._all[done.destination])
             _explain_gap(self._all[done.destination])
             done.read_fate(BatchState.REJECTED)
-            if done.revived:
-                self._revivals.finish(done)
+            self._revivals.finish(done)
 
     def _recover_unit(self, mark: m.Unit, position: int) -> None:
         """Take a UNIT mark, unless it repeats the mark of a unit whose batches were divided."""
@@ -443,8 +440,7 @@ class Recovery:
             parent.read_fate(BatchState.REPLACED)
             if parent.unit is not None:
                 parent.unit.remove(parent)
-            if parent.revived:
-                self._revivals.finish(parent)
+            self._revivals.finish(parent)
         self._replay.end_group()
 
     def _recall(self, partition: Destination, identified: m.Mark, committed: m.Mark) -> None:
