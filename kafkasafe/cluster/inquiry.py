@@ -135,8 +135,7 @@ class ProcedureRunner:
         now = time.monotonic()
         while self._pauses and self._pauses[0][0] <= now:
             self._advance(heapq.heappop(self._pauses)[2], None)
-        if self._unsent:
-            self._send()
+        self._send()
 
     def _send(self) -> None:
         if not self._unsent:

@@ -114,8 +114,7 @@ class Journal:
             now_ms: Wall clock, ms since the epoch.
         """
         out, state = self._out, self._state
-        if out.postponed:
-            out.touch_postponed()
+        out.touch_postponed()
         if out.touched:
             if self.units.lines.by_id:
                 self.units.out.change()  # a batch ahead of a unit's batch may have left the queue

@@ -160,8 +160,7 @@ class DiskWriter:
             self.write_out(lane)
 
     def _write_unit(self, lane: Lane, persist: j.Persist) -> None:
-        if persist.units:
-            persist.leave_out_void()
+        persist.leave_out_void()
         if self._config.spool_sync == "each" and len(persist.everything) > 1 and persist.units:
             parts = _apart(persist)
             while parts:

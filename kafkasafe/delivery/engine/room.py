@@ -89,9 +89,9 @@ class RoomKeeper:
 
     def _needs_room(self, lane: Lane) -> bool:
         """Whether to copy batches. Repeats the check only when much was written, or when a second has passed."""
-        used = lane.spool.used_bytes
         if lane.copying.is_under_way:
             return True
+        used = lane.spool.used_bytes
         segment = self._config.spool_segment_bytes
         limit = self._config.spool_max_bytes - segment
         now = self._context.clock.monotonic()
