@@ -75,8 +75,7 @@ class ExtentFile:
         """Claim that everything before this position is durable. The claim itself need not survive a crash."""
         if self._handle < 0:
             return
-        records = self._before + sum(segment.records for segment in segments)
-        claim = LogEndClaim(self._lane_id, 0, position, records)
+        claim = self._end_at(position, segments)
         try:
             write_all(self._files, self._handle, [encode_claim(claim)], END_SLOT)
             self._end = claim
@@ -108,8 +107,7 @@ class ExtentFile:
                 self._open()
             if self._begin is None:
                 self._write_begin(segments[0].first_position, self._before)
-            records = self._before + sum(segment.records for segment in segments)
-            self._end = LogEndClaim(self._lane_id, 0, position, records)
+            self._end = self._end_at(position, segments)
             self._write_claims()
         except OSError:
             self._drop()
@@ -126,20 +124,19 @@ class ExtentFile:
         if self._begin is not None:
             self._write_claims()
 
+    def _end_at(self, position: int, segments: Sequence[StoredSegment]) -> LogEndClaim:
+        records = self._before + sum(segment.records for segment in segments)
+        return LogEndClaim(self._lane_id, 0, position, records)
+
     def _write_claims(self) -> None:
         """Write the whole file, with the claims that this process knows."""
         content = bytearray(self._files.read(self._handle, 0, EXTENT_BYTES).ljust(EXTENT_BYTES, b"\0"))
-        for slot, claim in (self._begin_slot, self._begin), (END_SLOT, self._end):
+        for claim, slots in (self._begin, BEGIN_SLOTS), (self._end, (END_SLOT,)):
             if claim is not None:
-                encoded = encode_claim(claim)
-                content[slot : slot + len(encoded)] = encoded
+                at, encoded = slots[claim.number % len(slots)], encode_claim(claim)
+                content[at : at + len(encoded)] = encoded
         write_all(self._files, self._handle, [content], 0)
         self._files.sync_data(self._handle)
-
-    @property
-    def _begin_slot(self) -> int:
-        """The slot of the valid claim about the beginning."""
-        return BEGIN_SLOTS[0 if self._begin is None else self._begin.number % len(BEGIN_SLOTS)]
 
     def _write_begin(self, position: int, records: int) -> None:
         number = 0 if self._begin is None else self._begin.number + 1
