@@ -150,7 +150,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         def committed(
             self, partition: TopicPartition, metadata: bool = False, timeout_ms: float | None = None
         ) -> int | OffsetAndMetadata | None:
-            """Return the committed offset of a partition, with `metadata` as a struct; None if there is none."""
+            """Return the committed offset of a partition, or None. Its `metadata` is a struct."""
 
         def highwater(self, partition: TopicPartition) -> int | None:
             """Return the high watermark of the latest response for a partition; None before one."""
@@ -281,7 +281,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
     ) -> None:
         """Like KafkaConsumer's `close`; it also writes `offsets_path` and `lineage_path`.
 
-        It does nothing in a forked child, which is no member of the group.
+        It does nothing in a forked child, because the child is not a member of the group.
 
         Args:
             autocommit: Whether to commit the positions, if `enable_auto_commit` is set.

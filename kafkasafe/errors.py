@@ -126,7 +126,7 @@ class BatchDroppedError(KafkaSafeError):
     exception for the code, as a `RejectedError` is.
 
     Attributes:
-        code: Kafka's error code; 0 if there is none.
+        code: Kafka's error code; 0 without one.
     """
 
     def __init__(self, message: str, *, code: int = 0) -> None:

@@ -92,7 +92,7 @@ class AtomicBatchDropped:
         batch_id: Id of the whole batch, 32 hexadecimal digits.
         transactional_id: The application's `transactional_id`; empty if the producer used one of its own.
         records: Number of records in all partitions.
-        code: Kafka's error code; 0 if there is none.
+        code: Kafka's error code; 0 without one.
         reason: The cluster's answer, or why the producer dropped the batch.
     """
 

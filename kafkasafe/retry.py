@@ -39,10 +39,10 @@ class RetryEvent:
         partition: Key of the rate limit; None if none was given.
         attempt: Number of the failed attempt, from 1.
         elapsed_s: Seconds since the first attempt began.
-        pause_s: Seconds until the next attempt; longer if other calls wait for the same partition. None: there is no
-            next attempt.
-        gave_up: Why there is no next attempt: `"deadline"`, `"attempts"`, or `"verdict"` (not retriable); None: there
-            is one.
+        pause_s: Seconds until the next attempt; longer if other calls wait for the same partition. None after the
+            last attempt.
+        gave_up: Why there is no next attempt: `"deadline"`, `"attempts"`, or `"verdict"` (not retriable); None
+            before another attempt.
         error: The exception.
         verdict: The verdict of `kafkasafe.classify` on the exception. If its `refresh_metadata` is set, refresh the
             metadata in the callback, because it runs before the pause.
@@ -128,7 +128,7 @@ class RetryPolicy:
 
     Threads, tasks and functions may share one policy; then they also share its rate limit. After
     `kafkasafe.metrics.install(policy)`, Prometheus shows its retries, pauses and failures (`kafkasafe_retries_total`
-    ...; the label `api` is the request kind, or the function's name if there is none).
+    ...; the label `api` is the request kind, or else the function's name).
 
     Args:
         deadline_ms: No attempt begins later than this many milliseconds after the first one began. A pause that would

@@ -37,7 +37,7 @@ class _Header(NamedTuple):
     Attributes:
         base_offset: First offset. For an old compressed message, the last offset, because its header has no other.
         last_offset: Last offset (inclusive).
-        epoch: Leader epoch; -1 if there is none.
+        epoch: Leader epoch, or -1.
         crc: Checksum.
         wrapped: Whether it is an old compressed message with several records.
         rewritten: Whether compaction has rewritten the batch.

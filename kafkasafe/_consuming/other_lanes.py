@@ -62,7 +62,7 @@ class Way(enum.Enum):
     """Whether another lane may move the group."""
 
     WAS_FREE = "was free"
-    """There was no undecided batch in another lane."""
+    """No other lane had an undecided batch."""
     IS_FREE = "is free"
     """All undecided batches of other lanes have been decided meanwhile."""
     LEFT_GROUP = "left the group"

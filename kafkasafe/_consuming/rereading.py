@@ -75,7 +75,7 @@ class Rereading:
         self._states: dict[TopicPartition, Any] = {}
         """kafka-python's states at the start of the readings. A new state object means a new assignment."""
         self._restart: dict[TopicPartition, int] = {}
-        """Maps a partition that must be read again to its position at the time when an error told the program."""
+        """Maps a partition that must be read again to its position when the error was raised."""
         self._held: set[TopicPartition] = set()
         self._informed: set[TopicPartition] = set()
         """Held partitions for which an error was raised: the program has discarded their records."""
@@ -88,8 +88,8 @@ class Rereading:
         self._unhanded: Callable[[], Mapping[TopicPartition, int]] = dict
         self._generation: Any = None
         self._stale = False
-        """Whether the program may hold records that this or another consumer will read again, and no error has told the
-        program so.
+        """Whether the program may hold records that this or another consumer will read again, and no error has said
+        so yet.
         """
 
     @property

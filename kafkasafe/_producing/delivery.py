@@ -92,15 +92,15 @@ class Delivery:
             raise loss
 
     def disk_cause(self) -> str:
-        """Return a sentence for the end of a message: why no record becomes durable for now. Empty if there is no
-        reason.
+        """Return a sentence for the end of a message: why no record becomes durable for now. The text is empty
+        without a reason.
         """
         trouble = self.pump.ledger.room.disk_trouble
         return f" The spool takes nothing for now: {trouble}." if trouble else ""
 
     def network_cause(self) -> str:
-        """Return a sentence for the end of a message: why no broker can be used, or why nothing can be sent. Empty if
-        there is no reason.
+        """Return a sentence for the end of a message: why no broker can be used, or why nothing can be sent. The text
+        is empty without a reason.
         """
         error = self._cluster.last_error
         if error is not None:

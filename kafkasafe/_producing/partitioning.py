@@ -189,7 +189,7 @@ class _ClusterView:
         return {number for number in known if self._leader(topic, number)[0] != -1} or known
 
     def leader_for_partition(self, partition: TopicPartition) -> int | None:
-        """Return the node id of the leader; -1 if there is none now, None if the partition is not known."""
+        """Return the node id of the leader; -1 without a leader, None if the partition is unknown."""
         known = self.partitions_for_topic(partition.topic)
         if known is None or partition.partition not in known:
             return None

@@ -1,4 +1,4 @@
-"""Ends a producer that is closed or dropped: waits for deliveries, releases resources, and logs what is left."""
+"""Ends a producer that is closed or dropped: waits for deliveries, releases resources, and logs what remains."""
 
 from __future__ import annotations
 

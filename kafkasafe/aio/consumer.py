@@ -164,7 +164,7 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
     async def getmany(
         self, *partitions: TopicPartition, timeout_ms: float = 0, max_records: int | None = None
     ) -> dict[TopicPartition, list[Any]]:
-        """Return fetched records; if there are none, those that arrive within `timeout_ms`. A cancelled call takes no
+        """Return fetched records, or else those that arrive within `timeout_ms`. A cancelled call takes no
         record.
 
         Args:

@@ -183,7 +183,7 @@ class RecordQueue:
         return Seen(first_unhanded(self._in_hand, self._fetched), self._kept)
 
     def next_offset(self, partition: TopicPartition) -> int | None:
-        """Return the offset of the first fetched record of a partition; None if there is none."""
+        """Return the offset of the first fetched record of a partition, or None."""
         return next((each.next_offset for each in self._fetched if each.tp == partition), None)
 
     def hold(self) -> None:

@@ -186,7 +186,7 @@ def open_directory(directory: Path) -> SpoolDirectory:
 
 
 def _waiting_in(lanes: SpoolDirectory) -> str:
-    """The beginning of an error message: how many undelivered records cannot be shown. Empty if there are none."""
+    """The beginning of an error message: how many undelivered records cannot be shown. Empty if all can."""
     records = 0
     for number in lanes.lanes():
         with contextlib.suppress(SpoolError):

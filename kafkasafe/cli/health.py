@@ -117,7 +117,7 @@ def _volume(lanes: SpoolDirectory) -> tuple[int, bool]:
 
 
 def _not_writable(lanes: SpoolDirectory) -> str:
-    """A path that a producer of this user needs to write, and may not write; empty if there is none."""
+    """A path that a producer of this user needs to write, but may not write; empty if it may write all of them."""
     starting = [lanes.lane_path(number) for number in lanes.starting_lanes()]
     # Without a free lane, a producer makes a new one in the directory.
     paths = [lanes.path / "FORMAT", *(starting or [lanes.path]), *(lane / LOCK_NAME for lane in starting)]

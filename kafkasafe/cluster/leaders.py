@@ -90,7 +90,7 @@ class Leaders:
         self.topics = {name: info for name, info in self.topics.items() if name != topic}
 
     def leader(self, topic: str, partition: int) -> int | BaseException | None:
-        """The leader's node id; or the reason why there is no leader; or None while the topic is unknown."""
+        """The leader's node id; or the reason why the partition has no leader; or None while the topic is unknown."""
         info = self.topics.get(topic)
         if info is None:
             return None
@@ -104,7 +104,7 @@ class Leaders:
         return known.leader
 
     def leader_id(self, target: TopicPartition) -> int | None:
-        """The leader's node id; None if there is no leader, or if it is unknown."""
+        """The leader's node id; None if the partition has no leader or is unknown."""
         leader = self.leader(*target)
         return leader if isinstance(leader, int) else None
 

@@ -94,7 +94,7 @@ class GivenOffsets:
         self._first = numbers.draw()
 
     def moves(self, given: m.GroupOffsets) -> bool:
-        """Whether an offset differs from the previous batch's offset of the same partition, or there was none."""
+        """Whether an offset differs from the previous batch's offset of its partition. The first offset does."""
         runs = (self._readings.get((given.group, at.topic, at.partition)) for at in given.positions)
         return any(
             run is None or run.handed != at.offset for run, at in zip(runs, given.positions, strict=True)
@@ -146,8 +146,8 @@ Offer: TypeAlias = Callable[[Callable[[], OffsetsFate], ProducerLane], tuple[Any
 
 @functools.singledispatch
 def offering(consumer: object) -> Offer | None:  # noqa: ARG001  # decides by its class
-    """Returns the function that offers a consumer's positions to an atomic batch; None if the consumer is no
-    SafeConsumer.
+    """Returns the function that offers a consumer's positions to an atomic batch; None if the consumer is not
+    a SafeConsumer.
 
     The modules of the consumers register their classes.
     """

@@ -109,8 +109,8 @@ class Carrier:
 
     Attributes:
         lane: The lane of the batch's producer. Each producer has its own object.
-        member: The consumer as a member of its group; None: the consumer is no member (`assign`), so its group cannot
-            refuse offsets.
+        member: The consumer as a member of its group; None for a consumer that is not a member (`assign`), so its group
+            cannot refuse offsets.
     """
 
     lane: ProducerLane

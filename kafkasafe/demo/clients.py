@@ -261,7 +261,7 @@ def open_client(
     """Returns the client of this name.
 
     Raises:
-        DemoError: There is none.
+        DemoError: The demo has no client of this name.
     """
     match name:
         case "kafkasafe":

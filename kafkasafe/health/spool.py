@@ -20,8 +20,8 @@ class LaneSeen:
     Attributes:
         name: Name of the lane's directory.
         owner_pid: Pid of the process that seems to own the lane; 0 if none does.
-        strays_to: The other directory at which the owner has the lane open; empty if there is none, or if this is
-            unknown.
+        strays_to: The other directory at which the owner has the lane open; empty if the owner has
+            no other one, or if this is unknown.
         size_bytes: Size of the lane's log.
         waiting_records: Number of records that are not delivered.
         oldest_s: How long the oldest of them has waited, seconds.
@@ -54,7 +54,7 @@ class SpoolSeen:
             take the lane, and raise an error.
         free_bytes: Free space of the volume.
         read_only: Whether the volume is read-only.
-        not_writable: A path that a producer of this user needs to write, and may not write; empty if there is none.
+        not_writable: A path that a producer of this user needs to write, but may not write; empty if it may write all.
         limit_bytes: Maximum size of a lane's log; None if unknown.
         max_age_s: Maximum age of a waiting record; None: no limit.
     """

@@ -1,4 +1,4 @@
-"""The acknowledged batches of a partition, and what is known about their loss: a suspicion, the checks, known gaps.
+"""The acknowledged batches of a partition, and what the journal knows about losses: a suspicion, checks, known gaps.
 
 Recovery rebuilds the same state that the earlier incarnation had. `losses` decides what raises a suspicion, and what
 happens then.

@@ -2,7 +2,7 @@
 
 A long outage leaves many batches. The state of a batch that is on disk and was never sent fits into a few bytes. So a
 `PartitionQueue` has three parts: the near batches, which are sent next; the packed batches; and batches that were
-accepted after those, some of which are not on disk yet. No batch after the near ones was ever sent.
+accepted after those. Some of the last ones are not on disk yet. No batch after the near ones was ever sent.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class PackedRows:
         self.identified = row.identity is not None
 
     def first(self) -> BacklogRow | None:
-        """The first row, None if there is none."""
+        """The first row, or None."""
         return self._read() if self.count else None
 
     def _read(self) -> BacklogRow:

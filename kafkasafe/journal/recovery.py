@@ -360,7 +360,7 @@ class Recovery:
                 self._topics.note_topic(partition)
                 self._packer.touch(partition)
                 continue
-            # Only the first batches of a queue are sent. Batches that were later queued in front of them have no id. If
+            # Only the first batches of a queue are sent. Batches that were later queued before them have no id. If
             # marks are lost, any batch with an id may have been among the first ones.
             most = None if blind else self._backlogs.sent_at_most
             doubt = list(

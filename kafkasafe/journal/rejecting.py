@@ -1,4 +1,4 @@
-"""Batches refused for good: the journal divides them, or finishes them once they are durable in `rejected/`."""
+"""Batches that the cluster rejects: the journal divides them, or finishes them once they are durable in `rejected/`."""
 
 from __future__ import annotations
 

@@ -340,7 +340,7 @@ class Fetcher(KafkaFetcher):
         return [*self._without_data(), *self._session_handlers.chosen]
 
     def _without_data(self) -> Sequence[TopicPartition]:
-        """Return the partitions of which no record waits, in a response or an iterator, and that do not rest."""
+        """Return the partitions that neither rest nor have records waiting in a response or an iterator."""
         parent: Any = super()
         resting = self.owner.parts.resting(time.monotonic())
         return [tp for tp in parent._fetchable_partitions() if tp not in resting and not self._held.has(tp)]

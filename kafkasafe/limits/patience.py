@@ -76,7 +76,7 @@ class Patience:
         Args:
             began: When the waiting began; earlier progress does not count.
             last_progress: When a batch last made progress towards its outcome.
-            pause_until: The end of the current pause; in the past if there is none.
+            pause_until: The end of the current or last pause.
         """
         since = max(began, last_progress)
         return max(since, min(pause_until, since + self.pause_s)) + self.idle_s

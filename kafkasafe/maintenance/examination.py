@@ -522,7 +522,7 @@ def _recreated(transport: Cluster, place: _Place, known: bytes) -> str:
 
 
 def _code(answer: Any) -> int:
-    """Kafka's error code; 0 if there is none."""
+    """Kafka's error code; 0 without one."""
     return (answer.code or 0) if isinstance(answer, Failure) else int(answer.error_code)
 
 

@@ -1,4 +1,4 @@
-"""Deletes empty lanes, and spool directories without lanes. Each client id and each worker leaves such lanes behind."""
+"""Deletes empty lanes, and spool directories without lanes. Each client id and each worker leaves such lanes."""
 
 from __future__ import annotations
 

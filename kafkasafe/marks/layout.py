@@ -124,7 +124,7 @@ class OptionalText:
     """An int8, which is 1 if a text follows, and then the text as a str16.
 
     Attributes:
-        name: Name of the attribute. The attribute is None if there is no text.
+        name: Name of the attribute. The attribute is None without a text.
         says: The document's description of the text.
         flag: The document's description of the int8.
     """

@@ -35,7 +35,7 @@ def jvm_of(session: SparkSession) -> Any:
 
 
 def gateway() -> Any:
-    """Returns the connection to this process's JVM; None if there is none."""
+    """Returns the connection to this process's JVM, or None."""
     from pyspark import SparkContext
 
     return SparkContext._gateway

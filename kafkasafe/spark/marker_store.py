@@ -168,7 +168,7 @@ class MarkerStore:
         return send
 
     def _from_topic(self) -> str | None:
-        """Returns the newest committed marker in the marker topic; None if there is none."""
+        """Returns the newest committed marker in the marker topic, or None."""
         topic, number = self.place
         found = MarkerLog(self._id.encode())
         end, at = self._bound_of_markers(LATEST), self._bound_of_markers(EARLIEST)

@@ -59,7 +59,7 @@ class OptionValues:
         return row.value(name, self._given[name]) if name in self._given else row.default
 
     def first_given(self, *names: str) -> str | None:
-        """Returns the first of these names that was given as an option; None if there is none."""
+        """Returns the first of these names that was given as an option, or None."""
         return next((name for name in names if name in self._given), None)
 
     def check(self) -> None:

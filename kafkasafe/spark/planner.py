@@ -75,7 +75,7 @@ class Planner:
         self._target: Mapping[Partition, int] | None = None
         self._seen: tuple[Mapping[Partition, int], Mapping[str, bytes]] | None = None
         self.refused: Exception | None = None
-        """The error that kept `opening` from evaluating the starting options; None if there was none."""
+        """The error that kept `opening` from evaluating the starting options, or None."""
 
     @property
     def seen(self) -> Positions | None:

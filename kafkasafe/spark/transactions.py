@@ -122,7 +122,7 @@ class Pending:
         """Waits for the answer and returns it.
 
         Raises:
-            KafkaError: The error of the `Failure`; KafkaTimeoutError if there was no answer within `timeout_s` seconds.
+            KafkaError: The error of the `Failure`; KafkaTimeoutError without an answer within `timeout_s` seconds.
         """
         if not self.wait(timeout_s):
             raise WaitTimeoutError(f"No answer within {timeout_s:.1f} s")

@@ -368,7 +368,7 @@ def judge_marker(
     entry in Spark's offset log, or otherwise by its number of rows.
 
     Args:
-        marker: The marker that was read after the fence; None if there is none.
+        marker: The marker that was read after the fence, or None.
         batch_id: Spark's batch id.
         query_id: Spark's query id; empty if it is not known.
         strict: If False, a marker that does not fit is replaced, and each batch is written unless it is proven to be
@@ -423,7 +423,7 @@ def judge_version(marker: Marker | None, version: int, *, strict: bool) -> Marke
     """Decides whether to write a batch query. As in Delta, write it unless its version or a later one is committed.
 
     Args:
-        marker: The marker that was read after the fence; None if there is none.
+        marker: The marker that was read after the fence, or None.
         version: The caller's `txnVersion`.
         strict: If the marker is a streaming query's: True refuses the batch, False writes it and replaces the marker.
     """
@@ -459,7 +459,7 @@ class AppendState:
 
     Attributes:
         epoch: The newest epoch of the producer id.
-        last_sequence: Sequence of the last appended record (inclusive); -1 if there is none.
+        last_sequence: Sequence of the last appended record (inclusive), or -1.
     """
 
     epoch: int

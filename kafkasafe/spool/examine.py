@@ -307,7 +307,7 @@ class Examination:
                 else f"was compacted before {self.hidden_before}"
             )
             where = (
-                f"the log {gap}, the batch could be from {self.start_offset} on; behind that it is not there"
+                f"the log {gap}, the batch could be from {self.start_offset} on; after that it is not there"
             )
         seen = _seen(batch, view)
         if seen is not None and view is not None:

@@ -69,7 +69,7 @@ class Inspected:
         rejected_missing: One sentence per file that was deleted, but neither resent nor discarded.
         rejected_discarded: Number of records that `kafkasafe spool discard` has given up.
         extent: The problem with the lane's `extent`, see `extent_of`; empty if it is valid.
-        oldest_ms: When the oldest undelivered batch was written, ms since the epoch; -1 if there is none.
+        oldest_ms: When the oldest undelivered batch was written, ms since the epoch, or -1.
         undecidable: For each batch that waits for a decision, the position of the group that records this.
     """
 
@@ -284,7 +284,7 @@ def inspect(lane: Path, *, files: Files, resent: Collection[m.Resent] = ()) -> I
 
 
 def _oldest_ms(log: Log, journal: Journal) -> int:
-    """When the oldest unfinished batch was written; -1 if there is none."""
+    """When the oldest unfinished batch was written, or -1."""
     times, units = steps(log)
     written = {position: each.prepared_ms for position, each in times.items()}
     written |= {position: unit.prepared_ms for unit in units for position in unit.positions}

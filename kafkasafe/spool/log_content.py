@@ -117,7 +117,7 @@ class Log:
         segments: In order, without those after a torn tail.
         entries: Their content, in log order.
         damage: Damage, in log order. A torn tail is not damage.
-        torn: (segment, byte offset) where a torn tail begins; None if there is none.
+        torn: (segment, byte offset) where a torn tail begins, or None.
         doomed: Segments after a torn tail. They have to be deleted.
         next_position: Position after the last record.
         synced_position: Position after the last record that is proven to have been durable.

@@ -191,7 +191,7 @@ class _Whole:
         known_torn: Positions that earlier recoveries skipped, as groups of the log state.
         declared: Destinations with their names as text.
         closed: Whether an orderly close wrote the last group.
-        end_position: Position after the last group; -1 if there is none.
+        end_position: Position after the last group, or -1.
         between: Number of records passed to `each` between the claimed beginning and the claimed end.
         after: Number of records passed to `each` after the claimed end.
     """
@@ -287,7 +287,7 @@ class _Rest:
         damage: Damage, in log order.
         manifest: See `Log`.
         skipped: See `Log`.
-        torn: (number of the segment, byte offset) where a torn tail begins; None if there is none.
+        torn: (number of the segment, byte offset) where a torn tail begins, or None.
         groups: Number of intact groups of the log.
         closed: Whether an orderly close wrote the last group.
         next_position: Position after the last group, or after the last damaged one.

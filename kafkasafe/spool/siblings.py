@@ -56,8 +56,8 @@ class Siblings:
     def look(
         self, stop: Callable[[], bool] = lambda: False, *, same_client: bool = False
     ) -> list[LeftBehind]:
-        """Returns all directories left behind, sorted by path. If `stop` ends the search, the next search finds the
-        others.
+        """Returns all directories of earlier processes, sorted by path. If `stop` ends the search, the next one finds
+        the others.
 
         Args:
             stop: Returns whether to end early.

@@ -462,7 +462,7 @@ class KafkaCluster:
         return self._topics.partition_state(topic, partition, timeout_s)
 
     def leader(self, topic: str | TopicPartition, partition: int = 0, timeout_s: float = 30.0) -> int:
-        """Node id of the partition's leader. Waits while there is none, or while the leader is killed or paused."""
+        """Node id of the partition's leader. Waits for a leader that is neither killed nor paused."""
         return self._topics.leader(topic, partition, timeout_s)
 
     def wait_in_sync(

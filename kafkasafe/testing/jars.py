@@ -158,7 +158,7 @@ def resolve(
 
     Raises:
         JarError: No client succeeded. The message has their outputs, and what to do.
-        JavaNotFoundError: Ivy needs a Java, and there is none.
+        JavaNotFoundError: Ivy needs Java, which is not installed.
         ConfigError: `version` or an artifact has a wrong format.
     """
     wanted = coordinates(version, extra)

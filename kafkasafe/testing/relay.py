@@ -42,7 +42,7 @@ class RelayedPipe:
         self.shut = False
 
     def read(self, limit: int) -> bytes | None:
-        """Receives bytes from the source; None if there are none now, empty at its end."""
+        """Receives bytes from the source; None if none can be read now, empty at its end."""
         try:
             data = self.source.recv(limit)
         except BlockingIOError:

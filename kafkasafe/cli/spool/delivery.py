@@ -279,7 +279,7 @@ class _Left:
     """What is left to deliver in lanes without an owner, and in some lanes that this process owns.
 
     Attributes:
-        damaged: A description of the damage; empty if there is none.
+        damaged: A description of the damage; empty without damage.
         foreign: Names of the lanes that other processes own.
         work: Whether a producer with these lanes would have work to do.
     """

@@ -13,7 +13,7 @@ from kafkasafe.cluster.terms import UNKNOWN_TOPIC
 
 
 class WatchedTopics:
-    """The topics of which the client wants metadata. A topic is *new* until a request has named it."""
+    """The topics whose metadata the client requests. A topic is *new* until a request has named it."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()

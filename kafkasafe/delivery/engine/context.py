@@ -58,7 +58,7 @@ class Timers:
 
     @property
     def next_at(self) -> float:
-        """When the next message is due, monotonic seconds; infinite if there is none."""
+        """When the next message is due, monotonic seconds; infinity without one."""
         return self._waiting[0][0] if self._waiting else float("inf")
 
     def add(self, delay_s: float, message: Message) -> None:
@@ -66,7 +66,7 @@ class Timers:
         heapq.heappush(self._waiting, (self._clock.monotonic() + delay_s, next(self._numbers), message))
 
     def take(self, now: float) -> Message | None:
-        """Remove the next message that is due at this time; None if there is none."""
+        """Remove the next message that is due at this time, or None."""
         if not self._waiting or self._waiting[0][0] > now:
             return None
         return heapq.heappop(self._waiting)[2]

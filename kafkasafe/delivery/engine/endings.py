@@ -45,7 +45,7 @@ class Endings:
         self._disk = disk
         self._losses = losses
         self.refused_topics: Mapping[str, RefusedDestination] = {}
-        """Maps the name of each topic of which the cluster refuses all partitions to the refusal. Any thread may read
+        """Maps the name of each topic to the refusal, if the cluster refuses all of its partitions. Any thread may read
         the mapping, because it is replaced, never changed.
         """
         self.refused_partitions: Mapping[tuple[str, int], RefusedDestination] = {}

@@ -61,7 +61,7 @@ class NoAnswerError(Exception):
     """A request of an inquiry got no answer, or an error.
 
     Attributes:
-        reason: Why there is no good answer.
+        reason: Why the request failed.
         code: Kafka's error code, or 0.
     """
 

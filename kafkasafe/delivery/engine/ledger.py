@@ -91,7 +91,7 @@ class Ledger:
             cluster.
         names: Maps a user's transactional id to None if the id was taken over, or to the error with which the cluster
             refuses it.
-        name_trouble: Maps a transactional id to the reason why it is not taken over yet; empty: there is none.
+        name_trouble: Maps a transactional id to the reason why it is not taken over yet, or to an empty string.
     """
 
     def __init__(self, context: EngineContext) -> None:
@@ -207,7 +207,7 @@ class Ledger:
                 self.waiters.notify_all()
 
     def oldest_age_s(self) -> float:
-        """How long the oldest record without a fate has waited, seconds; 0 if there is none. Any thread may call it."""
+        """How long the oldest record without a fate has waited, seconds; 0 without one. Any thread may call it."""
         oldest = self.parcels.oldest
         if oldest is None:
             return 0.0

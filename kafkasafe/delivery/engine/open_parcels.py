@@ -64,7 +64,7 @@ class Ahead:
                 self._counts.accepted((parcel.topic, parcel.partition), parcel.size_bytes, now)
 
     def withdraw(self, parcel: Parcel) -> None:
-        """Stop counting a parcel whose batch was packed: it is no longer in memory."""
+        """Stop counting a parcel whose batch was packed: it has left the memory."""
         if parcel.ahead and self._counts is not None:
             parcel.count_ahead(counted=False)
             self._counts.withdrawn((parcel.topic, parcel.partition), parcel.size_bytes)
@@ -203,8 +203,8 @@ class OpenParcels:
         return parcel
 
     def unpacked(self, destination: int, parcel: Parcel, next_number: int) -> None:
-        """Return a parcel to the open ones. `next_number` is the number of its partition's next packed parcel, -1 if
-        there is none.
+        """Return a parcel to the open ones. `next_number` is the number of its partition's next packed parcel,
+        or -1.
         """
         with self._guard.lock, self._moving():
             self.open[parcel.number] = parcel

@@ -328,7 +328,7 @@ def first(numbers: Iterable[int], default: int) -> int:
 
 
 def last(numbers: Reversible[int]) -> int:
-    """The last key of a dict that another thread may be changing; 0 if there is none."""
+    """The last key of a dict that another thread may be changing, or 0."""
     while True:
         with contextlib.suppress(RuntimeError):
             return next(reversed(numbers), 0)

@@ -48,7 +48,7 @@ class SequenceErrors:
             address: Topic and partition.
             name: Name of the outcome.
             log_start_offset: The log start offset that the broker reported; -1 if it reported none.
-            last_acked: Offset of the partition's last acknowledged record, -1 if there is none.
+            last_acked: Offset of the partition's last acknowledged record, or -1.
         """
         if name not in _NAMES:
             self._pending.pop(address, None)

@@ -242,7 +242,7 @@ class Transactor:
 
     @staticmethod
     def _marker_place(lane: Lane, transaction: u.Transaction) -> tuple[str, int] | None:
-        """A partition for the marker, which is an offset and so needs an existing partition; None if there is none."""
+        """An existing partition for the marker, because the marker is an offset; or None."""
         if transaction.batches:
             return lane.journal.views.address(transaction.batches[0].destination)
         first = next((at for each in transaction.offsets for at in each.positions), None)

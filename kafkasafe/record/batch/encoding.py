@@ -52,7 +52,7 @@ def encode(
 
     Raises:
         TypeError: A key or value is not bytes, bytearray, memoryview or None.
-        ValueError: There are no values; the number of keys or timestamps is not that of the values; headers are for a
+        ValueError: `values` is empty; the number of keys or timestamps is not that of the values; headers are for a
             record that does not exist; a timestamp is not an int64; the codec does not have the level; the batch is
             above 2 GiB.
     """

@@ -195,7 +195,7 @@ class SpoolDirectory:
         return [number for number in self.lanes() if self.owners.client(number) in {"", client}]
 
     def _take_any(self, client: str) -> LaneLock | None:
-        """The lowest suitable free lane. If there is none, a new lane, unless another process has adopted a lane of
+        """The lowest suitable free lane, or else a new lane, unless another process has adopted a lane of
         this client id.
         """
         mine = self._mine(client)
@@ -337,7 +337,9 @@ class SpoolDirectory:
         except OSError as error:
             for lock in taken:
                 lock.release(drained=False)
-            raise SpoolError(f"{self.path} cannot be searched for lanes left behind: {error}") from error
+            raise SpoolError(
+                f"{self.path} cannot be searched for lanes of earlier processes: {error}"
+            ) from error
         self._free_since = free
         return taken
 

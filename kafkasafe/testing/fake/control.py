@@ -233,7 +233,7 @@ class Control(Network):
             )
 
     def leader(self, topic: str | TopicPartition, partition: int = 0, timeout_s: float = 30.0) -> int:
-        """Node id of the partition's leader. Waits while there is none, or while the leader is killed or paused."""
+        """Node id of the partition's leader. Waits for a leader that is neither killed nor paused."""
         found = self._partition(topic, partition)
         brokers = self._handler.centre.brokers
         self._until(

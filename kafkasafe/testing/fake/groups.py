@@ -308,7 +308,7 @@ class Groups:
         self._members = 0
 
     def coordinator(self, name: str) -> int:
-        """Node id of the broker that coordinates a group; -1 if there is none."""
+        """Node id of the broker that coordinates a group, or -1."""
         return coordinator(self._centre, name, "offsets.topic.num.partitions")
 
     def all(self) -> Mapping[str, Group]:

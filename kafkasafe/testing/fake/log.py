@@ -246,11 +246,11 @@ class ReplicaLog:
 
     @property
     def latest_epoch(self) -> int:
-        """The newest epoch in the log; -1 if there is none."""
+        """The newest epoch in the log, or -1."""
         return self.epochs[-1][0] if self.epochs else -1
 
     def first_since(self, timestamp: int) -> tuple[int, int, int] | None:
-        """(offset, timestamp, leader epoch) of the first record at or after a timestamp; None if there is none."""
+        """(offset, timestamp, leader epoch) of the first record at or after a timestamp, or None."""
         return self._search(lambda stamp: stamp >= timestamp)
 
     def latest_record(self) -> tuple[int, int, int] | None:

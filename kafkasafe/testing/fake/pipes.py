@@ -36,7 +36,7 @@ class Pipe:
         self.open, self.ended_s = False, now_s
 
     def hold(self, request: HeldRequest | None) -> None:
-        """Holds a request whose answer is not available yet; None: there is none any more."""
+        """Holds a request whose answer is not available yet, or None."""
         self.held = request
 
     def mute(self, until_ms: int) -> None:

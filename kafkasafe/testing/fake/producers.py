@@ -46,7 +46,7 @@ class Producer:
         window: Its latest batches, oldest first, at most five.
         last_timestamp: Timestamp of its latest batch or marker, ms.
         coordinator_epoch: Coordinator epoch of the latest marker; -1 before the first.
-        txn_first_offset: First offset of its open transaction; None if there is none.
+        txn_first_offset: First offset of its open transaction, or None.
     """
 
     epoch: int
@@ -57,7 +57,7 @@ class Producer:
 
     @property
     def last_sequence(self) -> int:
-        """Sequence of the last record; -1 if there is none."""
+        """Sequence of the last record, or -1."""
         return self.window[-1].last_sequence if self.window else -1
 
     def appended(self, header: BatchHeader) -> None:

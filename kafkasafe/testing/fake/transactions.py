@@ -188,7 +188,7 @@ class Transactions:
         self.markers_take_ms = _MARKERS_TAKE_MS
 
     def coordinator(self, transactional_id: str) -> int:
-        """Node id of the transactional id's coordinator; -1 if there is none."""
+        """Node id of the transactional id's coordinator, or -1."""
         return coordinator(self._centre, transactional_id, "transaction.state.log.num.partitions")
 
     def advance(self, now_ms: int) -> None:

@@ -86,7 +86,7 @@ class VirtualTime:
 
     @property
     def next_s(self) -> float | None:
-        """When the next timer is due, None if there is none."""
+        """When the next timer is due, or None."""
         while self._timers and not self._timers[0][2].is_set:
             heapq.heappop(self._timers)
         return self._timers[0][0] if self._timers else None

@@ -55,7 +55,7 @@ class _Connection:
         return bool(data)
 
     def hold(self, pending: PendingRequest | None) -> None:
-        """Holds a request whose answer is not available yet; None: there is none any more."""
+        """Holds a request whose answer is not available yet, or None."""
         self.held = pending
 
     def put(self, reply: Reply, weather: Weather, now: int) -> None:
