@@ -267,7 +267,7 @@ class Units:
         else:
             self._transitions.outcome(action.transaction, committed=committed)
 
-    def told(self, action: FindOutcome, *, committed: bool | None) -> None:
+    def outcome_found(self, action: FindOutcome, *, committed: bool | None) -> None:
         """Record the final outcome of a transaction. None: the log does not reach back that far."""
         if not _valid(action):
             return

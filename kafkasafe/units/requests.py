@@ -96,7 +96,7 @@ class DescribeTxn:
 
 @dataclass(frozen=True, slots=True)
 class FindOutcome:
-    """Find out from the marker or the log whether the transaction was committed (answer: `told`).
+    """Find out from the marker or the log whether the transaction was committed (answer: `outcome_found`).
 
     With `by_log`, only the log counts, because a successor's transaction may have committed the same marker.
     """

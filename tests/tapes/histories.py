@@ -641,7 +641,7 @@ class History:
             case u.DescribeTxn():
                 units.described(action, rng.choice([True, False, None]))
             case u.FindOutcome():
-                units.told(action, committed=rng.choice([True, False, None]))
+                units.outcome_found(action, committed=rng.choice([True, False, None]))
 
     def unit_trouble(self) -> None:
         """Most of what is asked for units fails."""

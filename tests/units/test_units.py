@@ -209,7 +209,7 @@ def test_what_stands_behind_a_unit_that_is_prepared_again_is_prepared_again():
     script.failed(end, 48, "INVALID_TXN_STATE")
     script.fence_all()
     [ask] = script.take(u.FindOutcome)
-    script.units.told(ask, committed=False)
+    script.units.outcome_found(ask, committed=False)
     script.prepare()
     [end] = script.take(u.EndTxn)
     assert end.transaction.units == (first,)
@@ -231,7 +231,7 @@ def test_an_outcome_that_the_marker_shows_is_believed():
     script.failed(end, 90, "PRODUCER_FENCED")
     script.fence_all()
     [ask] = script.take(u.FindOutcome)
-    script.units.told(ask, committed=True)
+    script.units.outcome_found(ask, committed=True)
     assert [type(mark) for mark in script.turn()] == [m.Ended]
     assert unit.phase is u.Phase.OVER
 
@@ -245,7 +245,7 @@ def test_who_took_a_users_id_over_in_the_middle_of_a_commit_is_not_fenced_in_tur
     script.failed(end, 90, "PRODUCER_FENCED")
     assert script.take(u.InitProducerId) == []
     [ask] = script.take(u.FindOutcome)
-    script.units.told(ask, committed=committed)
+    script.units.outcome_found(ask, committed=committed)
     marks = script.turn()
     assert script.take(u.InitProducerId) == []
     if committed:
@@ -267,7 +267,7 @@ def test_an_end_that_is_refused_with_protocol_1_is_asked_about_before_the_name_i
     assert script.take(u.InitProducerId) == []
     [ask] = script.take(u.FindOutcome)
     assert ask.by_log
-    script.units.told(ask, committed=became == "committed")
+    script.units.outcome_found(ask, committed=became == "committed")
     marks = script.turn()
     if became == "committed":
         assert [(type(mark), mark.outcome) for mark in marks] == [(m.Ended, m.UnitOutcome.COMMITTED)]
@@ -474,7 +474,7 @@ def rest_of(script: Script) -> None:
         for end in script.take(u.EndTxn):
             script.units.ended(end, u.Grant(7, 99, 2))
         for ask in script.take(u.FindOutcome):
-            script.units.told(ask, committed=False)
+            script.units.outcome_found(ask, committed=False)
 
 
 def test_what_came_into_the_log_before_an_earlier_unit_is_prepared_again():

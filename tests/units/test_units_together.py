@@ -345,7 +345,7 @@ def test_what_stands_behind_them_goes_back_when_they_do():
     script.failed(end, 48, "INVALID_TXN_STATE")
     script.fence_all()
     [ask] = script.take(u.FindOutcome)
-    script.units.told(ask, committed=False)
+    script.units.outcome_found(ask, committed=False)
     assert {unit.phase for unit in (*units, behind)} == {u.Phase.WAITING}
     assert in_line(script, 1) == [*units, behind]
     # Fewer go together, so that it shows soon whose fault it was.

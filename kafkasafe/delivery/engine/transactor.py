@@ -257,7 +257,7 @@ class Transactor:
         place = self._marker_place(lane, action.transaction)
         if place is None:
             # The whole transaction is damaged on disk. Its outcome cannot be determined, so it is given up.
-            lane.journal.units.told(action, committed=False)
+            lane.journal.units.outcome_found(action, committed=False)
             return
         self._context.cluster.committed_offset(
             marker_group(action.tid.name), *place, self._then(lane, action, "marker")
@@ -314,7 +314,7 @@ class Transactor:
             if found is None and answer.log_start_offset <= place:
                 self._failed(lane, action, None, "an earlier transaction of the partition is open")
             else:
-                lane.journal.units.told(action, committed=None)
+                lane.journal.units.outcome_found(action, committed=None)
             return
         if committed and not action.by_log:
             self._log.warning(
@@ -322,7 +322,7 @@ class Transactor:
                 lane=lane.name,
                 event="marker_gone",
             )
-        lane.journal.units.told(action, committed=committed)
+        lane.journal.units.outcome_found(action, committed=committed)
 
     # -- answers ---------------------------------------------------------------------------------------------------
 
@@ -402,7 +402,7 @@ class Transactor:
             case u.FindOutcome(), x.OffsetCommitted():
                 ours = answer.offset >= 0 and answer.metadata == action.transaction.unit_id.hex()
                 if ours or not self._look_into_log(lane, action):
-                    units.told(action, committed=ours)
+                    units.outcome_found(action, committed=ours)
             case _:
                 raise AssertionError(f"{answer} is not an answer to {action}")
 
@@ -414,9 +414,9 @@ class Transactor:
             self._judge_log(lane, action, answer)
         elif not action.by_log:
             # The log cannot show the outcome. The missing marker does: the transaction was not committed.
-            lane.journal.units.told(action, committed=False)
+            lane.journal.units.outcome_found(action, committed=False)
         elif code in _NOT_THERE:
-            lane.journal.units.told(action, committed=None)
+            lane.journal.units.outcome_found(action, committed=None)
         else:
             self._failed(lane, action, code, f"{classify_code(code).name} ({code})")
 
