@@ -22,8 +22,6 @@ from kafkasafe.delivery.engine.waits import WaitingCallers
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["CheckResult", "Fates", "LoopWaits", "Subject"]
-
 _SLICE: Final = 256
 """Maximum number of checks and wake-ups in one iteration of the loop."""
 _FEW: Final = 8

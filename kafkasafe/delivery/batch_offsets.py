@@ -14,9 +14,6 @@ from kafkasafe.delivery.first_decision import FirstDecision
 from kafkasafe.delivery.readings import Numbers, OffsetClaim, OffsetsFate, ProducerLane, Readings
 from kafkasafe.errors import BatchDroppedError, UsageError
 
-__all__ = ["BatchFate", "GivenOffsets", "Offer", "check_settings", "offering"]
-
-
 _FATES = {
     j.Fate.COMMITTED: OffsetsFate.COMMITTED,
     j.Fate.REJECTED: OffsetsFate.REJECTED,

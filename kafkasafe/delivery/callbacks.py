@@ -20,8 +20,6 @@ from typing import Any, Final
 
 from kafkasafe.logs import EventLog, apart
 
-__all__ = ["CallbackThread", "take"]
-
 log = EventLog("producer")
 
 _DUE_LIMIT: Final = 100_000

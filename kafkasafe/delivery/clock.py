@@ -16,8 +16,6 @@ from typing import Final
 
 from kafkasafe.journal import Clock
 
-__all__ = ["SleepingClock", "SystemClock", "elapsed_s", "read_clock"]
-
 _CLOCK: Final = getattr(time, "CLOCK_MONOTONIC" if sys.platform == "darwin" else "CLOCK_BOOTTIME", None)
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _LEAST_S: Final = 0.1  # smaller differences arise because the two clocks are not read at the same moment

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from typing import Final, TypeAlias
 
-__all__ = ["Clocks"]
-
 _Address: TypeAlias = tuple[str, int]
 
 _HOUR_S: Final = 3600.0

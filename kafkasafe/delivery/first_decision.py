@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final, Generic, TypeVar
 
-__all__ = ["FirstDecision"]
-
 _Unit = TypeVar("_Unit")
 
 _KEY: Final = "decision"

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Segment", "copy_before"]
-
 
 @dataclass(frozen=True, slots=True)
 class Segment:

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from kafkasafe.delivery.pump import Pump
     from kafkasafe.health.states import ConsumerHealth
 
-__all__ = ["AT_CLOSE", "consumer_samples", "producer_samples"]
-
 AT_CLOSE: Final[list[Callable[[], None]]] = []
 """Functions that a producer calls when it closes. `kafkasafe.metrics` adds its `flush` here when that module is
 imported. A closing producer must not import the module, because a producer may close while the interpreter exits.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["Outage"]
-
 _SHORT_S: Final = 10.0
 """A shorter outage is not worth a message: it may be an election, or the restart of a broker."""
 

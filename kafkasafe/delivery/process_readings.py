@@ -7,6 +7,4 @@ from typing import Final
 
 from kafkasafe.delivery.readings import Numbers
 
-__all__ = ["NUMBERS"]
-
 NUMBERS: Final = Numbers(time.time_ns() // 1000)

@@ -50,8 +50,6 @@ from kafkasafe.spool.lanes import LaneLock, SpoolDirectory
 from kafkasafe.spool.own_lane import OwnLane
 from kafkasafe.spool.refusals import RefusedDestination
 
-__all__ = ["Pump", "PumpState"]
-
 _BACKLOG: Final = 64
 """From this many messages on, callers should pause. A turn takes all of them before anything in progress advances."""
 

@@ -25,19 +25,6 @@ from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 
 from kafkasafe.units import Reading
 
-__all__ = [
-    "NONE",
-    "Carrier",
-    "Earlier",
-    "Member",
-    "Numbers",
-    "OffsetClaim",
-    "OffsetsFate",
-    "ProducerLane",
-    "ReadingRun",
-    "Readings",
-]
-
 NONE: Final = -1
 """The group has no offset for the partition."""
 

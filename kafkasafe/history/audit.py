@@ -18,8 +18,6 @@ from typing import Final
 
 from kafkasafe.record.batch import BatchHeader
 
-__all__ = ["Gap", "IdCount", "Producer", "Repeat", "SequenceRun", "judge", "runs"]
-
 _SEQUENCES: Final = 2**31  # after the last one comes 0
 
 

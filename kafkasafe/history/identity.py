@@ -13,24 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-__all__ = [
-    "MAX_SEQUENCE",
-    "BatchId",
-    "BatchKind",
-    "IdentityVerdict",
-    "Judgement",
-    "LogBatch",
-    "ProducerView",
-    "Scan",
-    "add_sequence",
-    "judge_by_both",
-    "judge_by_log",
-    "judge_by_state",
-    "judge_located",
-    "sequence_distance",
-    "shows",
-]
-
 MAX_SEQUENCE: Final = 2**31 - 1
 
 

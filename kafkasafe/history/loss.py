@@ -23,8 +23,6 @@ from typing import Final
 
 from kafkasafe.history.identity import BatchId, BatchKind, LogBatch, add_sequence, sequence_distance
 
-__all__ = ["AckedBatch", "Cause", "Loss", "Released", "Survey"]
-
 _RELEASED: Final = 1 << 15
 """At least this many offsets of released batches are kept."""
 

@@ -10,8 +10,6 @@ from kafkasafe.history.epochs import BatchMark, Lineage, LineageError
 from kafkasafe.history.epochs.lineage import MAX_OFFSET
 from kafkasafe.history.sealed import SealError, seal, unseal
 
-__all__ = ["Remembered", "decode", "encode"]
-
 _KIND: Final = "lineage"
 _VERSION: Final = 1
 MAX_MARKS: Final = 128

@@ -6,20 +6,6 @@ import enum
 from dataclasses import dataclass, field
 from typing import Final
 
-__all__ = [
-    "UNDEFINED",
-    "Held",
-    "HeldReason",
-    "Isolation",
-    "Key",
-    "Proof",
-    "Regressed",
-    "RegressedReason",
-    "Result",
-    "Unproven",
-    "Value",
-]
-
 UNDEFINED: Final = -1
 
 

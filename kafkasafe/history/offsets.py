@@ -60,8 +60,6 @@ from kafkasafe.history.remembered_offsets import (
 )
 from kafkasafe.history.sealed import SealError, seal, unseal
 
-__all__ = ["EndOffsets"]
-
 LEADER_NOT_AVAILABLE: Final = 5
 OFFSET_NOT_AVAILABLE: Final = 78
 

@@ -8,8 +8,6 @@ from typing import Any, Final
 
 from kafkasafe.history.offset_answers import UNDEFINED, Isolation, Key, Proof
 
-__all__ = ["BaselineFormatError", "FoundRecord", "RememberedOffsets", "read_row", "row_of"]
-
 MAX_TIMESTAMPS: Final = 64
 """How many look-ups by timestamp are remembered per key."""
 MAX_FORMER_IDS: Final = 16

@@ -10,8 +10,6 @@ import json
 import zlib
 from typing import Any
 
-__all__ = ["SealError", "seal", "unseal"]
-
 
 class SealError(ValueError):
     """The text is something else, was damaged, or is of a newer version."""

@@ -17,8 +17,6 @@ from kafkasafe.history.loss import Cause, Released
 from kafkasafe.journal.batch import Batch
 from kafkasafe.journal.notices import Hole
 
-__all__ = ["ANYWHERE", "AckedLog", "EpochCheck", "LossCase", "Suspicion"]
-
 ANYWHERE: Final = 2**63 - 1
 """An offset after every other offset."""
 _REMEMBERED: Final = 64

@@ -30,8 +30,6 @@ from kafkasafe.journal.rejecting import Rejecter
 from kafkasafe.journal.snapshots import state_mark
 from kafkasafe.journal.state import JournalState
 
-__all__ = ["Answers"]
-
 _TIMEOUTS: Final = 2
 """After this many time-outs, the journal divides a batch once the log is proven not to have it."""
 

@@ -13,20 +13,6 @@ from kafkasafe import units as u
 from kafkasafe.history.identity import BatchId
 from kafkasafe.journal.order import NEVER
 
-__all__ = [
-    "DAMAGED",
-    "NO_FAULT",
-    "STATE",
-    "TOO_SLOW",
-    "Batch",
-    "BatchEvent",
-    "BatchState",
-    "Fate",
-    "Fault",
-    "IllegalMoveError",
-    "batches_of",
-]
-
 
 class IllegalMoveError(RuntimeError):
     """A bug in kafkasafe: an event that is not possible in the state of a batch, or in the flow of a partition."""

@@ -20,8 +20,6 @@ from kafkasafe.journal.queue import PartitionQueue
 from kafkasafe.journal.refusal import RefusalTimer, Rejection
 from kafkasafe.journal.window import SendWindow
 
-__all__ = ["UNCHOSEN", "WINDOW", "Destination", "Destinations", "Partition", "UnassignedTopic"]
-
 UNCHOSEN: Final = -1
 """Partition number in the address of a topic whose partitions are not known yet."""
 

@@ -16,8 +16,6 @@ from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.sealing import Identities, Sealer
 from kafkasafe.journal.state import JournalState
 
-__all__ = ["Divider"]
-
 
 class Divider:
     """Replaces a divided batch with its parts."""

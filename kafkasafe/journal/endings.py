@@ -23,8 +23,6 @@ from kafkasafe.journal.outbox import (
 from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.state import JournalState
 
-__all__ = ["Durability"]
-
 
 class Durability:
     """Carries out the consequences of durable groups, and finishes batches whose outcome is durable."""

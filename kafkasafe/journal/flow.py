@@ -13,8 +13,6 @@ from typing import Final
 
 from kafkasafe.journal.batch import IllegalMoveError
 
-__all__ = ["FLOW", "UNASSIGNED_FLOW", "Flow", "FlowEvent", "Progress"]
-
 
 class Flow(enum.Enum):
     """The current activity of a partition."""

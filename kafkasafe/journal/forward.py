@@ -16,8 +16,6 @@ from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.snapshots import Snapshots
 from kafkasafe.journal.state import JournalState
 
-__all__ = ["CopyForward"]
-
 _MOVED_BATCHES: Final = 1000
 """How many batches one mark moves at most."""
 

@@ -14,8 +14,6 @@ from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.sealing import Sealer
 from kafkasafe.journal.state import JournalState
 
-__all__ = ["GATHER_LEAST", "Gatherer"]
-
 GATHER_LEAST: Final = 8
 """A merge is worth a group in the spool if at least this many batches wait after those in flight."""
 _GATHER_MOST: Final = 256

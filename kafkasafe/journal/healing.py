@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from kafkasafe.journal.batch import Batch, BatchState
 from kafkasafe.journal.notices import Healed
 
-__all__ = ["Healing", "Revivals"]
-
 
 @dataclass(slots=True)
 class Healing:

@@ -19,9 +19,6 @@ from typing import Final
 from kafkasafe import marks as m
 from kafkasafe.history.identity import BatchId, add_sequence
 
-__all__ = ["Home", "IdSequence"]
-
-
 _MAX_EPOCH: Final = 2**15 - 2
 
 

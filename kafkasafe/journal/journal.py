@@ -34,8 +34,6 @@ from kafkasafe.journal.topics import Topics
 from kafkasafe.journal.verdicts import Verdicts
 from kafkasafe.journal.views import Views
 
-__all__ = ["Journal"]
-
 
 class Journal:
     """See `kafkasafe.journal`.

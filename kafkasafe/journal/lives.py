@@ -13,8 +13,6 @@ from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.quiescence import Clock
 from kafkasafe.journal.state import JournalState
 
-__all__ = ["Incarnations"]
-
 
 class Incarnations:
     """Holds batches until those of other lanes are delivered, and makes the mark that says until when brokers may still

@@ -22,8 +22,6 @@ from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.snapshots import Snapshots
 from kafkasafe.journal.state import JournalState
 
-__all__ = ["Losses", "Suspicions"]
-
 
 class Suspicions:
     """Raises suspicions, and pins the batches in the spool that may have to be sent again."""

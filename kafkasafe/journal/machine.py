@@ -24,8 +24,6 @@ from kafkasafe.journal.state import JournalState
 from kafkasafe.journal.topics import Topics
 from kafkasafe.journal.window import Admission, InFlight
 
-__all__ = ["Machine"]
-
 
 class Turn(NamedTuple):
     """A partition without requests in flight, and without batches in doubt, when the rules are applied to it.

@@ -15,8 +15,6 @@ from kafkasafe.journal.refusals import Refusals
 from kafkasafe.journal.snapshots import state_mark
 from kafkasafe.journal.state import JournalState
 
-__all__ = ["UnitBatches"]
-
 
 class UnitBatches:
     """Ends, divides and places the batches of units (atomic batches)."""

@@ -8,19 +8,6 @@ from kafkasafe.codes.verdicts import Scope
 from kafkasafe.history.loss import Cause
 from kafkasafe.journal.batch import Batch
 
-__all__ = [
-    "AckedLoss",
-    "Delivered",
-    "Denial",
-    "Denied",
-    "Healed",
-    "Hole",
-    "Notice",
-    "Refusal",
-    "Relented",
-    "Undecidable",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class AckedLoss:

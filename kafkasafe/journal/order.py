@@ -19,8 +19,6 @@ from typing import Final, TypeAlias
 
 from kafkasafe import marks as m
 
-__all__ = ["NEVER", "Address", "Owed", "held_from", "holds"]
-
 Address: TypeAlias = tuple[str, int]
 """Topic and partition; partition -1 while it is not chosen."""
 

@@ -19,29 +19,6 @@ from kafkasafe.journal.destinations import Destination, Partition
 from kafkasafe.journal.flow import FlowEvent
 from kafkasafe.journal.notices import Notice
 
-__all__ = [
-    "Aside",
-    "Ask",
-    "Begun",
-    "Consequence",
-    "Divide",
-    "Ended",
-    "Identified",
-    "Outbox",
-    "Packed",
-    "Persist",
-    "Ready",
-    "Resolution",
-    "SilenceBroken",
-    "SurveyAsk",
-    "UnitEnded",
-    "UnitGroup",
-    "UnitStaged",
-    "Unpacked",
-    "Wait",
-    "unit_marks",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Ended:

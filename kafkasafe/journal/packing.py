@@ -16,8 +16,6 @@ from kafkasafe.journal.outbox import Unpacked
 from kafkasafe.journal.queue import BacklogRow
 from kafkasafe.journal.state import JournalState
 
-__all__ = ["UNPACKED", "Packer", "RereadBacklogs"]
-
 UNPACKED: Final = 10
 """How many of a partition's first batches are never packed; more than `WINDOW`."""
 

@@ -13,8 +13,6 @@ from kafkasafe.journal.batch import Batch
 from kafkasafe.journal.destinations import Destination, Destinations
 from kafkasafe.journal.order import NEVER, Address, held_from
 
-__all__ = ["Precedence"]
-
 
 class Precedence:
     """The debts to deliver before batches of this lane, and the batches that are held back until then, or for a

@@ -19,8 +19,6 @@ from typing import Final
 
 from kafkasafe.journal.batch import Batch, BatchState
 
-__all__ = ["BacklogRow", "PackedRows", "PartitionQueue"]
-
 _ROW: Final = struct.Struct("=qqqIIiid")
 _BLOCK_BYTES: Final = 128 * _ROW.size
 _FORMER: Final = 1 << 31

@@ -17,8 +17,6 @@ from kafkasafe import marks as m
 from kafkasafe.journal.batch import Batch
 from kafkasafe.journal.outbox import Ready, SilenceBroken
 
-__all__ = ["Clock", "Quiescence", "alive_s"]
-
 _CLOCKS_DIFFER_MS: Final = 60_000
 """How far the wall clocks of two machines, or of one machine before and after a correction, may differ."""
 

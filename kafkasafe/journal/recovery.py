@@ -24,8 +24,6 @@ from kafkasafe.journal.state import JournalState
 from kafkasafe.journal.topics import Topics
 from kafkasafe.journal.verdicts import Verdicts
 
-__all__ = ["Recovery"]
-
 
 class Recovery:
     """Reads the log back. The shell calls `recovered` last."""

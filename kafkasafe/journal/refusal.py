@@ -15,8 +15,6 @@ from kafkasafe.codes.verdicts import Scope
 from kafkasafe.journal.batch import Batch
 from kafkasafe.journal.notices import Denial
 
-__all__ = ["CONFIRMED_S", "SILENCE_S", "Missing", "RefusalTimer", "Rejection"]
-
 SILENCE_S: Final = 300.0
 """If the silence between two refusals is longer, they count separately: an answer between them may have been lost."""
 CONFIRMED_S: Final = 1.0

@@ -13,8 +13,6 @@ from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.refusal import CONFIRMED_S
 from kafkasafe.journal.state import JournalState
 
-__all__ = ["Refusals"]
-
 
 class Refusals:
     """Tracks the destinations, or batches at their heads, that the cluster refuses at present."""

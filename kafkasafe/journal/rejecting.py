@@ -17,8 +17,6 @@ from kafkasafe.journal.refusals import Refusals
 from kafkasafe.journal.sealing import Identities, Sealer
 from kafkasafe.journal.state import JournalState
 
-__all__ = ["Rejecter"]
-
 
 class Rejecter:
     """Rejects refused batches, and tracks files of `rejected/` whose records are batches again."""

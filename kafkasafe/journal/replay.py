@@ -12,8 +12,6 @@ from kafkasafe import marks as m
 from kafkasafe import units as u
 from kafkasafe.journal.batch import Batch
 
-__all__ = ["ReadPlace", "Replay"]
-
 
 class ReadPlace(NamedTuple):
     """What the marks of a group say about one of its batches.

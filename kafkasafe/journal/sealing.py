@@ -20,8 +20,6 @@ from kafkasafe.journal.outbox import Identified, UnitGroup
 from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.state import JournalState
 
-__all__ = ["Identities", "Sealer"]
-
 _PREPARE_AHEAD: Final = 64
 """At most this many waiting batches get their ids with one mark."""
 

@@ -9,8 +9,6 @@ from kafkasafe.journal.batch import Batch
 from kafkasafe.journal.destinations import WINDOW, Destination
 from kafkasafe.journal.state import JournalState
 
-__all__ = ["Snapshots", "state_mark"]
-
 
 class Snapshots:
     """Makes the marks that new segments repeat, so that these marks outlive their segment."""

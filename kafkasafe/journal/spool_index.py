@@ -14,8 +14,6 @@ from kafkasafe import marks as m
 from kafkasafe.journal.acked import ANYWHERE
 from kafkasafe.journal.batch import Batch
 
-__all__ = ["Ordered", "SpoolIndex"]
-
 V = TypeVar("V")
 
 

@@ -18,8 +18,6 @@ from kafkasafe.journal.replay import Replay
 from kafkasafe.journal.spool_index import SpoolIndex
 from kafkasafe.journal.window import BrokerClock
 
-__all__ = ["JournalState", "Settings"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:

@@ -10,8 +10,6 @@ from kafkasafe.journal.refusals import Refusals
 from kafkasafe.journal.snapshots import state_mark
 from kafkasafe.journal.state import JournalState
 
-__all__ = ["Topics"]
-
 
 class Topics:
     """Declares destinations, and remembers and forgets what the cluster says about their topics."""

@@ -17,8 +17,6 @@ from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.refusals import Refusals
 from kafkasafe.journal.state import JournalState
 
-__all__ = ["Verdicts"]
-
 
 class Verdicts:
     """Applies judgements and decisions to batches in doubt."""

@@ -17,8 +17,6 @@ from kafkasafe.journal.order import Address
 from kafkasafe.journal.outbox import Packed
 from kafkasafe.journal.state import JournalState
 
-__all__ = ["Views"]
-
 
 class Views:
     """Queries about waiting batches, batches in doubt and delivered batches."""

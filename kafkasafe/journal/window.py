@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from kafkasafe.history.identity import BatchId
 from kafkasafe.journal.batch import Batch
 
-__all__ = ["Admission", "BrokerClock", "InFlight", "SendWindow"]
-
 
 class Admission(enum.Enum):
     """The decision about the next batch."""

@@ -8,44 +8,6 @@ from typing import TypeAlias
 
 from kafkasafe.marks.terms import NO_TOPIC_ID
 
-__all__ = [
-    "After",
-    "Begun",
-    "Cluster",
-    "Committed",
-    "Debt",
-    "Decision",
-    "Destination",
-    "Ended",
-    "Given",
-    "Granted",
-    "Group",
-    "GroupOffsets",
-    "Identified",
-    "Identity",
-    "IdentityReason",
-    "ManifestEntry",
-    "Mark",
-    "Move",
-    "Moved",
-    "Placed",
-    "Position",
-    "Quiet",
-    "Read",
-    "Rejected",
-    "Replaced",
-    "Resent",
-    "Resolved",
-    "Revived",
-    "Staged",
-    "State",
-    "Topic",
-    "Torn",
-    "Undecidable",
-    "Unit",
-    "UnitOutcome",
-]
-
 
 class IdentityReason(enum.IntEnum):
     """Why batches get a batch id by a mark."""

@@ -50,8 +50,6 @@ from kafkasafe.spark.sink_options import SinkOptions
 from kafkasafe.spark.transactions import coded, identity_of
 from kafkasafe.spark.txn import Report, WriterIdentity
 
-__all__ = ["CLAIM_ROWS", "Appender", "FencedError", "RestartError", "claim_base"]
-
 log = EventLog("spark")
 
 CLAIM_ROWS: Final = 64

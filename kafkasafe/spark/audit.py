@@ -19,8 +19,6 @@ from kafkasafe.spark.source import register
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
 
-__all__ = ["count_ids", "find_runs"]
-
 _arrow: Any = pa  # pyarrow's compiled modules have no type information
 
 

@@ -19,8 +19,6 @@ from kafkasafe.spark.options import ReadOptions
 from kafkasafe.spark.positions import Partition
 from kafkasafe.stats import ConsumerStats
 
-__all__ = ["UNKNOWN_TOPIC", "Brokers", "SourceUnavailableError"]
-
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 

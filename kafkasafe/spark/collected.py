@@ -22,8 +22,6 @@ from kafkasafe.spark.java import jvm_of
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["Bound", "RowTooLargeError", "Size", "bound_of", "collect_rows", "later_size"]
-
 _LEAST_ROWS: Final = 256
 # Tasks after the 64th may return fewer bytes. The limit for encoded batches works in the same way
 # (`tasks.inline_limit`).

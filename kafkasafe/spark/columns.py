@@ -19,8 +19,6 @@ from pyspark.sql.types import (
 
 from kafkasafe.spark.option_values import error
 
-__all__ = ["TYPES", "arrow_schema", "arrow_type"]
-
 _arrow: Any = pa  # pyarrow's compiled modules have no type information
 
 _HEADERS: Final = ArrayType(

@@ -13,8 +13,6 @@ from typing import Any, Final, TypeVar, cast
 
 from kafkasafe.cluster.api import Cluster
 
-__all__ = ["close_connections", "kept"]
-
 C = TypeVar("C", bound=Cluster)
 
 # The process id is part of a key, because a worker may be forked from a process that had connections.

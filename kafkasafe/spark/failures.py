@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["dead_worker"]
-
 # Spark puts the reason for a failed task or stage after these words. Elsewhere in the text, the phrases below may come
 # from an error in the query's own code. Repeating the batch does not fix such an error.
 _REASON: Final = re.compile(

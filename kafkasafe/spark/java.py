@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = ["gateway", "java_frame", "java_session", "jvm_of", "map_in_arrow", "spark_context"]
-
 
 def java_frame(df: DataFrame) -> Any:
     """Returns the Java object of a data frame; None with Spark Connect."""

@@ -23,8 +23,6 @@ from kafkasafe.spark.option_values import (
 from kafkasafe.spark.pem import Pem, PemContext, pem_text
 from kafkasafe.spark.tokens import TokenFunction
 
-__all__ = ["CONNECTION", "kafka_options"]
-
 log = logging.getLogger("kafkasafe.spark")
 
 _milliseconds: Final = whole(0, INT32)

@@ -40,8 +40,6 @@ from kafkasafe.spark.marks import Mark
 from kafkasafe.spark.marks import Why as Loss
 from kafkasafe.spark.positions import Partition, Positions
 
-__all__ = ["LeaderLogs", "LogState"]
-
 
 @dataclass(slots=True)
 class LogState:

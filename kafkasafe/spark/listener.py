@@ -30,8 +30,6 @@ from kafkasafe.spark.java import gateway
 from kafkasafe.spark.outcomes import inbox
 from kafkasafe.spark.positions import Positions
 
-__all__ = ["MetricsListener"]
-
 log = logging.getLogger("kafkasafe.spark")
 
 _BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)

@@ -30,8 +30,6 @@ from kafkasafe.spark.sink_options import SinkOptions
 from kafkasafe.spark.transactions import Pending, TransactionRequests, call, coded, identity_of, retry_for
 from kafkasafe.spark.txn import Marker, MarkerLog, WriterIdentity
 
-__all__ = ["MarkerStore"]
-
 _MARKER_PARTITIONS: Final = 8
 _NOT_LET_IN: Final = frozenset({33, 34, 58})
 _BRIEF_S: Final = 5.0

@@ -8,8 +8,6 @@ from typing import Any, Final, Literal, TypeAlias
 
 from kafkasafe.history.epochs import Lineage
 
-__all__ = ["UNRESOLVED", "Mark", "Why", "offset_of"]
-
 Why: TypeAlias = Literal["retention", "diverged", "truncated", "recreated", "new_partition", "missing"]
 
 UNRESOLVED: Final = -1

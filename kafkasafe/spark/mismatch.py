@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from kafkasafe.spark.txn import Marker, MarkerVerdict
 
-__all__ = ["mismatch"]
-
 
 def mismatch(
     verdict: MarkerVerdict,

@@ -9,8 +9,6 @@ from kafkasafe.spark.option_values import imported
 from kafkasafe.spark.outcomes import tell_source_event
 from kafkasafe.spark.tokens import function_of
 
-__all__ = ["Notice", "Notices"]
-
 log = logging.getLogger("kafkasafe.spark")
 
 Notice = EndOffsetHeld | EndOffsetRegressed | SourceDataLost

@@ -9,8 +9,6 @@ from typing import Any
 
 from kafkasafe.spark.option_values import OptionKind, error
 
-__all__ = ["OptionTable", "OptionValues", "QueryOption", "nearest"]
-
 KAFKAS = "kafka."
 """Prefix of the names of Kafka's own options."""
 

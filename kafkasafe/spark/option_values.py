@@ -10,20 +10,6 @@ from typing import Any, Final, TypeAlias
 from kafkasafe.errors import ConfigError
 from kafkasafe.spark.tokens import function_of
 
-__all__ = [
-    "INT32",
-    "OptionKind",
-    "anything",
-    "boolean",
-    "duration",
-    "error",
-    "function",
-    "imported",
-    "one_of",
-    "text",
-    "whole",
-]
-
 INT32: Final = 2**31 - 1
 _INT64: Final = 2**63 - 1
 

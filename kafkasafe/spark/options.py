@@ -28,18 +28,6 @@ from kafkasafe.spark.option_values import (
     whole,
 )
 
-__all__ = [
-    "SOURCE",
-    "Assign",
-    "Bound",
-    "Offsets",
-    "Pattern",
-    "ReadOptions",
-    "Subscribe",
-    "Times",
-    "read_options",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Subscribe:

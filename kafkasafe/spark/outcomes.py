@@ -34,8 +34,6 @@ from typing import Any, Final
 from kafkasafe.spark import stats
 from kafkasafe.spark.session import Outcome
 
-__all__ = ["Inbox", "inbox", "tell", "tell_source_event"]
-
 log = logging.getLogger("kafkasafe.spark")
 
 _MODE: Final = 0o700

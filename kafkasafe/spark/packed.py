@@ -40,8 +40,6 @@ from typing import Any, Final
 from kafkasafe.history.epochs import Lineage
 from kafkasafe.spark.marks import UNRESOLVED, Mark, offset_of
 
-__all__ = ["is_dense", "pack", "unpack"]
-
 _EPOCHS: Final = 32  # number of epochs that are kept for each partition; older ones are dropped
 _DENSE_FROM: Final = 12_000
 _MAX_TEXT_BYTES: Final = 256 * 1024 * 1024  # limit for the inflated epochs, in case the data is malformed

@@ -18,8 +18,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
-__all__ = ["Pem", "PemContext", "pem_text"]
-
 _BLOCK: Final = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----(.*?)-----END \1-----", re.DOTALL)
 _COLUMNS: Final = 64
 

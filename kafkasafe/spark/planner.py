@@ -35,8 +35,6 @@ from kafkasafe.spark.query_bounds import QueryBounds
 from kafkasafe.spark.query_topics import QueryTopics
 from kafkasafe.spark.source_losses import SourceLosses
 
-__all__ = ["Planner", "Range"]
-
 
 @dataclass(frozen=True, slots=True)
 class Range:

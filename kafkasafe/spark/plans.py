@@ -21,8 +21,6 @@ from kafkasafe.spark.txn import plan_digest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["commits_are_validated", "plan_in_checkpoint", "plan_of_query"]
-
 _VALIDATION: Final = "spark.sql.streaming.stateStore.commitValidation.enabled"
 
 log = logging.getLogger("kafkasafe.spark")

@@ -49,17 +49,6 @@ from kafkasafe.spark.marks import UNRESOLVED, Mark, offset_of
 from kafkasafe.spark.option_values import error
 from kafkasafe.spark.packed import is_dense, pack, unpack
 
-__all__ = [
-    "INITIAL",
-    "Partition",
-    "Positions",
-    "Recent",
-    "divide",
-    "partition_names",
-    "ranges_between",
-    "share",
-]
-
 Partition: TypeAlias = tuple[str, int]
 
 _PLAIN: Final = 1

@@ -11,8 +11,6 @@ from kafkasafe.spark.option_values import error
 from kafkasafe.spark.options import Bound, Offsets, ReadOptions, Times
 from kafkasafe.spark.positions import Partition, partition_names
 
-__all__ = ["QueryBounds"]
-
 
 class QueryBounds:
     """Evaluates the starting and ending options.

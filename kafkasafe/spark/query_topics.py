@@ -17,8 +17,6 @@ from kafkasafe.spark.option_values import error
 from kafkasafe.spark.options import Assign, Pattern, Subscribe
 from kafkasafe.spark.positions import Partition, partition_names
 
-__all__ = ["QueryTopics"]
-
 # Shortly after its start, a broker answers UNKNOWN_TOPIC even for topics that exist. So a topic counts as missing only
 # after this number of seconds.
 _MISSING_TOPIC_S: Final = 5.0

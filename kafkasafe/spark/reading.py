@@ -43,8 +43,6 @@ from kafkasafe.spark.notices import Notices
 from kafkasafe.spark.options import ReadOptions
 from kafkasafe.spark.planner import Range
 
-__all__ = ["COLUMNS", "read", "read_at_once", "read_headers"]
-
 _arrow: Any = pyarrow_for("An Arrow table")
 _compute: Any = importlib.import_module("pyarrow.compute")
 

@@ -41,8 +41,6 @@ from kafkasafe.spark.txn import (
     may_go_on,
 )
 
-__all__ = ["Outcome", "Session"]
-
 log = logging.getLogger(__name__)
 
 OutcomeName: TypeAlias = Literal["written", "duplicate", "resumed"]

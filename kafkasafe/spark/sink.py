@@ -43,8 +43,6 @@ from kafkasafe.spark.workers import warn_of_other_python
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["ForeachBatchSink", "foreach_batch_sink", "write_batch"]
-
 log = logging.getLogger(__name__)
 
 _QUERY: Final = "sql.streaming.queryId"

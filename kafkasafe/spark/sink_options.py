@@ -12,8 +12,6 @@ from kafkasafe.spark.kafka_options import kafka_options
 from kafkasafe.spark.option_table import OptionTable, QueryOption
 from kafkasafe.spark.option_values import INT32, anything, boolean, error, one_of, text, whole
 
-__all__ = ["SINK", "SinkOptions", "sink_options", "unknown_topic"]
-
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:

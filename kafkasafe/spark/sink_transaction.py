@@ -22,8 +22,6 @@ from kafkasafe.spark.sink_options import SinkOptions, unknown_topic
 from kafkasafe.spark.transactions import TransactionRequests
 from kafkasafe.spark.txn import AppendState, Report, WriterIdentity, judge_partitions
 
-__all__ = ["SinkTransaction"]
-
 log = logging.getLogger(__name__)
 
 _BRIEF_S: Final = 5.0

@@ -34,8 +34,6 @@ from kafkasafe.spark.workers import warn_of_other_python
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["KafkaSafeSource", "register"]
-
 
 class KafkaSafeSource(DataSource):
     """Kafka as a source, and as a sink (`writers.py`). See docs/spark-source.md for the options."""

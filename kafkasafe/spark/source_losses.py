@@ -13,8 +13,6 @@ from kafkasafe.spark.notices import Notices
 from kafkasafe.spark.positions import Partition, partition_names
 from kafkasafe.spark.query_topics import QueryTopics
 
-__all__ = ["SourceLosses"]
-
 _WORDS: Final[Mapping[Loss, str]] = {
     "retention": "{was}, but its log now begins at {now}: retention or DeleteRecords removed {lost} unread",
     "diverged": "{was}, but the log differs from {now} on: it no longer holds {lost} (unclean leader election)",

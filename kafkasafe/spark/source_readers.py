@@ -19,8 +19,6 @@ from kafkasafe.spark.positions import INITIAL, Positions, Recent
 from kafkasafe.spark.reading import read
 from kafkasafe.spark.workers import spare_collections
 
-__all__ = ["BatchReader", "StreamReader"]
-
 
 class _Reading:
     """The common part of both readers."""

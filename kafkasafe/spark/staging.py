@@ -31,8 +31,6 @@ from kafkasafe.spark.sink_options import SinkOptions
 from kafkasafe.spark.transactions import TransactionRequests, call, retry_for
 from kafkasafe.spark.txn import WriterIdentity
 
-__all__ = ["StagedBatch", "Stager", "StagingError", "fetch_staged"]
-
 _PARTITIONS: Final = 8
 _RETENTION_MS: Final = 6 * 60 * 60 * 1000
 _SEGMENT_MS: Final = 30 * 60 * 1000  # only closed segments are removed

@@ -13,18 +13,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kafkasafe.spark.session import Outcome
 
-__all__ = [
-    "batches",
-    "count",
-    "count_source_event",
-    "restarts",
-    "retries",
-    "rows",
-    "sent_bytes",
-    "source_events",
-    "source_lost_records",
-]
-
 _lock = threading.Lock()
 batches: collections.Counter[tuple[str, str]] = collections.Counter()
 """(query id, outcome) → number of micro-batches. Outcomes: written, resumed, duplicate, failed."""

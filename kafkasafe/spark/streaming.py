@@ -31,8 +31,6 @@ try:
 except ImportError:  # a later PySpark
     _HandsOver = None  # type: ignore[assignment,misc]
 
-__all__ = ["LimitedStreamReader"]
-
 # The largest micro-batch whose records the reader hands over with the plan. Spark keeps such records as single rows,
 # serialized one by one, so with 5000 records tasks are faster.
 _FEW_RANGES: Final = 16

@@ -42,21 +42,6 @@ from kafkasafe.spark.transactions import TransactionRequests
 from kafkasafe.spark.txn import Report, WriterIdentity
 from kafkasafe.spark.workers import spare_collections
 
-__all__ = [
-    "ENCODED_SCHEMA",
-    "FENCED_TAG",
-    "REPORT_SCHEMA",
-    "RESTART_TAG",
-    "DirectWrite",
-    "EncodeInline",
-    "EncodeRows",
-    "SendEncoded",
-    "inline_limit",
-    "inline_of",
-    "reports_of",
-    "transport_of",
-]
-
 RESTART_TAG: Final = "[KAFKASAFE.RESTART_TRANSACTION]"
 FENCED_TAG: Final = "[KAFKASAFE.FENCED]"
 # These schemas are built in Python. If they were texts, Spark would parse them in the JVM for each job.

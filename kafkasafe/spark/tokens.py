@@ -11,8 +11,6 @@ from typing import Any
 
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
-__all__ = ["TokenFunction", "function_of"]
-
 
 def function_of(name: str) -> Callable[..., Any]:
     """Imports the function `package.module:function`.

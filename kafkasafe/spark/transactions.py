@@ -35,8 +35,6 @@ from kafkasafe.errors import WaitTimeoutError
 from kafkasafe.retry import RetryPolicy
 from kafkasafe.spark.txn import WriterIdentity
 
-__all__ = ["Pending", "TopicPartition", "TransactionRequests", "call", "coded", "identity_of", "retry_for"]
-
 TopicPartition: TypeAlias = tuple[str, int]
 T = TypeVar("T")
 

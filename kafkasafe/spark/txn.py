@@ -41,25 +41,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = [
-    "TRANSITIONS",
-    "AppendState",
-    "Event",
-    "IllegalEventError",
-    "Marker",
-    "MarkerLog",
-    "MarkerVerdict",
-    "MicroBatch",
-    "Report",
-    "Step",
-    "WriterIdentity",
-    "judge_marker",
-    "judge_partitions",
-    "judge_version",
-    "may_go_on",
-    "plan_digest",
-]
-
 
 class Step(enum.Enum):
     """A step of an attempt. After one of the last three, the attempt is over."""

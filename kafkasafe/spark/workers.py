@@ -20,8 +20,6 @@ from kafkasafe.spark.java import spark_context
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["spare_collections", "warn_of_other_python"]
-
 log = logging.getLogger("kafkasafe.spark")
 
 _NEEDED: Final = ("kafkasafe", "kafka", "tenacity", "prometheus_client", "numpy", "pyarrow", "crc32c")

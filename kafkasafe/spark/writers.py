@@ -40,8 +40,6 @@ from kafkasafe.spark.tasks import EncodeRows, inline_limit, partition_count, tra
 from kafkasafe.spark.txn import Report, WriterIdentity
 from kafkasafe.spark.workers import spare_collections
 
-__all__ = ["BatchWriter", "Inline", "Message", "StreamWriter", "batch_writer", "stream_writer"]
-
 log = logging.getLogger(__name__)
 
 _arrow: Any = pa

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping
 from kafkasafe import marks as m
 from kafkasafe.units.terms import NO_READING, GroupPartition, Line, Member, Reading
 
-__all__ = ["UnitContent", "lines_of"]
-
 
 class UnitContent:
     """The common base of units and transactions: both hold batches, and move offsets of groups."""

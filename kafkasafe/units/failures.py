@@ -27,8 +27,6 @@ from kafkasafe.units.requests import (
 )
 from kafkasafe.units.transitions import BLOCKING_CODES, Transitions
 
-__all__ = ["FailurePolicy", "RequestFailure"]
-
 _PATIENCE: Final = 8
 """After this many tries of a request, its transaction is aborted, because an open transaction delays readers."""
 _TOO_LARGE: Final = frozenset({10, 18})

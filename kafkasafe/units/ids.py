@@ -10,8 +10,6 @@ from kafkasafe.units.requests import InitProducerId
 from kafkasafe.units.terms import Grant
 from kafkasafe.units.unit import Transaction, TransactionalId, Unit
 
-__all__ = ["EPOCH_REFUSED", "LAST_EPOCH", "TransactionalIds"]
-
 EPOCH_REFUSED: Final = 90
 """The error code that a refused unit reports for any of `FENCED_CODES`."""
 LAST_EPOCH: Final = 0x7FFF - 1

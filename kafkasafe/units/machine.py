@@ -34,8 +34,6 @@ from kafkasafe.units.together import MOST, Sharing
 from kafkasafe.units.transitions import MOVED_ON, Transitions
 from kafkasafe.units.unit import Transaction, Unit
 
-__all__ = ["Units"]
-
 BROKEN: Final = "it continues an atomic batch of the same consumer that was dropped"
 
 

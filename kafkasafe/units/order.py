@@ -9,8 +9,6 @@ from kafkasafe import marks as m
 from kafkasafe.units.terms import GroupPartition, Line, Phase, Reading
 from kafkasafe.units.unit import Entry, Transaction, Unit
 
-__all__ = ["Lines"]
-
 
 class Lines:
     """Holds the unfinished units, both by id and in the order of each line, and the last committed offset in each log.

@@ -9,8 +9,6 @@ from kafkasafe.units.requests import Action
 from kafkasafe.units.terms import Member
 from kafkasafe.units.unit import Transaction, Unit
 
-__all__ = ["UnitOutbox"]
-
 
 class UnitOutbox:
     """Holds requests, marks and their consequences, and knows whether there may be more to decide.

@@ -8,8 +8,6 @@ from __future__ import annotations
 from kafkasafe.units.terms import GroupPartition
 from kafkasafe.units.unit import Transaction, Unit
 
-__all__ = ["Break", "ReadingOrder"]
-
 Break = dict[GroupPartition, tuple[int, int]]
 """Maps a group partition to the newest reading with a dropped unit, and the number of the first dropped unit."""
 

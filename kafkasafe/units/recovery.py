@@ -10,8 +10,6 @@ from kafkasafe.units.terms import GIVEN_UP, OLDEST, Grant, Phase, Reading
 from kafkasafe.units.transitions import Transitions
 from kafkasafe.units.unit import TransactionalId, Unit
 
-__all__ = ["UnitReplay"]
-
 
 class UnitReplay:
     """Takes the marks of a log from its beginning: one call for each, and `recovered` at the end.

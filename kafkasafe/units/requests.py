@@ -11,22 +11,6 @@ from typing import Final
 from kafkasafe.units.terms import Grant, Member
 from kafkasafe.units.unit import Transaction, TransactionalId, Unit
 
-__all__ = [
-    "Action",
-    "AddPartitions",
-    "CommitOffsets",
-    "DescribeTxn",
-    "EndTxn",
-    "FindOutcome",
-    "InitProducerId",
-    "Produce",
-    "Refuse",
-    "Request",
-    "RetryLater",
-    "UnitPause",
-    "outcome_of",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class InitProducerId:

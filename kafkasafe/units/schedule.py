@@ -15,8 +15,6 @@ from kafkasafe.units.together import Sharing
 from kafkasafe.units.transitions import MOVED_ON, Transitions
 from kafkasafe.units.unit import Transaction, TransactionalId, Unit
 
-__all__ = ["Schedule", "adds_itself"]
-
 
 class Schedule:
     """Begins units when they may be begun, and continues with those in progress.

@@ -6,22 +6,6 @@ import enum
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
-__all__ = [
-    "GIVEN_UP",
-    "NO_READING",
-    "OLDEST",
-    "POOL",
-    "SUPERSEDED",
-    "TRANSITIONS",
-    "Grant",
-    "GroupPartition",
-    "IllegalStepError",
-    "Line",
-    "Member",
-    "Phase",
-    "Reading",
-]
-
 GIVEN_UP: Final = -4
 """The code of a unit that an operator gave up. Not a code of Kafka."""
 

@@ -12,8 +12,6 @@ from kafkasafe.units.order import Lines
 from kafkasafe.units.terms import Grant, GroupPartition, Line, Reading
 from kafkasafe.units.unit import Entry, Transaction, TransactionalId, Unit
 
-__all__ = ["MOST", "Sharing", "transaction_of"]
-
 MOST: Final = 128
 """Largest number of units that share a transaction."""
 _MOST_BYTES: Final = 8 * 1024 * 1024

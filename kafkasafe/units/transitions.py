@@ -16,8 +16,6 @@ from kafkasafe.units.terms import SUPERSEDED, Grant, GroupPartition, IllegalStep
 from kafkasafe.units.together import transaction_of
 from kafkasafe.units.unit import Entry, Transaction, TransactionalId, Unit
 
-__all__ = ["BLOCKING_CODES", "MOVED_ON", "Transitions"]
-
 BLOCKING_CODES: Final = DESTINATION_CODES | {30, 53}
 """The cluster blocks a topic, a group or a transactional id, perhaps for a long time. Each try in a new transaction
 appends the records once more, so tries are rare.

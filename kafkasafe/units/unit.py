@@ -20,8 +20,6 @@ from kafkasafe.units.terms import (
     Reading,
 )
 
-__all__ = ["Entry", "Transaction", "TransactionalId", "Unit"]
-
 
 @dataclass(slots=True, eq=False)
 class Unit(UnitContent):

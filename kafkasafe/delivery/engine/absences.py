@@ -10,8 +10,6 @@ from kafkasafe.cluster.procedures import Ask, Procedure
 from kafkasafe.delivery.engine.context import EngineContext
 from kafkasafe.delivery.engine.leader import RunningInquiry
 
-__all__ = ["Absences"]
-
 _GRACE_S: Final = 60.0
 """If only one of several brokers answers, it must deny a partition for this long."""
 

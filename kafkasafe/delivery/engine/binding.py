@@ -13,8 +13,6 @@ from kafkasafe.delivery.engine.messages import Chore, ChoreDue
 from kafkasafe.errors import SpoolCorruptError, SpoolError, WrongClusterError
 from kafkasafe.spool.inspection import inspect
 
-__all__ = ["Binding"]
-
 _ASTRAY_S: Final = 2.0
 """If only another cluster answers for this long, the engine concludes that this cluster has replaced ours. Before that,
 a single wrong address may be the cause, and the transport tries other brokers.

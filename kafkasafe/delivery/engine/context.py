@@ -22,8 +22,6 @@ from kafkasafe.spool.files import Files
 from kafkasafe.spool.lanes import SpoolDirectory
 from kafkasafe.stats import Stats
 
-__all__ = ["CloseState", "DeletedTopics", "DeliveryProgress", "EngineContext", "OwnCluster", "Timers", "text"]
-
 log = EventLog("producer")
 
 _REFUSED_PAUSE_S: Final = 30.0

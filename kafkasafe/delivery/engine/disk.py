@@ -24,8 +24,6 @@ from kafkasafe.limits.run_ahead import PATIENCE_S, RUN_AHEAD_BYTES
 from kafkasafe.limits.uplink import MEMORY_BYTES
 from kafkasafe.record import batch as codec
 
-__all__ = ["DiskWriter"]
-
 _MEMORY_BYTES: Final = MEMORY_BYTES // 2
 """At most this many bytes of durable, unfinished batches stay in memory. The engine reads other batches back from disk
 before it sends them. The limit is higher if `run_ahead_bytes` is above its default.

@@ -14,8 +14,6 @@ from kafkasafe.delivery.engine.messages import EpochCheckDue
 from kafkasafe.events import LossCheckInconclusive
 from kafkasafe.history.loss import Cause
 
-__all__ = ["EndCheck"]
-
 _AGAIN_S = 1.0
 
 

@@ -31,8 +31,6 @@ from kafkasafe.record import batch as codec
 from kafkasafe.spool.refusals import RefusedDestination, counted, place_of, refused
 from kafkasafe.spool.rejected import data_of
 
-__all__ = ["Endings"]
-
 
 class Endings:
     """See the module."""

@@ -74,9 +74,6 @@ from kafkasafe.errors import DeliveryTimeoutError, SpoolError
 from kafkasafe.limits.patience import Patience
 from kafkasafe.spool.lanes import LaneLock
 
-__all__ = ["Engine", "PlaceLooks"]
-
-
 _LOOK_AGAIN_S: Final = 0.1
 """Time between two checks whether a missing spool is back, while a caller waits for it."""
 

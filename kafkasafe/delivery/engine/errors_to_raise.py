@@ -11,8 +11,6 @@ from kafkasafe.delivery.engine.waits import Guard
 from kafkasafe.errors import DataLossError, SpoolCorruptError, UndecidableError
 from kafkasafe.spool.refusals import place_of
 
-__all__ = ["ErrorsToRaise"]
-
 
 def _one_loss(
     losses: Sequence[DataLossError | SpoolCorruptError],

@@ -18,8 +18,6 @@ from kafkasafe.errors import SpoolError
 from kafkasafe.limits.capacity import FREE_BYTES
 from kafkasafe.record import batch as codec
 
-__all__ = ["Gathering", "gather_bytes", "joined"]
-
 _GATHER_BYTES: Final = 64 * 1024
 
 

@@ -31,9 +31,6 @@ from kafkasafe.errors import SpoolCorruptError, SpoolError
 from kafkasafe.record import batch as codec
 from kafkasafe.spool.refusals import place_of
 
-__all__ = ["Intake"]
-
-
 _MOST_JOINED: Final = 5
 """Maximum number of `delivery="transactional"` batches in a unit. Brokers remember as many batches of a producer."""
 _MOST_JOINED_BYTES: Final = 4 * 1024 * 1024

@@ -15,18 +15,6 @@ from kafkasafe.spool.lanes import LaneLock
 from kafkasafe.spool.rejected import RejectedStore
 from kafkasafe.spool.spool import Spool
 
-__all__ = [
-    "Copying",
-    "Divisions",
-    "Handover",
-    "Lane",
-    "LossChecks",
-    "ProducerIdRequest",
-    "Rejections",
-    "ReleaseCheck",
-    "WriteBacklog",
-]
-
 
 class WriteBacklog:
     """Groups that wait because writes to the disk fail, in the order of writing. Decisions overtake batches.

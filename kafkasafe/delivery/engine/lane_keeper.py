@@ -30,8 +30,6 @@ from kafkasafe.spool.log_content import Entry
 from kafkasafe.spool.rejected import RejectedStore, retire, waits_of
 from kafkasafe.spool.spool import Spool
 
-__all__ = ["LaneKeeper"]
-
 _ADOPT_EVERY_S: Final = 1.0
 _GRACE_S: Final = 3.0
 """A lane is adopted once it has had no owner for this long, so that a restarted producer gets its own lane back."""

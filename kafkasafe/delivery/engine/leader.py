@@ -13,8 +13,6 @@ from kafkasafe.delivery.engine.context import EngineContext, text
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.messages import Answered, InquiryDue
 
-__all__ = ["Leader", "NoAnswerError", "RunningInquiry", "good", "trouble", "unsupported"]
-
 _PAGE_BYTES: Final = 1024 * 1024
 
 

@@ -23,8 +23,6 @@ from kafkasafe.delivery.engine.spool_room import SpoolRoom, UndurableParcels
 from kafkasafe.delivery.engine.waits import Guard, WaitingCallers
 from kafkasafe.errors import KafkaSafeError, WrongClusterError
 
-__all__ = ["AwaitedLanes", "Ledger"]
-
 
 class AwaitedLanes:
     """The lanes of other producers that `flush` and `close` wait for. The engine changes it; any thread may read it."""

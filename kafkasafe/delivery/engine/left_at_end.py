@@ -11,8 +11,6 @@ from kafkasafe.errors import DeliveryTimeoutError, SpoolCorruptError, SpoolError
 from kafkasafe.logs import EventLog
 from kafkasafe.spool.refusals import counted
 
-__all__ = ["Elsewhere", "LeftAtEnd", "lost_from_memory", "not_durable"]
-
 
 def not_durable(undurable: Iterable[Parcel], disk_trouble: str, elsewhere: Elsewhere | None) -> SpoolError:
     """The error of records that are accepted but not durable, or that were durable in a lane that was deleted.

@@ -16,8 +16,6 @@ from kafkasafe.delivery.engine.sequence_errors import SequenceErrors
 from kafkasafe.errors import DataLossError, SpoolCorruptError
 from kafkasafe.spool.refusals import counted
 
-__all__ = ["LossWatch"]
-
 
 class LossWatch:
     """See the module."""

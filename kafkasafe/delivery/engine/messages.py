@@ -26,41 +26,6 @@ from kafkasafe.journal.order import Owed
 from kafkasafe.limits.uplink import Ticket
 from kafkasafe.spool.siblings import LeftBehind
 
-__all__ = [
-    "AdoptAsked",
-    "Answered",
-    "AsideDue",
-    "Chore",
-    "ChoreDue",
-    "Decided",
-    "EpochCheckDue",
-    "FoundDamaged",
-    "Inquiry",
-    "InquiryDue",
-    "LaneRead",
-    "LanesRead",
-    "LinkAnswered",
-    "LookAsked",
-    "LookedAround",
-    "Message",
-    "MetadataChanged",
-    "OtherClusterAnswered",
-    "PinnedClusterReached",
-    "Preceded",
-    "Produced",
-    "ProducerIdAnswered",
-    "ProducerIdDue",
-    "RetryDue",
-    "Sent",
-    "SpillAsked",
-    "Submitted",
-    "TakeOver",
-    "UnitAnswer",
-    "UnitAnswered",
-    "UnitDue",
-    "WriteDue",
-]
-
 
 class Inquiry(Protocol):
     """A query of one or more requests to the cluster; each answer decides the next request."""

@@ -15,8 +15,6 @@ from kafkasafe.delivery.engine.refused_name import RefusedName
 from kafkasafe.journal.refusal import CONFIRMED_S
 from kafkasafe.spool.refusals import RefusedDestination, counted
 
-__all__ = ["RefusedNames", "refused_names", "topics_beside"]
-
 _CODES: Final = frozenset({30, 50, 53})
 _FORBIDDEN_TOPIC: Final = 29
 _MISSING_GRACE_S: Final = 10.0

@@ -16,8 +16,6 @@ from kafkasafe.delivery.engine.waits import Guard
 from kafkasafe.journal.spool_index import Ordered
 from kafkasafe.limits.run_ahead import RunAhead
 
-__all__ = ["Ahead", "OpenParcels"]
-
 _NONE: Final = float("inf")
 
 

@@ -24,8 +24,6 @@ from kafkasafe.spool.debts import LaneReader
 from kafkasafe.spool.lanes import lane_name
 from kafkasafe.spool.refusals import counted
 
-__all__ = ["LaneOrder"]
-
 _LOOK_EVERY_S: Final = 0.1
 _READ_EVERY_S: Final = 0.5
 _STORED_MOST_S: Final = 30.0

@@ -15,8 +15,6 @@ from kafkasafe.delivery.engine.parcels import Parcel
 from kafkasafe.spool.log_content import BatchEntry, Entry, LostEntry, MarksEntry
 from kafkasafe.spool.recovery import replay_one
 
-__all__ = ["LogReplay", "Packing", "packs"]
-
 _PARCELS: Final = 4096
 """Number of batches of a lane below which nothing is packed."""
 

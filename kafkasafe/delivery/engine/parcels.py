@@ -17,20 +17,6 @@ from kafkasafe import marks as m
 from kafkasafe import units as u
 from kafkasafe.record import batch as codec
 
-__all__ = [
-    "UNCHOSEN",
-    "Choose",
-    "Indexes",
-    "Parcel",
-    "UnitHandle",
-    "first",
-    "given_partitions",
-    "last",
-    "leaves",
-    "pieces",
-    "seems_given",
-]
-
 UNCHOSEN: Final = j.UNCHOSEN
 
 _GIVEN: Final = "kafkasafe.partition"

@@ -31,8 +31,6 @@ from kafkasafe.errors import SpoolCorruptError, SpoolError, SpoolWriteError
 from kafkasafe.spool.lanes import DirectoryStanding
 from kafkasafe.spool.refusals import counted
 
-__all__ = ["PlaceKeeper"]
-
 
 class _Problem(enum.Enum):
     """The ways in which a lane can be displaced."""

@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 from kafkasafe.spool.lanes import lane_name
 
-__all__ = ["Predecessor"]
-
 
 class Predecessor:
     """What other producers know of a producer after it was dropped.

@@ -33,8 +33,6 @@ from kafkasafe.history.loss import Survey
 from kafkasafe.record.batch import BatchHeader
 from kafkasafe.spool.refusals import read_needed
 
-__all__ = ["Baseline", "Confirmation", "Inquiries", "LossInquiry", "OutcomeInquiry"]
-
 _SCAN_PATIENCE: Final = 40  # maximum number of polls of a log whose replicas lag
 _SCAN_POLL_S: Final = 0.25
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from kafkasafe import units as u
 from kafkasafe.journal.refusal import SILENCE_S
 
-__all__ = ["NameRefusals", "RefusedName"]
-
 
 @dataclass(slots=True, eq=False)
 class RefusedName:

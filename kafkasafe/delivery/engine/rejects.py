@@ -17,8 +17,6 @@ from kafkasafe.errors import SpoolCorruptError, SpoolError
 from kafkasafe.spool.refusals import counted, place_of
 from kafkasafe.spool.rejected_format import Refused, is_full, most_bytes
 
-__all__ = ["Rejects"]
-
 
 class Rejects:
     """See the module."""

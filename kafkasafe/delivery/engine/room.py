@@ -18,8 +18,6 @@ from kafkasafe.errors import SpoolCorruptError, SpoolError
 from kafkasafe.limits.capacity import FREE_BYTES
 from kafkasafe.spool.refusals import counted
 
-__all__ = ["RoomKeeper"]
-
 _PORTION_BYTES: Final = 1024 * 1024
 """Bytes copied with one fsync. Other work gets a turn between two portions."""
 _LOOK_EVERY_S: Final = 1.0

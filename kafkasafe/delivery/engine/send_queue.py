@@ -20,8 +20,6 @@ from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.messages import LinkAnswered
 from kafkasafe.limits.uplink import MEMORY_BYTES, Ticket, UplinkBudget
 
-__all__ = ["Address", "QueuedBatch", "SendQueue"]
-
 Address: TypeAlias = tuple[str, int]
 QueuedBatch: TypeAlias = tuple[Lane, j.Batch]
 

@@ -39,8 +39,6 @@ from kafkasafe.delivery.engine.sequence_errors import SequenceErrors
 from kafkasafe.delivery.outage import Outage
 from kafkasafe.errors import SpoolCorruptError, SpoolError
 
-__all__ = ["ClockQuestion", "Sender"]
-
 _CALM: Final = 8
 """A partition in trouble continues as soon as no more than this many requests about it have failed, or have asked about
 a failure, in the last `_CALM_S` seconds. Until the next check, at most eleven more follow: four of an inquiry (producer

@@ -6,8 +6,6 @@ from typing import Final
 
 from kafkasafe.stats import Stats
 
-__all__ = ["SequenceErrors"]
-
 _NAMES: Final = frozenset(
     {
         "OUT_OF_ORDER_SEQUENCE_NUMBER",

@@ -13,8 +13,6 @@ from kafkasafe.delivery.engine.waits import Guard
 from kafkasafe.errors import Limit
 from kafkasafe.limits.capacity import FREE_BYTES, Capacity
 
-__all__ = ["BACKLOG_BYTES", "SpoolRoom", "UndurableParcels"]
-
 BACKLOG_BYTES: Final = 32 * 1024 * 1024
 """Bytes that may wait to be written."""
 

@@ -17,8 +17,6 @@ from kafkasafe.errors import LaneBusyError, SpoolError
 from kafkasafe.spool.lanes import SpoolDirectory
 from kafkasafe.spool.siblings import LeftBehind, Siblings
 
-__all__ = ["Surroundings"]
-
 _LOOK_AROUND_EVERY_S: Final = 60.0
 
 

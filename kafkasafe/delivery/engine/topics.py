@@ -16,8 +16,6 @@ from kafkasafe.delivery.engine.ledger import Ledger
 from kafkasafe.delivery.engine.losses import LossWatch
 from kafkasafe.delivery.engine.messages import Chore, ChoreDue
 
-__all__ = ["TOPIC_POLL_S", "TopicKeeper"]
-
 TOPIC_POLL_S: Final = 1.0
 _UNKNOWN_TOPIC: Final = 3
 _PORTION_BYTES: Final = 8 * 1024 * 1024

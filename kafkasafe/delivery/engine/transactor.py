@@ -26,8 +26,6 @@ from kafkasafe.delivery.engine.unit_endings import UnitEndings
 from kafkasafe.errors import SpoolCorruptError, SpoolError
 from kafkasafe.record import batch as codec
 
-__all__ = ["Transactor"]
-
 _OURS: Final = "kafkasafe-"
 _EVIDENCE_BYTES: Final = 64 * 1024
 _SOON_S: Final = 0.01

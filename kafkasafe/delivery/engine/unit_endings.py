@@ -16,8 +16,6 @@ from kafkasafe.errors import BatchDroppedError, SpoolCorruptError, SpoolError
 from kafkasafe.spool.refusals import counted
 from kafkasafe.spool.rejected_format import is_full, most_bytes
 
-__all__ = ["UnitEndings"]
-
 
 class UnitEndings:
     """See the module."""

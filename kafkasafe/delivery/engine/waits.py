@@ -10,8 +10,6 @@ from typing import Final, Protocol
 
 from kafkasafe.process.wake_flag import WakeFlag
 
-__all__ = ["Guard", "WaitingCallers"]
-
 _LOOK_EVERY_S: Final = 5.0
 """Interval at which a waiting caller checks its condition by itself, in case no thread notifies."""
 

@@ -10,15 +10,6 @@ from typing import Final
 from kafkasafe.history.epochs.lineage import DEFAULT_LIMIT, LineageError
 from kafkasafe.history.epochs.walk import Diverged, Outcome, Same, Unknown
 
-__all__ = [
-    "MAX_REWRITTEN",
-    "BatchMark",
-    "BatchMemory",
-    "BatchWalk",
-    "first_difference",
-]
-
-
 # --- without epochs -------------------------------------------------------------------------------------------------
 
 

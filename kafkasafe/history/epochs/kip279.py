@@ -21,15 +21,6 @@ from kafkasafe.history.epochs.walk import (
     Step,
 )
 
-__all__ = [
-    "Comparison",
-    "Leader",
-    "Reply",
-    "Strategy",
-    "compare",
-]
-
-
 # --- the leader's side ----------------------------------------------------------------------------------------------
 
 

@@ -9,18 +9,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from typing import Any, ClassVar, Final, Self
 
-__all__ = [
-    "DEFAULT_LIMIT",
-    "MAX_EPOCH",
-    "MAX_OFFSET",
-    "METADATA_BYTES",
-    "MIN_METADATA_BYTES",
-    "UNDEFINED",
-    "Lineage",
-    "LineageError",
-    "decode_topic_id",
-]
-
 UNDEFINED: Final = -1
 """Kafka's UNDEFINED_EPOCH and UNDEFINED_EPOCH_OFFSET. On its own it never proves a loss."""
 

@@ -8,22 +8,6 @@ from typing import Final
 
 from kafkasafe.history.epochs.lineage import MAX_EPOCH, UNDEFINED, Lineage, LineageError
 
-__all__ = [
-    "EPOCH_BYTES",
-    "ERROR_BYTES",
-    "LIVE_REQUEST_BYTES",
-    "LIVE_RESPONSE_BYTES",
-    "OFFSET_BYTES",
-    "PARTITION_BYTES",
-    "Diverged",
-    "EpochWalk",
-    "Outcome",
-    "ReplyKind",
-    "Same",
-    "Step",
-    "Unknown",
-]
-
 # Bytes of one partition in a message; KIP-279 compares nothing else.
 PARTITION_BYTES: Final = 4
 EPOCH_BYTES: Final = 4
