@@ -129,6 +129,29 @@ def test_a_seek_decides_although_the_topic_was_deleted_again():
         assert [record.value for record in collect(consumer, 1)] == [b"new"]
 
 
+@pytest.mark.parametrize("grouped", [True, False], ids=["group", "no_group"])
+def test_the_error_ends_with_the_assignment(grouped):
+    """The recreated topic is deleted before the program decides. The subscription then has no partition of it."""
+    with FakeCluster(config={"auto.create.topics.enable": False}) as cluster:
+        topic = new_topic(cluster)
+        consuming.produce(cluster, topic, OLD)
+        with opened(SafeConsumer, cluster, group_id=topic if grouped else None) as consumer:
+            consumer.subscribe([topic])
+            collect(consumer, len(OLD))
+            cluster.delete_topic(topic)
+            cluster.create_topic(topic, 1)
+            told(consumer)
+            cluster.delete_topic(topic)
+
+            def revoked():
+                with contextlib.suppress(LogDivergedError):
+                    consumer.poll(100)
+                return not consumer.assignment()
+
+            until(revoked, 60)
+            poll_for_a_while(consumer)
+
+
 def told(consumer):
     """The event of the LogDivergedError that `poll` raises."""
     found = []
