@@ -536,6 +536,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
 
         Raises:
             LogDivergedError: See `on_divergence`.
+            OffsetOutOfRangeError: The position is out of range, with `auto_offset_reset="none"`.
             IllegalStateError: The partition is not assigned.
             ForkedProcessError: The consumer was opened before a fork, and belongs to the parent process.
         """

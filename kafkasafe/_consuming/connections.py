@@ -20,13 +20,17 @@ class Connections:
     Args:
         options: KafkaConsumer's options.
         is_closed: Returns whether the consumer is closed.
+        may_create: Returns whether the brokers may create a missing topic. Called on the connections' own thread.
     """
 
-    __slots__ = ("_is_closed", "_lock", "_options", "_transport")
+    __slots__ = ("_is_closed", "_lock", "_may_create", "_options", "_transport")
 
-    def __init__(self, options: Mapping[str, Any], is_closed: Callable[[], bool]) -> None:
+    def __init__(
+        self, options: Mapping[str, Any], is_closed: Callable[[], bool], may_create: Callable[[str], bool]
+    ) -> None:
         self._options = options
         self._is_closed = is_closed
+        self._may_create = may_create
         self._lock = threading.Lock()
         self._transport: Cluster | None = None
 
@@ -44,6 +48,7 @@ class Connections:
                 raise kafka_errors.IllegalStateError("The consumer is closed")
             if self._transport is None:
                 transport = connect(self._options)
+                transport.create_only(self._may_create)
                 transport.start()
                 self._transport = transport
             return self._transport

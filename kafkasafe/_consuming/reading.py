@@ -70,7 +70,7 @@ class Reading:
         self._has_rack = bool(config["client_rack"])
         # Do not pass the detected broker version on: brokers may be upgraded while this runs.
         options = {**config, "api_version": safe.kafka.get("api_version")}
-        self.connections = Connections(options, is_closed)
+        self.connections = Connections(options, is_closed, port.may_create)
         lookups = LookUps(
             self.connections.network,
             tracker,

@@ -201,6 +201,14 @@ class KafkaPython:
         """Store the leader that a fetch response names (KIP-951)."""
         self._fetcher._maybe_update_current_leader(tp, data)
 
+    def may_create(self, _: str) -> bool:
+        """Return whether the brokers may create a missing topic that the consumer needs. Any thread may call this.
+
+        With a subscription by pattern, kafka-python requests the metadata of all topics. Brokers create no topic then.
+        If another connection had a deleted topic created again, the pattern would select the new topic.
+        """
+        return not self._manager.cluster.need_all_topic_metadata
+
     def request_metadata(self) -> None:
         self._manager.cluster.request_update()
 

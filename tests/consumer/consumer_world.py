@@ -85,6 +85,8 @@ class Metadata:
         world: Has the truth.
     """
 
+    need_all_topic_metadata = False
+
     def __init__(self, world: World) -> None:
         self._world = world
         self._seen: dict[TopicPartition, tuple[int, int]] = {}

@@ -12,7 +12,7 @@ from kafka import ConsumerRebalanceListener, KafkaConsumer, TopicPartition
 from kafka.structs import OffsetAndMetadata, OffsetAndTimestamp
 
 from kafkasafe.consumer import SafeConsumer
-from kafkasafe.errors import ConfigError
+from kafkasafe.errors import ConfigError, LogDivergedError
 from kafkasafe.events import PositionReset
 
 
@@ -365,6 +365,44 @@ class TestResets:
         assert collect(consumer, 5)[0].offset == 5
 
     @pytest.mark.also_real
+    def test_position_raises_the_error_that_poll_raises(self, some_kafka, consumers):
+        """KafkaConsumer's `position` returns the offset that is out of range."""
+        topic = new_topic(some_kafka)
+        tp = TopicPartition(topic, 0)
+        consuming.produce(some_kafka, topic, [b"x"] * 10)
+        ours = consumers.assigned(topic, auto_offset_reset="none")
+        plain = KafkaConsumer(bootstrap_servers=some_kafka.bootstrap_servers, auto_offset_reset="none")
+        with contextlib.closing(plain):
+            plain.assign([tp])
+            for consumer in (ours, plain):
+                consumer.seek(tp, 50)
+                until(lambda consumer=consumer: is_out_of_range(lambda: consumer.poll(500)))
+            assert plain.position(tp) == 50
+            assert is_out_of_range(lambda: ours.position(tp))
+            ours.seek(tp, 5)
+            assert ours.position(tp) == 5
+
+    @pytest.mark.also_real
+    @pytest.mark.parametrize("metadata", ["", "mine"])
+    def test_a_committed_epoch_that_the_log_never_had_is_a_divergence(self, some_kafka, consumers, metadata):
+        """KafkaConsumer reads from the offset."""
+        topic = new_topic(some_kafka)
+        tp = TopicPartition(topic, 0)
+        consuming.produce(some_kafka, topic, [b"x"] * 10)
+        options = {"group_id": topic, "auto_offset_reset": "earliest", "enable_auto_commit": False}
+        plain = KafkaConsumer(bootstrap_servers=some_kafka.bootstrap_servers, **options)
+        with contextlib.closing(plain):
+            plain.assign([tp])
+            plain.commit({tp: OffsetAndMetadata(5, metadata, 7)})
+            assert collect(plain, 5)[0].offset == 5
+        ours = consumers.assigned(topic, **options)
+        with pytest.raises(LogDivergedError) as raised:
+            ours.poll(60_000)
+        assert raised.value.event.epochs == (7,)
+        ours.seek(tp, 5)
+        assert collect(ours, 5)[0].offset == 5
+
+    @pytest.mark.also_real
     def test_a_position_beyond_the_end(self, some_kafka, consumers):
         topic = new_topic(some_kafka)
         consuming.produce(some_kafka, topic, [b"x"] * 10)
@@ -372,6 +410,14 @@ class TestResets:
         consumer.seek(TopicPartition(topic, 0), 50)
         until(lambda: consumer.poll(500) or consumers.of(PositionReset))
         assert consumers.of(PositionReset) == [PositionReset(topic, 0, "beyond_end", "latest", 50, 10, None)]
+
+
+def is_out_of_range(call):
+    try:
+        call()
+    except kafka_errors.OffsetOutOfRangeError:
+        return True
+    return False
 
 
 @pytest.mark.parametrize("wrong", [2**63, -1, 1.5, "5"])

@@ -205,6 +205,19 @@ def test_keyword_arguments_and_the_time_of_sending(some_kafka, producers):
     assert before <= theirs.timestamp <= after
 
 
+@pytest.mark.parametrize("none", [(), {}, ""])
+def test_empty_headers_that_are_no_list_are_no_headers(some_kafka, producers, none):
+    """KafkaProducer takes only a list, and both take only a list if it is not empty."""
+    both = Both(some_kafka, producers, 1)
+    with pytest.raises(TypeError):
+        both.plain.send(both.topics[0], b"v", headers=none)
+    both.safe.send(both.topics[1], b"v", headers=none).get(60)
+    for producer, topic in zip((both.plain, both.safe), both.topics, strict=True):
+        with pytest.raises(TypeError):
+            producer.send(topic, b"v", headers=(("h", b"1"),))
+    assert [record.headers for record in both.logs()[1][0]] == [[]]
+
+
 @pytest.mark.also_real
 def test_broker_time(some_kafka, producers):
     topic = harness.new_topic(some_kafka, 1, config={"message.timestamp.type": "LogAppendTime"})
