@@ -182,6 +182,7 @@ class Identities:
             if (
                 batch.unit is not None
                 or batch.fault.doomed
+                or batch.writing  # a failed write may have left a copy without an id, which the next process would send
                 or ((self._durable_first or batch.owed) and not batch.durable)
             ):
                 break

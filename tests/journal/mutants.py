@@ -50,6 +50,8 @@ MUTANTS: dict[str, Change] = {
     "SendsBeforeIdDurable": source(
         Identities, "prepare", "moved.append((batch, identity))", "moved.append((batch, identity)); batch.on(BatchEvent.ID_IN_MEMORY)"
     ),
+    # A batch gets an id while a failed write may have left a copy of it without one.
+    "NamesWhatIsWritten": source(Identities, "prepare", "or batch.writing", "or False"),
     # A batch whose answer was lost is sent again without asking.
     "ResendsBlindly": source(Answers, "lost", _FIND_ITS, f"sent = False; {_FIND_ITS}"),
     # What an earlier incarnation may have sent is sent again without asking, under a new id.

@@ -1853,6 +1853,22 @@ def test_on_error_sends_from_memory_and_spills_with_all_before_it() -> None:
     assert shell.journal.views.unfinished == 0
 
 
+def test_on_error_what_is_being_written_gets_no_id_in_memory() -> None:
+    """A write that failed may have left a copy without an id. The next incarnation would send that under another id."""
+    shell = Shell(durable_first=False)
+    (batch,) = shell.seal(1)
+    shell.journal.spill([batch])
+    persist = shell.journal.ready(shell.now, NOW_MS).persist  # its write fails
+    shell.journal.granted(7, 0)
+    shell.turn()
+    shell.journal.baseline(1, 0, TOPIC_ID)
+    assert shell.turn() == []
+    assert batch.identity is None
+    shell.write(persist)
+    assert shell.turn() == [batch]
+    assert batch.identity == BatchId(7, 0, 0, 1)
+
+
 @pytest.mark.parametrize("code", [10, 87, 59])
 def test_a_refusal_of_what_the_leader_has_is_not_believed(code: int) -> None:
     shell, batches = flowing(1, 2, 1)
@@ -2456,6 +2472,7 @@ def test_nothing_is_sent_before_the_log_stops_saying_that_nothing_is() -> None:
 MISSED_BY: dict[str, Callable[[], None]] = {
     "SendsBeforeDurable": test_what_is_new_is_not_sent_while_it_is_written,
     "SendsBeforeIdDurable": test_what_is_durable_is_not_sent_before_its_id_is,
+    "NamesWhatIsWritten": test_on_error_what_is_being_written_gets_no_id_in_memory,
     "ResendsBlindly": test_a_lost_answer_is_asked_about_and_the_same_id_goes_again,
     "TrustsFormerLife": test_a_new_life_asks_about_the_old_ones_batches_first_and_keeps_their_ids,
     "NeverSeesGhosts": test_a_refusal_decides_nothing_while_an_older_request_may_arrive,
