@@ -12,14 +12,14 @@ _MAX_OFFSET: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class ErrorContext:
-    """Further facts about the failed request. None: unknown.
+    """Further facts about the failed request. None means that a fact is unknown, except in `last_acked_offset`.
 
     Attributes:
-        last_acked_offset: Last offset of the partition that was acknowledged to this producer; None (or, as some
-            clients write it, a negative number): nothing was ever acknowledged.
-        log_start_offset: First offset of the partition's log, as the answer gave it; −1: the broker's protocol cannot
-            say.
-        resend: This batch had been sent before; False: this was the first time.
+        last_acked_offset: Last offset of the partition that was acknowledged to this producer. None means that no
+            record was ever acknowledged; some clients write a negative number instead.
+        log_start_offset: First offset of the partition's log, as the answer gave it; −1 if the protocol version of the
+            answer has no such offset.
+        resend: True if the batch had been sent before; False if this request was the first with the batch.
         tiered: The topic keeps older segments in remote storage.
         position: The offset that was to be read (Fetch).
         in_log: The broker's answer to a query (DescribeProducers, or a scan of the log). True: the log has the batch.
@@ -38,7 +38,7 @@ NO_CONTEXT: Final = ErrorContext()
 
 
 def in_context(code: int, cell: Cell, api: str | None, context: ErrorContext) -> Cell | None:
-    """The verdict that the context decides; None if it decides nothing."""
+    """The verdict that the context determines; None if the context determines none."""
     if api in {None, "produce"}:
         if context.in_log is True and cell.action is not ErrorAction.FENCE:
             return Cell(ErrorAction.SUCCESS, "Nothing to do: the broker's log has this batch.")
@@ -56,7 +56,7 @@ def in_context(code: int, cell: Cell, api: str | None, context: ErrorContext) ->
     if api in {None, "fetch"} and code == 1:
         return _out_of_range(context)
     if api in {None, "fetch", "list_offsets"} and code == 9 and context.tiered:
-        # The leader is the right one: asking for metadata each time only adds load (KAFKA-19599).
+        # The leader is the right one, so asking for metadata each time would only add load (KAFKA-19599).
         return Cell(
             ErrorAction.RETRY,
             f"Retry this partition alone, at the same leader, with back-off, and keep the position: {NOT_READY}.",
@@ -66,7 +66,7 @@ def in_context(code: int, cell: Cell, api: str | None, context: ErrorContext) ->
 
 
 def _out_of_order(context: ErrorContext) -> Cell | None:
-    """If a batch is sent again, the answer may be error 45 although the log has the batch.
+    """The broker may answer a batch that is sent again with error 45 although the log has the batch.
 
     For each producer, a broker remembers only the last five batches, and after a restart only the last one.
     """
@@ -132,7 +132,9 @@ def _unknown_producer(context: ErrorContext) -> Cell | None:
 
 
 def _out_of_range(context: ErrorContext) -> Cell | None:
-    """Error 1 in Fetch: retention, a truncation, or (tiered) a segment that remote storage does not find yet."""
+    """Error 1 in Fetch. The cause is retention, a truncation or, in a tiered topic, a segment that remote storage does
+    not find yet.
+    """
     start, position = context.log_start_offset, context.position
     if start is not None and position is not None and 0 <= start <= _MAX_OFFSET and position >= 0:
         if position < start:

@@ -82,8 +82,8 @@ _CODES: Final[Mapping[str, int]] = MappingProxyType(
 def code_of_name(name: str) -> int | None:
     """The code whose present or former Kafka name, or Java exception class, is `name`; None if no code matches.
 
-    Case and punctuation do not matter. The package may precede a class, and in logs also the class in which it is
-    nested.
+    Case and punctuation do not matter. A Java class may have its package in front of its name. In logs, it may also
+    have the class in which it is nested.
     """
     name = class_name(name)
     found = _CODES.get(_squeezed(name))

@@ -1,9 +1,10 @@
-"""The single table of Kafka's error codes: the data. `verdicts` says how a verdict is found in it.
+"""The data of the single table of Kafka's error codes. The module `verdicts` says how to find a verdict in the table.
 
-One row per code of Apache Kafka 4.x (−1 … 133); later versions of Kafka add unknown codes. A row may have a separate
-cell for Produce (`Produce`), with facts that only the journal needs: above all, whether the answer *proves* that the
-broker did not append the batch. Without that proof, the journal asks the broker before it sends the batch again: a
-broker that lost a producer's state appends the same bytes twice. `BY_API` has the cells of other request kinds.
+The table has one row for each code of Apache Kafka 4.x (−1 … 133). Later versions of Kafka may add codes, which have no
+row. A row may have a separate cell for Produce (`Produce`), with facts that only the journal needs. The most important
+one is whether the answer *proves* that the broker did not append the batch. Without that proof, the journal asks the
+broker before it sends the batch again, because a broker that lost a producer's state would append the same bytes twice.
+`BY_API` has the cells of other request kinds.
 
 The flags of a row are those of the exception class that Kafka's `org.apache.kafka.common.protocol.Errors` gives the
 code (retriable: `RetriableException`; refresh: `RefreshRetriableException`, the parent of `InvalidMetadataException`);
@@ -50,27 +51,33 @@ class AnswerAction(enum.Enum):
 
 
 class Scope(enum.Enum):
-    """What the journal rejects if the same answer lasts longer than `blocked_timeout_ms`; until then it waits."""
+    """What the journal rejects if the same answer lasts longer than `blocked_timeout_ms`. Until then, the journal
+    waits.
+    """
 
     NONE = "none"
     """Nothing: the cluster is merely not ready."""
     DESTINATION = "destination"
-    """All batches for the topic or partition: it is missing, forbidden or invalid, which an operator may repair."""
+    """All batches for the topic or partition. The destination is missing, forbidden or invalid, which an operator may
+    repair.
+    """
     BATCH = "batch"
-    """This one batch: the broker fails on it each time."""
+    """Only this batch: the broker fails on this batch each time."""
 
 
 class Kind(enum.Enum):
-    """Codes that several places handle alike, whichever request gets them."""
+    """Sets of codes. Several modules handle all codes of a set alike, for every kind of request."""
 
     MISSING = "missing"
     """The topic or partition does not exist, or may only be new to this broker."""
     FENCED = "fenced"
-    """The epoch of the producer is refused: a newer one exists, or the coordinator raised it after a timeout."""
+    """The broker refuses the producer's epoch: a newer epoch exists, or the coordinator raised the epoch after a
+    timeout.
+    """
     SPOILT = "spoilt"
-    """This transaction must be aborted, but the next one can succeed."""
+    """The current transaction must be aborted, but the next one can succeed."""
     NOT_A_MEMBER = "not a member"
-    """The consumer is not in the group any more, or not in this generation of it."""
+    """The consumer is no longer in the group, or not in the group's current generation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +100,11 @@ class Row:
         code: Kafka's error code.
         name: Kafka's name of it.
         action: What to do.
-        fix: The same in one sentence.
+        fix: The action in one sentence.
         at_risk: See `codes.Verdict.data_at_risk`.
         note: See `codes.Verdict.note`.
-        produce: What it means in an answer to Produce, None if brokers do not answer it to Produce.
-        kind: The set of codes that are all handled like this one; None: it is handled by itself.
+        produce: What the code means in an answer to Produce; None if brokers do not send the code in such an answer.
+        kind: The set of codes that are handled like this one; None if no such set has this code.
     """
 
     code: int
@@ -840,7 +847,9 @@ TABLE: Final[Mapping[int, Row]] = MappingProxyType({row.code: row for row in _RO
 DESTINATION_CODES: Final = frozenset(
     row.code for row in _ROWS if row.produce is not None and row.produce.scope is Scope.DESTINATION
 )
-"""Errors of a topic that any request may get, and that may be temporary: the rows with `Scope.DESTINATION`."""
+"""The codes of the rows with `Scope.DESTINATION`. Any request may get such an error of a topic, and the error may be
+temporary.
+"""
 
 
 def _of(kind: Kind) -> frozenset[int]:
@@ -853,7 +862,7 @@ SPOILT_CODES: Final = _of(Kind.SPOILT)
 NOT_A_MEMBER_CODES: Final = _of(Kind.NOT_A_MEMBER)
 
 TOPIC_CODES: Final = DESTINATION_CODES - {100}
-"""Those of `DESTINATION_CODES` that metadata have for the name of a topic: error 100 is about its id."""
+"""The codes of `DESTINATION_CODES` that metadata may have for a topic's name. Error 100 is about a topic's id."""
 
 NOT_READY: Final = (
     "remote storage is not ready yet (KIP-1007); other partitions and local offsets are not affected"

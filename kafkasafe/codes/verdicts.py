@@ -1,11 +1,11 @@
 """What an error code of Kafka means for a request, and for a batch that was sent.
 
 `classify_code` decides for `kafkasafe.classify`, and `classify_produce` for the journal after an answer to Produce.
-Both read the rows of the module `rows`. How a verdict is found, first match wins:
+Both read the rows of the module `rows`. A verdict comes from the first of these sources that has one:
 
-1. the context (`context`): last acked offset, log start, resend, tiered topic, the log's contents;
+1. the context (module `context`): last acknowledged offset, log start, resend, tiered topic, the log's contents;
 2. the cell of the request kind, `BY_API`;
-3. the row's Produce cell, if the request is one;
+3. the row's Produce cell, if the request is a Produce request;
 4. the row.
 """
 
@@ -64,13 +64,14 @@ class Verdict:
 
     Attributes:
         code: Kafka's error code; None for an exception that has no code.
-        name: Kafka's name of the code, `ERROR_<code>` for one that this version does not know, or the exception's.
-        api: The request kind it was judged for, `"list_offsets"`; None: any.
+        name: Kafka's name of the code; `ERROR_<code>` if this version does not know the code; the exception's name if
+            it has no code.
+        api: The request kind for which the error was judged, such as `"list_offsets"`; None for any kind.
         action: What to do.
         data_at_risk: The cluster may have lost acknowledged records, or the consumer may skip records unread. Such an
             error must reach an operator or a repair, never only a retry.
         explanation: The fix, in one sentence.
-        note: Why it differs from Kafka's own exception class, or what "refresh" means here; often empty.
+        note: Why the verdict differs from Kafka's own exception class, or what "refresh" means here; often empty.
     """
 
     code: int | None
@@ -88,7 +89,7 @@ class Verdict:
 
     @property
     def refresh_metadata(self) -> bool:
-        """Metadata (of a group or transaction: the coordinator) has to be looked up before the retry."""
+        """The caller has to fetch metadata before the retry (for a group or transaction: to find the coordinator)."""
         return self.action is ErrorAction.RETRY_AFTER_REFRESH
 
     def as_dict(self) -> dict[str, Any]:
@@ -169,9 +170,10 @@ class ProduceVerdict:
         action: What to do.
         absent: The answer proves that the batch was not appended by this request.
         refresh_metadata: The leader may have moved.
-        splittable: A batch of several records may hold good ones: divide it before rejecting.
+        splittable: A batch of several records may contain good ones, so the journal divides the batch before it rejects
+            any.
         explanation: Human-readable text.
-        scope: What the journal rejects if the batch was retried for a long time without success.
+        scope: What the journal rejects after it retried the batch for a long time without success.
     """
 
     code: int
@@ -205,11 +207,11 @@ _RANGE: Final = re.compile(r"should be within \[(-?\d+), (-?\d+)\]")
 
 
 def latest_timestamp(messages: Iterable[str], now_ms: int) -> int:
-    """The latest timestamp that a broker accepts now, after it answered with error 32, ms since the epoch.
+    """The latest timestamp (ms since the epoch) that a broker accepts now, if it answered with error 32.
 
     Args:
-        messages: The broker's messages about the records. From Kafka 3.6 on, they name the accepted range, by the
-            broker's clock.
+        messages: The broker's messages about the records. From Kafka 3.6 on, these messages name the accepted range, by
+            the broker's clock.
         now_ms: Our own clock, which is used if the broker names no range.
     """
     for message in messages:
@@ -223,7 +225,8 @@ def classify_produce(code: int) -> ProduceVerdict:
     """The verdict on a Produce answer, for the journal.
 
     Args:
-        code: Kafka's error code. Codes that brokers do not answer to Produce are retried, and prove nothing.
+        code: Kafka's error code. If brokers do not send this code in an answer to Produce, the answer proves nothing,
+            and the journal retries.
     """
     row = _PRODUCE.get(code)
     if row is None:

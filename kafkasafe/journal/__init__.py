@@ -6,11 +6,12 @@ The *shell* is the code that does the I/O for the journal: `delivery/engine`. It
 `persisted`, `acked`, `refused`, `lost`, `judged` ...) and then takes `ready()`: the actions that are due. The contract
 is that of etcd's raft: *persist before you send, send before you resolve*.
 
-    1. `ready().persist` holds batches and marks. Write them as one group, make them durable, call `persisted()`.
-       Until then, neither `sends` nor `resolved` contains anything that depends on them.
-    2. Then `ready()` again: `sends` are Produce requests, always the same bytes for the same id; `asks` are
-       questions to the cluster; `waits` are partitions that want `retry()` after a pause; `resolved` are batches
-       whose fate is final and durable.
+    1. The shell calls `ready()`. It writes the batches and marks of `ready().persist` as one group, makes the group
+       durable, and calls `persisted()`. Before that call, `ready()` returns no request and no final fate that depends
+       on the group.
+    2. The shell calls `ready()` again. `sends` has the batches for Produce requests; the bytes that the shell sends
+       under an id never change. `asks` has the questions to the cluster, `waits` the partitions for which the shell
+       calls `retry()` after a pause, and `resolved` the batches whose fate is final and durable.
 
 Three tables say what follows an event: `STATE` gives the next state of a batch (`Batch.on`), `FLOW` the next activity
 of a partition (`Progress.on`), and `UNASSIGNED_FLOW` that of a topic whose partitions are not known. An event that the
@@ -44,7 +45,7 @@ state:
     queue       the batches of a partition                  destinations  partitions, and the known topics
     replay      the group of the log that is being read     snapshots   marks that a new segment repeats
 
-Objects that decide. The constructor of each gets the `JournalState`, and the other deciding objects that it uses:
+Objects that decide. Each constructor takes the `JournalState`, and the other deciding objects that the new one uses:
 
     packing     batches that are far from their turn    losses      signs of a loss, surveys, batches to send again
     refusals    destinations that are not accepted      topics      destinations, learned and forgotten

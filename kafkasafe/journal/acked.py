@@ -20,7 +20,7 @@ from kafkasafe.journal.notices import Hole
 ANYWHERE: Final = 2**63 - 1
 """An offset after every other offset."""
 _REMEMBERED: Final = 64
-"""At least this many acknowledged batches of a partition are remembered."""
+"""The journal keeps at least this many acknowledged batches of a partition in memory."""
 
 
 @dataclass(slots=True)
@@ -37,10 +37,10 @@ class AckedLog:
         last_acked_id: Id of the newest batch that is in the log below the high watermark.
         acked: Committed batches in the order of their commits: those that are still in the spool, and a few older ones.
         commits: (position, base offset) of acknowledged batches that no mark names yet.
-        forgotten_offset: Batches before this offset are not remembered, except those in `acked`.
+        forgotten_offset: The journal does not remember batches before this offset, except those in `acked`.
         released: Offsets of batches that have left the spool.
-        known_from: Upper bound (exclusive) of the offsets of batches that are not remembered, if the log still has
-            them; -1 when unknown.
+        known_from: If the log still has the batches that the journal does not remember, they are before this offset; -1
+            when unknown.
         told_position: Position of the last batch whose id the journal wrote into separate marks, which outlive the
             batch in the spool. Later batches may have lower positions: parts of a divided batch, and copies, are
             written after their successors.
@@ -180,7 +180,9 @@ class AckedLog:
         return self.acked[-1].place + self.acked[-1].count
 
     def trim(self, released_before: int) -> None:
-        """Drop batches that have left the spool. Keep a few of them, because these show where a loss begins."""
+        """Drop batches that have left the spool. The last `_REMEMBERED` batches stay, because they show where a loss
+        begins.
+        """
         while len(self.acked) > _REMEMBERED and self.acked[0].position < released_before:
             batch = self.acked.popleft()
             self.forgotten_offset = max(self.forgotten_offset, batch.place + batch.count)
@@ -197,7 +199,7 @@ class AckedLog:
         self.acked = deque(batch for batch in self.acked if batch.handle not in handles)
 
     def take_out(self, positions: Sequence[int], given_up: Sequence[int]) -> list[Batch]:
-        """Drop lost batches. Returns those at `positions`, in that order."""
+        """Drop the lost batches at `positions` and `given_up`. Returns the batches at `positions`, in that order."""
         lost = {batch.position: batch for batch in self.acked if batch.position >= 0}
         gone = {*positions, *given_up}
         self.acked = deque(batch for batch in self.acked if batch.position not in gone)
@@ -224,7 +226,7 @@ class AckedLog:
         """Take over the state from a mark."""
         self.baseline_offset = mark.baseline_offset
         self.clear_offset = mark.last_acked_offset
-        # The broker may have acknowledged batches after an unfinished one.
+        # The mark's offset does not cover batches that the broker acknowledged after an unfinished one.
         self.last_acked_offset = max(self.last_acked_offset, mark.last_acked_offset)
         self.leader_epoch = mark.leader_epoch
         self.topic_id = mark.topic_id
@@ -232,11 +234,12 @@ class AckedLog:
             self.forgotten_offset = mark.last_acked_offset + 1
 
     def read_released(self, base_offset: int, *, clear: bool) -> None:
-        """Take a mark about a batch that has left the spool. The record count of this batch is unknown.
+        """Record the offset that a mark gives for a batch that has left the spool. The record count of this batch is
+        unknown.
 
         Args:
             base_offset: Offset of the batch.
-            clear: No unfinished batch was accepted before it.
+            clear: No unfinished batch was accepted before this batch.
         """
         self.begin_before(base_offset)
         self.last_acked_offset = base_offset
@@ -248,14 +251,14 @@ class AckedLog:
             self.forgotten_offset = ANYWHERE
 
     def read_ended(self, base_offset: int, count: int, *, clear: bool) -> None:
-        """Take a mark that gives the offset of a batch of an ended unit. `clear`: see `read_released`."""
+        """Record the offset that a mark gives for a batch of an ended unit. `clear`: see `read_released`."""
         self.know_from(base_offset)
         self.last_acked_offset = base_offset + count - 1
         if clear:
             self.clear_offset = self.last_acked_offset
 
     def recall(self, batch: Batch) -> None:
-        """Remember this batch alone. Recovery read its id from marks, but the ids of earlier batches are not known."""
+        """Remember only this batch. Recovery read the batch's id from marks, and found no ids of earlier batches."""
         self.acked = deque((batch,))
         self.forgotten_offset = batch.base_offset
 
@@ -275,7 +278,8 @@ class AckedLog:
 class EpochCheck:
     """Another leader acknowledges batches now: does the former leader's epoch end after `last_acked_offset`?
 
-    Call `suspect()` if not, or if the new leader does not know that epoch although its log begins earlier.
+    If not, the shell calls `suspect()`. It also calls `suspect()` if the new leader does not know that epoch although
+    the new leader's log begins at or before `last_acked_offset`.
 
     Attributes:
         destination: Destination number.
@@ -366,7 +370,7 @@ class LossCase:
         self.due.append(check)
 
     def next_check(self) -> EpochCheck:
-        """Begin the next check. Call this only if a check is due and none is in progress."""
+        """Begin the next check. The caller makes sure that a check is due and that none is in progress."""
         self.asked = self.due.pop(0)
         return self.asked
 
@@ -394,8 +398,8 @@ class LossCase:
         self.hole = hole
 
     def take_hole(self) -> Hole | None:
-        """Return the hole and forget it, because a survey has ended. If the survey found a loss, the journal reports
-        only the loss.
+        """Return the hole and forget it, because a survey has ended. The journal reports the hole only if the survey
+        found no loss.
         """
         hole, self.hole = self.hole, None
         return hole

@@ -64,7 +64,7 @@ class Answers:
 
         Args:
             batch: The batch.
-            base_offset: Offset of its first record, -1 when the broker does not report it.
+            base_offset: Offset of the batch's first record, -1 when the broker does not report it.
             leader_epoch: Epoch of the leader that answered, -1 when unknown.
             now: Seconds.
             now_ms: Wall clock, ms since the epoch.
@@ -75,8 +75,8 @@ class Answers:
         self._refusals.clear_refusal(partition)
         progress = partition.progress
         if progress.flow is Flow.PROBING:
-            # With acks=all, the broker answers only when the replicas have the batch. They then have all batches before
-            # it, too.
+            # With acks=all, the broker answers only when the replicas have the batch. Replicas that have a batch also
+            # have all batches before it.
             for earlier in list(partition.queue.near):
                 if earlier is batch:
                     break
@@ -102,7 +102,7 @@ class Answers:
         Args:
             batch: The batch.
             sent: The request may have reached a broker.
-            code: Error code 3, 17 or 29 if the metadata contains it, else 0.
+            code: Error code 3, 17 or 29 if the metadata has one of these for the destination, else 0.
             message: Human-readable text.
             now: Seconds.
             timed_out: The request timed out, because the link is slow, or the broker hangs.
@@ -256,7 +256,8 @@ class Answers:
             )
         else:
             partition.refusal.no_answer()
-        # A missing permission to ask proves nothing about batches in doubt; a deleted topic has no batch of ours.
+        # If the user lacks the permission to ask, batches in doubt may still be in the log. A deleted topic has no
+        # batch of ours.
         if lasting and not (partition.queue.has_doubt and code not in MISSING_CODES):
             self._rejecter.reject_all(partition, code, reason)
         else:
@@ -264,11 +265,12 @@ class Answers:
             self._out.pause(partition, FlowEvent.NOT_ANSWERED, reason)
 
     def confirmed(self, destination: int, view: ProducerView | None) -> None:
-        """Take the answer to an `Ask` whose `confirm` is set.
+        """Handle the answer to an `Ask` whose `confirm` is set.
 
         Args:
             destination: Destination number.
-            view: The leader's state of the batch's producer id; None if the leader has none, or cannot return it.
+            view: The leader's state of the batch's producer id; None if the leader has no state of this id, or cannot
+                return it.
         """
         partition = self._partitions[destination]
         if not partition.progress.is_confirming:
@@ -298,8 +300,8 @@ class Answers:
             and log_start_offset <= partition.log.last_acked_offset
         ):
             # Retention drops the state of a producer only with that producer's last record (KAFKA-5793). Old brokers
-            # return -1 as log start offset, which does not show whether retention explains the error. So with them,
-            # this error always raises a suspicion.
+            # return -1 as log start offset, which does not show whether retention explains the error. So error 59 from
+            # an old broker always raises a suspicion.
             evidence = (
                 f"the broker does not know the producer, though its log starts at {log_start_offset} and offset"
                 f" {partition.log.last_acked_offset} was acknowledged"
@@ -327,6 +329,8 @@ class Answers:
         return lasting
 
     def _will_be_due(self, batch: Batch, bad_records: tuple[tuple[int, str], ...], now_ms: int) -> bool:
-        """Whether the batch was refused because its timestamps are too new, and the broker will accept them in time."""
+        """Whether the broker refused the batch because its timestamps are too new, and will accept them before the
+        journal rejects the batch.
+        """
         ahead_ms = batch.max_timestamp - latest_timestamp((text for _, text in bad_records), now_ms)
         return ahead_ms > 0 and self._refusals.waits_for(ahead_ms)

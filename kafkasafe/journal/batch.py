@@ -49,18 +49,20 @@ class BatchEvent(enum.Enum):
     ID_DURABLE = "id durable"
     """The batch was on disk, and the mark that gives it an id is durable."""
     ID_IN_MEMORY = "id in memory"
-    """The batch got an id, and need not be on disk before it is sent."""
+    """The batch got an id, and the journal may send it before it is on disk."""
     ID_TAKEN_BACK = "id taken back"
     """The batch was not appended under its id, and gets another one."""
     SENDS = "sends"
-    """A request with the batch begins. For a batch in doubt, the request only probes whether replicas have it."""
+    """A request with the batch begins. If the batch is in doubt, the request is a probe: it only shows whether the
+    replicas have the batch.
+    """
     ACKNOWLEDGED = "acknowledged"
     NOT_APPENDED = "not appended"
-    """The answer proves that the batch was not appended, for a temporary reason."""
+    """The answer proves that the broker did not append the batch, and the reason is temporary."""
     UNCERTAIN = "uncertain"
     """No answer came, or the answer does not show whether the batch was appended."""
     REFUSED = "refused"
-    """The batch was not appended, for a permanent reason."""
+    """The broker did not append the batch, and the reason is permanent."""
     PASSED_BY = "passed by"
     """A refused batch is sent again in its turn, because the refusal was about another id, or about a gap before the
     batch.
@@ -162,8 +164,8 @@ TOO_SLOW: Final = -4
 @dataclass(frozen=True, slots=True)
 class Fault:
     """Why the cluster refused a batch, or why the journal will reject it, and what the journal still has to find out.
-    Nearly all batches have `NO_FAULT`. A fault stays when the batch is sent again, because a batch that was once
-    refused must be neither packed nor merged.
+    Nearly all batches have `NO_FAULT`. A fault stays when the journal sends the batch again, because the journal must
+    not pack or merge a batch that was once refused.
     """
 
     code: int = 0
@@ -195,7 +197,7 @@ class Fault:
     """
 
     def after(self, event: BatchEvent, to: BatchState) -> Fault:
-        """What is left of the fault after this event, which brings the batch into the state `to`."""
+        """The fault without the parts that this event ends. The event brings the batch into the state `to`."""
         if to is BatchState.ACKED:
             return replace(self, condemned=False)
         if to is BatchState.IN_DOUBT:
@@ -214,8 +216,8 @@ NO_FAULT: Final = Fault()
 class Batch:
     """One batch of one destination.
 
-    The text beside a field says in which states it is set. "Invariant" is what holds between any two calls of the
-    journal, once the log is read: tests/journal/test_batch_invariants.py checks each invariant on seeded histories.
+    The text below a field says in which states the field is set. An invariant holds between any two calls of the
+    journal, once the log is read. tests/journal/test_batch_invariants.py checks each invariant on seeded histories.
     """
 
     handle: int
@@ -249,8 +251,8 @@ class Batch:
     """The disk is writing the batch, which must not change until it has its position. Invariant: not set while durable.
     """
     owed: bool = False
-    """The records are also on disk in another batch. Until this batch is durable, recovery would restore that other
-    one. Invariant: never in a batch that recovery read.
+    """The disk also has the records in another batch. Until this batch is durable, recovery would restore the other
+    batch. Invariant: never in a batch that recovery read.
     """
     former_life: bool = False
     """Recovery read the batch, so an earlier incarnation may have sent it. Never changes."""
@@ -261,8 +263,8 @@ class Batch:
     """A broker may still append a request with this batch and id, or may have appended such a request although its
     answer never arrived.
 
-    Invariant: set in IN_DOUBT; not set in SEALED, JOINED and REFUSED. In these states the batch may get another id, or
-    be copied to `rejected/`, so no earlier request with it may still be appended.
+    Invariant: set in IN_DOUBT; not set in SEALED, JOINED and REFUSED. In these three states, the batch may get another
+    id, or be copied to `rejected/`. So no broker may still append an earlier request with the batch.
     """
     timeouts: int = 0
     """How many requests with the batch timed out while it was the first of its queue. Invariant: at most `tries`."""
@@ -291,8 +293,8 @@ class Batch:
     heirs: int = 0
     """How many of its parts are unfinished. Invariant: 0 unless REPLACED."""
     origin: int = -1
-    """Spool position where its records were first written, if they were written in a batch that this one replaces;
-    otherwise -1 (see `written_at`). Invariant: lower than `position`, if the batch has one.
+    """Spool position where the records were first written, if they were first written in a batch that this batch
+    replaces; otherwise -1 (see `written_at`). Invariant: lower than `position`, if the batch has one.
     """
     gathered: bool = False
     """The batch was merged from several waiting batches. Invariant: if set, `owed` is set."""
@@ -301,8 +303,8 @@ class Batch:
     otherwise only in ACKED and the final states.
     """
     given: tuple[tuple[int, int, int], ...] | None = None
-    """For a batch whose partitions are not chosen yet: the runs of records for which the caller gave the partition (see
-    `marks.Given`). None if the batch needs no mark. Invariant: if set, the batch has no id.
+    """The runs of records for which the caller gave the partition, in a batch whose other partitions are not chosen yet
+    (see `marks.Given`). None if the batch needs no such mark. Invariant: if set, the batch has no id.
     """
 
     # -- its place in the spool ----------------------------------------------------------------------------------------
@@ -315,7 +317,7 @@ class Batch:
         return self.rank[0] if self.rank else NEVER
 
     def write(self) -> None:
-        """Record that the disk begins to write it."""
+        """Record that the disk begins to write the batch."""
         self.writing = True
 
     def written(self, position: int) -> None:
@@ -339,7 +341,7 @@ class Batch:
         self.position = position
 
     def read_place(self, rank: tuple[int, ...], origin: int) -> None:
-        """Take from a mark the batch's rank, and the position where its records were first written."""
+        """Set the batch's rank, and the position where its records were first written, from a mark."""
         self.rank, self.origin = rank, origin
 
     # -- units, parents and parts --------------------------------------------------------------------------------------
@@ -362,8 +364,8 @@ class Batch:
         self.stand_for(parent)
 
     def gather(self, first: Batch, identity: BatchId) -> None:
-        """Make this the batch into which several batches are merged. It takes the place of the first one, `first`, and
-        has the sequences of all of them.
+        """Make this the batch into which several batches are merged. The merged batch takes the place of `first`, which
+        is the first of them, and has the sequences of all.
         """
         self.identity = identity
         self.gathered = self.owed = True
@@ -374,7 +376,7 @@ class Batch:
         self.heirs += 1
 
     def lose_heir(self) -> int:
-        """Record that one of its parts is finished. Returns how many parts are still unfinished."""
+        """Record that one of the batch's parts is finished. Returns how many parts are still unfinished."""
         self.heirs -= 1
         return self.heirs
 
@@ -409,11 +411,11 @@ class Batch:
         self.timeouts += 1
 
     def locate(self, base_offset: int) -> None:
-        """Set its offset; -1: unknown."""
+        """Set the batch's base offset; -1: unknown."""
         self.base_offset = base_offset
 
     def place_at(self, offset: int) -> None:
-        """Set its offset, or a lower bound of it."""
+        """Set the batch's base offset, or a lower bound of it."""
         self.place = offset
 
     def relocate(self, base_offset: int) -> None:
@@ -447,7 +449,9 @@ class Batch:
         *,
         unconfirmed: bool = False,
     ) -> None:
-        """Take a permanent refusal, which may name bad records, and may still have to be confirmed."""
+        """Record a permanent refusal. The refusal may name bad records, and the journal may still have to
+        confirm it.
+        """
         self.on(BatchEvent.REFUSED)
         self.fault = replace(
             self.fault,
@@ -458,7 +462,7 @@ class Batch:
         )
 
     def refuse_for_long(self, *, overdue: bool) -> None:
-        """Set whether the cluster refused the batch for longer than the limit."""
+        """Set whether the cluster has refused the batch for longer than the limit."""
         if overdue != self.fault.overdue:
             self.fault = replace(self.fault, overdue=overdue)
 
@@ -481,7 +485,7 @@ class Batch:
     # -- its state -----------------------------------------------------------------------------------------------------
 
     def on(self, event: BatchEvent) -> None:
-        """Take an event; raises IllegalMoveError if it is not possible in the batch's state."""
+        """Change the state as `STATE` says for this event. Raises IllegalMoveError if `STATE` has no entry for it."""
         to = STATE[self.state].get(event)
         if to is None:
             raise IllegalMoveError(f"{event.name} cannot happen to a batch that is {self.state.name}: {self}")
@@ -492,16 +496,16 @@ class Batch:
             self.fault = self.fault.after(event, to)
 
     def read_id(self, identity: BatchId | None) -> None:
-        """Take its id from the spool."""
+        """Set the id that the spool has for the batch."""
         self.identity = identity
         self.state = BatchState.SEALED if identity is None else BatchState.PREPARED
 
     def read_commit(self, base_offset: int) -> None:
-        """Take from the spool that it is committed, and its offset; -1: unknown."""
+        """Record that the spool has a commit mark of the batch, with this offset (-1: unknown)."""
         self.state, self.base_offset = BatchState.COMMITTED, base_offset
 
     def read_fate(self, state: BatchState) -> None:
-        """Take its fate from the spool."""
+        """Set the final state that the spool has for the batch."""
         self.state = state
 
 

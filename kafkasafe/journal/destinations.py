@@ -34,14 +34,14 @@ class Destination:
     progress: Progress = field(default_factory=Progress)
     queue: PartitionQueue = field(default_factory=PartitionQueue)
     log: AckedLog = field(default_factory=AckedLog)
-    """For an unassigned topic, `log` has only the topic's id, and the marks of batches that the user
-    took as delivered.
+    """In an unassigned topic, `log` has only the topic's id, and the commit marks of batches that the user took as
+    delivered.
     """
     refusal: RefusalTimer = field(default_factory=RefusalTimer)
     rejection: Rejection = field(default_factory=Rejection)
     unsure_before: int = -1
-    """Damage destroyed marks about batches before this position, so whether these batches were sent cannot be
-    determined.
+    """Damage destroyed marks about batches before this position, so the journal cannot determine whether these batches
+    were sent.
     """
 
     def dequeue(self, batch: Batch) -> None:
@@ -93,8 +93,8 @@ class Partition(Destination):
 
 
 _DIVIDE_BYTES: Final = 1024 * 1024
-"""How many bytes are divided at a time. All batches of a long outage together may fit neither into memory nor twice
-onto the disk.
+"""How many bytes the journal divides at a time. After a long outage, memory may be too small for all waiting batches,
+and the disk too small for a second copy of them.
 """
 _DIVISIBLE: Final = frozenset({BatchState.SEALED, BatchState.JOINED})
 
@@ -107,8 +107,8 @@ class UnassignedTopic(Destination):
 
     @property
     def may_divide(self) -> bool:
-        """Whether its batches may be divided once the partitions are known. They may not be divided while a batch is
-        being rejected or is undecidable.
+        """Whether its batches may be divided once the partitions are known. No batch may be divided while one of them
+        is being rejected or is undecidable.
         """
         return self.progress.flow is Flow.NEW
 

@@ -30,7 +30,8 @@ class Divider:
         self._units = state.units
 
     def replaced(self, batch: Batch, children: Sequence[tuple[int, int, int, int, bool]]) -> list[Batch]:
-        """Record that a batch was divided (see `Divide`): its children take its place, all or none.
+        """Record that a batch was divided (see `Divide`). Its children take its place together: the spool gets all of
+        them or none.
 
         Args:
             batch: The divided batch.
@@ -61,7 +62,7 @@ class Divider:
                 self._sealer.enqueue(child)
             else:
                 if destination == batch.destination:
-                    # The batch is too large. As with a refused batch, its parts take its place.
+                    # The batch is too large. Its parts take its place, like the parts of a refused batch.
                     child.join(batch.unit)
                     child.stand_for(batch)
                     partition.queue.insert(place + index, child)

@@ -61,7 +61,9 @@ class Doubt:
         self.dead_at = dead_at
 
     def sleep(self, seconds: float, before: float) -> None:
-        """Extend `dead_at` by the time for which the machine slept, if requests were still alive at `before`."""
+        """Extend `dead_at` by the time for which the machine slept, if a broker could still append a request at
+        `before`.
+        """
         if self.dead_at > before:
             self.dead_at += seconds
 
@@ -87,8 +89,8 @@ class Doubt:
             self.rescan_from = from_offset
 
     def read_again(self, from_offset: int) -> None:
-        """Record that the log ends before an acknowledged batch. The log is read again from this offset,
-        or a lower one.
+        """Record that the log ends before an acknowledged batch. The next question reads the log from this offset, or
+        from a lower one that is already set.
         """
         self.rescan_from = from_offset if self.rescan_from < 0 else min(self.rescan_from, from_offset)
 

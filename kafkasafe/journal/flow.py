@@ -20,7 +20,7 @@ class Flow(enum.Enum):
     NEW = "new"
     """The lane has never sent to the partition, so the journal asks for the end offset before it sends anything."""
     ASKING_BASELINE = "asking for the baseline"
-    """The journal waits for `baseline()`, and then until the end offset is durable."""
+    """The journal waits for `baseline()`, and after that call until the end offset is durable."""
     FLOWING = "flowing"
     PROBING = "probing"
     """The journal resends the newest batch that the leader has, to learn that replicas have it."""
@@ -34,8 +34,8 @@ class Flow(enum.Enum):
     CONFIRMING = "confirming"
     """The journal waits for `confirmed()`, to compare a refusal with the broker's producer state. Then it settles."""
     RECONFIRMING = "confirming again"
-    """Like CONFIRMING, but no pause follows, because the partition has already paused after the failure, or because the
-    refused batch was divided, which ends the pause.
+    """Like CONFIRMING, but no pause follows. Either the partition has already paused after the failure, or the refused
+    batch was divided, which cancels the pause.
     """
     ASKING = "asking"
     """Batches are in doubt, and the journal waits for `judged()`."""
@@ -59,7 +59,7 @@ class FlowEvent(enum.Enum):
     RECOVERED_IN_DOUBT = "recovered in doubt"
     """The log is read, and an earlier incarnation may have sent batches that are not finished."""
     MARKS_LOST = "marks lost"
-    """Damage destroyed marks about the next batch, so whether it was sent cannot be determined."""
+    """Damage destroyed marks about the next batch, so the journal cannot determine whether the batch was sent."""
     BATCH_QUEUED = "batch queued"
     """A batch waits, and the log's end offset before this lane's first batch is not known."""
     BASELINE_DURABLE = "baseline durable"
@@ -89,7 +89,7 @@ class FlowEvent(enum.Enum):
     CONFIRMS = "confirms"
     """A broker's refusal has to be compared with the producer state of that broker."""
     DECIDED = "decided"
-    """For each batch, it is known whether the log has it."""
+    """The journal knows for each batch whether the log has it."""
     DECIDED_UNBEGUN = "decided without a baseline"
     """Like DECIDED, and the lane has never sent to the partition."""
     IN_DOUBT = "in doubt"
@@ -101,17 +101,17 @@ class FlowEvent(enum.Enum):
     NOT_ANSWERED = "not answered"
     """The cluster did not answer the question."""
     REFUSED_IN_MEMORY = "refused in memory"
-    """The cluster permanently refuses the destination. Its batches are only in memory, so they are written to disk
-    before they are rejected.
+    """The cluster permanently refuses the destination. The destination's batches are only in memory, so the journal
+    writes them to disk before it rejects them.
     """
     STALE = "stale"
-    """The answer about batches in doubt is not complete or not valid any more."""
+    """The answer about batches in doubt is incomplete, or no longer valid."""
     UNSTABLE = "unstable"
     """Batches in doubt are in the leader's log, and a change of leader may still undo that."""
     UNKNOWABLE = "unknowable"
     """Whether a batch in doubt is in the log cannot be determined."""
     JUDGED = "judged"
-    """For each batch that the question was about, it is known whether the log has it."""
+    """The journal knows for each batch of the question whether the log has it."""
     SURVEYED = "surveyed"
     """The survey has a result."""
     USER_DECIDED = "user decided"
@@ -121,8 +121,8 @@ class FlowEvent(enum.Enum):
     DAMAGED = "damaged"
     """The bytes of a batch that is not in flight are damaged on disk, so the batch can only be rejected."""
     KEPT = "kept"
-    """Copies of all rejected batches are durable in `rejected/`. For an unassigned topic, some may be copied only
-    later.
+    """Copies of all rejected batches are durable in `rejected/`. In an unassigned topic, the journal may copy some of
+    them only later.
     """
     NOT_KEPT = "not kept"
     """A copy could not be written."""
@@ -277,7 +277,7 @@ class Progress:
 
     Attributes:
         flow: The current activity.
-        attempt: How many pauses there were without an acknowledgement in between.
+        attempt: The number of pauses since the last acknowledgement.
         refresh: The next pause requests new metadata, because the leader may have moved.
         reason: Why the partition does not progress, human-readable; empty once it does.
         table: The flow that follows each event.
@@ -290,7 +290,9 @@ class Progress:
     table: Mapping[Flow, Mapping[FlowEvent, Flow]] = field(default_factory=lambda: FLOW, repr=False)
 
     def on(self, event: FlowEvent) -> None:
-        """Take an event; raises IllegalMoveError if it is not possible in the partition's flow."""
+        """Change the flow as the table says for this event. Raises IllegalMoveError if the table has no entry
+        for it.
+        """
         to = self.table[self.flow].get(event)
         if to is None:
             raise IllegalMoveError(

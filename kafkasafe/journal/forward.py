@@ -44,18 +44,19 @@ class CopyForward:
         self._revivals = state.revivals
 
     def to_move(self, before_position: int, most_bytes: int) -> list[Batch]:
-        """Unfinished batches at the front of the spool to copy now, up to the first batch that cannot be copied now.
+        """The unfinished batches to copy now: those at the front of the spool, up to the first that cannot be copied
+        now.
 
         Args:
             before_position: Only batches before this position.
-            most_bytes: Upper bound of the total size of the returned batches. Only a batch that is returned alone may
-                be larger.
+            most_bytes: Upper bound of the total size of the returned batches. If the first batch alone is larger, the
+                list has only this batch.
         """
         if self._out.is_writing:
             return []  # marks that are about to be written may name the batches' positions
         found: dict[int, Batch] = {}
         size = 0
-        # Unpack the packed batches before that position, a limited number at a time.
+        # Unpack packed batches before `before_position`, a limited number in each call.
         for number, first_position in list(self._index.packed_from.items()):
             while first_position < before_position and len(self._out.ready.unpacked) < _MOVED_BATCHES:
                 self._packer.unpack(self._all[number], WINDOW)
@@ -79,7 +80,9 @@ class CopyForward:
         return list(found.values())
 
     def to_rescue(self, first_position: int, end_position: int) -> list[Batch] | None:
-        """The unfinished batches of a lost part of the spool, as far as they can be copied; None: call again later."""
+        """The unfinished batches of a lost part of the spool, without those that cannot be copied. None if the caller
+        has to call again later.
+        """
         if self._out.is_writing:
             return None
         return [

@@ -15,7 +15,9 @@ from kafkasafe.journal.sealing import Sealer
 from kafkasafe.journal.state import JournalState
 
 GATHER_LEAST: Final = 8
-"""A merge is worth a group in the spool if at least this many batches wait after those in flight."""
+"""The journal merges batches only if at least this many wait after those in flight, because a merge costs a group in
+the spool.
+"""
 _GATHER_MOST: Final = 256
 _GATHERED_SHARE: Final = 8
 """A batch larger than this fraction (1/8) of the merged size limit is not merged."""
@@ -35,8 +37,8 @@ class Gatherer:
         self._gather_bytes = state.settings.gather_bytes
 
     def gathered(self, batches: Sequence[Batch], size_bytes: int) -> Batch:
-        """Merge waiting batches (see `Ready.gathers`) into one, which has their records and sequences, and takes their
-        place.
+        """Merge waiting batches (see `Ready.gathers`) into one. The merged batch has their records and sequences, and
+        takes their place.
 
         The journal never sent any of these batches, and never will. It sends the merged batch instead, as soon as that
         batch is durable.
@@ -57,8 +59,8 @@ class Gatherer:
         made = self._sealer.make(
             first.destination, count, size_bytes, max(batch.max_timestamp for batch in batches)
         )
-        # As with the parts of a refused batch, recovery derives the place of the merged batch from the first batch's
-        # position.
+        # Recovery derives the place of the merged batch from the first batch's position, as it does for the parts of a
+        # refused batch.
         made.gather(first, BatchId(*first.identity.fields, count))
         partition.queue.insert(partition.queue.near.index(first), made)
         place = len(persist.batches)
@@ -73,8 +75,8 @@ class Gatherer:
         return made
 
     def gather(self, partition: Partition, now_ms: int) -> None:
-        """Select batches to merge. The leader confirms each batch separately, so the same records in fewer batches are
-        delivered faster.
+        """Select batches to merge. The leader confirms each batch separately, so it confirms the same records sooner if
+        they are in fewer batches.
         """
         if not (self._gather_bytes and partition.gathers):
             return

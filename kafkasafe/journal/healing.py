@@ -30,7 +30,7 @@ class Healing:
     last_offset: int = -1
 
     def add(self, batches: int, keep_from: int) -> None:
-        """Add batches that are sent again; the first of them is at this position."""
+        """Add batches that are sent again. The spool keeps everything from `keep_from` on."""
         self.keep_from = min(self.keep_from, keep_from)
         self.left += batches
 
@@ -70,7 +70,9 @@ class Revivals:
         self.by_destination.setdefault(destination, Healing(keep_from)).add(len(batches), keep_from)
 
     def divide(self, parent: Batch, parts: Sequence[Batch]) -> None:
-        """Record that a batch was divided. If the batch was to be sent again, its parts are sent again instead."""
+        """Record that a batch was divided. If the lost batch was to be sent again, the journal sends its
+        parts instead.
+        """
         healing = self.by_destination.get(parent.destination) if parent.revived else None
         if healing is not None:
             healing.add(len(parts), healing.keep_from)  # the division finishes the batch itself

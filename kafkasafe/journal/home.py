@@ -2,13 +2,14 @@
 
 The lane's own log records both. `sealing` decides when to give ids, and when to take them back.
 
-The spool directory also names a cluster, but one for all of its lanes. Each lane needs its own record:
+The spool directory also names a cluster, but only one for all of its lanes. Each lane needs a separate record, as this
+history shows:
 
 1. Producers on lanes 0 and 1 deliver to cluster A, and end.
 2. Cluster B answers at their address. No batch waits in any lane, so the directory may change to B.
 3. A producer on lane 0 meets B, and is killed right after the directory names B: its lane still has A's offsets.
-4. Its next incarnation finds a directory that names B, and a lane with A's offsets. So does a producer that opens lane
-   1 later.
+4. The next incarnation of lane 0 finds a directory that names B, and a lane with A's offsets. A producer that opens
+   lane 1 later finds the same.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ class Home:
         self.read_grant(producer_id)
 
     def read_grant(self, producer_id: int) -> None:
-        """Record an id that the cluster granted to this or an earlier incarnation. Only `grant` makes it the current
-        one, because a copied spool must never use an id again.
+        """Record an id that the cluster granted to this or an earlier incarnation. Only `grant` makes an id the current
+        one, because a copy of the spool must never use an earlier id again.
         """
         self.producer_ids.add(producer_id)
 
@@ -69,7 +70,7 @@ class Home:
 
         Args:
             mark: Names the cluster.
-            forgets: Earlier offsets and ids belong to another cluster, whether or not the log names it.
+            forgets: Earlier offsets and ids belong to another cluster, even if the log does not name that cluster.
         """
         if forgets:
             self.producer_ids.clear()
@@ -84,7 +85,7 @@ class IdSequence:
         producer_id: Producer id of the last batch that got an id, -1 before the first one.
         epoch: Epoch of that batch.
         next_sequence: Base sequence of the next batch under this id and epoch.
-        stale: The batches that are not in the log need new ids once no broker can append requests under the old ones.
+        stale: Once no broker can append a request under the old ids, the batches that are not in the log get new ids.
     """
 
     producer_id: int = -1

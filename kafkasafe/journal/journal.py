@@ -38,8 +38,9 @@ from kafkasafe.journal.views import Views
 class Journal:
     """See `kafkasafe.journal`.
 
-    The docstring of a method says in one line when the method is called, or what it answers. Nearly all methods pass
-    their arguments to an object, whose method of the same name states the rule and explains the arguments.
+    A docstring here says in one line when the shell calls the method, or which question the method answers. Nearly
+    every method passes its arguments to an object. That object's method of the same name states the rule and explains
+    the arguments.
     """
 
     def __init__(self, settings: Settings | None = None) -> None:
@@ -131,8 +132,8 @@ class Journal:
         return self._state.clock.show(broker_ms, now_ms)
 
     def clock_at_least(self, at_least_ms: int) -> None:
-        """Record a lower bound for the current time (ms since the epoch). It comes from the clocks of other clients,
-        which may be wrong.
+        """Record a lower bound for the current time (ms since the epoch). The bound comes from the clocks of other
+        clients, which may be wrong.
         """
         self._state.clock.show_at_least(at_least_ms)
 
@@ -209,11 +210,11 @@ class Journal:
         self._losses.released(before_position)
 
     def to_move(self, before_position: int, most_bytes: int) -> list[Batch]:
-        """Room is short: which batches should be copied forward?"""
+        """The spool is short of room: which batches should the engine copy forward?"""
         return self._forward.to_move(before_position, most_bytes)
 
     def to_rescue(self, first_position: int, end_position: int) -> list[Batch] | None:
-        """A segment is missing: which of its batches can be copied?"""
+        """A segment of the spool is missing: which of its batches can the engine copy?"""
         return self._forward.to_rescue(first_position, end_position)
 
     def move_marks(self, batches: Sequence[Batch]) -> list[m.Mark]:
@@ -225,7 +226,7 @@ class Journal:
         self._forward.moved(batches, positions, end_position)
 
     def packable(self, destination: int) -> Iterator[Batch]:
-        """A backlog is long: which of its batches may be packed?"""
+        """A partition has a long backlog: which of its batches may be packed?"""
         return self._packer.packable(destination)
 
     def pack(self, destination: int, shells: Sequence[tuple[int, float]]) -> None:

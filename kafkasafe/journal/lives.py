@@ -39,8 +39,8 @@ class Incarnations:
         self._out.ready.persist.marks.append(self._precedence.begin_after(position, debts))
 
     def hold_back(self, held: Mapping[Address | None, int]) -> None:
-        """For each of these addresses, hold back the batches that were written at the position given for the address,
-        or later (see `order.holds`).
+        """Hold back the batches of each of these addresses that were written at or after the position given for it (see
+        `order.holds`).
         """
         if self._precedence.hold_back(held):
             self._touch_waiting()
@@ -58,7 +58,8 @@ class Incarnations:
     def slept(self, seconds: float, now: float) -> None:
         """Record for how long the machine slept; `now` includes that time.
 
-        During that time, our producer state aged at the brokers. Requests in the buffers of sockets go out only now.
+        While the machine slept, brokers' state of our producer aged. The requests that waited in socket buffers go out
+        only now.
         """
         before = now - seconds
         self._quiescence.sleep(seconds, before)
@@ -68,8 +69,8 @@ class Incarnations:
     def quiet(self, now: float, clock: Clock, *, unfinished: int) -> m.Quiet | None:
         """The mark that says, for a producer that has stopped sending, until when its requests may still be appended.
 
-        None if the log already has the mark. Also None if no batch is unfinished or suspected to be lost: then the next
-        incarnation has nothing to ask.
+        None if the log already has the mark. Also None if no batch is unfinished or suspected to be lost, because the
+        next incarnation then has no question to ask.
         """
         if self._quiescence.is_announced or not (unfinished or self._index.suspected):
             return None

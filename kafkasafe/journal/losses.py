@@ -275,8 +275,8 @@ class Losses:
             if hole is not None:
                 self._out.ready.notices.append(hole)
             log.confirm_until(end_offset)
-            # This mark is written even if no batch moved. Otherwise the next incarnation would find the same sign of a
-            # loss in the marks, and the spool may no longer have the batch that refutes it.
+            # The journal writes this mark even if no batch moved. Otherwise the next incarnation would find the same
+            # sign of a loss in the marks, and by then the spool may lack the batch that refutes the sign.
             self._out.ready.persist.marks.append(m.Revived(destination, end_offset, (), (), moved))
             self._out.ready.persist.marks.extend(self._snapshots.states(partition))
             return
@@ -287,8 +287,8 @@ class Losses:
         self._report(partition, extent, lost, moved, cause, end_offset, heal=heal, recreated=recreated)
 
     def _waits_for_late(self, partition: Partition, lost: Sequence[Batch]) -> bool:
-        """Pause while a broker may still append an old request with a lost batch, one that was sent before the
-        acknowledged request. Returns whether the partition pauses.
+        """Pause while a broker may still append an old request with a lost batch. The journal sent such a request
+        before the acknowledged one. Returns whether the partition pauses.
         """
         late = max((self._quiet_at(partition, batch) for batch in lost), default=0.0)
         pause_s = late - partition.doubt.asked_at
@@ -312,7 +312,9 @@ class Losses:
         self._packer.touch(partition)
 
     def _relocate(self, acked: Sequence[Batch], loss: Loss) -> tuple[tuple[int, int], ...]:
-        """Record batches that the log has at other offsets. Returns (position, base offset) of those in the spool."""
+        """Record the new offsets of batches that the log has at other offsets than before. Returns (position, base
+        offset) of those batches that are in the spool.
+        """
         moved = []
         for index, base_offset in loss.moved.items():
             acked[index].relocate(base_offset)
@@ -387,8 +389,8 @@ class _Extent:
     """The lost records of a partition.
 
     Attributes:
-        first: Offset of the first one; -1: none is known.
-        last: Offset of the last one (inclusive).
+        first: Offset of the first lost record; -1: none is known.
+        last: Offset of the last lost record (inclusive).
         records: Their number.
         evidence: How the loss was found.
         more: (first offset, last offset) of the ranges whose batches are not remembered.
@@ -419,7 +421,7 @@ class _Extent:
         baseline_offset: int,
         lost: Sequence[Batch],
     ) -> _Extent:
-        """The extent if the journal remembers the last acknowledged offset, but not the batches before it."""
+        """The extent if the journal knows the last acknowledged offset, but does not remember all batches up to it."""
         bounds = (suspicion.from_offset, epoch_end_offset, end_offset)
         begin = min((bound for bound in bounds if bound >= 0), default=end_offset)
         # Before the baseline, the log never had a batch of this lane.
@@ -448,17 +450,18 @@ class _Extent:
 def _is_remembered(
     suspicion: Suspicion, loss: Loss, acked: Sequence[Batch], forgotten_offset: int, *, recreated: bool
 ) -> bool:
-    """Whether the journal remembers the batch that ends at the last acknowledged offset, or knows that
-    the log has it.
+    """Whether the journal remembers the batch that ends at the last acknowledged offset, or knows that the log has that
+    batch.
     """
     last = suspicion.last_acked_offset
     is_end = any(batch.place + batch.count - 1 == last for batch in acked)
-    # Another batch that ends at this offset may have replaced a batch that is not remembered.
+    # In the log, a batch that ends at this offset may have replaced a batch that the journal does not remember.
     if last >= forgotten_offset and is_end:
         return True
     if suspicion.leader_epoch < 0 or recreated or suspicion.overlaps:
         return False
-    # Either all records up to that offset are ours, or each batch that we do not remember is in the log, at its offset.
+    # The answer is yes in two more cases: if all records up to that offset are ours, or if the log has each batch that
+    # the journal does not remember, at its offset.
     return last < loss.ours_until or (loss.released_there and is_end)
 
 

@@ -52,14 +52,16 @@ def has_late_requests(turn: Turn) -> bool:
 
 
 def was_asked_early(turn: Turn) -> bool:
-    """The batches need new ids, and a batch was searched for while a broker could still append a request with it."""
+    """The batches need new ids, and the journal searched for one of them while a broker could still append a request
+    with it.
+    """
     return _ends_in_new_ids(turn) and any(
         batch.state is BatchState.PREPARED and batch.unanswered for batch in turn.partition.queue.near
     )
 
 
 def was_judged(turn: Turn) -> bool:
-    """What the leader said about batches that were in doubt is still noted, but none is in doubt any more."""
+    """No batch is in doubt any more, but `partition.doubt` still has what the leader said about earlier ones."""
     return turn.partition.doubt.fenced or turn.partition.doubt.sequence_refused
 
 
@@ -74,7 +76,7 @@ def has_refused_head(turn: Turn) -> bool:
 
 
 def has_gap(turn: Turn) -> bool:
-    """The broker refused a batch, and did not append the one before it either."""
+    """The broker refused a batch, and did not append the batch before that one either."""
     return any(batch.state is BatchState.REFUSED for batch in turn.partition.queue.near)
 
 
@@ -89,7 +91,7 @@ def needs_pause(turn: Turn) -> bool:
 
 
 def is_decided(_turn: Turn) -> bool:
-    """For each batch, it is known whether the log has it. That is always so once no earlier rule ends the turn."""
+    """The journal knows for each batch whether the log has it. This always holds if no earlier rule ends the turn."""
     return True
 
 
@@ -206,9 +208,9 @@ class Machine:
         Each comment says why the rule comes before the next one. tests/journal/test_rule_order.py swaps neighbours.
         """
         return (
-            # The survey queues lost batches before all waiting ones, so nothing is decided about the waiting ones
-            # until the log is read. The survey needs no pause before it, because the survey itself waits for late
-            # requests if batches are to be sent again.
+            # The survey queues lost batches before all waiting ones, so the journal decides nothing about the waiting
+            # ones until the log is read. No pause comes before the survey: if the journal will send batches again, the
+            # survey itself waits for late requests.
             _Rule(is_suspected, self._survey),
             # While a broker may still append a late request, any answer may already be out of date. Without this rule,
             # the next one would keep asking.
@@ -217,18 +219,17 @@ class Machine:
             # `partition.doubt` knows (that the leader refused a sequence, or that a newer epoch exists) decides how the
             # answer about these batches is judged.
             _Rule(was_asked_early, self._ask_again),
-            # A later rule may put a batch in doubt. What the leader said about other batches must not count against
-            # this batch.
+            # A later rule may put a batch in doubt. The leader's statements about other batches must not count against
+            # that batch.
             _Rule(was_judged, self._end_doubt, ends=False),
             # A refused batch must be proven absent before it is rejected or divided.
             _Rule(has_unchecked_refusal, self._confirm),
-            # The first batch was refused on its own account, and the next rule would send it again.
+            # The refusal is about the first batch itself, so the next rule must not send this batch again.
             _Rule(has_refused_head, self._give_up_head),
             # The order of this rule and the next does not matter: the next one also sends refused batches again, under
             # new ids.
             _Rule(has_gap, self._take_again, ends=False),
-            # The next rule ends the turn, and the mark with the new ids should be written during the pause, not after
-            # it.
+            # The next rule ends the turn. The journal writes the mark with the new ids during the pause, not after it.
             _Rule(has_old_ids, self._give_new_ids, ends=False),
             # After a failure, a pause comes before further batches.
             _Rule(needs_pause, self._rest),
@@ -292,8 +293,8 @@ class Machine:
 
     @staticmethod
     def _take_again(turn: Turn) -> None:
-        """Send refused batches again in their turn, because the broker may have refused them only for lack of an
-        earlier batch.
+        """Send refused batches again in their turn, because the broker may have refused them only because an earlier
+        batch was missing.
         """
         for batch in turn.partition.queue.near:
             if batch.state is BatchState.REFUSED:
@@ -327,7 +328,8 @@ class Machine:
                 and batch.identity is not None
                 and batch.identity.producer in asked
             ):
-                # The broker may have appended a late request meanwhile, or a request with a later batch.
+                # Meanwhile the broker may have appended a late request with this batch, or a request with a later
+                # batch.
                 batch.on(BatchEvent.MAY_BE_THERE)
         doubt = partition.queue.doubt
         partition.progress.on(FlowEvent.IN_DOUBT)
@@ -353,8 +355,8 @@ class Machine:
     def _flow(self, partition: Partition, now: float, now_ms: int) -> None:
         """Send the batches that the window and the order allow.
 
-        An acknowledged batch keeps its place in the window until its commit mark is durable, because if the process
-        dies before that, its next incarnation has to find the batch among the last five of the broker's producer state.
+        An acknowledged batch keeps its place in the window until its commit mark is durable. If the process dies
+        earlier, the next incarnation has to find the batch among the last five of the broker's producer state.
         """
         in_flight = InFlight()
         for batch in islice(partition.queue.near, self._window):

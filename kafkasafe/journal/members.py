@@ -60,7 +60,9 @@ class UnitBatches:
         persist.leave_out_void()
 
     def _topics_of(self, units: Iterable[u.Unit]) -> list[m.Mark]:
-        """The STATE marks to write before ENDED. They have the topic ids of partitions whose baseline is not known."""
+        """The STATE marks to write before ENDED. These marks have the topic ids of partitions whose baseline is not
+        known.
+        """
         partitions = {
             destination: self._partitions[destination]
             for unit in units
@@ -76,8 +78,8 @@ class UnitBatches:
         ]
 
     def _places(self, unit: u.Unit) -> list[m.Mark]:
-        """The marks to write after ENDED. They have the offsets of the unit's batches, and are needed because the
-        STAGED mark may have left the spool.
+        """The marks to write after ENDED. These marks have the offsets of the unit's batches, because the STAGED mark
+        may have left the spool.
         """
         entries: dict[int, list[tuple[int, int]]] = {}
         for batch in batches_of(unit):
@@ -105,9 +107,7 @@ class UnitBatches:
                 self._out.ready.divides.append(Divide(batch, refused=True))
 
     def place(self, partition: Partition, unit: u.Unit, batch: Batch) -> None:
-        """Record that a unit's batch is committed. As with other batches, a survey may later find that the log has lost
-        it.
-        """
+        """Record that a unit's batch is committed. A survey may later find that the log has lost the batch."""
         base_offset = unit.places.get(batch.handle, -1)
         batch.locate(base_offset)
         grant = unit.grant
@@ -115,8 +115,8 @@ class UnitBatches:
             sequence = unit.sequences[batch.handle]
             batch.identify(BatchId(grant.producer_id, grant.epoch, sequence, batch.count))
         partition.log.begin_before(base_offset)
-        # The epoch is unknown if an earlier incarnation staged the unit. The epoch of the last acknowledgement would be
-        # wrong here.
+        # The leader epoch is unknown if an earlier incarnation staged the unit. The epoch of the last acknowledgement
+        # would be wrong in that case.
         leader_epoch = unit.epochs.get(batch.handle, -1)
         self._suspicions.acknowledged(partition, base_offset, batch.count, leader_epoch)
         topic = self._destinations.topics.get(partition.topic)

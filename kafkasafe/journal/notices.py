@@ -133,7 +133,7 @@ class Denial:
     asking: bool = False
 
     def repeat(self, code: int, reason: str, now: float, *, asking: bool, silence_s: float) -> None:
-        """Record another refusal. If the one before it came more than `silence_s` ago, the duration is counted from
+        """Record another refusal. If the previous refusal came more than `silence_s` ago, the duration starts again
         now.
         """
         if self.counted_from < 0 or now - self.last_at > silence_s:
@@ -142,7 +142,7 @@ class Denial:
         self.answers += 1
 
     def interrupt(self) -> None:
-        """Record a request without an answer. The duration of the refusal is then counted from the next refusal."""
+        """Record a request without an answer. The duration then starts again with the next refusal."""
         self.counted_from = -1.0
 
     def tell(self) -> None:

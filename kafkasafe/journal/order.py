@@ -2,13 +2,15 @@
 later ones.
 
 An *incarnation* is one owner of a lane, from opening the lane to its end. When an incarnation begins, other lanes may
-hold batches of ended incarnations. The new incarnation records (mark AFTER) how far each of those lanes reached. Its
-own batches wait, per topic-partition, until every batch of that topic-partition before those positions is finished.
+hold batches of ended incarnations. The new incarnation records (mark AFTER) how far each of those lanes reached. The
+new incarnation's batches of a topic-partition wait until those lanes have no unfinished batch of that topic-partition
+before the recorded positions.
 
-Waits cannot be circular, because an incarnation waits only for batches that were written before it began, and writes
-its own after that. The same holds inside a lane, which is first in, first out. So each wait leads further back in time,
-regardless of which producer delivers which lane. An incarnation does not wait for batches of owners that are still
-running, because lanes whose owners run at the same time promise no order between their batches.
+Waits cannot be circular. An incarnation waits only for batches that were written before it began, and writes its own
+batches after that. Inside a lane, which is first in, first out, a batch also waits only for earlier ones. So each wait
+leads further back in time, regardless of which producer delivers which lane. An incarnation does not wait for batches
+of owners that are still running, because lanes whose owners run at the same time promise no order between their
+batches.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ class Owed:
 
     Attributes:
         lane_id: Id of the lane, empty before the first group.
-        damaged: A part of the lane cannot be read, and its contents are unknown.
+        damaged: A part of the lane cannot be read, so its contents are unknown.
         synced_position: Everything before this position was durable; a crash may have torn batches after it.
         open: Maps the position of an unfinished batch to (destination, position where its records were first written).
     """
@@ -79,7 +81,7 @@ class Owed:
                 case m.Replaced(at, first, count):
                     origin = self.open.pop(at, (0, at))[1]
                     for index in range(first, first + count):
-                        origins.setdefault(index, origin)  # a merged batch has the origin of the first one
+                        origins.setdefault(index, origin)  # a merged batch has its first batch's origin
                     for unit_id, positions in self._units.items():
                         if at in positions:
                             members.update(dict.fromkeys(range(first, first + count), unit_id))

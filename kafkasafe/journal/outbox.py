@@ -22,7 +22,7 @@ from kafkasafe.journal.notices import Notice
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The mark with a batch's fate is durable.
+    """The mark that records a batch's fate is durable.
 
     Attributes:
         batch: The batch.
@@ -52,7 +52,7 @@ class Identified:
 
     Attributes:
         destination: Destination number.
-        batches: Each batch with the id that it was given.
+        batches: Each batch with its new id.
     """
 
     destination: int
@@ -103,7 +103,7 @@ class UnitGroup:
     unit: u.Unit
     batches: tuple[Batch, ...]
     handle: int
-    """The journal accepted batches with a lower handle before this unit."""
+    """The batches with a lower handle are those that the journal accepted before this unit."""
 
     @property
     def marks(self) -> list[m.Mark]:
@@ -159,8 +159,8 @@ class Persist:
     def leave_to(self, rest: Persist) -> None:
         """Keep only the division in this group; leave other batches, and units, to the next group.
 
-        When a failing disk does not take some batches, the shell may write a later group of decisions before them.
-        Another batch in that group would overtake these batches.
+        When a failing disk does not take some batches, the shell may first write a later group of decisions. If that
+        group also had another batch, this batch would overtake those that the disk did not take.
         """
         parts: list[Batch] = []
         places: dict[int, int] = {}
@@ -181,14 +181,14 @@ class Persist:
         self.batches[:] = parts
 
     def keep_rest(self, rest: Sequence[Persist]) -> None:
-        """Keep only these parts of the group, because the others are durable."""
+        """Keep only the parts of the group in `rest`, because the other parts are durable."""
         self.marks = [mark for part in rest for mark in part.marks]
         self.after = [each for part in rest for each in part.after]
         self.batches = [batch for part in rest for batch in part.batches]
         self.units = [unit for part in rest for unit in part.units]
 
     def keep_batches(self, first: int) -> None:
-        """Keep only the batches from this index on, because the others, and all decisions, are durable."""
+        """Keep only the batches from this index on, because earlier batches and all decisions are durable."""
         del self.batches[:first]
         self.marks, self.after = [], []
 
@@ -213,9 +213,11 @@ class Ask:
             end offset (answer with `baseline`).
         from_offset: The lowest offset at which our batches can begin in the log; -1 when unknown.
         acked_before: An earlier batch of the same producer id and epoch was acknowledged on the partition.
-        read_log: The producer state is not reliable (it may expire at any moment), so read the log.
+        read_log: The answer must come from the log, because the producer state is not reliable (for example, it may
+            expire at any moment).
         fenced: A newer epoch of our id exists, so a batch that the log does not have is undecidable.
-        confirm: The broker refused the batch. The journal only needs the producer state, once: answer with `confirmed`.
+        confirm: The broker refused the batch. The journal only needs the producer state, and asks for it once (answer
+            with `confirmed`).
         cut: The log may have been truncated below an acknowledged batch.
     """
 
@@ -256,8 +258,8 @@ class Divide:
 
     Attributes:
         batch: The batch.
-        refused: False: divide it by partition. True: the broker refused it; separate the `bad_records` that the
-            broker named, or divide it into halves if the broker named none.
+        refused: False: divide it by partition. True: the broker refused the batch, so separate the `bad_records` that
+            the broker named, or divide the batch into halves if the broker named none.
     """
 
     batch: Batch
@@ -265,8 +267,8 @@ class Divide:
 
     @property
     def is_due(self) -> bool:
-        """Whether the batch still has to be divided. Since the request to divide it, the batch may have been sent
-        again, or rejected as a whole.
+        """Whether the batch still has to be divided. After the journal asked for the division, it may have sent the
+        batch again, or rejected it as a whole.
         """
         return self.batch.state in {
             BatchState.REFUSED if self.refused else BatchState.SEALED,
@@ -295,8 +297,8 @@ class SurveyAsk:
         destination: Destination number.
         acked: The acknowledged batches that are remembered, oldest first.
         leader_epoch: Leader epoch of the last acknowledgement, -1 when unknown.
-        from_offset: Offset from which the log may have changed, -1 when unknown. Acknowledged batches may have been
-            appended again from this offset on.
+        from_offset: Offset from which the log may have changed, -1 when unknown. At this offset or later, the log may
+            have acknowledged batches a second time.
         baseline_offset: The log has no batch of this lane before this offset; -1 when unknown.
         ours: Producer ids that only batches of this lane have.
         released: Offsets of batches that have left the spool and are not in `acked`.
@@ -317,7 +319,8 @@ class Aside:
 
     Attributes:
         destination: Destination number.
-        batches: In the order of the queue; each is in the spool. One fsync can make copies of all of them durable.
+        batches: The batches in the order of the queue, each of them in the spool. One fsync can make the copies of all
+            of them durable.
     """
 
     destination: int

@@ -45,7 +45,7 @@ class Packer:
         blind = self._replay.is_blind
         queue = partition.queue
         for batch in queue.candidates(UNPACKED):
-            # If the batch has an id, the id must be durable. If it has none, no mark that gives it an id may be
+            # If the batch has an id, the id must be durable. If the batch has no id, no mark that gives it one may be
             # pending.
             named = batch.state is BatchState.PREPARED and not partition.ids.stale
             if not (
@@ -65,11 +65,12 @@ class Packer:
     def pack(self, destination: int, shells: Sequence[tuple[int, float]]) -> None:
         """Reduce the first batches of `packable` to the data that sending them will need.
 
-        Later, they come back in `Ready.unpacked` as new objects.
+        The batches later come back in `Ready.unpacked` as new objects.
 
         Args:
             destination: Destination number.
-            shells: What the shell knows of each batch: an ascending number, and the time at which it was accepted.
+            shells: The shell's data of each batch: an ascending number, and the time at which the shell accepted the
+                batch.
         """
         partition = self._partitions[destination]
         queue = partition.queue
@@ -125,8 +126,9 @@ class RereadBacklogs:
     """Packs and unpacks backlogs while recovery reads the log: it packs the parts of long backlogs that are already
     read.
 
-    A mark may refer to a packed batch. So before recovery takes a mark about a batch, it *reaches* the batch: it
-    unpacks the backlog up to there. `Ready.unpacked` stays empty, because the shell does not know these batches yet.
+    A mark may refer to a packed batch. So before recovery takes a mark about a batch, it *reaches* the batch: recovery
+    unpacks the backlog up to this batch. `Ready.unpacked` stays empty, because the shell does not know these batches
+    yet.
     """
 
     def __init__(self, state: JournalState, packer: Packer) -> None:
@@ -135,7 +137,7 @@ class RereadBacklogs:
         self._packer = packer
         self._out = state.out
         self.sent_at_most = max(state.settings.window, WINDOW)
-        """How many batches of a queue may have been sent, at most. They are the first ones that have an id."""
+        """At most this many batches of a queue may have been sent: the first ones that have an id."""
 
     def pack(self, numbers: Iterator[int]) -> None:
         """Pack long backlogs. Each packed batch takes the next number."""
@@ -145,7 +147,7 @@ class RereadBacklogs:
                 self._packer.pack(partition.number, rows)
 
     def _packable_next(self, partition: Destination) -> Iterator[Batch]:
-        """The `packable` batches up to the first that has an id although a batch before it has none.
+        """The `packable` batches up to the first batch that has an id although an earlier batch has none.
 
         When a mark voids ids, all packed batches lose their ids. But later batches may have new ids.
         """

@@ -33,8 +33,8 @@ class Precedence:
 
     @property
     def afters(self) -> Sequence[m.After]:
-        """AFTER marks with the debts that are not known to be paid. Each names the position from which batches wait for
-        its debts.
+        """AFTER marks with the debts that may still be unpaid. Each names the position from which batches wait for its
+        debts.
         """
         return tuple(self._afters)
 
@@ -49,7 +49,9 @@ class Precedence:
         return after
 
     def read(self, after: m.After) -> None:
-        """Take a mark. It replaces the earlier mark for its position, because debts of that mark may be paid by now."""
+        """Take a mark. The new mark replaces the earlier mark for its position, because debts of the earlier mark may
+        be paid by now.
+        """
         self._afters = [each for each in self._afters if each.position != after.position]
         self._afters.append(after)
 

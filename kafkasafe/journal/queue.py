@@ -1,8 +1,8 @@
 """The queue of one partition's unfinished batches. The first ones are objects, later ones are packed.
 
 A long outage leaves many batches. The state of a batch that is on disk and was never sent fits into a few bytes. So a
-`PartitionQueue` has three parts: the near batches, which are sent next; the packed batches; and batches that were
-accepted after those. Some of the last ones are not on disk yet. No batch after the near ones was ever sent.
+`PartitionQueue` has three parts: the near batches, which are sent next; the packed batches; and the fresh batches,
+which were accepted after those. Some of the fresh batches are not on disk yet. Only near batches may have been sent.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class BacklogRow:
 
 
 class PackedRows:
-    """The packed batches of a queue: rows, first in, first out; compressed in blocks, to about 13 bytes per row.
+    """The packed batches of a queue, as rows: first in, first out. Compressed blocks of rows take about 13 bytes per
+    row.
 
     Attributes:
         count: How many batches are packed.
@@ -85,7 +86,7 @@ class PackedRows:
         # block.
         self._sizes: deque[list[int]] = deque()
         self._void = False
-        # (producer id, epoch) pairs: there are few, so a row stores an index into this list, or -1 for no id.
+        # The few (producer id, epoch) pairs of the rows. A row stores an index into this list, or -1 for no id.
         self._ids: list[tuple[int, int]] = []
         self.count = 0
         self.records = 0
@@ -335,12 +336,14 @@ class PartitionQueue:
         return doubt
 
     def follows_failure(self, batch: Batch) -> bool:
-        """Whether a batch before this one was not appended. A sequence gap then does not indicate a loss."""
+        """Whether an earlier batch of the queue was not appended. If so, a sequence gap before this batch does not
+        indicate a loss.
+        """
         return self._has_before(batch, frozenset({BatchState.PREPARED, BatchState.REFUSED}))
 
     def explains_gap(self, batch: Batch) -> bool:
-        """Whether the sequences that the leader lacks may belong to an earlier batch that is refused or still to be
-        sent.
+        """Whether the sequences that the leader lacks may belong to an earlier batch that the broker refused or that
+        the journal has yet to send.
         """
         return self._has_before(
             batch, frozenset({BatchState.SEALED, BatchState.PREPARED, BatchState.REFUSED})

@@ -4,7 +4,7 @@ that.
 1. An incarnation ends normally. Its last group says until when its requests may still be appended (`marks.Quiet`).
 2. The next incarnation reads the mark, and asks about batches in doubt as soon as that time is over.
 3. Before the next incarnation sends anything, it revokes the mark, and waits until the revocation is durable. Otherwise
-   a third incarnation would believe the mark, and not wait for the requests of the second one.
+   a third incarnation would believe the first one's mark, and would not wait for the requests of the second one.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ def alive_s(quiet: m.Quiet | None, clock: Clock | None, request_timeout_s: float
     """Upper bound of the time for which brokers may still append requests of earlier incarnations.
 
     Args:
-        quiet: The mark that the last incarnation wrote at its end; None if it wrote none, or sent something afterwards.
-        clock: The current time; None: the time since the mark is unknown.
+        quiet: The mark that the last incarnation wrote at its end; None if that incarnation wrote no such mark, or sent
+            something after it.
+        clock: The current time; None if the time since the mark is unknown.
         request_timeout_s: After this time, no broker can append an unanswered request any more.
     """
     if quiet is None or clock is None:
@@ -52,7 +53,8 @@ def alive_s(quiet: m.Quiet | None, clock: Clock | None, request_timeout_s: float
     else:
         passed_ms = clock.wall_ms - quiet.written_ms
         if passed_ms >= 0:
-            # The clock may be another machine's, or may have been corrected meanwhile.
+            # The mark's time may come from the clock of another machine, or the clock may have been corrected since
+            # then.
             passed_ms = max(0, passed_ms - _CLOCKS_DIFFER_MS)
     if passed_ms < 0:
         return max(request_timeout_s, left_ms / 1000)
@@ -60,7 +62,7 @@ def alive_s(quiet: m.Quiet | None, clock: Clock | None, request_timeout_s: float
 
 
 class Quiescence:
-    """Whether the log has a QUIET mark, and until when requests of earlier incarnations may be alive.
+    """Whether the log has a QUIET mark, and until when brokers may still append requests of earlier incarnations.
 
     Attributes:
         is_announced: The log has the mark. The journal has to revoke the mark before it sends anything.

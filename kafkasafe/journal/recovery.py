@@ -78,7 +78,7 @@ class Recovery:
         if moved is not None and moved.position not in self._index:
             waiting = self._all[destination]
             there = waiting.queue.packed.has(moved.position)
-            # Unpack the batches up to this batch's place in the queue.
+            # Unpack the queue up to the place of this batch.
             self._backlogs.reach(waiting, moved.position if there else next(iter(moved.rank), moved.position))
         known = None if moved is None else self._index.at(moved.position)
         if moved is not None and known is not None and known.destination == destination:
@@ -105,10 +105,11 @@ class Recovery:
             unit.add(batch)
         queue = self._all[destination].queue
         if moved is not None:
-            # The segment with the batch's original was deleted. The rank puts the copy before batches accepted later.
+            # The spool has deleted the segment with the original batch. The rank puts the copy before all batches that
+            # were accepted later.
             queue.insert(sum(other.rank < moved.rank for other in queue.near), batch)
         elif parent is not None and parent.destination == destination:
-            # A part of a divided batch, or a merged batch: its records keep their place.
+            # The batch is a part of a divided batch, or was merged from several. Its records keep their place.
             queue.insert(queue.near.index(parent), batch)
             batch.stand_for(parent)
             self._revivals.divide(parent, (batch,))
@@ -128,7 +129,7 @@ class Recovery:
     def recover_marks(self, position: int, recovered: Sequence[m.Mark]) -> None:
         """Take the marks of the next group of the log.
 
-        A mark that names an unknown batch refers to a deleted segment, or repeats an earlier mark.
+        If a mark names an unknown batch, either the batch was in a deleted segment, or the mark repeats an earlier one.
         """
         self._drop_parents()
         blind = self._replay.is_blind
@@ -195,12 +196,12 @@ class Recovery:
                     if forgets:
                         self._units.ids.forget_producer_ids()
                 case m.Undecidable() | m.Resolved():
-                    pass  # the journal asks the cluster again, which may know more now, and only then the user
+                    pass  # the journal asks the cluster again, which may know more now, before it asks the user
 
     def _is_orphan(self, mark: m.Mark) -> bool:
         """Whether the group that declared the mark's destination is lost.
 
-        The destination's batches count as damaged, too, because their topic is not known.
+        The destination's batches then also count as damaged, because their topic is not known.
         """
         match mark:
             case m.State() | m.Identified() | m.Committed() | m.Revived():
@@ -213,8 +214,8 @@ class Recovery:
 
         Args:
             mark: The mark.
-            ended: Batches of units that earlier marks of this group have finished, by position.
-            repeats: Whether the mark only repeats an earlier one. The journal writes such a mark about the newest
+            ended: The batches, by position, of the units that earlier marks of this group ended.
+            repeats: Whether the mark only repeats an earlier one. The journal repeats the mark of the newest
                 acknowledged batch before the spool deletes the segment with the earlier mark.
         """
         known = self._destinations.declared(mark.destination)
@@ -242,12 +243,12 @@ class Recovery:
                 clear = not known.queue or known.queue.near[0].rank > (at,)
                 known.log.read_released(base_offset, clear=clear)
             elif at in ended and base_offset >= 0:
-                # The batch belongs to a unit, and ENDED, earlier in this group, has finished it.
+                # The batch belongs to a unit. The ENDED mark, which is earlier in this group, has finished the batch.
                 clear = not known.queue or known.queue.near[0].rank > (at,)
                 known.log.read_ended(base_offset, ended[at].count, clear=clear)
 
     def _recover_replaced(self, at: int, children: range) -> None:
-        """Record that the batches at these positions replace a divided one."""
+        """Record that these batches of the group replace the divided batch at this position."""
         self._backlogs.reach_any(at)
         parent = self._index.at(at)
         if parent is not None and parent not in self._all[parent.destination].queue.near:
@@ -279,11 +280,11 @@ class Recovery:
         self._replay.read_unit(read, range(first, first + mark.batches))
 
     def recover_lost(self, position: int, destination: int) -> None:
-        """Record damage in the log: to a data batch, or (destination 0) to a whole group with its marks.
+        """Record that a data batch is damaged, or (destination 0) a whole group with its marks.
 
-        A lost mark may have given a batch its first id or a new id, or replaced the batch. So the journal cannot decide
-        about batches that were unfinished before the group: a batch without an id may have been sent, and a batch with
-        an old id may have been sent under a newer one.
+        A lost mark may have given a batch a first or a new id, or may have replaced the batch. So the journal cannot
+        decide about batches that were unfinished before the group: a batch without an id may have been sent, and a
+        batch with an old id may have been sent under a newer one.
         """
         if destination:
             lost = self._replay.take()
@@ -299,21 +300,22 @@ class Recovery:
                 self._backlogs.reach(partition, ANYWHERE)
 
     def recover_torn(self, destination: int) -> None:
-        """Record a batch that a crash tore although later batches of its group are intact. No caller was promised its
-        delivery.
+        """Record a batch that a crash tore although later batches of its group are intact. No caller was promised that
+        this batch would be delivered.
         """
         self._replay.take()
         if destination in self._all:
             _explain_gap(self._all[destination])
 
     def recovered_log(self) -> None:
-        """End the last group, because no later group follows that would end it."""
+        """End the last group. Recovery ends every other group when it reads the next one."""
         self._drop_parents()
         for partition in self._all.values():
             self._backlogs.reach_sent(partition)
 
     def pack_recovered(self, numbers: Iterator[int]) -> None:
-        """Pack those parts of long backlogs that recovery has read. The shell calls this between two groups of the log.
+        """Pack the parts of long backlogs that recovery has already read. The shell calls this between two groups of
+        the log.
 
         Args:
             numbers: Numbers that the shell hands out; each packed batch takes the next.
@@ -327,8 +329,8 @@ class Recovery:
 
         Args:
             now: Seconds.
-            clock: The current time, for the age of an earlier incarnation's last request. None: assume that this
-                request was sent just now.
+            clock: The current time, for the age of an earlier incarnation's last request. None if the time since then
+                is unknown: recovery then assumes that this request was sent just now.
         """
         blind = self._replay.is_blind
         quiet = None if blind else self._replay.quiet
@@ -358,8 +360,8 @@ class Recovery:
                 self._topics.note_topic(partition)
                 self._packer.touch(partition)
                 continue
-            # Only the first batches of a queue are sent. Batches that were later queued before them have no id. If
-            # marks are lost, any batch with an id may have been among the first ones.
+            # The journal sends only the first batches of a queue. Batches that it later queued before those have no id.
+            # If marks are lost, any batch with an id may have been among the first ones.
             most = None if blind else self._backlogs.sent_at_most
             doubt = list(
                 islice((batch for batch in partition.queue.near if batch.identity is not None), most)
@@ -367,8 +369,8 @@ class Recovery:
             for batch in doubt:
                 batch.on(BatchEvent.MAY_BE_THERE)
             if doubt and partition.queue.near[0].identity is None:
-                # Lost batches were queued again before those in doubt. Batches in doubt that the log does not have are
-                # sent after the lost ones, so they need other ids.
+                # An earlier incarnation queued lost batches again, before those in doubt. The journal sends the lost
+                # batches first, so batches in doubt that the log does not have need other ids.
                 partition.ids.expire()
             if doubt:
                 # The broker may still append the last requests of an earlier incarnation.
@@ -401,7 +403,7 @@ class Recovery:
             known.loss.explain()
 
     def _recover_ended(self, mark: m.Ended, following: Sequence[m.Mark]) -> list[Batch]:
-        """End a unit. COMMITTED marks that follow in the group name the leader epochs of the unit's batches."""
+        """End a unit. COMMITTED marks later in the group have the leader epochs of the unit's batches."""
         unit = self._units.replay.recover_ended(mark)
         if unit is None:
             return []
@@ -430,7 +432,9 @@ class Recovery:
         return members
 
     def _drop_parents(self) -> None:
-        """End the group: the children in it now hold the records of the divided batches, which leave their queues."""
+        """End the group. Its children now hold the records of the divided batches, so the divided batches leave their
+        queues.
+        """
         for parent, _ in self._replay.parents:
             if not parent.heirs:
                 self._index.drop(parent)
@@ -482,7 +486,8 @@ class Recovery:
         partition = self._destinations.declared_partition(mark.destination)
         self._backlogs.reach(partition, max((entry.position for entry in mark.entries), default=-1))
         if mark.void_from == 0:
-            # The mark voids the ids of all waiting batches. A batch that is queued again before them gets no id here.
+            # The mark voids the ids of all waiting batches. Batches that were queued again before those get no id from
+            # this mark.
             partition.queue.packed.forget_identities()
         elif mark.void_from > 0:
             self._backlogs.reach(partition, ANYWHERE)
@@ -514,7 +519,7 @@ def _is_reset(mark: m.Mark) -> bool:
 
 
 def _newest_of(identified: m.Mark, committed: m.Mark) -> tuple[m.Identity, int, int] | None:
-    """Identity, position and base offset of the batch that these two marks name: see `snapshots`."""
+    """The identity, position and base offset of the batch if both marks name the same one (see `snapshots`)."""
     if not (isinstance(identified, m.Identified) and isinstance(committed, m.Committed)):
         return None
     if len(identified.entries) != 1 or len(committed.entries) != 1:
@@ -533,13 +538,14 @@ def _repeats_newest(marks: Sequence[m.Mark], index: int) -> bool:
 
 
 def _is_found_late(partition: Destination, batch: Batch) -> bool:
-    """Whether the batch is in order although its offset is lower than the last acknowledged one.
+    """Whether the batch is in order although its offset is lower than the last acknowledged offset.
 
     1. Batches 1 and 2 are sent. Batch 2 is acknowledged at offset 12, the answer to batch 1 is lost.
     2. The journal searches for batch 1, finds it at offset 11, and commits it after batch 2.
 
     Both batches are in order, so nothing suggests that offset 12 is lost. If an acknowledgement gives a lower offset
-    because the log was truncated, the leader epoch differs, and the journal asks where the epoch before it ends.
+    because the log was truncated, its leader epoch differs from the one before, and the journal asks where the earlier
+    epoch ends.
     """
     return partition.log.leader_epoch >= 0 and any(
         other.rank > batch.rank

@@ -1,5 +1,5 @@
-"""How long the cluster has refused a destination or a batch, what may not exist, and batches on their way to
-`rejected/`.
+"""How long the cluster has refused a destination or a batch, which destinations may not exist, and which batches are on
+their way to `rejected/`.
 
 `refusals`, `answers` and `rejecting` decide what follows.
 """
@@ -16,7 +16,9 @@ from kafkasafe.journal.batch import Batch
 from kafkasafe.journal.notices import Denial
 
 SILENCE_S: Final = 300.0
-"""If the silence between two refusals is longer, they count separately: an answer between them may have been lost."""
+"""If the silence between two refusals is longer, the journal counts them separately, because an answer between them may
+have been lost.
+"""
 CONFIRMED_S: Final = 1.0
 """A refusal that lasts for this long is not a stray answer."""
 
@@ -57,8 +59,8 @@ class RefusalTimer:
         return denial
 
     def no_answer(self) -> None:
-        """Count the refusal's duration from the next answer, because the broker may have restarted, and a broker that
-        has just started knows no topics or permissions.
+        """Count the refusal's duration from the next refusal. The broker may have restarted, and a broker that has just
+        started knows no topics or permissions.
         """
         if self.denial is None:
             return
@@ -79,7 +81,7 @@ class Missing:
     """Partitions that may not exist, and those that provably do not. `kafkasafe.cluster.absence` decides what counts as
     a proof.
 
-    Only the journal changes it, and only the journal's thread may read it.
+    Only the journal changes this object, and only the journal's thread may read it.
 
     Attributes:
         said: Destinations that may not exist, because the latest answer about each of them said so.
@@ -116,8 +118,8 @@ class Missing:
 
 
 _PORTION_BYTES: Final = 1024 * 1024
-"""How many bytes are rejected at a time; a single batch may be larger. Other partitions are delivered between the
-portions.
+"""The largest total size of a portion of rejected batches; a single batch may be larger. Between the portions, the
+engine delivers other partitions.
 """
 
 

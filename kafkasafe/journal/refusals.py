@@ -1,6 +1,6 @@
 """Tracks refusals that may be temporary: how long each has lasted without any other answer, and the notices about it.
 
-`answers` and `rejecting` decide what happens when one lasts too long.
+`answers` and `rejecting` decide what happens when a refusal lasts too long.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ class Refusals:
         """Record that the cluster refuses a destination of a unit for a reason that may be temporary.
 
         Returns:
-            True if the refusal has lasted for the whole timeout without another answer, or the partition is proven not
-            to exist.
+            True if the cluster gave no other answer for the whole timeout, or the partition is proven not to exist.
         """
         return self.note_refusal(self._all[destination], code, reason, Scope.DESTINATION, now)
 
@@ -50,12 +49,12 @@ class Refusals:
         """Record a refusal that may be temporary.
 
         Returns:
-            True if it counts as permanent: it has lasted for the whole timeout without another answer, or the partition
-            is proven not to exist.
+            True if the refusal counts as permanent: the cluster gave no other answer for the whole timeout, or the
+            partition is proven not to exist.
         """
         timer = partition.refusal
         if timer.is_about_other(handle):
-            # Each refusal has a separate duration.
+            # Refusals of different batches, or of the destination, have separate durations.
             self.clear_refusal(partition, accepted=False)
         denial = timer.refused(code, reason, scope, now, handle=handle, asking=asking)
         absent = False
@@ -95,7 +94,8 @@ class Refusals:
     def note_answer(self, partition: Destination) -> None:
         """End a refusal to answer questions, because a question was answered.
 
-        If the cluster refuses a batch next, that is another refusal: its duration is counted from its own first answer.
+        If the cluster next refuses a batch, this counts as a new refusal, whose duration begins with its own first
+        answer.
         """
         denial = partition.refusal.denial
         if denial is not None and denial.asking:
@@ -105,7 +105,7 @@ class Refusals:
         """End the refusal, because another answer came, or no batch waits any more."""
         number = partition.number
         if number in self._missing.said and number not in self._index.suspected:
-            self._missing.take_back(number)  # while suspected, the answer of a survey counts
+            self._missing.take_back(number)  # while the log is suspected, only a survey's answer counts
         over = None if partition.refusal.denial is None else partition.refusal.clear()
         if over is not None:
             self._out.ready.notices.append(Relented(number, over, accepted))

@@ -74,11 +74,12 @@ class Rejecter:
 
         Args:
             aside: The request from `ready()`.
-            kept: The number of durable batches. The others are tried again after a pause.
+            kept: The number of durable batches. The journal tries the others again after a pause.
             reason: Why the others could not be kept.
 
         Returns:
-            Whether more batches follow. If so, do the work of other partitions first, then call `next_aside`.
+            Whether more batches follow. If so, the engine first does the work of other partitions, and then calls
+            `next_aside`.
         """
         partition = self._all[aside.destination]
         if partition.progress.flow is not Flow.REJECTING:
@@ -94,7 +95,7 @@ class Rejecter:
         elif not partition.rejection.is_done:
             return True
         else:
-            # The duration of a refusal starts again for later batches.
+            # If the cluster refuses later batches, the duration of that refusal starts anew.
             self._refusals.clear_refusal(partition, accepted=False)
         if isinstance(partition, UnassignedTopic):
             partition.progress.on(FlowEvent.KEPT)
@@ -173,8 +174,8 @@ def _ask_again(batches: Sequence[Batch]) -> None:
     1. The user lacks the permission to write to a topic. After `blocked_timeout_ms` the batches are rejected, but
        `rejected/` is full.
     2. The batches keep waiting in the state REFUSED. Then an operator grants the permission.
-    3. The cluster would accept the batches. But a refused batch is only copied, and `rejected/` has no room for the
-       copy.
+    3. The cluster would accept the batches. But the journal does not send a batch that is REFUSED: it only copies the
+       batch, and `rejected/` has no room for the copy.
     """
     for batch in batches:
         if batch.state is BatchState.REFUSED and batch.fault.code in DESTINATION_CODES:

@@ -20,8 +20,8 @@ class ReadPlace(NamedTuple):
         moved: The move that copied the batch to its present position; None if the batch is not a copy.
         unit: The batch's unit; None if it belongs to none.
         parent: The batch that it replaces, whole or in part; None if it replaces none.
-        origin: Position where the batch's records were first written; -1: the batch's own position.
-        given: The runs of its records for which the caller gave the partition.
+        origin: Position where the batch's records were first written; -1 if that is the batch's present position.
+        given: The runs of the batch's records for which the caller gave the partition.
     """
 
     moved: m.Move | None
@@ -37,8 +37,8 @@ class Replay:
 
     Attributes:
         index: Index of the next batch in the group.
-        blind_before: Position of a group that is lost together with its marks; -1 if none is. Because of the lost
-            marks, neither an id nor a missing id shows whether a batch before this position was sent.
+        blind_before: Position of a group that is lost together with its marks; -1 if no group is lost. Because of the
+            lost marks, neither an id nor a missing id shows whether a batch before this position was sent.
         quiet: The QUIET mark of the previous incarnation's last group. It says until when requests of that incarnation
             may still be appended. None if that incarnation wrote no such mark, or revoked it.
         parents: The batches that the group replaces, each with the indexes of the batches that replace it.

@@ -1,8 +1,8 @@
 """Passes new batches from the caller to the queue and to the disk, and gives batches their ids in queue order.
 
-A new batch gets its id when it is sealed, if all batches before it have one; other batches get theirs later, in queue
-order. Ids are taken back once every batch that has one is proven absent from the log. `kafkasafe.history.identity`
-decides what the cluster's answers prove.
+A new batch gets its id when it is sealed, if all batches before it have an id. Other batches get their ids later, in
+queue order. Ids are taken back once every batch that has one is proven absent from the log.
+`kafkasafe.history.identity` decides what the cluster's answers prove.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class Sealer:
         self._out.ready.persist.units.append(group)
 
     def spill(self, batches: Iterable[Batch]) -> None:
-        """Write to disk those of these batches that are only in memory (`durable_first=False`), and all batches before
-        them.
+        """Write these batches to disk if they are only in memory (`durable_first=False`), and do the same with all
+        batches before them.
         """
         for batch in batches:
             if batch.durable or batch.state in {
@@ -170,9 +170,11 @@ class Identities:
                 self._packer.touch(partition)
 
     def prepare(self, partition: Partition) -> None:
-        """Give ids to the next batches that have none; they may be sent when the mark is durable."""
+        """Give ids to the next batches without one. The journal may send these batches when the mark with their ids is
+        durable.
+        """
         if self._home.producer_id < 0 or partition.ids.stale:
-            # Sequences ascend in queue order, and later batches still have ids that are about to be taken back.
+            # Sequences ascend in queue order. Later batches still have ids that the journal is about to take back.
             return
         entries: list[m.Identity] = []
         moved: list[tuple[Batch, BatchId]] = []
@@ -219,8 +221,8 @@ class Identities:
             elif batch.state is BatchState.SEALED:
                 batch.identify(None)
             elif batch.identity is not None and batch.position >= 0:
-                # Include acknowledged batches, because their commit mark follows this mark, and recovery may have to
-                # search the log for them.
+                # This mark also repeats the ids of acknowledged batches: their commit mark comes later, so recovery may
+                # have to search the log for these batches.
                 kept.append(m.Identity(batch.position, *batch.identity.fields))
         self._out.ready.persist.marks.append(
             m.Identified(partition.number, m.IdentityReason.REIDENTIFIED, 0, tuple(kept))

@@ -33,8 +33,8 @@ class Snapshots:
         return marks
 
     def newest(self, before_position: int) -> list[m.Mark]:
-        """The marks of the newest acknowledged batches. They must be durable before the spool deletes everything before
-        this position.
+        """The marks of the newest acknowledged batches. These marks must be durable before the spool deletes everything
+        before this position.
         """
         marks: list[m.Mark] = []
         for partition in self._destinations.partitions.values():
@@ -46,7 +46,8 @@ class Snapshots:
         return marks
 
     def states(self, partition: Destination) -> list[m.State]:
-        """The STATE mark to repeat for the partition; no mark if recovery would mistake it for a reset.
+        """The STATE mark to repeat for the partition. The list is empty if recovery would mistake the mark for a reset,
+        as in this case:
 
         1. A broker without topic ids and leader epochs acknowledges the batches of a unit, but reports no offsets.
         2. The lane sent nothing else to the partition, so no baseline is known.
@@ -62,8 +63,9 @@ def state_mark(partition: Destination) -> m.State:
     return m.State(
         partition.number,
         partition.log.baseline_offset,
-        # The last acknowledged offset would be wrong here. Its mark may not be durable yet. Or an earlier batch may be
-        # in doubt, and a scan that starts after that batch would take it for absent.
+        # The last acknowledged offset would be wrong here. The mark of its batch may not be durable yet. Or an earlier
+        # batch may be in doubt: a scan from the last acknowledged offset would not find that batch, and would take it
+        # for absent.
         partition.log.clear_offset,
         partition.log.leader_epoch,
         partition.log.topic_id,
@@ -85,7 +87,8 @@ def _newest(partition: Destination) -> Batch | None:
 
 
 def _newest_marks(partition: Destination) -> list[m.Mark]:
-    """The marks that precede STATE. They keep the id of the newest acknowledged batch when its segment is deleted.
+    """The marks that precede STATE. These marks keep the id of the newest acknowledged batch when the spool deletes the
+    batch's segment.
 
     The recorded leader epoch may be older than the epoch of the leader that acknowledged the batch. If the recorded
     epoch ends before the batch, only the batch itself proves that the log still has it.

@@ -35,7 +35,7 @@ class Ordered(dict[int, V]):
         if key not in self:
             heapq.heappush(self._heap, key)
         super().__setitem__(key, value)
-        # A signal handler may have interrupted this method, and waited until another thread removed all keys.
+        # While a signal handler interrupted this method and waited, another thread may have removed all keys.
         self.least = next(iter(self._heap), None)
 
     def pop(self, key: int, default: V | None = None) -> V | None:  # type: ignore[override]  # never raises
@@ -64,8 +64,8 @@ class SpoolIndex:
         end: The spool's next position.
         released: The spool has deleted everything before this position.
         first_packed: The least position of a packed batch; `ANYWHERE` if none is packed.
-        suspected: Maps a destination whose log may have lost batches to the first position of those that may have to be
-            sent again. Any thread may read it.
+        suspected: Maps a destination whose log may have lost batches to the first position of the batches that may have
+            to be sent again. Any thread may read it.
     """
 
     __slots__ = ("_batches", "_packed_from", "_resent", "end", "first_packed", "released", "suspected")
@@ -181,16 +181,16 @@ class SpoolIndex:
         self.suspected.pop(destination, None)
 
     def pin_everything(self) -> None:
-        """Keep everything for the pending checks, which may depend on a leader epoch in the first segment."""
+        """Keep the whole spool for the pending checks, which may depend on a leader epoch in the first segment."""
         self.suspected = dict.fromkeys(self.suspected, 0)
 
     # -- what may be released ------------------------------------------------------------------------------------------
 
     def release_position(self, others: Sequence[int]) -> int:
-        """Everything before this position is finished, and not needed.
+        """Everything before this position is finished and no longer needed.
 
         Args:
-            others: Positions of other things that are still needed.
+            others: Other positions that the spool must keep.
         """
         least = self._batches.least
         first = min(self.end if least is None else least, self.first_packed)

@@ -31,13 +31,14 @@ class Settings:
         request_timeout_s: After this time, no broker can append an unanswered request any more.
         blocked_timeout_s: How long the journal waits before it rejects batches because their destination is missing,
             forbidden or invalid, because their timestamps are too far ahead, or because the broker fails on one batch;
-            None: for ever. The time is measured in this incarnation only, and any other answer resets it.
+            None: for ever. The journal measures the time in this incarnation only. Any other answer resets it.
         missing_grace_s: How long a topic may be unknown to the cluster before a notice says so. A new topic may be
             unknown for a moment.
         heal: Resend acknowledged batches that the cluster lost, as far as the spool still has them.
         heal_recreated: Resend lost batches even to a topic that was deleted and created again.
-        aside_batches: At most this many rejected batches are made durable in `rejected/` at a time.
-        gather_bytes: Small waiting batches are merged up to this size; 0: never.
+        aside_batches: The journal hands out at most this many rejected batches at a time, to be made durable in
+            `rejected/`.
+        gather_bytes: The journal merges small waiting batches into batches of at most this size; 0: never.
         newest_reading: See `units.Units`.
     """
 

@@ -82,7 +82,7 @@ class Topics:
     def _new_cluster(self) -> None:
         """Forget the former cluster, because its offsets and ids do not apply to the new one.
 
-        Called only while no batch waits, except new ones that have no id yet.
+        The caller makes sure that no batch waits, except new ones that have no id yet.
         """
         self._home.withdraw()
         self._units.moved()
@@ -111,8 +111,8 @@ class Topics:
         return bool(known)
 
     def _begin_anew(self, partition: Destination) -> None:
-        """Reset the partition to the state of one without sent batches. The mark does the same for
-        later incarnations.
+        """Reset the partition to the state of one without sent batches. The mark that this method writes does the same
+        for later incarnations.
         """
         self.forget_acknowledged(partition)
         partition.progress.on(FlowEvent.FORGOTTEN)
@@ -120,7 +120,9 @@ class Topics:
         self._packer.touch(partition)
 
     def forget_acknowledged(self, partition: Destination) -> None:
-        """Forget acknowledged batches and all dependent state. Used when the topic is recreated, and in recovery."""
+        """Forget acknowledged batches and all dependent state. The journal also calls this when the topic is recreated,
+        and in recovery.
+        """
         if isinstance(partition, Partition):
             partition.forget_acknowledged()
             self._revivals.forget(partition.number)
@@ -130,7 +132,7 @@ class Topics:
         self._units.lines.forget(partition.number)
 
     def note_topic(self, partition: Destination) -> None:
-        """Record the topic id for units. They may be staged before the baseline is known."""
+        """Record the topic id for units. Units may be staged before the baseline is known."""
         topic = self._destinations.topics.get(partition.topic)
         if topic is not None and not any(partition.log.topic_id) and partition.log.last_acked_offset < 0:
             partition.log.name_topic(topic.topic_id)

@@ -50,13 +50,13 @@ class Verdicts:
         leader_epoch: int = -1,
         now: float,
     ) -> None:
-        """Take the answer to an `Ask` with batches in doubt.
+        """Handle the answer to an `Ask` with batches in doubt.
 
         Args:
             destination: Destination number.
             judgement: The judgement about the batches of the Ask, in the order in which the Ask names them.
-            stable: The batches that are present were read below the high watermark, so no probe is needed.
-            shrunk_to: The log's end, if that is before an acknowledged batch; else -1.
+            stable: The engine read the present batches below the high watermark, so the journal sends no probe.
+            shrunk_to: The log's end offset if the log ends before an acknowledged batch; else -1.
             read_from: The offset from which the log was read, if `shrunk_to` is given.
             leader_epoch: Epoch of the leader whose log was read, -1 when unknown.
             now: Seconds.
@@ -66,8 +66,8 @@ class Verdicts:
             return
         self._refusals.note_answer(partition)
         if partition.doubt.is_partial and shrunk_to < 0:
-            # Something that was found after the question shows that the log has to be read from a lower offset, so the
-            # answer is incomplete.
+            # After the journal asked, it found that the log has to be read from a lower offset. So the answer is
+            # incomplete.
             partition.progress.on(FlowEvent.STALE)
             self._packer.touch(partition)
             return
@@ -119,7 +119,7 @@ class Verdicts:
         """
         if now - partition.doubt.asked_at > self._request_timeout_s:
             # The answer is too old, because the process was suspended. If the leader has dropped our producer state
-            # meanwhile, it would append the probe as a new batch.
+            # since then, the leader would append the probe as a new batch.
             partition.progress.on(FlowEvent.STALE)
             self._packer.touch(partition)
             return
@@ -154,15 +154,15 @@ class Verdicts:
             and not self._replay.is_blind
         ):
             partition.loss.miss(Hole(partition.number, judgement.missing, judgement.evidence))
-        # Retention or a loss removed those batches (KAFKA-5793). If the leader cannot report its state, nothing shows
-        # which of the two.
+        # Either retention or a loss removed those batches (KAFKA-5793). If the leader cannot report its producer state,
+        # the journal cannot tell which.
         evidence = f"{judgement.evidence}; the next batch is {first.identity}"
         self._suspicions.raise_suspicion(partition, Cause.SEQUENCE, evidence)
 
     def decide(self, batch: Batch, *, resend: bool) -> None:
         """Apply the user's decision about an undecidable batch: send it under a new id, or take it as delivered.
 
-        With `resend`, the log may then have the batch twice.
+        If the user chooses to send it, the log may have the batch twice.
         """
         destination = self._all[batch.destination]
         if batch.position >= 0:
@@ -211,9 +211,9 @@ def _is_passed(partition: Partition, newest: Batch) -> bool:
 
 
 def _is_gap(partition: Partition, first: Batch, judgement: Judgement, *, stable: bool) -> bool:
-    """Whether the leader lacks batches before `first`, and nothing that this lane knows explains their absence."""
+    """Whether the leader lacks batches before `first`, and the lane has no explanation for their absence."""
     gap = judgement.verdict is IdentityVerdict.GAP
-    # Old brokers cannot report their state. With them, there is a gap if they refuse the sequence and the log does not
-    # have the batch.
+    # Old brokers cannot report their state. If such a broker refuses the sequence, and the log does not have the batch,
+    # there is a gap.
     gap = gap or (stable and partition.doubt.sequence_refused and not judgement.of_state)
     return gap and not partition.queue.explains_gap(first)

@@ -39,7 +39,9 @@ class Views:
 
     @property
     def release_position(self) -> int:
-        """Everything before this spool position is finished, and not suspected to be lost."""
+        """All batches before this spool position are finished, and the cluster is not suspected to have lost any of
+        them.
+        """
         others = self._pinned() if self._revivals.by_destination or self._units.lines.by_id else ()
         return self._index.release_position(others)
 
@@ -69,7 +71,9 @@ class Views:
 
     @property
     def held_position(self) -> int:
-        """From this position on, the spool also keeps finished batches, even if unfinished ones are copied forward."""
+        """From this position on, the spool keeps even finished batches. Copying unfinished batches forward does not
+        change that.
+        """
         return self._index.held_position(self._pinned())
 
     def pinned(self) -> Iterable[tuple[int, int]]:
@@ -94,7 +98,7 @@ class Views:
                 yield partition.topic, partition.partition, batch
 
     def packed(self) -> Iterator[Packed]:
-        """The packed batches of each partition that has some."""
+        """A summary of the packed batches of each partition that has some."""
         for partition in self._all.values():
             first = partition.queue.packed.first()
             if first is not None:
@@ -205,7 +209,7 @@ class Views:
         return any(partition.queue for partition in self._destinations.unassigned.values())
 
     def portion_bytes(self, topic: str) -> int:
-        """Size of the batches of a topic that are divided next, once the topic's partitions are known."""
+        """Size of the batches of a topic that the engine will divide next, once the topic's partitions are known."""
         known = self._destinations.unassigned.get(topic)
         return 0 if known is None else sum(batch.size_bytes for batch in known.queue.near)
 
@@ -250,11 +254,11 @@ class Views:
         return self._all[destination].log.reach
 
     def may_be_sent(self, batch: Batch) -> bool:
-        """Whether a batch outside units may have been sent: only with an id, and once the partition's baseline is
-        known.
+        """Whether a batch outside units may have been sent. A batch is sent only with an id, and only once the
+        partition's baseline is known.
 
-        The first send to a partition waits until the log's end is durable in the spool (`baseline`). Without a
-        baseline, no broker has seen the partition's batches, even if they have ids.
+        The first send to a partition waits until the log's end is durable in the spool (`baseline`). If the partition
+        has no baseline, no broker has seen its batches, even if they have ids.
         """
         partition = self._all[batch.destination]
         return batch.identity is not None and (partition.log.has_begun or self._replay.is_blind)

@@ -1,7 +1,7 @@
 """Decides what of a partition may be in flight at once: how many batches, and which batch may follow unanswered ones.
 
-That depends on the producer state that the leader is certain to keep. `machine` walks through the queue and asks; it
-decides none of that itself.
+The decision depends on the producer state that the leader is certain to keep. `machine` walks through the queue and
+asks this module; `machine` itself decides none of this.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ class Admission(enum.Enum):
 
     SENDS = "sends"
     WAITS = "waits"
-    """The batch goes out once the batches before it have their answers."""
+    """The journal sends the batch once the batches before it have their answers."""
     HOLDS = "holds"
-    """Nothing is in flight, but a late request may still arrive, so nothing goes out until that is impossible."""
+    """Nothing is in flight, but a late request may still arrive, so the journal sends nothing until that is
+    impossible.
+    """
 
     __hash__ = object.__hash__
 
@@ -56,7 +58,7 @@ class SendWindow:
     Attributes:
         confirmed: The (producer id, epoch) for which the leader has state.
         until: The time (seconds) until which the leader is certain to keep this state.
-        answered: The leader has just acknowledged a batch, so batches that are left wait only for their turn.
+        answered: The leader has just acknowledged a batch, so the remaining batches wait only for their turn.
     """
 
     confirmed: tuple[int, int] = (-1, -1)
@@ -68,7 +70,8 @@ class SendWindow:
     ) -> Admission:
         """Whether the next batch may be sent now.
 
-        It may if no other batch is in flight, or if the leader is certain to keep our producer state.
+        The journal may send the batch if no other batch is in flight, or if the leader is certain to keep our producer
+        state.
 
         Args:
             identity: Id of the batch.

@@ -1,10 +1,11 @@
 """Converts the spool's marks to control batches and back, exactly as `docs/spool-format.md` says.
 
-A group of the spool begins with one control batch: a GROUP record, which lists the data batches that follow,
-and then the marks, in the order in which they were decided. The state of a spool is derived from its marks alone.
-So a mark is checked when it is written and when it is read. A value without meaning is an error, never a guess.
+A group of the spool begins with one control batch: a GROUP record, which lists the data batches that follow, and then
+the marks, in the order in which they were decided. The state of a spool is derived from its marks alone. So this
+package checks a mark when it writes the mark, and again when it reads the mark. A value to which the format gives no
+meaning is an error; no reader guesses what such a value means.
 
-Modules. Each uses only those below it:
+Modules. Each module uses only modules that this list has below it:
 
     groups.py   control batches: the group record and its marks
     table.py    one row for each mark: its number, layout, validity and readers

@@ -22,7 +22,9 @@ _VERSION: Final = struct.Struct(">h")
 _GROUP: Final = struct.Struct(">h16sqqii")
 _MANIFEST_ENTRY: Final = struct.Struct(">qiiI")
 _AROUND: Final = 20
-"""The most bytes that a record has besides key and value: five numbers, attributes, the count of headers."""
+"""Upper bound of the bytes of a record besides its key and value: five numbers, the attributes, the count of
+headers.
+"""
 
 _ATOMIC: Final = 1
 _SNAPSHOT: Final = 2
@@ -30,7 +32,7 @@ _CLOSED: Final = 4
 
 
 def encode_group(group: Group, marks: Sequence[Mark], timestamp: int) -> bytearray:
-    """The control batch that begins a group. It contains its own address (position, destination 0).
+    """The control batch that begins a group. The batch contains its own address (position, destination 0).
 
     The control batch takes 1 + len(marks) positions, so the manifest's first batch is at `group.position` + 1 +
     len(marks).
@@ -41,7 +43,8 @@ def encode_group(group: Group, marks: Sequence[Mark], timestamp: int) -> bytearr
         timestamp: Ms since the epoch.
 
     Raises:
-        MarkError: A value has no meaning in the format. `decode_group` would refuse it, so it is not written.
+        MarkError: The format gives a value no meaning. `decode_group` would refuse such a group, so this function does
+            not write it.
     """
     _check(group, marks)
     try:
@@ -170,7 +173,7 @@ def _read_mark(row: MarkRow[Any] | None, body: Body) -> Mark:
 
 
 def _check(group: Group, marks: Sequence[Mark]) -> None:
-    """Check the values against the format, in the same way for writing and for reading."""
+    """Check the values against the format. Writers and readers make the same check."""
     position = group.position + 1 + len(marks)
     _demand(1 <= group.format_version <= FORMAT_VERSION, group)
     _demand(len(group.lane_id) == LANE_ID_BYTES and 0 <= group.synced_position <= group.position, group)

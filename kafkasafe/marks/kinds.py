@@ -25,7 +25,7 @@ class Decision(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ManifestEntry:
-    """Describes one data batch of a group. Protects the header fields that Kafka's CRC does not cover.
+    """Describes one data batch of a group, and so protects the header fields that Kafka's CRC does not cover.
 
     Attributes:
         position: Base offset of the batch in the spool.
@@ -45,11 +45,11 @@ class Group:
     """The record at the beginning of every group.
 
     Attributes:
-        format_version: 2; 1 before there was an extent.
+        format_version: 2, or 1 in a group of a version that had no file `extent`.
         lane_id: 16 bytes, random, made with the lane.
         position: Position of this control batch.
-        synced_position: Everything before it (exclusive) was durable when the group was written.
-        atomic: All of the group counts, or none.
+        synced_position: Everything before this position (exclusive) was durable when the group was written.
+        atomic: The group counts as a whole or not at all.
         snapshot: First group of a segment.
         closed: Written by an orderly close.
         manifest: The data batches that follow, in order, without holes in their positions.
@@ -97,14 +97,14 @@ class Destination:
 class State:
     """The progress of a destination.
 
-    A mark that knows nothing is a reset: from here on, the lane writes to the log of another cluster or another topic,
-    which has none of the batches that earlier marks call acknowledged.
+    A STATE mark without any value is a reset. From this mark on, the lane writes to the log of another cluster or
+    another topic, and this log has none of the batches that earlier marks call acknowledged.
 
     Attributes:
         baseline_offset: The partition's end offset before this lane's first batch; -1 for none.
         last_acked_offset: Offset of the last acknowledged record (inclusive); -1 if none was acknowledged.
-        leader_epoch: Leader epoch of that offset, -1 when unknown.
-        topic_id: 16 bytes: the topic those offsets belong to.
+        leader_epoch: Leader epoch of `last_acked_offset`, -1 when unknown.
+        topic_id: 16 bytes: the topic to which these offsets belong.
     """
 
     destination: int
@@ -129,7 +129,7 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The batch at `position` has this batch id from now on."""
+    """From this mark on, the batch at `position` has this batch id."""
 
     position: int
     producer_id: int
@@ -210,12 +210,12 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class Quiet:
-    """From when on no broker can append a request that this lane's owners have sent so far.
+    """From a certain time on, no broker can append a request that this lane's owners have sent so far.
 
     Attributes:
-        until_ms: By the wall clock, ms since the epoch; -1: not known, because the owner sends requests after this
-            mark.
-        written_ms: When the mark was written, by the same clock.
+        until_ms: That time by the wall clock, ms since the epoch; -1: not known, because the owner sends requests after
+            this mark.
+        written_ms: When the mark was written, by the wall clock.
         boot_id: Boot id of the machine when the mark was written, 16 bytes; zeros when unknown.
         boot_ms: When the mark was written, ms since that boot, without the time for which the machine slept.
     """
@@ -231,11 +231,11 @@ class Revived:
     """The cluster lost batches that it had acknowledged; they are unfinished again.
 
     Attributes:
-        end_offset: The log's end when the journal noticed the loss (exclusive): acknowledged records from there on are
+        end_offset: The log's end offset when the journal noticed the loss. Acknowledged records from this offset on are
             lost.
         positions: The batches that are sent again, in this order; empty if the spool no longer has any of them.
         given_up: Lost batches that are not sent again although the spool has them.
-        moved: (position, base offset) of batches that the log holds at a different offset than the acknowledged one.
+        moved: (position, base offset) of batches that the log has at another offset than the acknowledged one.
     """
 
     destination: int
@@ -262,21 +262,25 @@ class Resent:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The cluster to which a lane's offsets belong from here on; in `rejected/`, the one that the batches were for."""
+    """The cluster to which a lane's offsets belong from this mark on. In a file of `rejected/`: the cluster for which
+    the batches were meant.
+    """
 
     cluster_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Torn:
-    """A crash tore these batches before any caller was promised their durability: their remains are not damage."""
+    """A crash tore these batches before any caller was promised that they are durable. Their remains do not count as
+    damage.
+    """
 
     positions: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The partitions that callers gave with records of a data batch of this group; the batch is for partition -1.
+    """The partitions that callers gave with records of a data batch for partition -1. The batch is in this group.
 
     Attributes:
         index: Index of the batch in this group's manifest.
@@ -290,10 +294,10 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Debt:
-    """The part of another lane of the directory that was written by incarnations that have ended.
+    """The part of another lane that ended incarnations wrote. Both lanes are in the same directory.
 
     Attributes:
-        before: Position after their last batch (exclusive).
+        before: Position after the last batch of these incarnations (exclusive).
     """
 
     lane: int
@@ -303,11 +307,11 @@ class Debt:
 
 @dataclass(frozen=True, slots=True)
 class After:
-    """An incarnation began: per topic-partition, its batches follow the unfinished ones of earlier incarnations.
+    """An incarnation began. Its batches of each topic-partition follow the unfinished batches of earlier incarnations.
 
     Attributes:
         position: Positions from here on were written by this incarnation or a later one.
-        debts: The parts of other lanes that are delivered first.
+        debts: The parts of other lanes whose batches are delivered first.
     """
 
     position: int
@@ -356,8 +360,8 @@ class Unit:
     Attributes:
         unit_id: 16 bytes, never reused.
         first: Index of the first batch in this group's manifest.
-        batches: How many, ≥ 0.
-        transactional_id: Transactional id of its transaction; empty: one of the lane's own.
+        batches: How many batches the unit has in this group, ≥ 0.
+        transactional_id: Transactional id of the unit's transaction; empty: one of the lane's own ids.
         offsets: Offsets of consumer groups that belong to the unit.
     """
 
@@ -370,11 +374,12 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """From which readings the offsets of a unit come. A reading is a consumer's uninterrupted pass through a partition.
+    """Names the readings from which the offsets of a unit come. A reading is a consumer's uninterrupted pass through a
+    partition.
 
     Attributes:
-        entries: (number of the reading, start) for each position of the unit's UNIT mark, in their order. Start is the
-            group's offset when the reading began, -1 when that is not known.
+        entries: (number of the reading, start) for each position of the unit's UNIT mark, in their order. `start` is
+            the group's offset when the reading began, -1 when this offset is not known.
     """
 
     unit_id: bytes
@@ -383,7 +388,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A transaction began for a unit. It voids an earlier `Staged` of the unit.
+    """A transaction began for a unit. The mark voids an earlier `Staged` mark of the unit.
 
     Attributes:
         producer_id: Granted by the coordinator.
@@ -445,7 +450,8 @@ class Move:
 
     Attributes:
         position: Position of the batch before the move.
-        origin: The position where the records were first written, for AFTER.
+        origin: The position where the records were first written. The order across lanes (AFTER) depends on this
+            position.
         rank: Sorts the batches of the same destination.
     """
 
@@ -456,10 +462,10 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The data batches of this group are copies of earlier batches and replace them. Only in atomic groups.
+    """The data batches of this group are copies of earlier batches, which they replace. Only in atomic groups.
 
     Attributes:
-        moves: One for each data batch, in their order.
+        moves: One entry for each data batch, in the order of the batches.
     """
 
     moves: tuple[Move, ...]

@@ -1,7 +1,7 @@
 """Layouts of control records: which fields follow one another, and how docs/spool-format.md names them.
 
-A `Layout` is made of *parts*. A layout writes an object, reads it back, and describes the bytes. Integers are
-big-endian.
+A `Layout` is made of *parts*. The layout writes an object as bytes, reads the object back, and describes the bytes for
+the document. Integers are big-endian.
 """
 
 from __future__ import annotations
@@ -111,7 +111,8 @@ class Text:
 
     Attributes:
         says: The document's description of the text.
-        cut: Whether the text is cut to 32,767 bytes. A mark must not fail because a broker's message is long.
+        cut: Whether the text is cut to 32,767 bytes. The writing of a mark must not fail because a broker's message is
+            long.
     """
 
     name: str
@@ -121,7 +122,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class OptionalText:
-    """An int8, which is 1 if a text follows, and then the text as a str16.
+    """An optional text: an int8, which is 1 if a text follows, and then the text as a str16.
 
     Attributes:
         name: Name of the attribute. The attribute is None without a text.
@@ -197,7 +198,8 @@ def each(name: str, count: str, *parts: Part, make: Callable[..., object] | None
         name: Name of the attribute, a tuple.
         count: The letter that stands for the list's length in the document.
         parts: Parts of one entry.
-        make: The entry's class; None: an entry is a tuple, or the value itself if it has only one part.
+        make: The entry's class; None: an entry with several parts is a tuple, and an entry with one part is the value
+            itself.
     """
     if make is not None:
         return Entries(name, count, Layout(make, *parts))
@@ -259,7 +261,9 @@ class _Tuples:
 
 _Writer: TypeAlias = Callable[[Any], bytes]
 _Reader: TypeAlias = Callable[[Body, list[Any], list[int]], None]
-"""Appends the values that it reads to the first list, and the lengths of lists to the second, the last list first."""
+"""A reader appends the values to the first list. It appends the lengths of lists to the second one, the last list
+first.
+"""
 
 
 class Layout(Generic[T]):

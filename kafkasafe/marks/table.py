@@ -65,10 +65,10 @@ M = TypeVar("M")
 
 
 class Reader(enum.Flag):
-    """The readers of all marks of a log. mypy checks that each reader has a case for every mark."""
+    """The modules that read all marks of a log. mypy checks that each of them has a case for every mark."""
 
     JOURNAL = enum.auto()
-    """`journal/recovery.py`: what earlier incarnations knew."""
+    """`journal/recovery.py`: the state of earlier incarnations."""
     ORDER = enum.auto()
     """`journal/order.py`: which batches of other lanes are unfinished."""
     FATES = enum.auto()
@@ -85,10 +85,10 @@ class MarkRow(Generic[M]):
     Args:
         number: The type of its control record.
         mark: Its class.
-        parts: The parts of its body, in the order of the attributes.
-        readers: The readers that use the mark; the others skip it.
+        parts: The parts of the mark's body, in the order of the attributes.
+        readers: The readers that use the mark. All other readers skip it.
         valid: Returns whether the values of a mark have a meaning in its group.
-        means: What the document says after the body.
+        means: The text that the document has after the body.
 
     Attributes:
         name: The mark's name, as the document spells it.

@@ -16,4 +16,4 @@ class MarkError(ValueError):
 
 
 class UnknownFormatError(MarkError):
-    """A newer version of kafkasafe wrote an intact control batch: this version must leave the lane alone."""
+    """A newer version of kafkasafe wrote an intact control batch, so this version must not use the lane."""

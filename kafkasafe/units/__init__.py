@@ -25,7 +25,7 @@ offset are committed in order, and each unit writes the offset only after all ea
 Readings. Each unit with a consumer's offsets continues the unit before it. So if a unit is dropped, the later units of
 the same reading are also dropped (`Transitions.follow_drops`).
 
-Modules. Each object owns its state, and uses only those listed after it:
+Modules. Each object owns its state, and uses only objects that this list has after it:
 
     machine.py      `Units`: takes the events
     failures.py     `FailurePolicy`: the consequences of a failed request

@@ -18,12 +18,12 @@ class UnitContent:
 
     @property
     def destinations(self) -> dict[int, None]:
-        """The destinations of its batches, each once, in the order of the batches."""
+        """The destinations of the batches, each once, in the order of the batches."""
         return dict.fromkeys(batch.destination for batch in self.batches)
 
     @property
     def lines(self) -> dict[Line, None]:
-        """The destinations of its batches, and the group partitions whose offsets it moves."""
+        """The destinations of the batches, and the group partitions of the offsets."""
         lines: dict[Line, None] = dict.fromkeys(batch.destination for batch in self.batches)
         lines.update(dict.fromkeys(self.group_lines))
         return lines

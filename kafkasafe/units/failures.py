@@ -28,14 +28,18 @@ from kafkasafe.units.requests import (
 from kafkasafe.units.transitions import BLOCKING_CODES, Transitions
 
 _PATIENCE: Final = 8
-"""After this many tries of a request, its transaction is aborted, because an open transaction delays readers."""
+"""After a request has failed this many times, its transaction is aborted, because an open transaction delays
+readers.
+"""
 _TOO_LARGE: Final = frozenset({10, 18})
 _LOST: Final = FENCED_CODES | {48, 49}
 """The transaction timed out, a newer epoch took over, or the transaction never existed."""
 _NO_OFFSETS: Final = frozenset({12, 24, 28})
-"""The offsets will never be accepted, because the group has no name, or their metadata are too long."""
+"""The coordinator will never accept the offsets, because the group has no name, or the metadata of an offset are too
+long.
+"""
 _END_SOON: Final = frozenset({14, 15, 16, 51})
-"""The coordinator moves, or is busy with the transaction, so EndTxn is repeated soon."""
+"""The coordinator is moving, or is busy with the transaction, so EndTxn is repeated soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,7 @@ class RequestFailure:
 
 
 class FailurePolicy:
-    """Decides whether a failed request is repeated, its transaction is aborted, or its outcome is asked for.
+    """Decides whether to repeat a failed request, to abort its transaction, or to ask for the transaction's outcome.
 
     Args:
         ids: The transactional ids.
@@ -121,9 +125,9 @@ class FailurePolicy:
         elif code is not None and code in NOT_A_MEMBER_CODES:
             self._transitions.leave_group(transaction, transaction.offsets[request.index].group, code, reason)
         elif code is None and failure.sent and transaction.grant.protocol < 2:
-            # The request may arrive late. The broker then adds it to the next transaction of the producer id, unless
-            # that transaction has a newer epoch. So the request is not repeated: its transaction is aborted, which
-            # raises the epoch.
+            # The request may still arrive, and the broker would then add its contents to the next transaction of the
+            # producer id, unless that transaction has a newer epoch. So the request is not repeated. Instead, its
+            # transaction is aborted, which raises the epoch.
             self._transitions.abort_and_requeue(transaction, code, reason)
         else:
             self._inside(request, attempt, failure, lasting=failure.lasting or code in _NO_OFFSETS)

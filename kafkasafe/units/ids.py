@@ -1,4 +1,4 @@
-"""The transactional ids of a lane: which one a unit gets, and how the producer acquires it."""
+"""The transactional ids of a lane: which id a unit gets, and how the producer acquires the id."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ class TransactionalIds:
         self._pool = [""] * pool
         self._known: dict[str, TransactionalId] = {}
         self._producer_ids: dict[str, set[int]] = {}
-        """Maps a transactional id to the known producer ids that the coordinator granted for it."""
+        """Maps a transactional id to the producer ids that, as far as the lane knows, the coordinator granted
+        for it.
+        """
 
     def name(self, prefix: str) -> None:
         """Set the prefix of the lane's own transactional ids."""
@@ -86,7 +88,7 @@ class TransactionalIds:
         return sum(tid.fencing and tid.transaction is None for tid in self._known.values())
 
     def is_open(self, destination: int) -> bool:
-        """Whether a transaction with the partition may be open, or its end is not durable."""
+        """Whether a transaction with the partition may be open, or has an end that is not durable yet."""
         return any(
             destination in tid.aborting
             or (tid.transaction is not None and destination in tid.transaction.destinations)
@@ -106,15 +108,15 @@ class TransactionalIds:
 
     def fence(self, tid: TransactionalId, *, refused: bool = False) -> None:
         """Ask for a new grant. This aborts an open transaction of the id, and fences delayed requests."""
-        # For a user's id: a successor that has taken it over meanwhile must not be fenced in turn.
+        # A successor may have taken a user's id over in the meantime. This producer must not fence that successor.
         keep = tid.former if not self.is_own(tid.name) and tid.transaction is None else None
         tid.begin_fencing()
         late = _late(tid, keep) if refused else None
         self._out.ask(InitProducerId(tid, tid.turn, late or keep, timed_out=late is not None))
 
     def fence_late(self, action: InitProducerId) -> bool:
-        """Ask the coordinator again, with the epoch that it sets when a transaction times out. Returns False if that
-        cannot help.
+        """Ask the coordinator again, with the epoch that the coordinator sets when a transaction times out. Returns
+        False if this request cannot help.
         """
         tid = action.tid
         late = None if action.timed_out else _late(tid, action.keep)
@@ -126,18 +128,19 @@ class TransactionalIds:
     def may_be_anothers(self, tid: TransactionalId) -> bool:
         """Whether a refused epoch may mean that another producer holds the id now.
 
-        Units that an earlier incarnation staged are an exception: this incarnation takes them over in any case.
+        Units that an earlier incarnation staged are an exception, because this incarnation takes them over in any case.
         """
         return not self.is_own(tid.name) and not tid.fresh and tid.grant is not None
 
 
 def _late(tid: TransactionalId, keep: Grant | None) -> Grant | None:
-    """The current grant if `keep` was refused because of a timeout; None if another producer may hold that grant.
+    """The grant that is current now if the coordinator refused `keep` because of a timeout; None if another producer
+    may hold that grant.
 
     After a timeout, the coordinator aborts the open transaction under the next epoch. A successor that takes over an
     open transaction gets the epoch after that one. So if a transaction was open, the next epoch is current until a
-    successor takes over, but no producer ever holds it. If none was open, a successor may hold the next epoch. With
-    protocol 2, the refused grant itself may be the successor's.
+    successor takes over, but no producer ever holds it. If no transaction was open, a successor may hold the next
+    epoch. With protocol 2, even the refused grant may be the successor's.
     """
     if keep is None or not tid.opened or keep.protocol >= 2 or keep.epoch >= LAST_EPOCH:
         return None

@@ -152,7 +152,7 @@ class Units:
 
     def vacate(self, destination: int, reason: str) -> bool:
         """Requeue the units of a partition before its log is surveyed. Returns False while a transaction with the
-        partition is left; call it again after each answer.
+        partition is left. The caller then calls this method again after each answer.
         """
         return self._schedule.abort_on_partition(destination, reason)
 
@@ -177,16 +177,16 @@ class Units:
         self.out.change()
 
     def aborted(self, action: InitProducerId, code: int) -> bool | None:
-        """Record the answer to the EndTxn that precedes InitProducerId with `keep`. Returns whether to send
-        InitProducerId; None: not yet.
+        """Record the answer to the EndTxn that is sent before InitProducerId with `keep`. Returns whether to send
+        InitProducerId, or None if this is not decided yet.
 
-        InitProducerId would also end an open transaction of a successor, because the coordinator checks the epoch only
-        if no transaction is open. So a producer whose EndTxn is refused stops here, unless an earlier answer was lost:
-        then the new epoch may be its own.
+        The coordinator checks the epoch of InitProducerId only if no transaction is open. So InitProducerId would also
+        end an open transaction of a successor, and a producer whose EndTxn is refused does not send it. The exception
+        is a producer that lost an earlier answer: the new epoch may be its own.
 
         After a timeout, EndTxn is sent twice, with a pause in between. A successor's first InitProducerId gets error
-        51, and sets the same epoch as a timeout does. The successor repeats the request within a second, and then the
-        coordinator refuses the second EndTxn.
+        51, and makes the coordinator set the same epoch as after a timeout. The successor repeats the request within a
+        second, and after that the coordinator refuses the second EndTxn.
         """
         if not _valid(action) or (code in FENCED_CODES and not action.tid.unsure):
             return False
@@ -257,7 +257,7 @@ class Units:
         self._transitions.commit(action.transaction)
 
     def described(self, action: DescribeTxn, committed: bool | None) -> None:
-        """Record the outcome according to the coordinator's description; None: the description does not decide it."""
+        """Record the outcome that the coordinator's description shows; None: the description does not show it."""
         if not _valid(action):
             return
         if committed is None:
@@ -266,11 +266,11 @@ class Units:
             self._transitions.outcome(action.transaction, committed=committed)
 
     def outcome_found(self, action: FindOutcome, *, committed: bool | None) -> None:
-        """Record the final outcome of a transaction. None: the log does not reach back that far."""
+        """Record the final outcome of a transaction. None: the log no longer reaches back to the transaction."""
         if not _valid(action):
             return
         if committed is None:
-            # The marker shows the outcome once the id has no open transaction.
+            # InitProducerId ends an open transaction of the id. After that, the marker shows the outcome.
             action.transaction.forget_refused_end()
             action.tid.expire()
             self.ids.fence(action.tid)
@@ -315,8 +315,8 @@ class Units:
         """Record that the pause of a RetryLater is over."""
         if isinstance(action, UnitPause):
             if action.unit.phase is Phase.REFUSED and not action.unit.resting:
-                # The unit's records could not be saved. If the unit paused before it was refused, they are being saved
-                # already.
+                # The unit's records could not be saved. If the unit was refused during a pause, the shell is saving the
+                # records already.
                 self.out.ask(Refuse(action.unit))
             action.unit.wake()
             self.out.change()
@@ -339,7 +339,7 @@ class Units:
             self.replay.give_up(unit_id)
 
     def recovered(self) -> None:
-        """Finish recovery. Transactions left open by earlier incarnations end before their ids are used again."""
+        """Finish recovery. Transactions that earlier incarnations left open end before their ids are used again."""
         if self.lines.by_id:
             self.replay.recovered(paused=self._schedule.paused)
         else:

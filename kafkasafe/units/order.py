@@ -18,7 +18,8 @@ class Lines:
 
     Attributes:
         by_id: The unfinished units by their ids, in the order in which they were accepted.
-        batchless: The unfinished units that have no batches. Each turn examines only these, not all units.
+        batchless: The unfinished units that have no batches. They are kept apart because each turn examines them, and
+            only them.
     """
 
     def __init__(self) -> None:
@@ -26,9 +27,7 @@ class Lines:
         self.batchless: dict[bytes, Unit] = {}
         self._numbers = 0
         self._lines: dict[Line, deque[Entry]] = {}
-        """Maps a destination or group partition to its unfinished entries, in order: those neither committed nor
-        refused.
-        """
+        """Maps a destination or group partition to its unfinished entries (neither committed nor refused), in order."""
         self._bare: deque[Unit] = deque()
         """Units that have neither batches nor offsets."""
         self._floor: dict[int, int] = {}
@@ -73,7 +72,7 @@ class Lines:
     # -- places in lines -------------------------------------------------------------------------------------------
 
     def join(self, unit: Unit) -> None:
-        """Add an accepted unit after all others. All of its batches are known."""
+        """Add an accepted unit after all others. All batches of this unit are known."""
         if not unit.batches:
             self.batchless[unit.unit_id] = unit
         lines = unit.lines
@@ -129,7 +128,7 @@ class Lines:
         return iter(self._lines[line])
 
     def from_end(self, line: Line) -> Iterator[Entry]:
-        """The entries of a line, the last one first. Empty if the line does not exist."""
+        """The entries of a line, the last one first; no entries if the line does not exist."""
         return reversed(self._lines.get(line, ()))
 
     def __len__(self) -> int:
@@ -191,12 +190,14 @@ class Lines:
         return True
 
     def raise_floors(self, entry: Entry, *, alone: bool) -> None:
-        """Record that an entry is committed. `alone`: all earlier entries had been committed when it was appended."""
+        """Record that an entry is committed. `alone`: when the entry was appended, all earlier entries had been
+        committed.
+        """
         places = entry.places
         for batch in entry.batches:
             place = places.get(batch.handle, -1)
             if place >= 0 and alone:
-                # This replaces a higher offset, because the log may have been truncated meanwhile.
+                # This offset replaces even a higher one, because the log may have been truncated since then.
                 self._floor[batch.destination] = place + batch.count - 1
             elif place >= 0:
                 self.raise_floor(batch.destination, place + batch.count - 1)

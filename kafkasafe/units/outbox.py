@@ -27,7 +27,7 @@ class UnitOutbox:
         self._actions: list[Action] = []
         self._marks: list[m.Mark] = []
         self._begun_marks: list[m.Mark] = []
-        """Nothing waits for these marks, so they are written only together with other marks."""
+        """Nothing waits for these marks, so the journal writes them only together with other marks."""
         self._changed = False
 
     # -- decisions -------------------------------------------------------------------------------------------------

@@ -17,8 +17,8 @@ class ReadingOrder:
 
     def __init__(self) -> None:
         self._broken: dict[GroupPartition, int] = {}
-        """Maps a group partition to the newest reading with a dropped unit. Units that are accepted later are also
-        dropped, unless their reading is newer.
+        """Maps a group partition to the newest reading with a dropped unit. A unit that is accepted later is also
+        dropped, unless its reading is newer.
         """
         self._reached: dict[GroupPartition, tuple[int, int, int]] = {}
         """Maps a group partition to (its last committed offset, the reading of the unit that moved it there, the newest
@@ -36,12 +36,12 @@ class ReadingOrder:
         """Whether another reading moved the group's offset past the start of this unit's reading, after this unit's
         reading had begun.
 
-        1. A consumer uses `assign`, so it has no generation. It is closed while its unit with records 0 to 9 waits in
-           the spool.
+        1. A consumer uses `assign`, so it has no generation. The consumer is closed while its unit with records 0 to 9
+           waits in the spool.
         2. The consumer of the next incarnation gets the group's offset, 0, and processes the same records.
         3. The first unit is committed: the group is at 10.
-        4. The second consumer's unit is accepted. It must not be committed, or records 0 to 9 would be in the output
-           twice.
+        4. The second consumer's unit is accepted. This unit must not be committed, or the output would have records 0
+           to 9 twice.
         """
         for line in unit.group_lines:
             reading = unit.reading(line)

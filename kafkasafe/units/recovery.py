@@ -68,8 +68,8 @@ class UnitReplay:
             unit.read_begun()
 
     def _void(self, tid: TransactionalId | None) -> None:
-        """Record that the id's transaction will not be committed, so all units that were staged in it are prepared
-        again.
+        """Record that the id's transaction will not be committed. All units that were staged in this transaction are
+        prepared again.
         """
         if tid is None:
             return
@@ -83,7 +83,7 @@ class UnitReplay:
         self._ids.note(begun.transactional_id, begun.producer_id)
         unit = self._lines.by_id.get(begun.unit_id)
         if unit is None:
-            # The unit was released meanwhile, but the mark still says where its batches are.
+            # The spool has released the unit, but the mark still says where its batches are in the logs.
             for place in mark.places:
                 if place.base_offset >= 0:
                     self._lines.raise_floor(place.destination, place.base_offset + place.count - 1)
@@ -92,9 +92,9 @@ class UnitReplay:
         grant = Grant(begun.producer_id, begun.producer_epoch, begun.protocol)
         self._void(self._staged_under.get(unit))
         if tid.grant != grant:
-            # The id's former units were requeued before the id got this new grant. Staged units with the same grant
-            # share a transaction: an id begins another transaction only after it was fenced, or after the end of its
-            # former transaction is durable.
+            # The units that were staged under the id's former grant were requeued before the id got this new grant.
+            # Staged units with the same grant share a transaction, because no second transaction begins under an id
+            # until the id was fenced, or the end of the first transaction is durable.
             self._void(tid)
         self._staged.setdefault(tid, []).append(unit)
         self._staged_under[unit] = tid
@@ -102,7 +102,7 @@ class UnitReplay:
         unit.read_staged(grant, mark.places)
 
     def recover_ended(self, mark: m.Ended) -> Unit | None:
-        """Take an ENDED mark. Returns the unit, unless it was released."""
+        """Take an ENDED mark. Returns the unit, or None if the spool has released it."""
         unit = self._lines.pop(mark.unit_id)
         if unit is None:
             return None
@@ -138,7 +138,7 @@ class UnitReplay:
         for tid in self._ids:
             if tid.grant is not None:
                 self._restore(tid, tid.grant)
-        # A BEGUN mark may not have become durable, so any of these ids may have an open transaction.
+        # A crash may have come before a BEGUN mark was durable, so any of these ids may have an open transaction.
         for name in (*self._ids.pool, *(unit.transactional_id for unit in ordered)):
             if name:
                 tid = self._ids[name]
@@ -163,6 +163,8 @@ class UnitReplay:
         self._out.change()
 
     def _restore(self, tid: TransactionalId, grant: Grant) -> None:
-        """Restore the transaction of the id from its staged units, in their order: the first one has the marker."""
+        """Restore the transaction of the id from its staged units, in their order. The marker is the id of the first
+        one.
+        """
         staged = sorted(self._staged.pop(tid), key=lambda unit: unit.number)
         self._transitions.restore(staged, tid, grant)

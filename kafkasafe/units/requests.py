@@ -15,7 +15,7 @@ from kafkasafe.units.unit import Transaction, TransactionalId, Unit
 @dataclass(frozen=True, slots=True)
 class InitProducerId:
     """Send InitProducerId (answer: `fenced`). With `keep`, the request fails if another producer has taken the id over
-    meanwhile.
+    since this producer got it.
 
     With `timed_out`, `keep` has the epoch that the coordinator sets when it aborts a transaction after a timeout.
     """
@@ -50,8 +50,8 @@ class Produce:
 class CommitOffsets:
     """Write offsets of a group inside the transaction (answer: `noted`).
 
-    The marker has `index` -1. It is an offset of a group that has the transactional id as its name; the metadata of
-    this offset is the id of the unit.
+    The marker has `index` -1. The marker is an offset of a group that has the transactional id as its name. The
+    metadata of this offset is the id of the unit.
     """
 
     tid: TransactionalId
@@ -82,7 +82,7 @@ class DescribeTxn:
 class FindOutcome:
     """Find out from the marker or the log whether the transaction was committed (answer: `outcome_found`).
 
-    With `by_log`, only the log counts, because a successor's transaction may have committed the same marker.
+    With `by_log`, only the log shows the outcome, because a successor's transaction may have committed the same marker.
     """
 
     tid: TransactionalId
@@ -129,9 +129,10 @@ _ABORTED: Final = frozenset({"PrepareAbort", "CompleteAbort"})
 def outcome_of(grant: Grant, state: str, producer_id: int, epoch: int, *, own: bool) -> bool | None:
     """Whether a transaction was committed, according to its coordinator's description (DescribeTransactions, KIP-664).
 
-    None if the description does not decide it.
+    None if the description does not show the outcome.
 
-    The transaction is the last one under the grant, because no other is begun under it before the outcome is durable.
+    The transaction is the last one under the grant, because no other transaction begins under the grant before the
+    outcome is durable.
 
     Args:
         grant: The grant of the transaction.
@@ -146,8 +147,9 @@ def outcome_of(grant: Grant, state: str, producer_id: int, epoch: int, *, own: b
         # The end of the transaction raised the epoch by one. A higher epoch means that other transactions followed.
         return True
     if own and state in _ABORTED:
-        # With protocol 1, the transaction timed out or was fenced while it was open. If the coordinator describes a
-        # commit, that proves nothing: a commit does not raise the epoch, so it may be the commit of an earlier
-        # transaction. For a user's id, the outcome is asked for after InitProducerId.
+        # With protocol 1, the transaction timed out or was fenced while it was open. A described commit would prove
+        # nothing: with protocol 1, a commit does not raise the epoch, so the description may be about an earlier
+        # transaction. The description of a user's id does not decide about an abort: the outcome is asked for after
+        # InitProducerId.
         return False
     return None

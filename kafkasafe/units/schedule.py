@@ -49,7 +49,7 @@ class Schedule:
         self._only: frozenset[bytes] | None = None
         """Ids of the units that may be committed; None: all."""
         self.paused = False
-        """No unit is begun. Only staged units are brought to their ends."""
+        """No new unit is begun; only staged units are brought to their ends."""
 
     def pause(self, only: frozenset[bytes] | None) -> None:
         """Begin no unit from now on, and commit only these units (None: all)."""
@@ -83,10 +83,10 @@ class Schedule:
     def abort_on_partition(self, destination: int, reason: str) -> bool:
         """Requeue the units of a partition before its log is compared with the batches that it should have.
 
-        The topic may have been recreated, without the batches of a prepared transaction. The coordinator would commit
-        that transaction in spite of this, because it knows topics by name. So a transaction that can be aborted is
-        aborted, and prepared again afterwards. A transaction that may be committed is brought to its end first, and its
-        batches are compared after that.
+        The topic may have been recreated, without the batches of a prepared transaction. The coordinator would
+        nevertheless commit that transaction, because the coordinator knows topics by name. So a transaction that can be
+        aborted is aborted, and prepared again later. If a transaction may already be committed, it is brought to its
+        end first, and its batches are compared after that.
 
         Returns:
             True if the partition has no transaction left. False: call this method again after each answer.
@@ -144,7 +144,9 @@ class Schedule:
     # -- in progress -----------------------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        """Append and commit transactions. Each takes a step only after all earlier ones have taken it."""
+        """Append and commit transactions. A transaction takes a step only after all earlier ones on its lines have
+        taken it.
+        """
         for transaction in self._ids.under_way:
             tid, phase = transaction.tid, transaction.phase
             if tid is None:
@@ -181,7 +183,8 @@ class Schedule:
         1. Two units of a consumer are prepared at once. The answer to the first one's TxnOffsetCommit is lost.
         2. The second unit writes its offset.
         3. The first unit writes its offset again.
-        4. Both are committed, in order. But the group keeps the offset that was *written* last, that of the first unit.
+        4. Both are committed, in order. But the group keeps the offset that was *written* last, which is the first
+           unit's offset.
         """
         if not self._lines.is_first(transaction, transaction.group_lines):
             return
@@ -222,7 +225,7 @@ def _begun(unit: Unit, tid: TransactionalId, grant: Grant) -> m.Begun:
 
 
 def adds_itself(transaction: Transaction) -> bool:
-    """Whether Produce itself adds the partition (KIP-890). For several partitions, concurrent requests of this kind
-    would disturb each other.
+    """Whether Produce itself adds the partition (KIP-890). With several partitions, concurrent Produce requests that
+    add partitions would disturb each other.
     """
     return transaction.grant.protocol >= 2 and len(transaction.destinations) == 1

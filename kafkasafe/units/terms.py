@@ -16,10 +16,12 @@ GroupPartition: TypeAlias = tuple[str, str, int]
 """(group, topic, partition): a consumer group's offset of one partition."""
 
 Line: TypeAlias = int | GroupPartition
-"""Units are ordered for each line separately. A line is a destination, or a group's offset of a partition."""
+"""A line is a destination, or a group's offset of a partition. Each line has its own order of units."""
 
 POOL: Final = 4
-"""How many transactional ids a lane has of its own. This limits how many transactions are in progress under them."""
+"""How many transactional ids a lane has of its own, and so how many of its transactions without a user's id may be in
+progress at once.
+"""
 
 
 class IllegalStepError(RuntimeError):
@@ -56,7 +58,7 @@ TRANSITIONS: Final[dict[Phase, frozenset[Phase]]] = {
     Phase.WAITING: frozenset({Phase.BEGUN, Phase.REFUSED}),
     Phase.BEGUN: frozenset({Phase.APPENDING, Phase.WAITING, Phase.REFUSED}),
     Phase.APPENDING: frozenset({Phase.STAGING, Phase.WAITING, Phase.REFUSED}),
-    # To WAITING if no EndTxn was sent: an earlier unit must be prepared again, and then this unit, too.
+    # The unit goes to WAITING if an earlier unit must be prepared again and no EndTxn was sent for this unit.
     Phase.STAGING: frozenset({Phase.STAGED, Phase.WAITING}),
     Phase.STAGED: frozenset({Phase.ENDING, Phase.WAITING, Phase.ASKING}),
     Phase.ENDING: frozenset({Phase.COMMITTED, Phase.ASKING}),

@@ -15,8 +15,8 @@ from kafkasafe.units.unit import Entry, Transaction, TransactionalId, Unit
 MOST: Final = 128
 """Largest number of units that share a transaction."""
 _MOST_BYTES: Final = 8 * 1024 * 1024
-"""Largest total size of units that share a transaction. It is limited because all of these units are copied to be sent,
-and are prepared again after a failure.
+"""Largest total size of units that share a transaction. The size is limited because all of these units are copied when
+they are sent, and all are prepared again after a failure.
 """
 _FEWER_BITS: Final = 3
 """After a failure, an eighth as many units share a transaction."""
@@ -39,7 +39,7 @@ class Sharing:
 
         Args:
             unit: No waiting unit precedes it.
-            fits: Returns whether another unit may be begun, leaving aside whose turn it is.
+            fits: Returns whether another unit may be begun, apart from whose turn it is.
         """
         found = [unit]
         most = _fellows(unit, self._most)
@@ -138,7 +138,9 @@ def _identity(offsets: m.GroupOffsets) -> tuple[str, int, str | None]:
 
 
 def _newest_offsets(units: Sequence[Unit]) -> tuple[m.GroupOffsets, ...]:
-    """The offsets of all units; for each group and partition, only the offset of the last unit that moves it."""
+    """The offsets of all units. If several units move the same group's offset of a partition, only the last unit's
+    offset counts.
+    """
     newest: dict[str, m.GroupOffsets] = {}
     positions: dict[str, dict[tuple[str, int], m.Position]] = {}
     for each in units:
@@ -155,12 +157,13 @@ def _newest_offsets(units: Sequence[Unit]) -> tuple[m.GroupOffsets, ...]:
 def _fellows(unit: Unit, most: int) -> int:
     """Return how many units may share a transaction with this one, itself included.
 
-    Under the user's own transactional id, a unit shares nothing. After each failure, an eighth as many may share:
+    A unit with a user's transactional id is alone in its transaction. After each failure, only an eighth as many units
+    share a transaction:
 
     1. 128 units share a transaction. A broker refuses a batch of one of them, again and again.
     2. Then 16 of them share a transaction, then 2. The third failure shows whose batch is refused.
-    3. If a broker's crash was the cause instead, the next transaction still commits 16 units at once. If each failure
-       led to one unit at a time, a backlog would hardly shrink while brokers fail now and then.
+    3. If a broker's crash was the cause instead, the next transaction still commits 16 units at once. If every failure
+       reduced a transaction to one unit, a backlog would hardly shrink while brokers fail now and then.
     """
     if unit.transactional_id or not (unit.batches or unit.group_lines):
         return 1

@@ -86,13 +86,14 @@ class Transitions:
         self.requeue_followers(transaction)
         for each in transaction.units:
             each.count_try(reason)
-        # The other units follow the first one, so they also pause, and may share a transaction with it afterwards.
+        # The other units follow the first one. So they also wait for its pause, and may later share a transaction with
+        # it.
         first = transaction.units[0]
         first.rest()
         self._out.ask(RetryLater(UnitPause(first), first.tries, code, reason, slow=code in BLOCKING_CODES))
 
     def requeue(self, transaction: Transaction) -> None:
-        """Let the units of a transaction wait again, each by itself."""
+        """Put each unit of a transaction back to WAITING, in its own place in the lines."""
         transaction.move(Phase.WAITING)
         self.part(transaction)
 
@@ -104,16 +105,16 @@ class Transitions:
     def requeue_followers(self, entry: Entry) -> None:
         """Requeue the transactions that follow a requeued entry, in order.
 
-        These transactions could not be committed now, but would occupy transactional ids that this entry or unrelated
-        units need. An entry that follows one of these transactions on another partition is also requeued.
+        The followers could not be committed now, but would occupy transactional ids that this entry or unrelated units
+        need. A transaction that follows one of them on another line is also requeued.
         """
         lines = set(entry.lines)
         for other in self._ids.under_way:
             if other.number <= entry.number or other.phase not in _UNDER_WAY or lines.isdisjoint(other.lines):
                 continue
             if other.tid is not None and other.tid.fresh:
-                # An earlier incarnation may have sent EndTxn. The followers of that transaction are requeued when it is
-                # requeued.
+                # An earlier incarnation may have sent EndTxn for this transaction, so its outcome comes first. If it is
+                # requeued, its followers are too.
                 self.ask_outcome(other)
                 continue
             self.abort(other)
@@ -135,7 +136,7 @@ class Transitions:
             tid.release()
 
     def take_off(self, transaction: Transaction, reason: str) -> None:
-        """Requeue a transaction. If the transaction may be committed, find out its outcome before that."""
+        """Requeue a transaction. If the transaction may already be committed, find out its outcome first."""
         tid = transaction.tid
         if tid is None or transaction.phase not in _UNDER_WAY:
             return
@@ -149,7 +150,8 @@ class Transitions:
     def ask_outcome(self, transaction: Transaction) -> None:
         """Find out whether a transaction was committed.
 
-        The coordinator may know. If not, InitProducerId makes a later commit impossible, and then the marker is read.
+        The coordinator may know the outcome. If not, InitProducerId makes a later commit impossible, and the shell then
+        reads the marker.
         """
         tid = transaction.tid
         transaction.move(Phase.ASKING)
@@ -163,9 +165,10 @@ class Transitions:
     def ask_unfenced(self, transaction: Transaction, tid: TransactionalId, reason: str) -> None:
         """Find out whether a transaction was committed before EndTxn was refused, without fencing a successor.
 
-        If it was not committed, a successor has ended it, or with protocol 1 it may have timed out. `ids._late` decides
-        which, once it is known that the transaction was open. With protocol 1, a delayed TxnOffsetCommit
-        can put this transaction's marker into a successor's transaction, so only the log proves the outcome.
+        If the transaction was not committed, a successor has ended it, or (with protocol 1) it may have timed out. Once
+        the transaction is known to have been open, `ids._late` tells these cases apart. With protocol 1, a delayed
+        TxnOffsetCommit can put this transaction's marker into a successor's transaction, so only the log proves the
+        outcome.
         """
         second = tid.grant is not None and tid.grant.protocol >= 2
         if not second and all(place < 0 for place in transaction.places.values()):
@@ -189,8 +192,8 @@ class Transitions:
             return
         first = transaction.units[0]
         if transaction.end_refused and transaction.tid is not None and not first.code:
-            # The refused EndTxn did not end the transaction, so it was open until it timed out or a successor took
-            # over: `ids._late` decides which.
+            # The refused EndTxn did not end the transaction. So the transaction was open until it timed out or a
+            # successor took over; `ids._late` tells these cases apart.
             transaction.tid.note_open()
             self.abort_and_requeue(transaction, EPOCH_REFUSED, first.reason)
             return
@@ -222,7 +225,7 @@ class Transitions:
     def _lose(unit: Unit, reason: str) -> None:
         """Record that the unit cannot be delivered, because another producer has its transactional id.
 
-        If the unit moves a group's offsets, that producer reads the same records again.
+        If the unit moves a group's offsets, the other producer reads the same records again.
         """
         unit.blame(EPOCH_REFUSED, reason)
         unit.drop(dropped=bool(unit.offsets))
@@ -240,10 +243,10 @@ class Transitions:
 
     def drop_superseded(self) -> None:
         """Drop each unit that would deliver records again, because a committed unit of another reading has already
-        delivered these records. Only commits since the last call count.
+        delivered these records. Only commits since the last call matter.
 
-        1. A program closes its producer with a unit of records 0 to 9 in progress. Its consumer goes back to 0, and
-           its next unit, of another reading, has records 0 to 19.
+        1. A program closes its producer with a unit of records 0 to 9 in progress. The program's consumer goes back to
+           0, and its next unit, of another reading, has records 0 to 19.
         2. The second producer commits the first unit, and is closed.
         3. The third producer does not know how far the first unit moved the group, and would commit the second unit.
 
@@ -267,11 +270,11 @@ class Transitions:
         self._end(unit, (unit,), m.UnitOutcome.COMMITTED, "")
 
     def end_dropped(self, unit: Unit) -> None:
-        """End a given-up unit whose records are kept in `rejected/`, or are read again by its consumers."""
+        """End a given-up unit. Either `rejected/` has its records, or its consumers read the same records again."""
         self._end(unit, (unit,), m.UnitOutcome.DROPPED, unit.reason)
 
     def _end(self, entry: Entry, units: Iterable[Unit], outcome: m.UnitOutcome, reason: str) -> None:
-        """Decide the fate of units. It is durable with their ENDED marks."""
+        """Decide the fate of units. The fate is durable when their ENDED marks are."""
         self._lines.leave(entry)
         for each in units:
             each.end()
@@ -311,7 +314,7 @@ class Transitions:
             self.part(transaction)
 
     def refuse(self, unit: Unit) -> None:
-        """End a given-up unit, and keep its records, unless its consumers read them again."""
+        """End a given-up unit. Keep its records in `rejected/`, unless its consumers read the same records again."""
         unit.move(Phase.REFUSED)
         if unit.dropped:
             self._drops.append(unit)
@@ -349,7 +352,8 @@ class Transitions:
         broken: Break = {}
         for unit in dropped:
             self._readings.break_off(unit, broken)
-        # In order of acceptance, so that a dropped unit comes before those that continue it.
+        # Examine units in the order in which they were accepted, because a dropped unit comes before the units that
+        # continue it.
         for unit in self._lines.all if dropped else ():
             if unit.phase is Phase.REFUSED:
                 continue

@@ -31,10 +31,10 @@ class Unit(UnitContent):
         transactional_id: The id that the user chose; empty: the unit gets one of the lane's own ids.
         offsets: The offsets of consumer groups.
         readings: For each partition of a group, the reading (`Reading`) of the consumer that gave the offset.
-        recorded: The readings as in the unit's READ mark; empty without such a mark.
-        batches: The batches, in order. The parts of a divided batch take its place.
+        recorded: The entries of the unit's READ mark; empty if the unit has no such mark.
+        batches: The batches, in order. If a batch is divided, its parts take its place.
         durable: The unit is on disk.
-        position: Spool position of the group that has the unit, or of an earlier group.
+        position: Spool position of the group with the unit, or of an earlier group.
         accepted_at: Spool position of the first group that contained the unit.
         phase: See `TRANSITIONS`.
         grant: The grant under which it was last tried.
@@ -47,7 +47,7 @@ class Unit(UnitContent):
         reason: Why it was refused, human-readable.
         dropped: The unit is refused, and its records are not kept, because its consumers read the same records again.
         ended: The unit's fate is decided.
-        transaction: Its transaction; None: the unit waits in its lines, or was refused.
+        transaction: The unit's transaction. None if the unit waits in its lines, or was refused.
         group_lines: The group partitions whose offsets it moves.
     """
 
@@ -274,10 +274,10 @@ class Transaction(UnitContent):
         batches: The batches of all units, in order.
         phase: See `TRANSITIONS`. Its units have the same phase.
         placed: The number of appended batches.
-        issued: All batches were passed on to be appended.
+        issued: All batches were passed to the shell, which appends them.
         alone: By the time `issued` was set, all earlier entries had been committed.
         notes_left: The number of groups, the marker among them, whose offsets are not written yet.
-        next_note: Index of the group whose offsets are written next, once no earlier entry is left; -1: none.
+        next_note: Index of the group whose offsets are written next, once no earlier entry is unfinished; -1: none.
         end_refused: EndTxn was refused because of the epoch.
         group_lines: The group partitions whose offsets it moves.
     """
@@ -375,7 +375,7 @@ class Transaction(UnitContent):
         return self.placed == 1
 
     def _owner(self, batch: Member) -> Unit:
-        # A unit with a divided batch is alone in its transaction.
+        # If the batch is a part of a divided batch, its unit is alone in the transaction.
         return self._owners.get(batch.handle, self.units[0])
 
     def take_note(self) -> int:
@@ -397,7 +397,7 @@ class Transaction(UnitContent):
         return not self.notes_left and self.placed >= len(self.batches)
 
     def explain(self, reason: str) -> None:
-        """Record why a request failed, unless several units share the transaction: then the failing unit is unknown."""
+        """Record why a request of the only unit failed. If units share the transaction, the failing one is unknown."""
         if not self.is_shared:
             self.units[0].explain(reason)
 
@@ -443,9 +443,9 @@ class TransactionalId:
             EndTxn was not sent.
         unsure: An InitProducerId of this turn had no answer, and may have been carried out.
         alone: An answer in this turn showed that no other producer had taken the id over.
-        aborting: Destinations of the transaction that is being aborted. It may be open until the request to abort is
-            answered.
-        attempts: Maps a request of this turn to how often it has failed.
+        aborting: Destinations of the transaction that is being aborted. This transaction may be open until the
+            coordinator answers the request to abort it.
+        attempts: Maps a request of this turn to the number of its failures.
     """
 
     name: str
@@ -543,13 +543,13 @@ class TransactionalId:
         return sequence
 
     def send_end(self) -> None:
-        """Record that EndTxn is being sent, so the transaction may have ended."""
+        """Record that EndTxn is being sent. From now on, the transaction may have ended."""
         self.opened = False
 
     def end(self, grant: Grant | None, *, sure: bool) -> None:
         """Record the answer to EndTxn.
 
-        The next transaction uses the grant, unless it is unknown or an earlier answer was lost.
+        The next transaction uses this grant, unless the grant is unknown or an earlier answer was lost.
         """
         if self.fresh or grant is None or not sure:
             self.fresh = True
