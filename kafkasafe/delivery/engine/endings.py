@@ -43,7 +43,7 @@ class Endings:
         self._disk = disk
         self._losses = losses
         self.refused_topics: Mapping[str, RefusedDestination] = {}
-        """Maps the name of each topic to the refusal, if the cluster refuses all of its partitions. Any thread may read
+        """Maps the name of each topic of which the cluster refuses all partitions to the refusal. Any thread may read
         the mapping, because it is replaced, never changed.
         """
         self.refused_partitions: Mapping[tuple[str, int], RefusedDestination] = {}
@@ -244,12 +244,12 @@ class Endings:
         return info is None or bool(info.error_code)
 
     def look_again(self) -> None:
-        """Publish refusals again after new metadata: a topic may be missing now, or exist."""
+        """Publish refusals again after new metadata, because a topic may have disappeared or appeared."""
         if self.refused_topics or self.refused_partitions:
             self.publish_refused()
 
     def refused(self, topic: str | None = None) -> list[RefusedDestination]:
-        """Refused destinations with pending records, oldest first. With `topic`, only those that hold up this topic.
+        """Refused destinations with pending records, oldest first. With `topic`, only those that this topic waits for.
 
         Any thread may call this method.
         """

@@ -75,14 +75,15 @@ from kafkasafe.limits.patience import Patience
 from kafkasafe.spool.lanes import LaneLock
 
 _LOOK_AGAIN_S: Final = 0.1
-"""Time between two checks whether a missing spool is back, while a caller waits for it."""
+"""Time between two checks for the return of a missing spool, while a caller waits for it."""
 
 
 class PlaceLooks:
-    """The questions of callers whether the producer's own lane is in its place. One check answers all earlier ones.
+    """Callers' questions whether the producer's own lane is in its place. One check answers all earlier questions.
 
     Attributes:
-        looked: Number of the latest question after which the lane was found in its place. Any thread may read it.
+        looked: Number of the latest question that was followed by a check that found the lane in its place. Any thread
+            may read it.
     """
 
     def __init__(self, context: EngineContext, ledger: Ledger, disk: DiskWriter) -> None:
@@ -157,7 +158,7 @@ class Engine:
         self.looks = PlaceLooks(context, ledger, disk)
         self.left = LeftAtEnd()
         self.predecessor: Predecessor
-        """What other producers on the directory know of this one after it is dropped."""
+        """The facts that other producers on the directory learn about this one after it is dropped."""
 
     def open(self, lock: LaneLock) -> None:
         """Open the producer's own lane.
@@ -195,7 +196,7 @@ class Engine:
             timer(SPILL_EVERY_S, ChoreDue(Chore.EXPIRE))
 
     def step(self, message: Message) -> None:
-        """Take a message. The next `turn` carries out what follows from it."""
+        """Take a message. The next `turn` carries out the resulting decisions."""
         match message:
             case Submitted(parcels):
                 self.intake.take(parcels)

@@ -89,7 +89,9 @@ class PinnedClusterReached:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A batch in flight. `leader_epoch` is as of the time of sending. Without a ticket, the batch was not sent."""
+    """A batch in flight. `leader_epoch` is the leader epoch at the time of sending. Without a ticket, the batch was not
+    sent.
+    """
 
     lane: Lane
     batch: j.Batch
@@ -150,7 +152,7 @@ class LookedAround:
 
 @dataclass(frozen=True, slots=True)
 class LanesRead:
-    """What other processes' lanes still owe, or the error of the attempt to read a lane."""
+    """The records that the lanes of other processes still owe, or the error that prevented reading a lane."""
 
     results: Mapping[Path, Owed | Exception]
 
@@ -236,7 +238,7 @@ class EpochCheckDue:
 
 @dataclass(frozen=True, slots=True)
 class InquiryDue:
-    """An inquiry continues: its partition has calmed down, or replicas had time to catch up."""
+    """An inquiry continues, because its partition has calmed down, or because replicas had time to catch up."""
 
     inquiry: Inquiry
 

@@ -75,13 +75,15 @@ class Ahead:
             self._counts.answered((parcel.topic, parcel.partition), parcel.size_bytes, now)
 
     def expire(self) -> None:
-        """Stop counting partitions that have not answered lately. Call it repeatedly while a sender waits."""
+        """Stop counting the parcels of partitions that have not answered lately. Call it repeatedly while a sender
+        waits.
+        """
         if self._counts is not None:
             self._counts.expire(self._clock.monotonic())
 
     @property
     def silent(self) -> frozenset[tuple[str, int]]:
-        """Partitions that are not counted, as of the last `expire`."""
+        """Partitions whose parcels are not counted, as of the last `expire`."""
         return frozenset() if self._counts is None else self._counts.silent
 
     def clear(self, parcels: Iterable[Parcel]) -> None:
