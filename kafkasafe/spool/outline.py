@@ -42,7 +42,9 @@ class OutlineReader:
         self._files = files
         self._lane_id = lane_id
         self._next: dict[tuple[int, int, int], int] = {}
-        """The expected next sequence by destination, producer id and epoch, from the batches that were read."""
+        """Maps (destination, producer id, epoch) to the sequence that the next batch must have after the batches that
+        were read.
+        """
 
     def read(self, index: int, segment: StoredSegment, limit: int) -> list[ReadGroup] | None:
         """The groups of a segment.
@@ -151,7 +153,7 @@ class _Window:
         self._ahead_bytes = _NEAR_BYTES
 
     def get(self, at: int, size: int) -> bytes:
-        """Up to `size` bytes from a byte offset on; fewer at the end of the file."""
+        """Returns `size` bytes from a byte offset on, or fewer at the end of the file."""
         start = at - self._at
         if not 0 <= start <= len(self._content) - size:
             continues = 0 <= start <= len(self._content)

@@ -69,7 +69,7 @@ class RejectedRecords:
     """The kept records of one partition and one reason.
 
     Attributes:
-        partition: -1 if it was never chosen.
+        partition: Partition; -1 if it was never chosen.
         code: Kafka's error code; `OPERATOR` if an operator set the batch aside; -1 if unknown.
         reason: Human-readable text.
     """
@@ -217,7 +217,7 @@ class RejectedStore:
     _number: int = 0
     """Number of the file that is being written. It stays the same until the writing succeeds."""
     _stale: Path | None = None
-    """A file with a valid name that a failed attempt may have left."""
+    """A file that a failed attempt may have left under a valid name."""
     _undeleted: list[str] = field(default_factory=list)
 
     @property
@@ -338,7 +338,9 @@ class RejectedStore:
                 self._stale = None
 
     def undeleted(self) -> list[str]:
-        """Names of files that do not count but may still exist. A mark has to name them. Each is returned once."""
+        """Names of files that do not count but may still exist. A mark has to name each of them. Each name is returned
+        once.
+        """
         names, self._undeleted = self._undeleted, []
         if self._stale is not None:
             names.append(self._stale.name)

@@ -190,7 +190,7 @@ class LaneLock:
         give_up(self._on, self._directory, handle)
 
     def write(self, text: str) -> None:
-        """Writes this text into the lock file, in place of an earlier one. A full disk may prevent it."""
+        """Writes this text into the lock file, in place of an earlier one. A full disk may prevent this."""
         self._said = text
         # The text is optional: on a full disk the lock works without it.
         with contextlib.suppress(OSError):
