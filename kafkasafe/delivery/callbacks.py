@@ -1,8 +1,8 @@
 """The thread that runs the application's callbacks. Callbacks may block, send, or wait for the producer.
 
-The pump holds a lock while it marks a record as done and passes the record's callbacks to this thread. Callers take the
-same lock to see that the record is done. So if a caller then queues a marker and waits for it, the record's callbacks
-have run by the end of the wait.
+The pump holds a lock while it marks a record as done and passes the record's callbacks to this thread. A caller takes
+the same lock to see that the record is done. So if a caller then queues a marker and waits for it, the record's
+callbacks have run by the end of the wait.
 
 The number of due callbacks is bounded: while `full` is true, `send` should wait. The number of callbacks of records
 that are not done is bounded by the size of the spool.

@@ -1,5 +1,5 @@
-"""A clock that includes the time during which the machine is suspended, and readings of the time that a later
-incarnation can interpret.
+"""Clocks that include the time during which the machine is suspended, and timestamps that a later incarnation can
+compare.
 
 On Linux, `time.monotonic` stops while a laptop or a virtual machine is suspended. But the brokers' timeouts continue.
 """

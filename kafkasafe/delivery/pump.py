@@ -2,8 +2,8 @@
 
 Callers submit sealed batches (`Parcel`) through a queue. The network thread posts replies through the same queue. No
 other thread uses a journal or a spool. In one turn, the pump takes all messages, lets the engine work
-(`engine/engine.py`), and sleeps until a message arrives or a timer is due. This is also the group commit: all batches
-that arrive during an fsync share the next one.
+(`engine/engine.py`), and sleeps until a message arrives or a timer is due. The turns also provide group commit: all
+batches that arrive during an fsync share the next fsync.
 """
 
 from __future__ import annotations

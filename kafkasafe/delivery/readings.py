@@ -360,10 +360,9 @@ class Earlier(Generic[_Partition]):
     def elsewhere(self, partition: _Partition, mine: Carrier) -> list[OffsetClaim]:
         """Return the batches that a lane other than this carrier's may still commit.
 
-        Three kinds of batches are left out: those of the carrier's own lane, because that lane compares them itself;
-        those of a former member, because the group refuses them; and those that were left in memory, because they are
-        lost. If the last request of a lost batch began a transaction, the group's offset is not stable until that
-        transaction ends.
+        Three kinds of batches are left out. The carrier's own lane compares its batches itself. The group refuses the
+        batches of a former member. Batches that were left in memory are lost. If the last request of a lost batch began
+        a transaction, the group's offset is not stable until that transaction ends.
 
         Args:
             partition: The partition.

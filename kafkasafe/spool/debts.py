@@ -64,7 +64,7 @@ class LaneReader:
             raise OSError(errno.EBUSY, f"The segments of {self.path} keep changing")
 
     def _leave_out(self, owed: Owed, *, tail: bool) -> None:
-        """Removes damaged batches. No owner can deliver them, so other lanes must not wait for them."""
+        """Removes damaged batches. No owner can deliver a damaged batch, so other lanes must not wait for it."""
         todo = sorted(owed.open)
         if tail:
             for at in todo:

@@ -1,9 +1,9 @@
 """Reports the outcome of each batch in a spool, with the evidence. Changes and sends nothing.
 
 `fates` reports what the spool itself records. For batches that may have been sent, `Examination` judges the cluster's
-answers, as the journal does. It prefers the batch headers in the log as evidence, because anyone can look them up by
-their offsets. Where the log cannot be read, the evidence is the leader's producer state. A batch with neither kind of
-evidence is reported as undecidable.
+answers, as the journal does. `Examination` prefers the batch headers in the log as evidence, because anyone can look up
+batch headers by their offsets. Where the log cannot be read, the evidence is the leader's producer state. A batch with
+neither kind of evidence is reported as undecidable.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ class SpoolOutcome(enum.Enum):
     RESENT = "resent"
     """The cluster rejected the batch, and `rejected/` does not have it any more: it was resent, or deleted by hand."""
     DROPPED = "dropped"
-    """The batch belongs to an atomic batch that was dropped, so it is not delivered. `rejected/` does not have it: the
-    consumers of the atomic batch read the same records again, or the batch was resent, or deleted by hand."""
+    """The batch belongs to an atomic batch that was dropped, so it is not delivered. `rejected/` does not have the
+    batch, because the consumers of the atomic batch read the same records again, or because the batch was resent, or
+    deleted by hand.
+    """
     REPLACED = "replaced"
     """Other batches hold the batch's records."""
     LOST = "lost"
@@ -47,7 +49,7 @@ class ExchangeStep(enum.Enum):
     """
 
     PREPARED = "prepared"
-    """1: the batch is staged. It has no batch id yet, so it cannot have been sent."""
+    """1: the batch is staged. Without a batch id, it cannot have been sent."""
     PREPARE_ACKNOWLEDGED = "prepare_acknowledged"
     """2: the batch is staged under its id. The spool does not record whether step 3 has happened. Only the cluster
     knows, unless nothing was sent to the partition yet.

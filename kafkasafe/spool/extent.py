@@ -32,8 +32,9 @@ class LogEndClaim:
     Attributes:
         lane_id: 16 bytes: the lane's id.
         number: If two claims are about the same end, the one with the larger number is valid.
-        position: In a claim about the beginning, the log's first position: nothing from there on may be missing. In a
-            claim about the end, the position after the last record: everything before it was durable.
+        position: In a claim about the beginning, the log's first position. Nothing from this position on may be
+            missing. In a claim about the end, the position after the last record. Everything before this position was
+            durable.
         records: Number of data records before this position, counted since the creation of the file.
     """
 

@@ -116,7 +116,7 @@ class ExtentFile:
         """Open the file, or create it. Claims that exist already are durable on return.
 
         1. The sync of a claim fails, and the owner dies before it deletes the file.
-        2. The next owner reads this claim from the page cache. It overwrites the older claim, the only durable one.
+        2. The next owner reads this claim from the page cache, and overwrites the older claim, the only durable one.
         3. Power fails while the new claim is being written. The disk has only an outdated claim, which names a deleted
            segment as the first one. So the claim of step 1 must become durable before step 2.
         """

@@ -1,7 +1,7 @@
 """The seam between the spool and the disk: one small protocol, and the real implementation.
 
 The spool accesses the disk only through `Files`. So tests can replace it with a disk that loses power, fills up or lies
-(`kafkasafe.testing.disk`). Errors are `OSError`s; the spool decides what they mean.
+(`kafkasafe.testing.disk`). A failed operation raises an OSError, and the spool decides what the error means.
 """
 
 from __future__ import annotations

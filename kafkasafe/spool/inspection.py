@@ -216,7 +216,7 @@ def start_error(lane: Path, *, files: Files) -> SpoolError | None:
     starts.
 
     Changes nothing and takes no lock, so the lane must not have an owner. Like a start, this function does not read the
-    content of large batches. A producer finds damage in them when it sends them.
+    content of large batches. A producer finds damage in a large batch when it sends the batch.
     """
     try:
         quarantine_damage(files, lane, scan(files, lane, lambda _: None), "raise")

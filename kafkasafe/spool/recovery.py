@@ -1,7 +1,7 @@
 """Reads a lane back: the content of its segments, the torn tail that a crash may have left, and damage.
 
-`scan` reads all segments. It returns their content, and where a torn tail must be cut off. `scan` changes nothing; the
-spool cuts the tail off. The rules are those of `docs/spool-format.md`, section Recovery.
+`scan` reads all segments. It returns the content of the segments, and the place where a torn tail must be cut off.
+`scan` changes nothing. The spool cuts the tail off. The rules are those of `docs/spool-format.md`, section Recovery.
 """
 
 from __future__ import annotations
@@ -473,8 +473,8 @@ def _counted(damage: list[Damage], entries: list[Entry], extent: Extent, before:
         if records <= 0:
             counted.append(item)
             continue
-        # After the last batch, control batches may be missing, too. They also take positions, so this count is an upper
-        # bound.
+        # After the last batch, control batches may be missing, too. Control batches also take positions, so this count
+        # is an upper bound.
         certain = item.destination > 0 and item.position in follows
         counted.append(replace(item, records=records if item.destination else records - 1, most=not certain))
     unsure = [index for index, item in enumerate(counted) if item.records < 0 or item.most]

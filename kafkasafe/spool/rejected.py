@@ -181,7 +181,7 @@ def data_of(files: Files, path: Path, position: int) -> bytearray:
 
 
 def retire(files: Files, directory: Path, mark: m.Resent) -> None:
-    """Deletes a file that was resent. Durable on return.
+    """Deletes a file whose records were resent. The deletion is durable on return.
 
     Args:
         files: The disk.
@@ -215,7 +215,7 @@ class RejectedStore:
     lane_id: bytes
     _known: dict[str, tuple[int, int]] = field(default_factory=dict)
     _number: int = 0
-    """Number of the file that is being written. It stays the same until the writing succeeds."""
+    """Number of the file that is being written. The number stays the same until the writing succeeds."""
     _stale: Path | None = None
     """A file that a failed attempt may have left under a valid name."""
     _undeleted: list[str] = field(default_factory=list)

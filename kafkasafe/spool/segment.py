@@ -36,7 +36,7 @@ class Places(Mapping[int, Stored]):
         self._rest = array("I")
 
     def add(self, position: int, stored: Stored) -> None:
-        """Add a batch, usually after all others. It replaces a batch at the same position."""
+        """Add a batch, usually after all others. The batch replaces another one at the same position."""
         positions = self._positions
         index = len(positions)
         if index and position <= positions[-1]:

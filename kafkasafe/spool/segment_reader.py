@@ -27,8 +27,9 @@ OVERHEAD_BYTES: Final = 12  # bytes of a batch that its length field does not co
 _SECTOR_BYTES: Final = 512
 # If a sector ends with this many zeros, they count as bytes that were not written.
 _ZEROS: Final = 4
-# A complete batch may itself end with this many zeros. Their origin without compression: a last record without headers;
-# lz4: the frame's end mark; gzip: the size of the content; snappy and zstd: content that was stored uncompressed.
+# A complete batch may itself end with this many zeros. The zeros come from a last record without headers (no
+# compression), from the frame's end mark (lz4), from the size of the content (gzip), or from content that was stored
+# uncompressed (snappy and zstd).
 _LAST_ZEROS: Final[dict[int, int]] = {Compression.NONE: 1, Compression.LZ4: 5}
 _LAST_ZEROS_COMPRESSED: Final = 3
 

@@ -1,4 +1,4 @@
-"""Writes groups to the last segment of a lane, and cuts off what was written after the last promise."""
+"""Writes groups to the last segment of a lane, and cuts off everything that was written after the last promise."""
 
 from __future__ import annotations
 
@@ -135,8 +135,8 @@ class SegmentWriter:
     def put_back(self, position: int) -> None:
         """Remove everything after this position. Everything before this position is promised.
 
-        The spool never continues a segment whose fsync failed. It continues a segment if a write failed only because
-        the disk was full:
+        The spool never continues a segment whose fsync failed. The spool continues a segment if a write failed only
+        because the disk was full:
 
         1. The disk has room for marks, but not for the next batch.
         2. Each attempt to write the batch fails, and is followed by a mark.

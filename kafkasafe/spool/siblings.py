@@ -1,7 +1,8 @@
 """Finds spools with undelivered records in directories next to the default one.
 
 The name of the default directory contains the client id and the addresses as they were written. If a program changes
-one of them, it uses another directory, and records in the former one would wait forever.
+its client id or the text of its addresses, the program uses another directory, and records in the former directory
+would wait forever.
 """
 
 from __future__ import annotations

@@ -30,15 +30,16 @@ from kafkasafe.spool.tail import cut_tail, make_durable, remove_drafts
 Sync = Literal["group", "each", "os"]
 
 _MOST_BATCHES: Final = 1 << 14
-"""Maximum number of batches in a segment. Facts about a batch stay in memory until its segment is deleted: up to 2.6 kB
-for an atomic batch, which may have only a few hundred bytes on disk."""
+"""Maximum number of batches in a segment. Facts about a batch stay in memory until its segment is deleted. They take up
+to 2.6 kB for an atomic batch, which may have only a few hundred bytes on disk.
+"""
 _DIVIDED_SEGMENT_BYTES: Final = 1024 * 1024
 """Maximum size of a segment with batches to be divided.
 
 This maximum applies while the log is at most `_DIVIDED_SEGMENTS` times as large. The reasons for a maximum:
 
 1. The spool divides a batch by writing its records once more, at the end of the log.
-2. It deletes a segment when all batches of the segment are divided.
+2. The spool deletes a segment when all batches of the segment are divided.
 3. So dividing the first segment needs as much space as the segment has. Dividing the next segment needs no more space.
 """
 _DIVIDED_SEGMENTS: Final = 512
@@ -108,7 +109,8 @@ class Spool:
             sync: With "group" and "each", `sync` is an fdatasync. With "os", the operating system decides when to
                 write.
             snapshot: The marks that a new segment begins with.
-            on_corrupt: "raise", or "quarantine": copy damaged bytes to quarantine/, and keep the batches after them.
+            on_corrupt: With "raise", damage is an error. With "quarantine", this method copies damaged bytes to
+                quarantine/, and keeps the batches after them.
             clock_ms: Ms since the epoch, for the timestamps of control batches.
             each: Called with each entry in log order while the log is read, up to the first torn or damaged entry.
                 These calls come before anything is changed or refused.

@@ -476,7 +476,8 @@ class DiskWriter:
 def _is_written(parcel: Parcel) -> bool:
     """Return whether the spool has the bytes of this parcel.
 
-    1. Small batches of a partition are durable. They are joined into one, whose records are therefore durable.
+    1. Small batches of a partition are durable. The engine joins them into one batch, whose records are therefore
+       durable.
     2. Before the joined batch is written, another group is written, and the memory for batches is exceeded.
     3. The bytes of the joined batch are in memory only, so they must not be dropped.
     """

@@ -25,7 +25,7 @@ class EndCheck:
         lane: The lane.
         check: The last acknowledged offset, and its leader epoch.
         idle: Whether this is a routine check of an idle partition. Such a check is dropped if the partition becomes
-            active. Otherwise an acknowledgement from another leader caused the check, and the check is repeated until
+            active. Otherwise an acknowledgement from another leader caused the check, and the engine repeats it until
             there is an answer.
         elected: Whether another leader has been elected since that offset was acknowledged. If so, the check also
             reports the case that the leader's log cannot prove that no records are lost.

@@ -47,8 +47,8 @@ class Endings:
         the mapping, because it is replaced, never changed.
         """
         self.refused_partitions: Mapping[tuple[str, int], RefusedDestination] = {}
-        """Maps (topic, partition) to the refusal, for topics that the cluster otherwise accepts. This mapping, too, is
-        replaced, never changed.
+        """Maps (topic, partition) to the refusal, for topics that the cluster otherwise accepts. Any thread may read
+        this mapping, too, because it is replaced, never changed.
         """
 
     def resolve(self, lane: Lane, resolutions: Sequence[j.Resolution]) -> None:
@@ -120,7 +120,9 @@ class Endings:
         )
 
     def expire(self) -> None:
-        """Fail futures whose `delivery_timeout_ms` is over. Their records stay in the spool, and are delivered."""
+        """Fail futures whose `delivery_timeout_ms` is over. The records of these futures stay in the spool, and are
+        delivered.
+        """
         limit = self._config.delivery_timeout_s
         if limit is None:
             return

@@ -1,7 +1,8 @@
 """The engine takes messages, lets the journal decide, and carries out the decisions: sends requests, writes groups.
 
-It has no thread. Its owner (`Pump`) calls `open`, `listen`, `begin`, then repeatedly `step` for each message and `turn`
-after them, and `shut` at the end, all on one thread. Other threads post messages with `EngineContext.post`.
+The engine has no thread. Its owner (`Pump`) first calls `open` and `listen`. Then the owner starts a thread. On this
+thread it calls `begin`, then repeatedly `step` for each message and `turn` after these messages, and `shut` at the end.
+Other threads post messages with `EngineContext.post`.
 """
 
 from __future__ import annotations

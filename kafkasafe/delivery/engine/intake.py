@@ -198,12 +198,12 @@ class Intake:
 
         1. A disk is full of batches whose partitions only become known now.
         2. The engine divides them in portions, as long as there is space for a portion (`Spool.has_room`).
-        3. When all batches of a segment are divided, the engine deletes it (`Engine.drive`). That makes space for the
-           next portion.
+        3. When all batches of a segment are divided, the engine deletes it (`Engine.drive`). The deletion makes space
+           for the next portion.
         4. If the disk has no space for the next portion, only divisions wait.
         """
-        # A batch that an earlier call left undivided may also be in `divides`. It may also need no division any more,
-        # because the journal has sent it again or given it up.
+        # A batch that an earlier call left undivided may also be in `divides`. Such a batch may also need no division
+        # any more, because the journal has sent the batch again or given it up.
         unique = {divide.batch.handle: divide for divide in (*lane.divisions.take(), *divides)}
         todo = [divide for handle, divide in unique.items() if handle in lane.parcels and divide.is_due]
         stuck: list[j.Divide] = []

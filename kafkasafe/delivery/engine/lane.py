@@ -325,7 +325,7 @@ class Copying:
     """How far the log is being copied forward, and when `RoomKeeper` checks again whether to copy.
 
     Attributes:
-        before: Position up to which unfinished batches are being copied forward; -1: none are copied.
+        before: Position up to which unfinished batches are being copied forward; -1 if none are being copied.
     """
 
     __slots__ = ("_look_at", "_looked_bytes", "before")
@@ -355,7 +355,7 @@ class Copying:
         self._looked_bytes = 0
 
     def begin(self, before: int) -> None:
-        """Begin to copy the unfinished batches before this position; -1: copy none."""
+        """Begin to copy the unfinished batches before this position; -1 means to copy none."""
         self.before = before
 
     def stop(self) -> None:

@@ -129,8 +129,8 @@ class Ledger:
     def submit(self, parcels: Sequence[Parcel]) -> None:
         """Accept parcels, in this order. Never blocks. The caller has already checked `room`.
 
-        The same parcels may come again: from a caller whose first call was interrupted (Ctrl-C), or from a signal
-        handler that runs during this call. The ledger accepts each parcel only once.
+        The same parcels may come a second time, from a caller whose first call was interrupted (Ctrl-C), or from a
+        signal handler that runs during this call. The ledger accepts each parcel only once.
         """
         now = self._clock.monotonic()
         with self.lock:

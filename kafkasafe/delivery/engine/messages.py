@@ -216,21 +216,21 @@ class AsideDue:
 
 @dataclass(frozen=True, slots=True)
 class WriteDue:
-    """It is time to write again after a failed write."""
+    """The pause after a failed write is over."""
 
     lane: Lane
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerIdDue:
-    """It is time to ask for a producer id again."""
+    """The pause before the next request for a producer id is over."""
 
     lane: Lane
 
 
 @dataclass(frozen=True, slots=True)
 class EpochCheckDue:
-    """It is time to repeat a check of a leader epoch's end."""
+    """The pause before the repetition of a check of a leader epoch's end is over."""
 
     lane: Lane
     check: j.EpochCheck

@@ -106,7 +106,8 @@ class LaneOrder:
         """Hold back the next batches of the producer's own lane until a dropped producer has delivered its records.
 
         Batches that are not written yet are held back too, although they may have been accepted before the other
-        producer was dropped. This cannot deadlock: the dropped producer waits only for producers that ended before it.
+        producer was dropped. Producers cannot wait for one another in a circle, because the dropped producer waits only
+        for producers that ended before it.
         """
         if self._context.config.in_memory:
             return

@@ -32,12 +32,13 @@ class UnitHandle:
 
     Attributes:
         unit_id: 16 bytes, never given twice.
-        transactional_id: The user's transactional id; empty: the unit uses one of the lane's own.
+        transactional_id: The user's transactional id; empty if the unit uses one of the lane's own ids.
         offsets: Offsets of consumer groups that are part of the unit.
         readings: For each partition of a group: the consumer's reading (`Reading`) to which the offset belongs.
-        joins: The topic of a batch of `delivery="transactional"`; other batches of the topic may join the same unit
-            until the engine writes it to disk.
-        fate: How the unit ended. Set when its end is durable, before its first parcel is done.
+        joins: The topic of a batch of `delivery="transactional"`, otherwise empty. Other batches of the topic may join
+            the unit until the engine writes the unit to disk.
+        fate: How the unit ended. The engine sets it when the unit's end is durable, before the unit's first parcel is
+            done.
     """
 
     unit_id: bytes = field(default_factory=lambda: uuid.uuid4().bytes)
@@ -150,8 +151,8 @@ class Parcel:
         self.loose = False
 
     def writable(self) -> bytearray | None:
-        """The parcel's bytes, for a caller that changes them. They are a copy if a socket may have the original. None
-        while only the spool has the bytes.
+        """The parcel's bytes, for a caller that changes them. The bytes are a copy if a socket may have the original.
+        None while only the spool has the bytes.
         """
         data = self.data
         if data is not None and self.loose:

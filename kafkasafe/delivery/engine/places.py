@@ -10,7 +10,7 @@ checks each lane after each group, and each second, and restores a lane that is 
 
 If the engine cannot restore the lane (another volume is mounted there, a permission is missing), the owner continues
 with its open files: it writes and delivers batches, but reports none as durable. If the lane was deleted, its open
-directory takes no new files. Then the owner delivers what was written, and later batches wait in memory.
+directory takes no new files. Then the owner delivers the batches that were written, and later batches wait in memory.
 """
 
 from __future__ import annotations

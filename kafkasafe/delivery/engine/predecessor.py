@@ -16,7 +16,7 @@ class Predecessor:
     1. The first one has accepted record 1. No broker answers, so the record waits in lane-000.
     2. The second one is made, on lane-001. Lane-000 has a living owner, so nothing in it counts as an earlier
        incarnation's.
-    3. The first one is dropped. It goes on delivering for some seconds.
+    3. The first one is dropped. This producer goes on delivering for some seconds.
     4. The second one accepts record 2, with the same key. The brokers come back, and both lanes are delivered at once.
 
     So from step 3 on, the first producer counts as an earlier incarnation: it accepts nothing more. From that step on,

@@ -301,8 +301,8 @@ class OutcomeInquiry:
 
     def _require_same_leader(self) -> None:
         if self._leader.epoch != self._leader_epoch:
-            # It is unknown which leader's log was read. So it is also unknown which of its records a later leader must
-            # have.
+            # The inquiry does not know which leader's log it has read. So it does not know, either, which of the log's
+            # records a later leader must have.
             raise NoAnswerError("another leader was elected while the log was read")
 
     def _count(self, judgement: Judgement, method: str) -> None:

@@ -87,7 +87,7 @@ class NameRefusals:
         return self._found.get(name)
 
     def add(self, name: str, refused: RefusedName) -> None:
-        """Record a refusal. It replaces an earlier refusal of the same name."""
+        """Record a refusal, which replaces an earlier refusal of the same name."""
         self._found[name] = refused
 
     def accept(self, name: str) -> RefusedName | None:

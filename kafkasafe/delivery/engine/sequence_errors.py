@@ -1,4 +1,4 @@
-"""Counts each sequence error of a broker once, when the cluster's state has proven what the error means."""
+"""Counts each sequence error of a broker once, when the cluster's state has proven the meaning of the error."""
 
 from __future__ import annotations
 

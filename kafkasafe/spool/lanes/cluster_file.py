@@ -49,8 +49,8 @@ class ClusterFile:
                 cluster.
 
         Returns:
-            (id of the former cluster, None before the first contact; whether the directory now belongs to this
-            cluster).
+            (former, ours). `former` is the id of the former cluster, None before the first contact. `ours` is whether
+            the directory now belongs to this cluster.
 
         Raises:
             SpoolCorruptError: The directory's file CLUSTER does not contain an id, and records wait.

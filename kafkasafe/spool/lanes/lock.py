@@ -63,7 +63,7 @@ class DirectoryStanding(enum.Enum):
     """The present place of a locked lane's directory."""
 
     HERE = "here"
-    """The lane's path leads to the locked directory, and its entry `lock` is the locked file."""
+    """The lane's path leads to the locked directory, and the directory's entry `lock` is the locked file."""
     UNLOCKED = "unlocked"
     """The lane's path leads to the locked directory, but the directory's entry `lock` is not the locked file. Another
     process may own the lane.
