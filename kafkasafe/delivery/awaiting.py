@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 _SLICE: Final = 256
 """Maximum number of checks and wake-ups in one iteration of the loop."""
 _FEW: Final = 8
-"""Up to this many subjects or parcels, the notifying thread itself checks for progress before it wakes the loop."""
+"""If no more than this many subjects or parcels are concerned, the notifying thread itself checks them for progress
+before it wakes the loop.
+"""
 
 
 class CheckResult(enum.Enum):
@@ -49,14 +51,14 @@ class Subject(Protocol):
         """Returns the progress since the previous call. Must be called on the loop's thread."""
 
     def is_ready(self, entry: Any) -> bool:
-        """Whether one of the waiting coroutines can continue. Called after `CheckResult.SOME`."""
+        """Whether the coroutine with this entry can continue. Called after `look` returned `CheckResult.SOME`."""
 
 
 class AcceptedRecords(Protocol):
     """Records that were accepted together.
 
     Attributes:
-        parcels: The parcels that contain them, after encoding.
+        parcels: The parcels that contain the records; None until the records are encoded.
     """
 
     parcels: list[Parcel] | None
@@ -84,7 +86,7 @@ class Fates:
     Args:
         records: The records.
         ledger: The ledger of their producer.
-        durable: Wait only until the records are on disk.
+        durable: Whether coroutines wait only until the records are on disk.
     """
 
     __slots__ = ("_durable", "_ledger", "_records", "_seen")

@@ -40,11 +40,11 @@ class BatchFate:
         self._late = False
 
     def forget(self) -> None:
-        """Marks the offsets as no longer part of the batch: it has other offsets of the group now, or none."""
+        """Records that the batch has lost these offsets: the batch now has other offsets of the group, or none."""
         self._replaced = True
 
     def miss(self) -> None:
-        """Marks the batch as too late: the consumer has gone back in one of its partitions.
+        """Marks the batch as too late, because the consumer has gone back in one of the batch's partitions.
 
         1. A batch has records 5 to 9 of one partition, and 100 to 104 of another. 2. The consumer goes back in the
         first partition, so the batch is not sent, and the program discards all of its records. 3. The next batch would
@@ -77,8 +77,9 @@ class GivenOffsets:
     """Tracks offsets that a program gave a producer directly, and those of a KafkaConsumer. Refuses a batch that
     continues from a dropped one.
 
-    kafkasafe cannot move such a consumer back. So after a batch was dropped, the next batch that has offsets of one of
-    the dropped batch's partitions is refused once. Later batches are assumed to contain records that were read again.
+    kafkasafe cannot move the consumer of such offsets back. So after a batch was dropped, the next batch that has
+    offsets of one of the dropped batch's partitions is refused once. Later batches are assumed to contain records that
+    were read again.
 
     Args:
         numbers: Draws the numbers of the readings.
@@ -91,7 +92,9 @@ class GivenOffsets:
         self._first = numbers.draw()
 
     def moves(self, given: m.GroupOffsets) -> bool:
-        """Whether an offset differs from the previous batch's offset of its partition. The first offset does."""
+        """Whether one of these offsets differs from the previous batch's offset for the same partition. The first
+        offset of a partition counts as different.
+        """
         runs = (self._readings.get((given.group, at.topic, at.partition)) for at in given.positions)
         return any(
             run is None or run.handed != at.offset for run, at in zip(runs, given.positions, strict=True)
@@ -138,7 +141,9 @@ class GivenOffsets:
 
 
 Offer: TypeAlias = Callable[[Callable[[], OffsetsFate], ProducerLane], tuple[Any, ...]]
-"""(function that returns a batch's fate, lane of its producer) → ...: offers a consumer's positions to the batch."""
+"""Offers a consumer's positions to a batch. The arguments are a function that returns the batch's fate, and the lane of
+the batch's producer.
+"""
 
 
 @functools.singledispatch
@@ -158,11 +163,11 @@ def check_settings(consumer: Any) -> None:
     records 0 to 9, and a batch with them goes into the spool. 2. It commits 10. 3. The batch is dropped, or the machine
     is lost. 4. The group continues at 10, and records 0 to 9 are in no output.
 
-    A consumer that does not require stable offsets may read records again that are already in a batch. 1. The batch
-    with records 0 to 9 waits in the spool of another process, or its markers are being written. 2. The partition is
-    assigned to this consumer, and the group has no offset yet. 3. The consumer reads the records again, and they are in
-    the output twice. (KIP-447: OffsetFetch with `require_stable`; kafka-python sets it if `isolation_level` is
-    "read_committed".)
+    A consumer that does not require stable offsets may read records a second time although they are already in a batch.
+    1. The batch with records 0 to 9 waits in the spool of another process, or its markers are being written. 2. The
+    partition is assigned to this consumer, and the group has no offset yet. 3. The consumer reads the records again,
+    and they are in the output twice. (KIP-447: OffsetFetch with `require_stable`; kafka-python sets it if
+    `isolation_level` is "read_committed".)
 
     Args:
         consumer: KafkaConsumer or SafeConsumer.

@@ -1,8 +1,8 @@
 """The thread that runs the application's callbacks. Callbacks may block, send, or wait for the producer.
 
-The pump holds a lock while it marks a record as done and passes the record's callbacks to this thread. Callers take the
-same lock to see that the record is done. So if a caller then queues a marker and waits for it, the record's callbacks
-have run by the end of the wait.
+The pump holds a lock while it marks a record as done and passes the record's callbacks to this thread. A caller takes
+the same lock to see that the record is done. So if a caller then queues a marker and waits for it, the record's
+callbacks have run by the end of the wait.
 
 The number of due callbacks is bounded: while `full` is true, `send` should wait. The number of callbacks of records
 that are not done is bounded by the size of the spool.
@@ -60,7 +60,7 @@ class CallbackThread:
         self._seen_at = 0.0
 
     def put(self, job: Callable[[], None]) -> None:
-        """Runs a job on the thread, after all earlier ones."""
+        """Runs a job on the thread, after all earlier jobs."""
         self._queue.put(job)
         self.start()
 
@@ -76,7 +76,7 @@ class CallbackThread:
             self._started = True
 
     def hand(self, job: Callable[[int], None], count: int) -> None:
-        """Runs a job with this many due callbacks. The pump calls it while it holds its lock."""
+        """Runs a job that represents `count` due callbacks. The pump calls this method under its lock."""
         self._handed += count
         self.put(lambda: job(count))
 
@@ -86,7 +86,8 @@ class CallbackThread:
         """Calls each function with its argument, on the thread.
 
         Args:
-            functions: The application's functions. If one raises, this is logged, and the others run nevertheless.
+            functions: The application's functions. If one of them raises an exception, the thread logs it and calls the
+                others.
             arguments: Their arguments, in the same order.
             due: Number of due callbacks that this call represents.
         """
@@ -120,7 +121,7 @@ class CallbackThread:
         return due >= _DUE_MOST or now - self._seen_at < _STUCK_S
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Waits until all earlier jobs have run. Returns False on timeout. On the thread itself, it returns at once."""
+        """Waits until all earlier jobs have run. Returns False on timeout. Does not wait on the thread itself."""
         if self.is_current_thread():
             return True
         if not self._started:
@@ -140,7 +141,7 @@ class CallbackThread:
         """Ends the thread after all jobs have run. On timeout, the thread continues until they have run.
 
         Args:
-            timeout_s: How long to wait for the jobs; None: until no callback has finished for 10 s.
+            timeout_s: How long to wait for the jobs. None: the wait ends when no callback has finished for 10 s.
 
         Returns:
             Number of callbacks that have not run yet.

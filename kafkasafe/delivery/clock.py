@@ -1,4 +1,5 @@
-"""A clock that includes the time during which the machine is suspended, and times that a later incarnation understands.
+"""Clocks that include the time during which the machine is suspended, and timestamps that a later incarnation can
+compare.
 
 On Linux, `time.monotonic` stops while a laptop or a virtual machine is suspended. But the brokers' timeouts continue.
 """
@@ -33,7 +34,7 @@ class SleepingClock:
         on_sleep: Called with (seconds suspended, the time that `now` returns), before `now` first returns a time that
             includes this suspension.
         elapsed: A clock that includes suspensions.
-        awake: A clock that does not.
+        awake: A clock that stands still during suspensions.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class SystemClock:
 
 
 def read_clock() -> Clock:
-    """The current time. From it, a later incarnation can compute how much time has passed."""
+    """The current time, in a form from which a later incarnation can compute how much time has passed."""
     return Clock(time.time_ns() // 1_000_000, _boot_id(), time.monotonic_ns() // 1_000_000)
 
 

@@ -3,8 +3,8 @@
 Topics with CreateTime keep the timestamps of their producers, and ListOffsets returns the largest one of a partition. A
 timestamp that is later than all timestamps that this producer wrote to the partition comes from another clock. Brokers
 of Kafka 4 accept no timestamp that is more than an hour ahead of their own clock (`message.timestamp.after.max.ms`).
-Older brokers accept any, so the estimate is only a hint: it may make the producer more careful, but must not make it
-refuse anything.
+Older brokers accept any timestamp, so the estimate is only a hint: it may make the producer more careful, but must not
+make it refuse anything.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _HOUR_S: Final = 3600.0
 _PAUSE_S: Final = 60.0
 _LEEWAY_MS: Final = 3_600_000
 _NO_TIME_MS: Final = 4_102_444_800_000
-"""The year 2100. A later timestamp does not come from a clock in ms: it is in microseconds, or a mistake."""
+"""The year 2100. A later timestamp is in microseconds instead of ms, or it is a mistake."""
 
 
 class Clocks:
-    """Decides when to ask for other producers' timestamps, and what follows from the answers; see the module.
+    """Decides when the engine asks for other producers' timestamps, and what the answers mean. See the module.
 
-    It asks at most once an hour about the same partition, and at most once a minute about any. It does not ask in a
-    producer's first minute, nor within an hour after a broker stamped a record itself.
+    The engine asks at most once an hour about the same partition, and at most once a minute in total. It does not ask
+    in a producer's first minute, or in the hour after a broker stamped a record itself.
 
     Args:
         now: Monotonic seconds.
@@ -42,7 +42,9 @@ class Clocks:
         """Lower bound of the brokers' time if the other producers' clocks are right, in ms since the epoch."""
 
     def sent(self, address: _Address, max_timestamp: int) -> None:
-        """Record the largest timestamp of a batch of this producer: it must not count as one of another clock."""
+        """Record the largest timestamp of a batch of this producer, so that it does not count as one from another
+        clock.
+        """
         if max_timestamp > self._ours.get(address, -1):
             self._ours[address] = max_timestamp
 
@@ -61,7 +63,7 @@ class Clocks:
         return True
 
     def unanswered(self, address: _Address) -> None:
-        """Record that no answer came: `asks` may soon choose this partition again."""
+        """Record that no answer came, so that `asks` may soon choose this partition again."""
         self._next_of.pop(address, None)
 
     def listed(self, address: _Address, timestamp: int, now: float, now_ms: int) -> bool:

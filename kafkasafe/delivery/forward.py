@@ -27,7 +27,7 @@ class Segment:
 def copy_before(
     closed: Sequence[Segment], waiting: Iterable[tuple[int, int]], *, used_bytes: int, limit_bytes: int
 ) -> int:
-    """The position up to which to copy waiting batches to the log's end; -1: copy nothing.
+    """The position before which waiting batches are to be copied to the log's end; -1 if none are to be copied.
 
     The less room is left, the more is copied:
 

@@ -1,6 +1,6 @@
 """The samples of producers and consumers, from which `kafkasafe.metrics` makes Prometheus's metrics.
 
-They are in a separate module so that programs without Prometheus need not import prometheus-client.
+The samples are in a separate module so that programs without Prometheus need not import prometheus-client.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 AT_CLOSE: Final[list[Callable[[], None]]] = []
 """Functions that a producer calls when it closes. `kafkasafe.metrics` adds its `flush` here when that module is
-imported. A closing producer must not import the module, because a producer may close while the interpreter exits.
+imported. A closing producer must not import `kafkasafe.metrics`, because a producer may close while the interpreter
+exits.
 """
 
 

@@ -12,7 +12,8 @@ class Outage:
     """The time from the first failed request to the next acknowledgement, over all partitions together.
 
     Args:
-        now: Seconds. A producer that starts in an outage sends nothing that could fail, so its outage begins here.
+        now: The current time, in seconds. A producer that starts during an outage sends nothing that could fail. Its
+            outage begins now, or when the first acknowledged batch was sealed, if that is later.
     """
 
     def __init__(self, now: float) -> None:

@@ -2,8 +2,8 @@
 
 Callers submit sealed batches (`Parcel`) through a queue. The network thread posts replies through the same queue. No
 other thread uses a journal or a spool. In one turn, the pump takes all messages, lets the engine work
-(`engine/engine.py`), and sleeps until a message arrives or a timer is due. This is also the group commit: all batches
-that arrive during an fsync share the next one.
+(`engine/engine.py`), and sleeps until a message arrives or a timer is due. The turns also provide group commit: all
+batches that arrive during an fsync share the next fsync.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ from kafkasafe.spool.own_lane import OwnLane
 from kafkasafe.spool.refusals import RefusedDestination
 
 _BACKLOG: Final = 64
-"""From this many messages on, callers should pause. A turn takes all of them before anything in progress advances."""
+"""From this many waiting messages on, callers should pause, because a turn takes all messages before it advances the
+work in progress.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ class _Retire:
 
 @dataclass(frozen=True, slots=True)
 class _SetPatience:
-    """A caller waits for the end of a retiring pump, and gives it another patience."""
+    """A caller waits for the end of a retiring pump, and gives the pump another patience."""
 
     patience: Patience
 
@@ -94,8 +96,8 @@ class Pump:
         cluster: The brokers. The pump starts it.
         directory: The opened spool directory.
         files: The disk.
-        choose: (topic, partitions, keys, values) → partition of each record. For records that were accepted before
-            their topic was known.
+        choose: (topic, partitions, keys, values) → partition of each record. Called for records that were accepted
+            before their topic was known.
         seal_due: Called in each turn with the time. Seals open batches that have lingered, and returns the time of the
             next call.
         on_topic: Called when a topic's partition count is known and no record waits for its partition to be chosen.
@@ -147,7 +149,7 @@ class Pump:
         )
 
     def open(self, lock: LaneLock) -> None:
-        """Opens the producer's own lane on the caller's thread, so that the caller gets its errors.
+        """Opens the producer's own lane on the caller's thread, so that the caller gets the errors.
 
         Raises:
             SpoolError: The lane cannot be opened.
@@ -207,9 +209,9 @@ class Pump:
         """Waits until `ready()` returns True. Returns False on timeout.
 
         The caller's thread evaluates `ready` without `lock`. So `ready` may only read values that change atomically. If
-        the pump makes the awaited change together with others under `lock`, all of them are complete on return.
-        With `choosy`, the pump evaluates `ready` before it wakes the caller. This requires that every change that
-        `ready` depends on notifies afterwards.
+        the pump makes the awaited change and other changes while it holds `lock` once, all of these changes are
+        complete when this method returns. With `choosy`, the pump evaluates `ready` before it wakes the caller. For
+        this, the code that makes a change on which `ready` depends must notify the callers afterwards.
         """
         if timeout is not None:
             timeout = min(timeout, threading.TIMEOUT_MAX)
@@ -271,7 +273,7 @@ class Pump:
         self.refused_sends += 1
 
     def state(self) -> PumpState:
-        """The state for a scrape, from any thread. Numbers may be slightly out of date."""
+        """The state for a scrape of the metrics. Callable from any thread. Numbers may be slightly out of date."""
         lanes = list(self._context.lanes)
         journals = [lane.journal for lane in lanes]
         today_ms = self._context.clock.wall_ms()
@@ -306,7 +308,7 @@ class Pump:
             unit.phase.value for journal in journals for unit in journal.units.unfinished
         )
         if units or self.stats.units:
-            # Steps without units are 0, so that their series do not come and go.
+            # A step without units has the value 0, so that its time series does not come and go.
             units.update({phase.value: 0 for phase in u.Phase if phase is not u.Phase.OVER})
         refused = [each for each in self.engine.endings.refused() if each.confirmed]
         return PumpState(gauges, offsets, refused, units)
@@ -314,11 +316,12 @@ class Pump:
     def seen(
         self, closed: BaseException | None, *, needed_bytes: int, callbacks_behind: bool
     ) -> ProducerSeen:
-        """The state for a probe, from any thread. Takes no lock, and asks neither disk nor brokers.
+        """The state for a health probe. Any thread may call this method. It takes no lock, and asks neither the disk
+        nor the brokers.
 
         Args:
-            closed: Why the producer accepts no more records.
-            needed_bytes: Room that the next batch may need in addition to the open ones.
+            closed: Why the producer accepts no more records; None while it accepts them.
+            needed_bytes: Bytes that the next batch may need, in addition to those of the open batches.
             callbacks_behind: Whether `send` waits for callbacks of earlier records.
         """
         config, ledger = self._config, self.ledger
@@ -357,7 +360,9 @@ class Pump:
         )
 
     def _end_of_thread(self) -> str:
-        """A message that the thread has ended, for a thread that no error ended; empty while it runs."""
+        """A message that says that the thread has ended; empty while the thread runs. Used if no error ended the
+        thread.
+        """
         return "Its thread has ended" if self.ended() else ""
 
     def resolve_undecidable(self, *, resend: bool) -> None:
@@ -474,7 +479,7 @@ class Pump:
                 self._turn()
             self._last_turn()
         except SpoolError as error:
-            # Without a traceback, because the message says which records are safe, and what to do.
+            # Log no traceback, because the message says which records are safe, and what to do.
             self._log.error(
                 "The producer ended: %s", error, error=type(error).__name__, event="producer_ended"
             )
@@ -567,7 +572,7 @@ class Pump:
         return self.engine.endings.refused(topic)
 
     def refresh_topic(self, topic: str) -> None:
-        """Requests a topic's metadata. If brokers create topics automatically, this creates it."""
+        """Requests a topic's metadata. If brokers create topics automatically, this request creates the topic."""
         self.engine.topics.want(topic)
 
     def patience_ends(self, patience: Patience, began: float) -> float:

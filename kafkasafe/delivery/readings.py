@@ -1,17 +1,18 @@
 """Decides when a consumer goes back: compares its position with the offsets to which atomic batches moved its group.
 
 A *reading* is one run of a consumer through a partition: from the position where it is placed until it is moved away.
-Each atomic batch with the consumer's offsets continues the one before. If one of these batches is dropped, `units` also
-drops the later ones of the reading. The consumer then has to return to the group's offset, where a new reading begins.
+Each atomic batch with the consumer's offsets continues the previous one. If one of these batches is dropped, `units`
+also drops the later ones of the reading. The consumer then has to return to the group's offset, where a new reading
+begins.
 
 A consumer keeps its position through a rebalance, although another member may have had the partition in between. So
 after a rebalance, the group's offset is compared with the offsets that the reading's own batches committed
 (`Readings.goes_on`).
 
-A batch may outlive its reading: its program closed the producer, and another process may deliver it at any time. The
-batches of one lane are compared with one another (`units.ReadingOrder`), but not with batches of other lanes. So before
-another lane commits a batch, the consumer makes sure that the undecided batches of a closed producer can no longer be
-committed (`Earlier`).
+A batch may outlive its reading: if the program has closed the batch's producer, another process may deliver the batch
+at any time. The batches of one lane are compared with one another (`units.ReadingOrder`), but not with batches of other
+lanes. So before another lane commits a batch, the consumer makes sure that the undecided batches of a closed producer
+can no longer be committed (`Earlier`).
 """
 
 from __future__ import annotations
@@ -79,8 +80,8 @@ class Numbers:
 
 
 class ProducerLane(Protocol):
-    """The lane of a producer. Two objects are equal if they stand for the same lane of a spool, even with different
-    producers.
+    """The lane of a producer. Two objects are equal if they stand for the same lane of a spool, even if they belong to
+    different producers.
     """
 
     @property
@@ -95,9 +96,9 @@ class Carrier:
     """The lane that delivers a batch, and the group member in whose name the batch's offsets are committed.
 
     Attributes:
-        lane: The lane of the batch's producer. Each producer has its own object.
-        member: The consumer as a member of its group; None for a consumer that is not a member (`assign`), so its group
-            cannot refuse offsets.
+        lane: The lane of the batch's producer. Each producer has its own object for its lane.
+        member: The consumer as a member of its group. None for a consumer that is not a member (`assign`): the group
+            cannot refuse offsets of such a consumer.
     """
 
     lane: ProducerLane
@@ -109,7 +110,8 @@ class Carrier:
         Source: GroupCoordinator.validateOffsetCommit in brokers (KIP-447; KIP-345 for static members).
 
         Args:
-            now: The consumer's current membership; None: it has none, so its group may still know the former member.
+            now: The consumer's current membership. None if the consumer has none: its group may still know the former
+                member.
         """
         return self.member is not None and now is not None and now != self.member
 
@@ -122,7 +124,7 @@ class OffsetClaim:
         offset: Offset of the next record to be read.
         fate: Returns the fate of the batch. Callable from any thread.
         carrier: Carrier of the batch; None: not known.
-        void: The consumer was moved back, so the batch must not be committed any more.
+        void: Whether the consumer was moved back. If so, the batch must not be committed any more.
     """
 
     offset: int
@@ -140,11 +142,11 @@ class ReadingRun:
 
     Attributes:
         reading: The number and start that batches record for this reading.
-        reached: The offset to which this reading has moved the group so far; None: not known.
-        sent: The offset of the last accepted batch, and before that the reading's start; None: there is neither, or the
-            start is not known.
-        first: The position where the reading began, if it is not the group's offset; None: not known.
-        broken: A batch of the reading was dropped, or left undecided.
+        reached: The offset to which this reading has moved the group so far; None if it is not known.
+        sent: The offset of the last accepted batch that `look` has evaluated. Before the first such batch, it is the
+            reading's start; None if there is no start, or if the start is not known.
+        first: The position where the reading began, if that is not the group's offset; None if it is not known.
+        broken: Whether a batch of the reading was dropped, or left undecided.
     """
 
     def __init__(self, number: int, start: int | None) -> None:
@@ -197,8 +199,8 @@ class ReadingRun:
 
     @property
     def undecided(self) -> list[OffsetClaim]:
-        """The batches that may still move the group: their own producer, or another one after its end, may deliver
-        them.
+        """The batches that may still move the group. A batch's own producer may deliver it, or another producer after
+        the end of its own one.
         """
         return [*self._left, *(claim for claim in self._claims if claim.fate() in _UNDECIDED)]
 
@@ -228,7 +230,7 @@ class ReadingRun:
 
     @property
     def handed(self) -> int | None:
-        """The offset to which all batches, including uncommitted ones, would move the group; None: not known."""
+        """The offset to which all batches, including uncommitted ones, would move the group; None if unknown."""
         taken = (claim.offset for claim in self._claims if claim.fate() is not OffsetsFate.FORGOTTEN)
         return max(taken, default=self.sent)
 
@@ -272,7 +274,7 @@ class Readings(Generic[_Partition]):
         self._runs: dict[_Partition, ReadingRun] = {}
         self._suspects: set[_Partition] = set()
         self.used = False
-        """Whether an atomic batch ever had the consumer's offsets. If none had, the consumer itself moves its group."""
+        """Whether an atomic batch ever had the consumer's offsets. If not, the consumer itself moves its group."""
 
     def use(self) -> None:
         """Record that a batch with the consumer's offsets is being made."""
@@ -328,8 +330,9 @@ class Readings(Generic[_Partition]):
     def goes_on(self, partition: _Partition, group_offset: int) -> bool:
         """Whether the reading continues: no batch of it was dropped, and nothing else has moved the group.
 
-        Otherwise another reading begins at the group's offset, even if the consumer is already there. The consumer may
-        have handed out records that are in no batch. Other members have processed these records meanwhile.
+        Otherwise another reading begins at the group's offset, even if the consumer is already there. The reason: the
+        consumer may have handed out records that are in no batch, and other members have processed these records
+        meanwhile.
 
         Args:
             partition: The partition. No batch with its offsets waits for an outcome.
@@ -357,10 +360,9 @@ class Earlier(Generic[_Partition]):
     def elsewhere(self, partition: _Partition, mine: Carrier) -> list[OffsetClaim]:
         """Return the batches that a lane other than this carrier's may still commit.
 
-        Three kinds of batches are left out: those of the carrier's own lane, because that lane compares them itself;
-        those of a former member, because the group refuses them; and those that were left in memory, because they are
-        lost. If the last request of a lost batch began a transaction, the group's offset is not stable until that
-        transaction ends.
+        Three kinds of batches are left out. The carrier's own lane compares its batches itself. The group refuses the
+        batches of a former member. Batches that were left in memory are lost. If the last request of a lost batch began
+        a transaction, the group's offset is not stable until that transaction ends.
 
         Args:
             partition: The partition.

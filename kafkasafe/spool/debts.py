@@ -25,7 +25,7 @@ _GUESS_BYTES: Final = 4096
 
 
 class LaneReader:
-    """Reads one lane; later calls read only its new part. Not thread-safe."""
+    """Reads one lane. Later calls of `owed` read only the new part of the lane. Not thread-safe."""
 
     def __init__(self, files: Files, lane: Path) -> None:
         self.path = lane
@@ -35,16 +35,16 @@ class LaneReader:
         self._before = Owed()
         """The undelivered batches that these segments show."""
         self._where: dict[int, tuple[str, int, m.ManifestEntry]] = {}
-        """Batches without an outcome, by position: the segment and the byte offset."""
+        """Maps the position of each batch without an outcome to its segment, its byte offset and its manifest entry."""
         self._whole: set[int] = set()
         self._once = threading.Lock()
 
     def owed(self, *, tail: bool = False) -> Owed:
-        """The undelivered batches of the lane now; none if the lane does not exist.
+        """Returns the batches that the lane has not delivered yet. A lane that does not exist has none.
 
         Args:
-            tail: Also leave out batches at the end that a crash may have torn, because the next owner reuses their
-                positions. Use it only for a lane without an owner.
+            tail: Whether to leave out the batches at the end that a crash may have torn, because the next owner reuses
+                their positions. Use it only for a lane without an owner.
 
         Raises:
             OSError: The lane cannot be read.
@@ -64,7 +64,7 @@ class LaneReader:
             raise OSError(errno.EBUSY, f"The segments of {self.path} keep changing")
 
     def _leave_out(self, owed: Owed, *, tail: bool) -> None:
-        """Removes damaged batches. No owner can deliver them, so other lanes must not wait for them."""
+        """Removes damaged batches. No owner can deliver a damaged batch, so other lanes must not wait for it."""
         todo = sorted(owed.open)
         if tail:
             for at in todo:
@@ -101,7 +101,7 @@ class LaneReader:
         names = self._names()
         self._read = [name for name in self._read if name in names]
         if names[: len(self._read)] != self._read or len(self._read) >= len(names):
-            # Another lane has replaced this one, or a tail was cut off.
+            # Another lane has replaced this one, or an owner has cut off a tail.
             self._read, self._before = [], Owed()
             self._where.clear()
             self._whole.clear()

@@ -1,9 +1,9 @@
 """Reports the outcome of each batch in a spool, with the evidence. Changes and sends nothing.
 
 `fates` reports what the spool itself records. For batches that may have been sent, `Examination` judges the cluster's
-answers, as the journal does. It prefers the batch headers in the log as evidence, because anyone can look them up by
-their offsets. Where the log cannot be read, the evidence is the leader's producer state. A batch with neither kind of
-evidence is reported as undecidable.
+answers, as the journal does. `Examination` prefers the batch headers in the log as evidence, because anyone can look up
+batch headers by their offsets. Where the log cannot be read, the evidence is the leader's producer state. A batch with
+neither kind of evidence is reported as undecidable.
 """
 
 from __future__ import annotations
@@ -26,18 +26,20 @@ class SpoolOutcome(enum.Enum):
     NOT_SENT = "not_sent"
     """The batch was never sent: it has no batch id, or nothing was sent to its partition yet."""
     REJECTED = "rejected"
-    """The cluster refused it for good."""
+    """The cluster refused the batch for good."""
     RESENT = "resent"
     """The cluster rejected the batch, and `rejected/` does not have it any more: it was resent, or deleted by hand."""
     DROPPED = "dropped"
-    """The batch belongs to an atomic batch that was dropped, so it is not delivered. `rejected/` does not have it: the
-    consumers of the atomic batch read the same records again, or the batch was resent, or deleted by hand."""
+    """The batch belongs to an atomic batch that was dropped, so it is not delivered. `rejected/` does not have the
+    batch, because the consumers of the atomic batch read the same records again, or because the batch was resent, or
+    deleted by hand.
+    """
     REPLACED = "replaced"
-    """Other batches hold its records."""
+    """Other batches hold the batch's records."""
     LOST = "lost"
     """The cluster acknowledged the batch and then lost it. The producer does not send it again."""
     UNKNOWN = "unknown"
-    """Damage in the spool destroyed marks about it."""
+    """Damage in the spool destroyed marks about the batch."""
 
 
 class ExchangeStep(enum.Enum):
@@ -47,7 +49,7 @@ class ExchangeStep(enum.Enum):
     """
 
     PREPARED = "prepared"
-    """1: the batch is staged. It has no batch id yet, so it cannot have been sent."""
+    """1: the batch is staged. Without a batch id, it cannot have been sent."""
     PREPARE_ACKNOWLEDGED = "prepare_acknowledged"
     """2: the batch is staged under its id. The spool does not record whether step 3 has happened. Only the cluster
     knows, unless nothing was sent to the partition yet.
@@ -55,7 +57,7 @@ class ExchangeStep(enum.Enum):
     COMMITTED = "committed"
     """3: the cluster has the batch, according to a query. Its offset is not known."""
     COMMIT_ACKNOWLEDGED = "commit_acknowledged"
-    """4: the cluster has it, at a known offset."""
+    """4: the cluster has the batch, at a known offset."""
 
     @property
     def number(self) -> int:
@@ -70,7 +72,7 @@ class SpoolFate:
     Attributes:
         base_offset: Its acknowledged base offset, -1 when unknown.
         note: Human-readable text: why the batch was refused.
-        identified: For a batch that was not sent: whether it has its batch id.
+        identified: Whether a batch that was not sent has a batch id already.
     """
 
     fate: SpoolOutcome
@@ -106,13 +108,15 @@ def fates(
     blind_before: int = -1,
     dropped: Mapping[int, str] | None = None,
 ) -> dict[int, SpoolFate]:
-    """The outcomes, by position, of the batches that the spool's marks name and of the unfinished batches.
+    """Maps the position of each batch that the spool's marks name, and of each unfinished batch, to its outcome.
 
     Args:
         marks: (position, marks) of each group, in log order.
-        unfinished: By position of each batch that the journal found unfinished, whether the batch may have been sent.
-        blind_before: Damage destroyed marks about batches before this position; -1: no marks were destroyed.
-        dropped: By position of a batch, why its atomic batch was dropped. Marks name only the atomic batch.
+        unfinished: Maps the position of each batch that the journal found unfinished to whether the batch may have been
+            sent.
+        blind_before: The position before which damage destroyed marks about batches; -1 if damage destroyed no marks.
+        dropped: Maps the position of a batch to the reason why its atomic batch was dropped. Marks name only the atomic
+            batch.
     """
     fates_found = {
         position: SpoolFate(SpoolOutcome.DROPPED, note=reason) for position, reason in (dropped or {}).items()
@@ -196,7 +200,7 @@ class ExaminedBatch:
 
     Attributes:
         evidence: Human-readable text: the observations.
-        offsets: Base offsets of the batch in the partition; several if the log has it more than once.
+        offsets: Base offsets of the batch in the partition. There are several if the log has the batch more than once.
     """
 
     finding: Finding
@@ -213,8 +217,8 @@ class Examination:
         start_offset: The lowest offset that the first of these batches can have.
         end_offset: The leader's log end, including records above the high watermark.
         next_offset: Where the next page starts.
-        hidden_before: Before this offset, a part of the range was trimmed or compacted, so it could not be read; -1:
-            the whole range was read.
+        hidden_before: The offset before which a part of the range could not be read, because it was trimmed or
+            compacted; -1 if the whole range was read.
         log_start_offset: The log's start.
     """
 
@@ -280,7 +284,7 @@ class Examination:
         """The verdict on each batch, in order.
 
         Args:
-            views: The leader's state by producer id; empty if the leader cannot be asked.
+            views: The leader's producer state, by producer id. Empty if the leader cannot be asked.
         """
         return [
             self._verdict(index, views.get(batch.producer_id)) for index, batch in enumerate(self.batches)
@@ -344,8 +348,8 @@ class Examination:
         return ExaminedBatch(Finding.ABSENT, f"{where}{later}")
 
     def _neighbours(self, index: int) -> tuple[int, int]:
-        """Offsets of the nearest batches of the same producer id and epoch that were found before and after a batch;
-        -1: none.
+        """Offsets of the nearest batches of the same producer id and epoch that were found before and after a batch; -1
+        if there is none.
         """
         batch = self.batches[index]
 
@@ -362,10 +366,11 @@ class Examination:
 
 
 def _seen(batch: BatchId, view: ProducerView | None) -> bool | None:
-    """Whether the leader's state includes a batch; None: the state does not show this."""
+    """Whether the leader's producer state includes a batch; None if the state does not show this."""
     if view is None or view.producer_epoch != batch.producer_epoch or view.last_sequence < 0:
         return None
     if sequence_distance(batch.last_sequence, view.last_sequence) >= 0:
         return True
-    # The leader's last sequence is inside the batch. Boundaries are part of the id, so this is another batch.
+    # The leader's last sequence is inside the batch. Boundaries are part of a batch id, so the leader has another
+    # batch.
     return False if sequence_distance(batch.base_sequence, view.last_sequence) < 0 else None

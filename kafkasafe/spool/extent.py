@@ -15,8 +15,8 @@ EXTENT_NAME: Final = "extent"
 
 _SLOT_BYTES: Final = 512  # a sector, so that one torn write never damages two claims
 BEGIN_SLOTS: Final = (0, _SLOT_BYTES)
-"""The slots of the claims about the beginning. They are written in turn, so that after a torn write the other one is
-intact.
+"""The slots of the claims about the beginning. The owner writes them in turn, so that after a torn write the other slot
+is intact.
 """
 END_SLOT: Final = 2 * _SLOT_BYTES
 EXTENT_BYTES: Final = 3 * _SLOT_BYTES
@@ -32,9 +32,10 @@ class LogEndClaim:
     Attributes:
         lane_id: 16 bytes: the lane's id.
         number: If two claims are about the same end, the one with the larger number is valid.
-        position: In a claim about the beginning, the log's first position: nothing from there on may be missing. In a
-            claim about the end, the position after the last record: everything before it was durable.
-        records: Number of data records before this position, counted from the creation of the file.
+        position: In a claim about the beginning, the log's first position. Nothing from this position on may be
+            missing. In a claim about the end, the position after the last record. Everything before this position was
+            durable.
+        records: Number of data records before this position, counted since the creation of the file.
     """
 
     lane_id: bytes
@@ -57,7 +58,7 @@ class Extent:
         return None if claim is None else claim.lane_id
 
     def of(self, lane_id: bytes | None) -> Extent:
-        """The claims about this lane (None: about any lane)."""
+        """The claims about this lane; all claims if `lane_id` is None."""
         if lane_id is None:
             return self
         begin, end = (c if c is not None and c.lane_id == lane_id else None for c in (self.begin, self.end))

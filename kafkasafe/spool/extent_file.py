@@ -26,7 +26,7 @@ class ExtentFile:
         self._handle = -1
         self._begin = found.extent.begin
         self._end = found.extent.end
-        # Number of records before the first segment, as the claims count them. Missing records count too.
+        # Number of records before the first segment, as the claims count records. Missing records count, too.
         self._before = 0
         if self._end is not None:
             self._before = (
@@ -50,7 +50,7 @@ class ExtentFile:
             self._drop()
 
     def begins(self, segments: Sequence[StoredSegment], going: int) -> None:
-        """Claim that the log begins after its first `going` segments, which will be deleted next. Durable on return.
+        """Claim that the log begins after its first `going` segments, which the caller deletes next. Durable on return.
 
         Raises:
             OSError: The claim could not be written, and the old one could not be withdrawn.
@@ -116,7 +116,7 @@ class ExtentFile:
         """Open the file, or create it. Claims that exist already are durable on return.
 
         1. The sync of a claim fails, and the owner dies before it deletes the file.
-        2. The next owner reads this claim from the page cache. It overwrites the older claim, the only durable one.
+        2. The next owner reads this claim from the page cache, and overwrites the older claim, the only durable one.
         3. Power fails while the new claim is being written. The disk has only an outdated claim, which names a deleted
            segment as the first one. So the claim of step 1 must become durable before step 2.
         """

@@ -1,7 +1,7 @@
 """The seam between the spool and the disk: one small protocol, and the real implementation.
 
 The spool accesses the disk only through `Files`. So tests can replace it with a disk that loses power, fills up or lies
-(`kafkasafe.testing.disk`). Errors are `OSError`s; the spool decides what they mean.
+(`kafkasafe.testing.disk`). A failed operation raises an OSError, and the spool decides what the error means.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _DIRECTORY_MODE: Final = 0o700
 _FALLOC_FL_KEEP_SIZE: Final = 1
 _HERE: Final = Path()
 _PLACES: Final = 64
-"""Number of remembered paths. Each written group uses the same few paths."""
+"""Number of paths that are kept in memory, because each written group uses the same few paths."""
 
 
 class Files(Protocol):
@@ -70,7 +70,7 @@ class Files(Protocol):
         """Writes at most `IOV_MAX` buffers at an offset in one system call. Returns the bytes written, maybe fewer."""
 
     def read(self, handle: int, offset: int, size: int) -> bytes:
-        """Reads up to `size` bytes from an offset. Returns fewer only at the end of the file."""
+        """Reads up to `size` bytes from an offset. Returns fewer bytes only at the end of the file."""
 
     def read_into(self, handle: int, offset: int, buffer: bytearray) -> int:
         """Fills a buffer from an offset. Returns the number of bytes, which is smaller only at the end of the file."""
@@ -399,7 +399,7 @@ class DirectoryFiles:
 
 @contextlib.contextmanager
 def opened(files: Files, path: Path, *, write: bool = False, create: bool = False) -> Iterator[int]:
-    """Context with the handle of a file, which is closed at its end.
+    """Context with the handle of a file. The end of the context closes the file.
 
     Raises:
         FileNotFoundError: The file does not exist, and `create` is false.

@@ -34,7 +34,7 @@ class UndeliveredRecords:
     """The undelivered records of one partition.
 
     Attributes:
-        partition: -1 while it is not chosen.
+        partition: Partition; -1 while it is not chosen.
         batches: Number of batches.
         records: Number of records in them.
         in_doubt_batches: Number of batches that may have been sent.
@@ -61,14 +61,14 @@ class Inspected:
         untold: The sentences about damage that has not been given up yet: `quarantine/` has no copy of the bytes.
         torn_bytes: Number of bytes that recovery would cut off. None of them were reported as durable.
         closed: Whether the last owner closed the lane in an orderly way.
-        unfinished: Number of batches, and of atomic batches, without an outcome.
+        unfinished: Number of batches and atomic batches without an outcome.
         doubted: Number of partitions where acknowledged records may be lost; the next producer asks the cluster.
         waiting: Undelivered records, by partition.
         rejected_bytes: Size of the files in `rejected/`.
         rejected_unreadable: One sentence per damaged file in `rejected/`.
         rejected_missing: One sentence per file that was deleted, but neither resent nor discarded.
         rejected_discarded: Number of records that `kafkasafe spool discard` has given up.
-        extent: The problem with the lane's `extent`, see `extent_of`; empty if it is valid.
+        extent: The problem with the lane's `extent` (see `extent_of`); empty if the extent is valid.
         oldest_ms: When the oldest undelivered batch was written, ms since the epoch, or -1.
         undecidable: For each batch that waits for a decision, the position of the group that records this.
     """
@@ -97,7 +97,7 @@ class Inspected:
 
 
 def extent_of(files: Files, lane: Path, found: Log) -> str:
-    """Describes the problem with a lane's `extent` in one sentence; empty if it is valid.
+    """Describes the problem with a lane's `extent` in one sentence. Returns an empty string if the extent is valid.
 
     Such a problem is not damage, and has no direct consequence. But the next recovery would not notice segments that
     vanish at either end.
@@ -118,7 +118,7 @@ def extent_of(files: Files, lane: Path, found: Log) -> str:
 
 
 def resent_in(log: Log) -> list[m.Resent]:
-    """Files of `rejected/`, of any lane, whose records are in batches of this lane."""
+    """Marks about files in `rejected/` of any lane whose records were resent into this lane."""
     return [
         mark
         for entry in log.entries
@@ -139,7 +139,7 @@ def missing(files: Files, lane: Path, notes: Notes, resent: Collection[m.Resent]
     Args:
         files: The disk.
         lane: The lane's directory.
-        notes: Read before the files were.
+        notes: The lane's notes. The caller must have read them before it read the files.
         resent: Marks, from all lanes, that name resent files.
     """
     try:
@@ -161,12 +161,14 @@ def steps(log: Log) -> tuple[dict[int, BatchTimes], list[UnitLog]]:
 
 
 def dropped_in(units: Sequence[UnitLog]) -> dict[int, str]:
-    """By position of a batch, why its atomic batch was dropped. The marks name only the atomic batch."""
+    """Maps the position of a batch to the reason why its atomic batch was dropped. The marks name only the atomic
+    batch.
+    """
     return {position: unit.reason for unit in units if unit.is_dropped for position in unit.positions}
 
 
 def _groups(log: Log) -> list[tuple[MarksEntry, list[tuple[int, bool]]]]:
-    """The marks of each group, and (position, whether it has an id) of its batches."""
+    """For each group: its marks, and (position, has an id) of its batches."""
     groups: list[tuple[MarksEntry, list[tuple[int, bool]]]] = []
     for entry in log.entries:
         match entry:
@@ -184,7 +186,8 @@ def _groups(log: Log) -> list[tuple[MarksEntry, list[tuple[int, bool]]]]:
 def read_lane(lane: Path, *, files: Files) -> Log:
     """Reads a lane, without changing anything or taking its lock.
 
-    The lane's owner may write and delete segments meanwhile. If this disturbs the reading, it is repeated.
+    The lane's owner may write and delete segments meanwhile. If this disturbs the reading, this function reads the lane
+    again.
 
     Raises:
         SpoolFormatError: A newer kafkasafe has written the lane.
@@ -209,10 +212,11 @@ def read_lane(lane: Path, *, files: Files) -> Log:
 
 
 def start_error(lane: Path, *, files: Files) -> SpoolError | None:
-    """The error that a producer raises if it starts on this lane now, with `on_corrupt="raise"`; None if it starts.
+    """Returns the error that a producer with `on_corrupt="raise"` raises if it starts on this lane now. None: it
+    starts.
 
     Changes nothing and takes no lock, so the lane must not have an owner. Like a start, this function does not read the
-    content of large batches. A producer finds damage in them when it sends them.
+    content of large batches. A producer finds damage in a large batch when it sends the batch.
     """
     try:
         quarantine_damage(files, lane, scan(files, lane, lambda _: None), "raise")

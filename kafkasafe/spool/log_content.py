@@ -38,7 +38,7 @@ class LostEntry:
 
     Attributes:
         position: Position of the damaged part.
-        destination: Destination of the damaged data batch; 0 if a whole group is lost, with unknown marks.
+        destination: Destination of the damaged data batch; 0 if a whole group is lost, whose marks are unknown.
     """
 
     position: int
@@ -65,7 +65,7 @@ class Damage:
     Attributes:
         path: The segment, which may be missing.
         start: First byte.
-        end: End of the range (exclusive); equal to `start` if bytes are missing.
+        end: End of the range (exclusive). It equals `start` if bytes are missing.
         position: Position of the damaged batch or group.
         destination: Destination of the data batch; 0 for a group.
         end_position: End of the damaged positions (exclusive); -1 if unknown.
@@ -114,8 +114,8 @@ class Log:
     """The content of a lane.
 
     Attributes:
-        segments: In order, without those after a torn tail.
-        entries: Their content, in log order.
+        segments: The segments in order, without those after a torn tail.
+        entries: The content of the segments, in log order.
         damage: Damage, in log order. A torn tail is not damage.
         torn: (segment, byte offset) where a torn tail begins, or None.
         doomed: Segments after a torn tail. They have to be deleted.
@@ -123,7 +123,7 @@ class Log:
         synced_position: Position after the last record that is proven to have been durable.
         lane_id: Id of the lane; None if it has no group.
         closed: Whether an orderly close wrote the last group.
-        manifest: By (segment, byte offset) of a damaged data batch, its entry in the manifest of its group.
+        manifest: Maps (segment, byte offset) of each damaged data batch to its entry in the manifest of its group.
         skipped: Positions of torn batches. Intact batches of the same group follow each of them.
         extent: The claims of the lane's `extent`.
         records_after_end: Number of records in intact batches at or after the position where the log ends according to

@@ -1,4 +1,4 @@
-"""Files in memory, for `spool="never"`. They end with the process, and need no system calls.
+"""Files in memory, for `spool="never"`. The files end with the process, and need no system calls.
 
 The journal needs a log for its marks, and with `spool="never"` the log is in these files. Callers are never informed
 that anything in them is durable.

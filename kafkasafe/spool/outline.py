@@ -6,8 +6,8 @@ A start needs only the header of a batch. Without the content, the CRC of the ba
 confirm the header: the manifest of the group confirms bytes 0 to 20, the positions confirm the number of records, and
 the preceding batch of the same sequence confirms the id. If there is no preceding batch, the content is read. The
 content of a copy is read too, because the log may still have the original, which recovery uses if the copy is damaged.
-So a batch whose content is not read cannot change what recovery finds for other batches, and `Spool.read` checks all of
-its bytes before anything is sent.
+So a batch whose content is not read cannot change the result of recovery for other batches, and `Spool.read` checks all
+of its bytes before anything is sent.
 """
 
 from __future__ import annotations
@@ -42,14 +42,16 @@ class OutlineReader:
         self._files = files
         self._lane_id = lane_id
         self._next: dict[tuple[int, int, int], int] = {}
-        """The expected next sequence by destination, producer id and epoch, from the batches that were read."""
+        """Maps (destination, producer id, epoch) to the sequence that the next batch must have after the batches that
+        were read.
+        """
 
     def read(self, index: int, segment: StoredSegment, limit: int) -> list[ReadGroup] | None:
         """The groups of a segment.
 
         Args:
             index: Number of the segment.
-            segment: The segment. This method sets its size and the time of its last group.
+            segment: The segment. This method sets the segment's size and the time of its last group.
             limit: First position of the next segment.
 
         Returns:
@@ -134,8 +136,8 @@ def _header(window: _Window, at: int) -> codec.BatchHeader | None:
 
 
 class _Window:
-    """A buffer of bytes around the place that is being read. It is small after a seek, and grows with each sequential
-    read.
+    """A buffer of bytes around the place that is being read. The buffer is small after a seek, and grows with each
+    sequential read.
 
     A damaged length may claim up to 2 GB, so requests stop at the end of the file.
 
@@ -151,7 +153,7 @@ class _Window:
         self._ahead_bytes = _NEAR_BYTES
 
     def get(self, at: int, size: int) -> bytes:
-        """Up to `size` bytes from a byte offset on; fewer at the end of the file."""
+        """Returns `size` bytes from a byte offset on, or fewer at the end of the file."""
         start = at - self._at
         if not 0 <= start <= len(self._content) - size:
             continues = 0 <= start <= len(self._content)

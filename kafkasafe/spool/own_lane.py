@@ -19,7 +19,7 @@ class OwnLane:
     """A producer's own lane.
 
     Attributes:
-        lane_id: Random id of the lane. It is the same for all owners of the lane.
+        lane_id: Random id of the lane. All owners of the lane see the same id.
         path: The lane's directory.
         in_memory: Whether the lane ends with its producer (`spool="never"`).
     """

@@ -52,7 +52,7 @@ def _ways_out(lane: Path, damaged: Sequence[Damage]) -> str:
 
 
 def copy_aside(files: Files, lane: Path, damaged: Sequence[Damage]) -> None:
-    """Copy damaged ranges to quarantine/: durable on return. A copy proves that the damage was reported.
+    """Copy damaged ranges to quarantine/. The copies are durable on return. A copy proves that the damage was reported.
 
     A segment of another lane is moved to quarantine/ as it is.
 
@@ -96,7 +96,7 @@ def keep_torn(files: Files, lane: Path, found: Log) -> None:
         except OSError as error:
             if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
                 raise
-            # What a crash tore was never durable, so the lane opens without the copy.
+            # Bytes that a crash tore were never durable, so the lane opens without the copy.
             log.warning(
                 "%s: no room for a copy of the torn tail of %s",
                 lane,

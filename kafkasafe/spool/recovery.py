@@ -1,7 +1,7 @@
 """Reads a lane back: the content of its segments, the torn tail that a crash may have left, and damage.
 
-`scan` reads all segments. It returns their content, and where a torn tail must be cut off. `scan` changes nothing; the
-spool cuts the tail off. The rules are those of `docs/spool-format.md`, section Recovery.
+`scan` reads all segments. It returns the content of the segments, and the place where a torn tail must be cut off.
+`scan` changes nothing. The spool cuts the tail off. The rules are those of `docs/spool-format.md`, section Recovery.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def replay(entries: Iterable[Entry], journal: Journal) -> None:
 
 
 def journal_of(log: Log) -> Journal:
-    """The journal of a lane that was read, as a new owner would begin with it."""
+    """The journal with which a new owner of the lane would begin, made from the lane's log."""
     journal = Journal()
     replay(log.entries, journal)
     journal.recovery.recovered(0.0)
@@ -95,9 +95,9 @@ def scan(files: Files, lane: Path, each: Callable[[Entry], None] | None = None) 
     lane_id = _lane_id(list(writers.values()), before)
     # 1. Two processes own two directories. One directory is moved to the place of the other.
     # 2. The process that has lost its directory creates its next segment by path: among segments of the other process.
-    # The foreign segment's first position says nothing about the end of the segment before it. So leave it out and
-    # report it as damage. Otherwise recovery would infer that records are missing that never existed, and cut both
-    # segments off as a torn tail.
+    # The foreign segment's first position says nothing about the end of the segment before it. So leave the foreign
+    # segment out, and report it as damage. Otherwise recovery would infer that records are missing that never existed,
+    # and cut both segments off as a torn tail.
     others = {name: writer for name, writer in writers.items() if writer not in {None, lane_id}}
     segments = [StoredSegment(lane / name, int(name[:20])) for name in names if name not in others]
     reader = SegmentReader(lane_id)
@@ -140,7 +140,7 @@ def _writer(files: Files, path: Path) -> bytes | None:
 
 
 def _lane_id(writers: Sequence[bytes | None], extent: Extent) -> bytes | None:
-    """Id of this log's lane: the one in `extent` if a segment has it, otherwise that of the first segment."""
+    """Id of this log's lane: the id in `extent` if a segment has it, otherwise the first known id of a segment."""
     known = [writer for writer in writers if writer is not None]
     return extent.lane_id if extent.lane_id in known else next(iter(known), None)
 
@@ -161,7 +161,7 @@ def _of_another_lane(files: Files, path: Path, writer: bytes) -> Damage:
 
 
 def _synced(segments: list[StoredSegment], stated: int, extent: Extent) -> int:
-    """The position up to which the log was durable: the largest that a group or the extent states."""
+    """The position up to which the log was durable. It is the largest position that a group or the extent states."""
     synced = segments[0].first_position if segments else 0
     synced = max(synced, 0 if extent.end is None else extent.end.position)
     return max(synced, stated, 0)
@@ -186,9 +186,9 @@ class _Whole:
         extent: The claims, as they were before the log was read.
         entries: The groups' entries; empty if `each` takes them.
         rest: The first group that is not intact, and all later groups.
-        ended: Whether further groups belong to `rest`.
+        ended: Whether all further groups belong to `rest`.
         synced: The largest position before which everything was durable, according to a group of the log.
-        known_torn: Positions that earlier recoveries skipped, as groups of the log state.
+        known_torn: Positions that earlier recoveries skipped, according to the groups of the log.
         declared: Destinations with their names as text.
         closed: Whether an orderly close wrote the last group.
         end_position: Position after the last group, or -1.
@@ -280,7 +280,7 @@ def _declared(marks: Iterable[m.Mark]) -> dict[int, str]:
 
 
 class _Rest:
-    """The groups from the first one that is not intact: distinguishes a torn tail from damage.
+    """Processes the first group that is not intact and all later groups, and distinguishes a torn tail from damage.
 
     Attributes:
         entries: The groups' entries, up to the torn tail.
@@ -349,8 +349,8 @@ class _Rest:
             self.torn, self.next_position = (item.segment, cut[0]), cut[1]
 
     def _batches(self, item: ReadGroup, missing: set[int], cut: int | None) -> None:
-        """Adds those of a group's batches that begin before the byte `cut`. A crash tore those that begin at the bytes
-        `missing`.
+        """Adds the batches of a group that begin before the byte `cut`. A crash tore the batches that begin at the
+        bytes `missing`.
         """
         segment = self._segments[item.segment]
         for at, entry, header in item.batches:
@@ -431,7 +431,7 @@ def _judge(lane: Path, whole: _Whole, lane_id: bytes | None, synced: int, extent
 
 
 def _cut_at(item: ReadGroup, torn: list[tuple[int, m.ManifestEntry]]) -> tuple[int, int] | None:
-    """(byte, position) where a torn group must be cut, after its last complete batch; None if nothing is torn."""
+    """(byte, position) at which to cut a torn group, after its last complete batch; None if nothing is torn."""
     if not torn:
         return None
     last = max((at for at, _, header in item.batches if header is not None), default=-1)
@@ -440,8 +440,8 @@ def _cut_at(item: ReadGroup, torn: list[tuple[int, m.ManifestEntry]]) -> tuple[i
 
 
 def _missing_front(lane: Path, segments: list[StoredSegment], extent: Extent) -> Damage | None:
-    """The damage if the first segments, or all segments, are missing although they were not released according to the
-    extent.
+    """The damage if the first segments, or all segments, are missing although the extent does not show that they were
+    released.
     """
     begin, end = extent.begin, extent.end
     if segments:
@@ -473,8 +473,8 @@ def _counted(damage: list[Damage], entries: list[Entry], extent: Extent, before:
         if records <= 0:
             counted.append(item)
             continue
-        # After the last batch, control batches may be missing, too. They also take positions, so this count is an upper
-        # bound.
+        # After the last batch, control batches may be missing, too. Control batches also take positions, so this count
+        # is an upper bound.
         certain = item.destination > 0 and item.position in follows
         counted.append(replace(item, records=records if item.destination else records - 1, most=not certain))
     unsure = [index for index, item in enumerate(counted) if item.records < 0 or item.most]

@@ -29,9 +29,9 @@ class RefusedDestination:
         code: Kafka's error code.
         reason: The cluster's explanation.
         since: `time.monotonic()` of the first such answer.
-        confirmed: Whether the refusal is certain: it is not a single stray answer, and not caused by a topic that is
-            merely new.
-        whole: Whether the destination as a whole is refused, not only a single batch or a query about it.
+        confirmed: Whether the refusal is certain: neither a single stray answer nor a topic that is merely new explains
+            it.
+        whole: Whether the cluster refuses the destination as a whole, not only a single batch or a query about it.
     """
 
     topic: str

@@ -69,7 +69,7 @@ class RejectedRecords:
     """The kept records of one partition and one reason.
 
     Attributes:
-        partition: -1 if it was never chosen.
+        partition: Partition; -1 if it was never chosen.
         code: Kafka's error code; `OPERATOR` if an operator set the batch aside; -1 if unknown.
         reason: Human-readable text.
     """
@@ -181,7 +181,7 @@ def data_of(files: Files, path: Path, position: int) -> bytearray:
 
 
 def retire(files: Files, directory: Path, mark: m.Resent) -> None:
-    """Deletes a file that was resent. Durable on return.
+    """Deletes a file whose records were resent. The deletion is durable on return.
 
     Args:
         files: The disk.
@@ -215,9 +215,9 @@ class RejectedStore:
     lane_id: bytes
     _known: dict[str, tuple[int, int]] = field(default_factory=dict)
     _number: int = 0
-    """Number of the file that is being written. It stays the same until the writing succeeds."""
+    """Number of the file that is being written. The number stays the same until the writing succeeds."""
     _stale: Path | None = None
-    """A file with a valid name that a failed attempt may have left."""
+    """A file that a failed attempt may have left under a valid name."""
     _undeleted: list[str] = field(default_factory=list)
 
     @property
@@ -338,7 +338,9 @@ class RejectedStore:
                 self._stale = None
 
     def undeleted(self) -> list[str]:
-        """Names of files that do not count but may still exist. A mark has to name them. Each is returned once."""
+        """Names of files that do not count but may still exist. A mark has to name each of them. Each name is returned
+        once.
+        """
         names, self._undeleted = self._undeleted, []
         if self._stale is not None:
             names.append(self._stale.name)

@@ -16,7 +16,7 @@ OPERATOR = -2
 SET_ASIDE: Final = "set aside by an operator"
 
 Waits = Mapping[int, tuple[int, int, int]]
-"""For each unfinished batch of a lane, by position: number of records, size in bytes, newest timestamp."""
+"""Maps the position of each unfinished batch of a lane to (number of records, size in bytes, newest timestamp)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,8 @@ class RejectedContent:
     Attributes:
         entries: The batches, all of one destination, in the order in which they were sent.
         number: Destination number in the lane.
-        topic: Topic name. Empty in a file of an earlier version: the lane's log has the name for the destination
-            number.
+        topic: Topic name. Empty in a file of an earlier version: in this case, the lane's log has the name for the
+            destination number.
         partition: Partition; -1 if it was never chosen.
         cluster_id: Id of the cluster that the batches were for, empty if unknown.
         lane_id: Id of the lane. Empty in a file of an earlier version.
@@ -129,7 +129,7 @@ def decode(content: codec.Buffer, name_position: int) -> RejectedContent:
 
     Args:
         content: The whole file.
-        name_position: The number in the file's name. In a file of an earlier version, it is the position.
+        name_position: The number in the file's name. In a file of an earlier version, this number is the position.
 
     Raises:
         ValueError: The file is incomplete, or has another format.
@@ -167,10 +167,11 @@ def decode(content: codec.Buffer, name_position: int) -> RejectedContent:
 
 
 def marks_to_set_aside(queue: Sequence[Batch], position: int, absent: Collection[int]) -> list[m.Mark] | str:
-    """The marks that end an unfinished batch and give new ids to the later batches; or why this is impossible.
+    """The marks that end an unfinished batch and give new ids to the later batches, or a text that says why this is
+    impossible.
 
     Args:
-        queue: The unfinished batches of its destination, in order.
+        queue: The unfinished batches of the batch's destination, in order.
         position: Position of the batch.
         absent: Positions of the batches that are proven not to be in the cluster's log, and that can no longer get
             there.
@@ -185,7 +186,8 @@ def marks_to_set_aside(queue: Sequence[Batch], position: int, absent: Collection
     batch = queue[index]
     marks: list[m.Mark] = [m.Rejected(position, OPERATOR, SET_ASIDE)]
     if batch.identity is not None:
-        # New ids are necessary: the leader would not accept the later sequences without those of this batch.
+        # New ids are necessary, because the leader would not accept the later sequences without the sequences of this
+        # batch.
         kept = tuple(
             m.Identity(
                 b.position, b.identity.producer_id, b.identity.producer_epoch, b.identity.base_sequence

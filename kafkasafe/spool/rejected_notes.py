@@ -34,8 +34,8 @@ class Notes:
     """All notes of a lane.
 
     Attributes:
-        kept: By name of each file that should be in `rejected/`: its number of records.
-        discarded: By name of each file that was discarded: its number of records.
+        kept: Maps the name of each file that should be in `rejected/` to its number of records.
+        discarded: Maps the name of each file that was discarded to its number of records.
     """
 
     kept: Mapping[str, int]
@@ -59,7 +59,7 @@ def read_notes(files: Files, lane: Path) -> Notes:
 
 
 def note(files: Files, lane: Path, name: str, records: int) -> None:
-    """Makes the note of a file that is durable in `rejected/`. Does not raise."""
+    """Makes the note of a file that is already durable in `rejected/`. Does not raise."""
     with contextlib.suppress(OSError):
         files.make_directory(lane / FOLDER)
         files.close(files.open(lane / FOLDER / f"{name}-{records}", write=True, create=True))

@@ -31,7 +31,7 @@ _STEP_BYTES: Final = 64 * 1024
 """The size of the part for divisions is a multiple of this."""
 _LENT_STEP_BYTES: Final = 256 * 1024
 _DIVIDED_SHARE: Final = 16
-"""The parts of a divided batch are larger than the batch, by at most one sixteenth."""
+"""The parts of a divided batch may together be larger than the batch, by at most one sixteenth."""
 
 
 class Reserve:
@@ -57,8 +57,8 @@ class Reserve:
         """Return how large the reserve has to be."""
         if not to_divide_bytes:
             return _MARKS_BYTES
-        # 1. Twice the size of a segment, because its divided batches may need a second segment.
-        # 2. The growth of all batches to be divided.
+        # 1. Twice the size of a segment, because the parts of its batches may need a second segment.
+        # 2. The bytes by which all batches to be divided grow.
         extra = 2 * min(to_divide_bytes, segment_bytes) + to_divide_bytes // _DIVIDED_SHARE
         return _MARKS_BYTES + -(-extra // _STEP_BYTES) * _STEP_BYTES
 
@@ -66,7 +66,7 @@ class Reserve:
         """Make the reserve at least this large.
 
         Returns:
-            False if the disk has no room for the reserve. In this case it has no room for batches either.
+            False if the disk has no room for the reserve. In this case, the disk has no room for batches, either.
         """
         if self._size is not None and self._size >= wanted:
             return True
@@ -95,7 +95,7 @@ class Reserve:
             self._shrink(wanted)
 
     def lend(self, size_bytes: int) -> bool:
-        """Ensure that there is room for a group of this size that may use the reserve, and for marks after it.
+        """Ensure that there is room for a group of this size that may use the reserve, and for marks after the group.
 
         If the reserve has to grow for this, `end_loan` shrinks it again. The group does not rely on the volume's free
         bytes, because another program may use them before the group is written.

@@ -36,7 +36,7 @@ class Places(Mapping[int, Stored]):
         self._rest = array("I")
 
     def add(self, position: int, stored: Stored) -> None:
-        """Add a batch, usually after all others. It replaces a batch at the same position."""
+        """Add a batch, usually after all others. The batch replaces another one at the same position."""
         positions = self._positions
         index = len(positions)
         if index and position <= positions[-1]:
@@ -80,10 +80,10 @@ class StoredSegment:
 
     Attributes:
         first_position: Position of its first record, which is also its name.
-        size_bytes: Valid bytes. Bytes after them were abandoned.
+        size_bytes: Number of valid bytes. Bytes after them were abandoned.
         batches: Its data batches, by position.
         records: Number of records in these batches.
-        proven_bytes: All bytes before this offset were durable, according to a later group.
+        proven_bytes: Offset before which all bytes were durable, according to a later group.
         written_ms: When its last group was written, ms since the epoch; 0 if unknown.
     """
 
@@ -98,7 +98,9 @@ class StoredSegment:
     # -- while it is read ------------------------------------------------------------------------------------------
 
     def note_written(self, written_ms: int) -> None:
-        """Note when one of its groups was written. The newest time counts: clocks may have been set back."""
+        """Note when one of the segment's groups was written. The newest time counts, because clocks may have been set
+        back.
+        """
         self.written_ms = max(self.written_ms, written_ms)
 
     def ends_at(self, size_bytes: int) -> None:
@@ -130,7 +132,7 @@ class StoredSegment:
         self.written_ms = written_ms
 
     def cut(self, position: int, size_bytes: int, records: int) -> None:
-        """Keep only what is before this position: this many bytes and records."""
+        """Keep only the part before this position, which has this many bytes and records."""
         self.records = records
         self.batches.cut(position)
         self.size_bytes = size_bytes

@@ -15,9 +15,11 @@ from kafkasafe.spool.files import Files, Identity, size_of, write_all
 from kafkasafe.spool.segment import StoredSegment
 
 _HELD: Final = 64
-"""Maximum number of segments that are held open. If another segment loses its name, its content is lost."""
+"""Maximum number of segments that are held open. If a segment that is not held open loses its name, its content is
+lost.
+"""
 _READERS: Final = 16
-"""Maximum number of other segments that are open: those that were read last."""
+"""Maximum number of other segments that stay open after they were read. The segments that were read last stay open."""
 _COPY_BYTES: Final = 1024 * 1024
 _UNREADABLE: Final = frozenset({errno.ENOENT, errno.EIO, errno.ESTALE})
 
@@ -42,7 +44,7 @@ class SegmentFiles:
         self._held[segment.first_position] = handle
 
     def open(self, segment: StoredSegment) -> None:
-        """Opens an existing segment. Does not hold it if too many files are open."""
+        """Opens an existing segment. If too many files are open, the segment is not held open."""
         with contextlib.suppress(OSError):
             handle = self._files.open(segment.path)
             self._identities[segment.first_position] = self._identity(handle)
@@ -52,7 +54,7 @@ class SegmentFiles:
                 self._files.close(handle)
 
     def limit(self) -> None:
-        """Notes that the newest segment gets no more records. It stays open unless too many segments are held."""
+        """Notes that the newest segment gets no more records. The segment stays open unless too many are held."""
         if len(self._held) > _HELD:
             at = next(reversed(self._held))
             self._files.close(self._held.pop(at))
@@ -89,8 +91,8 @@ class SegmentFiles:
         return handle < 0 or self._files.size(handle) >= segment.size_bytes
 
     def write_again(self, segment: StoredSegment) -> bool:
-        """Writes the held content under the segment's name. Syncs the content, but not the name. False: the held
-        content cannot be read.
+        """Writes the held content under the segment's name. Syncs the content, but not the name. Returns False if the
+        held content cannot be read.
 
         Raises:
             OSError: The content is not available under the name yet.

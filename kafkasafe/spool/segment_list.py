@@ -119,7 +119,7 @@ class SegmentList(Sequence[StoredSegment]):
         return segment
 
     def sync_deletions(self) -> None:
-        """Make deletions durable, one by one: a log with a hole in its middle would be damaged."""
+        """Make deletions durable, one by one, because a log with a hole in its middle would be damaged."""
         if self._deletions_undurable:
             self._files.sync_directory(self._lane)
             self._deletions_undurable = False
@@ -193,7 +193,7 @@ class SegmentList(Sequence[StoredSegment]):
         return self._held.is_whole(segment)
 
     def is_whole(self, segment: StoredSegment) -> bool:
-        """Like `has_file`. Also true if the segment's content is known to be lost, because it cannot be restored."""
+        """Like `has_file`. Also true if the segment's content is known to be lost, because nothing can restore it."""
         return segment.first_position in self._lost or self.has_file(segment)
 
     def see_written(self, synced_position: int) -> None:

@@ -25,10 +25,11 @@ _ADDRESS: Final = struct.Struct(">qiibI")
 _ADDRESS_BYTES: Final = _ADDRESS.size
 OVERHEAD_BYTES: Final = 12  # bytes of a batch that its length field does not count
 _SECTOR_BYTES: Final = 512
-# This many zeros at the end of a sector count as bytes that were not written.
+# If a sector ends with this many zeros, they count as bytes that were not written.
 _ZEROS: Final = 4
-# A complete batch may itself end with this many zeros. Their origin without compression: a last record without headers;
-# lz4: the frame's end mark; gzip: the size of the content; snappy and zstd: content that was stored uncompressed.
+# A complete batch may itself end with this many zeros. The zeros come from a last record without headers (no
+# compression), from the frame's end mark (lz4), from the size of the content (gzip), or from content that was stored
+# uncompressed (snappy and zstd).
 _LAST_ZEROS: Final[dict[int, int]] = {Compression.NONE: 1, Compression.LZ4: 5}
 _LAST_ZEROS_COMPRESSED: Final = 3
 
@@ -39,7 +40,7 @@ Content: TypeAlias = bytes | bytearray
 class ReadGroup:
     """An intact control batch, with its data batches (None for a damaged one).
 
-    `torn` has the damaged batches that a crash may have left like this.
+    `torn` contains those of the damaged batches that a crash may have left in their present state.
     """
 
     segment: int
@@ -55,7 +56,7 @@ class ReadGroup:
 
 @dataclass(frozen=True, slots=True)
 class Bad:
-    """Bytes between groups that do not form a group. `torn`: a crash may have left them like this."""
+    """Bytes between groups that do not form a group. `torn` says whether a crash may have left the bytes like this."""
 
     segment: int
     at: int
@@ -114,8 +115,8 @@ class SegmentReader:
             yield Bad(index, at, at, position, torn=True, end_position=bound)
 
     def _bound(self, limit: int | None, end: LogEndClaim | None) -> int | None:
-        """Position that the segment must reach: the beginning of the next segment, or for the last segment the claimed
-        end.
+        """Position that the segment must reach. It is the beginning of the next segment or, for the last segment, the
+        claimed end.
         """
         if limit is not None or end is None:
             return limit
@@ -225,7 +226,7 @@ def _group_may_be_torn(content: Content, at: int, end: int) -> bool:
 
 
 def _may_be_torn(content: Content, start: int, end: int) -> bool:
-    """Whether a crash may have left a batch like this. Otherwise the batch was complete once, and was changed later.
+    """Whether a crash may have left a batch like this. If not, the batch was complete once, and was changed later.
 
     Disks write whole sectors, so a sector that was never written is all zeros. If the process was still writing to a
     sector, only its end may be zeros. Data that the file system had not written yet is missing at the end of the file.
@@ -273,7 +274,7 @@ def _address_may_be_torn(found: Content, meant: bytes, at: int) -> bool:
 
 
 def _batch_at(content: Content, at: int, entry: m.ManifestEntry) -> codec.BatchHeader | None:
-    """The data batch of a manifest entry; None unless the checksums cover every byte of it."""
+    """The data batch of a manifest entry; None unless the checksums prove every byte of the batch."""
     body = memoryview(content)[at : at + entry.size_bytes]
     if len(body) < entry.size_bytes:
         return None

@@ -1,4 +1,4 @@
-"""Writes groups to the last segment of a lane, and cuts off what was written after the last promise."""
+"""Writes groups to the last segment of a lane, and cuts off everything that was written after the last promise."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class SegmentWriter:
         return left >= size_bytes
 
     def promise(self) -> None:
-        """Record that all that was written is promised."""
+        """Record that everything that was written is promised."""
         self._promised_bytes = self._segments[-1].size_bytes if self._segments else 0
         self._promised_records = self._segments[-1].records if self._segments else 0
 
@@ -86,7 +86,7 @@ class SegmentWriter:
         segment = self._segments[-1]
         if self._files.size(self._handle) != self._unwritten_at:
             # 1. Another process cuts the file (logrotate with copytruncate).
-            # 2. A write past its end would fill the gap with zeros, and the size would look right again.
+            # 2. A write past the file's new end would fill the gap with zeros, and the size would look right again.
             raise OSError(errno.EIO, "It was cut or written to by somebody else", str(segment.path))
         self._preallocate(segment.size_bytes, limit)
         write_all(self._files, self._handle, list(self._unwritten), self._unwritten_at)
@@ -100,7 +100,7 @@ class SegmentWriter:
         self._preallocated = wanted if self._files.preallocate(self._handle, wanted) else _NEVER_PREALLOCATED
 
     def sync(self) -> None:
-        """Make what was written to the last segment durable."""
+        """Make everything that was written to the last segment durable."""
         self._files.sync_data(self._handle)
 
     def leave(self) -> None:
@@ -133,10 +133,10 @@ class SegmentWriter:
         self._handle = -1
 
     def put_back(self, position: int) -> None:
-        """Remove everything after this position, up to which everything is promised.
+        """Remove everything after this position. Everything before this position is promised.
 
-        The spool never continues a segment whose fsync failed. It continues a segment if a write failed only because
-        the disk was full:
+        The spool never continues a segment whose fsync failed. The spool continues a segment if a write failed only
+        because the disk was full:
 
         1. The disk has room for marks, but not for the next batch.
         2. Each attempt to write the batch fails, and is followed by a mark.
@@ -156,8 +156,9 @@ class SegmentWriter:
                         self._files.truncate(handle, segment.size_bytes)
                         if continues:
                             # 1. Half of a batch was written, and is cut off.
-                            # 2. A mark is written in its place, and power goes before it is synced.
-                            # 3. Without this sync, the batch's rest could be found after the mark: as damage.
+                            # 2. A mark is written in its place, and power fails before the mark is synced.
+                            # 3. Without this sync, recovery could find the rest of the batch after the mark, and report
+                            # it as damage.
                             self._files.sync_data(handle)
                     if continues:
                         self._handle = kept

@@ -1,7 +1,8 @@
 """Finds spools with undelivered records in directories next to the default one.
 
 The name of the default directory contains the client id and the addresses as they were written. If a program changes
-one of them, it uses another directory, and records in the former one would wait forever.
+its client id or the text of its addresses, the program uses another directory, and records in the former directory
+would wait forever.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class LeftBehind:
 
     Attributes:
         path: The spool directory.
-        cluster_id: Id of the cluster to which the records belong; None: no producer on the directory ever reached a
+        cluster_id: Id of the cluster to which the records belong; None if no producer on the directory ever reached a
             cluster.
         same_client: Whether the directory's producers had the same client id.
         lanes: Numbers of the lanes with such records.
@@ -51,13 +52,13 @@ class Siblings:
         self._own = own
         self._files = files
         self._known: dict[Path, tuple[_Content, tuple[int, int]]] = {}
-        """By lane: its content when it was last read, and the undelivered (batches, records) at that time."""
+        """Maps a lane to its content when it was last read, and to the undelivered (batches, records) at that time."""
 
     def look(
         self, stop: Callable[[], bool] = lambda: False, *, same_client: bool = False
     ) -> list[LeftBehind]:
-        """Returns all directories of earlier processes, sorted by path. If `stop` ends the search, the next one finds
-        the others.
+        """Returns all directories of earlier processes, sorted by path. If `stop` ends the search, the next search
+        finds the other directories.
 
         Args:
             stop: Returns whether to end early.

@@ -30,16 +30,17 @@ from kafkasafe.spool.tail import cut_tail, make_durable, remove_drafts
 Sync = Literal["group", "each", "os"]
 
 _MOST_BATCHES: Final = 1 << 14
-"""Maximum number of batches in a segment. Facts about a batch stay in memory until its segment is deleted: up to 2.6 kB
-for an atomic batch, which may have only a few hundred bytes on disk."""
+"""Maximum number of batches in a segment. Facts about a batch stay in memory until its segment is deleted. They take up
+to 2.6 kB for an atomic batch, which may have only a few hundred bytes on disk.
+"""
 _DIVIDED_SEGMENT_BYTES: Final = 1024 * 1024
 """Maximum size of a segment with batches to be divided.
 
-This maximum applies while the log is at most `_DIVIDED_SEGMENTS` times as large. The reason for a maximum:
+This maximum applies while the log is at most `_DIVIDED_SEGMENTS` times as large. The reasons for a maximum:
 
 1. The spool divides a batch by writing its records once more, at the end of the log.
-2. It deletes a segment when all batches of the segment are divided.
-3. So a division needs as much space as the first segment, and no more for the next one.
+2. The spool deletes a segment when all batches of the segment are divided.
+3. So dividing the first segment needs as much space as the segment has. Dividing the next segment needs no more space.
 """
 _DIVIDED_SEGMENTS: Final = 512
 
@@ -105,12 +106,14 @@ class Spool:
             files: The disk.
             segment_bytes: Maximum size of a segment, which only a single larger group exceeds. A segment also ends when
                 it has 16,384 batches.
-            sync: "group" and "each": `sync` is an fdatasync. "os": the operating system writes when it likes.
+            sync: With "group" and "each", `sync` is an fdatasync. With "os", the operating system decides when to
+                write.
             snapshot: The marks that a new segment begins with.
-            on_corrupt: "raise", or "quarantine": copy damaged bytes to quarantine/, and keep the batches after them.
+            on_corrupt: With "raise", damage is an error. With "quarantine", this method copies damaged bytes to
+                quarantine/, and keeps the batches after them.
             clock_ms: Ms since the epoch, for the timestamps of control batches.
-            each: Called with each entry while the log is read, in log order, up to the first torn or damaged one,
-                before anything is changed or refused.
+            each: Called with each entry in log order while the log is read, up to the first torn or damaged entry.
+                These calls come before anything is changed or refused.
 
         Returns:
             The spool, and the log's entries in order, without those that `each` received. Everything is durable on
@@ -154,7 +157,7 @@ class Spool:
 
     @property
     def segments(self) -> list[tuple[Path, int, int]]:
-        """(file, first position, bytes) of each segment."""
+        """(file, first position, number of bytes) of each segment."""
         return [(segment.path, segment.first_position, segment.size_bytes) for segment in self._segments]
 
     def write_group(
@@ -175,8 +178,8 @@ class Spool:
             batches: (destination, batch) of each. Their address is stamped in place.
             atomic: Whether recovery must keep either the whole group or nothing of it.
             closed: Whether the group records an orderly close.
-            makes_room: Whether the batches replace others, whose space is free afterwards. If so, they may use the
-                reserve.
+            makes_room: Whether the batches replace other batches, whose space is free afterwards. If so, the batches
+                may use the reserve.
             divisible: Whether the batches will be divided. If so, their segments stay small.
             more: Whether another group follows before `sync`. If so, both go to the disk in one write. The caller must
                 not change the batches until then.
@@ -306,7 +309,7 @@ class Spool:
                 break
             going += 1
         if going:
-            # From now on recovery reports a segment that is missing after this position as damage.
+            # From now on, if a segment after this position is missing, recovery reports damage.
             try:
                 self._extent.begins(self._segments, going)
             except OSError as error:
@@ -371,7 +374,8 @@ class Spool:
         return all(map(self._segments.is_whole, self._segments)) and self._extent.in_place
 
     def restore(self) -> list[tuple[int, int]]:
-        """Write deleted, renamed or cut files again, from the files that are held open: durable on return.
+        """Write deleted, renamed or cut files again, from the files that are held open. The new files are durable on
+        return.
 
         Call it only while nothing that was written waits for `sync`.
 
@@ -542,12 +546,12 @@ class Spool:
     # -- the reserve -------------------------------------------------------------------------------------------------
 
     def keep_room(self, to_divide: int) -> None:
-        """Adapt the reserve to the division of so many bytes. The reserve shrinks now, and grows with the next data."""
+        """Adapt the reserve to divisions of this many bytes. The reserve shrinks now, and grows with the next data."""
         self._to_divide = to_divide
         self._reserve.shrink_to(self._wanted_reserve())
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether there is room for a group of this size, which will make room, and for marks after it.
+        """Whether there is room for a group of this size that will itself make room, and for marks after the group.
 
         The group may use the reserve. If the reserve is too small, it grows until the group is written, because others
         may use the volume's free bytes.

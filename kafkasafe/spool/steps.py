@@ -11,12 +11,13 @@ from kafkasafe.spool.examine import ExchangeStep
 
 @dataclass(slots=True)
 class BatchTimes:
-    """When the spool recorded the steps of a plain batch, ms since the epoch; -1: not yet, or no longer known.
+    """When the spool recorded the steps of a plain batch, ms since the epoch; -1 if it has not yet, or if this is no
+    longer known.
 
     Attributes:
         prepared_ms: The batch was written to the spool.
         prepare_acknowledged_ms: The batch id under which it may be sent was written to the spool.
-        commit_acknowledged_ms: Its offset was written to the spool. Step 3 happens before that, at the broker.
+        commit_acknowledged_ms: The batch's offset was written to the spool. Step 3 happens before that, at the broker.
     """
 
     prepared_ms: int = -1
@@ -50,7 +51,7 @@ class UnitLog:
         prepare_acknowledged_ms: When the spool recorded that the brokers have the whole atomic batch. From then on it
             may be committed.
         ended_ms: When the spool recorded its outcome.
-        offsets: By position, the base offset of the batch.
+        offsets: Maps the position of each batch to its base offset.
     """
 
     unit_id: bytes
@@ -126,7 +127,7 @@ class UnitLog:
 def steps_of(
     groups: Iterable[tuple[int, Sequence[m.Mark], Sequence[tuple[int, bool]]]],
 ) -> tuple[dict[int, BatchTimes], list[UnitLog]]:
-    """Times of plain batches by position, and all atomic batches, in the order of the log.
+    """Returns the times of plain batches by position, and all atomic batches, in the order of the log.
 
     Args:
         groups: For each group: the time at which it was written (ms since the epoch), its marks, and (position, has an
@@ -251,10 +252,10 @@ class _Steps:
 
         Args:
             written_ms: When the group was written.
-            batches: Position, and whether it has an id.
-            members: By index, the atomic batch to which the batch belongs, and a position. If the batch is a part of a
-                divided batch, this is the position of the divided batch; otherwise -1.
-            moved: By index, the former position of a batch that was copied forward.
+            batches: (position, has an id) of each batch.
+            members: Maps the index of a batch to its atomic batch and a position. For a part of a divided batch, this
+                is the position of the divided batch; otherwise it is -1.
+            moved: Maps the index of a batch that was copied forward to its former position.
         """
         replaced: dict[int, list[int]] = {}
         for index, (position, identified) in enumerate(batches):

@@ -40,8 +40,9 @@ def cut_tail(files: Files, lane: Path, found: Log) -> None:
                     path=str(last.path),
                     event="torn_tail_cut",
                 )
-            # 1. A sync fails; the owner cuts the group off, begins a segment, and dies.
-            # 2. The next owner finds the file already cut, deletes that segment, and relies on what it read.
+            # 1. A sync fails. The owner cuts the group off, begins a segment, and dies.
+            # 2. The next owner finds the file already cut, deletes the new segment, and relies on the content that it
+            # read.
             # 3. Power fails. The cut was never synced, so the group is in the file again. So this sync is needed.
             files.sync_data(handle)
     for path in reversed(doomed):

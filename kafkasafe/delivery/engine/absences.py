@@ -11,7 +11,9 @@ from kafkasafe.delivery.engine.context import EngineContext
 from kafkasafe.delivery.engine.leader import RunningInquiry
 
 _GRACE_S: Final = 60.0
-"""If only one of several brokers answers, it must deny a partition for this long."""
+"""If only one of several brokers answers, that broker must report a partition as missing for this long before it counts
+as missing.
+"""
 
 
 class Absences:

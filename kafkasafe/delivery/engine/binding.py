@@ -43,12 +43,12 @@ class Binding:
                 if self._context.close_state.stop:
                     raise
                 # The disk fails or is full. Nothing may be sent before the cluster id is known and durable. While this
-                # thread retries, it writes no records either.
+                # thread retries, it does not write records, either.
                 attempt += 1
                 self._ledger.room.disk_failed(str(error), full=_is_full(error))
                 if isinstance(error.__cause__, OSError):
                     self._context.own.spool.give_room(error.__cause__)
-                # The directory may have been deleted. During this loop, nothing else would restore it.
+                # The directory may have been deleted. During this loop, no other code restores the directory.
                 self._disk.look_at_places()
                 self._log.limited(
                     logging.WARNING,
@@ -98,7 +98,9 @@ class Binding:
             lane.bind(cluster_id, bound)
 
     def _refuse(self, cluster_id: str, message: str, later: str = "") -> None:
-        """Refuse a cluster. At the first contact the producer ends; later it waits for its own cluster."""
+        """Refuse a cluster. At the first contact, the producer then ends. Later, the producer waits for its own
+        cluster.
+        """
         if self._context.own_cluster.cluster_id is None:
             self._context.own_cluster.meet_stranger(WrongClusterError(message))
         else:

@@ -29,7 +29,9 @@ _REFUSED_PAUSE_S: Final = 30.0
 
 
 class DeletedTopics:
-    """Maps each deleted topic for which no records wait to when it was first missing. `TopicKeeper` changes it."""
+    """The deleted topics for which no records wait, each with the time when it was first missing. `TopicKeeper` changes
+    them.
+    """
 
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
@@ -42,7 +44,9 @@ class DeletedTopics:
         return self._since.setdefault(topic, now)
 
     def forget(self, topic: str) -> None:
-        """Forget a topic: it exists, records wait for it, or the journal has forgotten it."""
+        """Forget a topic, because the topic exists, because records wait for it, or because the journal has forgotten
+        it.
+        """
         self._since.pop(topic, None)
 
 
@@ -64,7 +68,7 @@ class Timers:
         heapq.heappush(self._waiting, (self._clock.monotonic() + delay_s, next(self._numbers), message))
 
     def take(self, now: float) -> Message | None:
-        """Remove the next message that is due at this time, or None."""
+        """Remove and return the next message that is due at this time; None if no message is due."""
         if not self._waiting or self._waiting[0][0] > now:
             return None
         return heapq.heappop(self._waiting)[2]
@@ -75,7 +79,8 @@ class OwnCluster:
 
     Attributes:
         cluster_id: Its id; None as long as neither the spool directory nor the brokers have named it.
-        stranger: Set if another cluster answers, and the accepted records are not for it: the producer ends.
+        stranger: The error that ends the producer, if another cluster answers than the one that the accepted records
+            are for.
     """
 
     def __init__(self) -> None:
@@ -115,7 +120,7 @@ class DeliveryProgress:
         Args:
             patience: The caller's patience.
             began: When the caller began to wait.
-            paused: Whether a pause with an unknown end is under way. Matters only if `patience` allows for pauses.
+            paused: Whether a pause with an unknown end is under way. This matters only if `patience` allows for pauses.
         """
         until = float("inf") if paused else self._pause_until
         return patience.ends_at(began, self._last, until)
@@ -125,9 +130,9 @@ class CloseState:
     """How far a producer has come in closing. Any thread may read it.
 
     Attributes:
-        closing: Whether `close` was called. Then the engine begins nothing that takes long.
+        closing: Whether `close` was called. If so, the engine begins nothing that takes long.
         stop: Whether the pump ends after its current work.
-        abandon: Whether the current work takes too long. Then the engine begins nothing more.
+        abandon: Whether the current work takes too long. If so, the engine begins nothing more.
         close_by: Until when the engine waits for a failing disk, monotonic seconds.
     """
 
@@ -138,7 +143,7 @@ class CloseState:
         self.close_by = float("inf")
 
     def close(self, close_by: float | None) -> None:
-        """Record that `close` was called. If `close_by` is None, its former value remains."""
+        """Record that `close` was called. If `close_by` is None, the former deadline remains."""
         if close_by is not None:
             self.close_by = close_by
         self.closing = True
@@ -164,7 +169,7 @@ class EngineContext:
         post: Puts a message into the inbox, from any thread.
         is_own_thread: Whether the caller is the thread that runs the engine.
         clock: The clock.
-        sleep: Waits for this many seconds. Used where nothing may continue before a write succeeds.
+        sleep: Waits for this many seconds. Used where the engine must do nothing else before a write succeeds.
         random_fraction: Returns a number in [0, 1), for the length of pauses.
         beside: Runs a slow function on a thread of its own.
     """
@@ -252,8 +257,8 @@ class EngineContext:
             self.log.exception("on_event failed for %s", event, event="hook_failed")
 
     def raise_interrupt(self, error: BaseException) -> None:
-        """Raise KeyboardInterrupt for the constructor's caller. Raise nothing on the engine's own thread, because that
-        would only end delivery.
+        """Raise KeyboardInterrupt for the constructor's caller. Raise nothing on the engine's own thread, because an
+        exception there would only end delivery.
         """
         if not isinstance(error, Exception) and not self._is_own_thread():
             raise error

@@ -29,8 +29,8 @@ _MEMORY_BYTES: Final = MEMORY_BYTES // 2
 before it sends them. The limit is higher if `run_ahead_bytes` is above its default.
 """
 _MANY_TO_DIVIDE_BYTES: Final = 256 * 1024
-"""If more bytes than this wait until their partitions are chosen, the cause is an outage. Fewer bytes may only wait for
-the first metadata of their topic, which are about to arrive.
+"""If batches without chosen partitions have more bytes than this, the cause is an outage. Fewer bytes may merely wait
+for the first metadata of their topic, which are about to arrive.
 """
 SPILL_EVERY_S: Final = 0.05
 
@@ -164,13 +164,13 @@ class DiskWriter:
             while parts:
                 self._write_unit(lane, parts[0])
                 parts.pop(0)
-                # If the next write fails, `persist` holds only what is not durable yet.
+                # If the next write fails, `persist` holds only the part that is not durable yet.
                 persist.keep_rest(parts)
             return
         if self._config.spool_sync != "each" or len(persist.batches) < 2 or persist.atomic:
             self._write_group(lane, persist)
             return
-        # One fsync for each batch. If a write fails, `persist` holds only what is not durable yet.
+        # One fsync for each batch. If a write fails, `persist` holds only the part that is not durable yet.
         while persist:
             first = j.Persist(persist.batches[:1], persist.marks, after=persist.after)
             self._write_group(lane, first)
@@ -217,7 +217,7 @@ class DiskWriter:
             lane.divisions.written()
         self.publish_used()  # before callers see that the backlog is smaller
         lane.journal.persisted(persist, positions, lane.spool.next_position)
-        # In memory nothing became durable, so the parcels keep their bytes.
+        # A log in memory makes nothing durable, so the parcels keep their bytes.
         if in_memory:
             return
         if persist.units:
@@ -245,7 +245,9 @@ class DiskWriter:
         return size
 
     def count_to_divide(self, lane: Lane) -> None:
-        """Recount the bytes whose partitions are not chosen yet, after something other than a write changed them."""
+        """Recount the bytes of batches without chosen partitions, after something other than a write changed this
+        number.
+        """
         if lane.divisions.waiting_bytes or lane.journal.views.has_unchosen:
             lane.divisions.count_waiting(lane.journal.views.unchosen_bytes)
             lane.spool.keep_room(lane.divisions.waiting_bytes)
@@ -384,7 +386,7 @@ class DiskWriter:
                 self.persist(lane, j.Persist(marks=marks))
 
     def _give_way(self, lane: Lane, position: int, excess: int) -> int:
-        """Delete segments that only `retain_acked_*` keeps, the oldest first. Returns bytes freed."""
+        """Delete segments that only `retain_acked_*` keeps, the oldest first. Returns the number of freed bytes."""
         freed = lane.spool.release(position, at_most_bytes=excess)
         gone = lane.journal.delivered_before(lane.spool.first_position)
         records = sum(each.records for each in gone)
@@ -474,7 +476,8 @@ class DiskWriter:
 def _is_written(parcel: Parcel) -> bool:
     """Return whether the spool has the bytes of this parcel.
 
-    1. Small batches of a partition are durable. They are joined into one, whose records are therefore durable.
+    1. Small batches of a partition are durable. The engine joins them into one batch, whose records are therefore
+       durable.
     2. Before the joined batch is written, another group is written, and the memory for batches is exceeded.
     3. The bytes of the joined batch are in memory only, so they must not be dropped.
     """

@@ -21,14 +21,14 @@ class EndCheck:
     """See the module.
 
     Args:
-        context: See there.
+        context: See `EngineContext`.
         lane: The lane.
         check: The last acknowledged offset, and its leader epoch.
-        idle: True: the partition is idle, and this is a routine check, which is dropped if the partition becomes
-            active. False: an acknowledgement from another leader caused the check, which repeats until there is an
-            answer.
+        idle: Whether this is a routine check of an idle partition. Such a check is dropped if the partition becomes
+            active. Otherwise an acknowledgement from another leader caused the check, and the engine repeats it until
+            there is an answer.
         elected: Whether another leader has been elected since that offset was acknowledged. If so, the check also
-            reports it if that leader's log cannot prove that no records are lost.
+            reports the case that the leader's log cannot prove that no records are lost.
     """
 
     def __init__(
@@ -66,7 +66,8 @@ class EndCheck:
             self._failed(failed.code)
             return
         if self._elected:
-            # To the check above, a log that begins after all acknowledged records looks like one that still has them.
+            # The check above cannot tell a log that begins after all acknowledged records from a log that still has
+            # them.
             result: OffsetListed | Failure = yield self._leader.list_offset(EARLIEST, "begins")
             try:
                 self._compare_begin(good(result).offset)
@@ -75,8 +76,8 @@ class EndCheck:
                     self._failed(failed.code)
 
     def _has_all(self) -> Procedure[bool]:
-        """Check the log for signs that it lacks acknowledged records. If there are any, tell the journal of the
-        suspicion, and return False.
+        """Check the log for signs that it lacks acknowledged records. If there is a sign, report the suspicion to the
+        journal, and return False.
         """
         check, leader = self._check, self._leader
         gone = self._lane.journal.missing.proven.get(check.destination, "")
@@ -95,7 +96,9 @@ class EndCheck:
         return False
 
     def _has_epoch(self, end_offset: int) -> Procedure[bool]:
-        """Whether the log has all acknowledged records, if the last one's leader epoch ends at `end_offset`."""
+        """Whether the log has all acknowledged records. The leader epoch of the last acknowledged record ends at
+        `end_offset`, which is negative if the log lacks that epoch.
+        """
         check = self._check
         if end_offset > check.last_acked_offset:
             return True

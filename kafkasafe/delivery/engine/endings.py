@@ -43,12 +43,12 @@ class Endings:
         self._disk = disk
         self._losses = losses
         self.refused_topics: Mapping[str, RefusedDestination] = {}
-        """Maps the name of each topic to the refusal, if the cluster refuses all of its partitions. Any thread may read
+        """Maps the name of each topic of which the cluster refuses all partitions to the refusal. Any thread may read
         the mapping, because it is replaced, never changed.
         """
         self.refused_partitions: Mapping[tuple[str, int], RefusedDestination] = {}
-        """Maps (topic, partition) to the refusal, for topics that the cluster otherwise accepts. This mapping, too, is
-        replaced, never changed.
+        """Maps (topic, partition) to the refusal, for topics that the cluster otherwise accepts. Any thread may read
+        this mapping, too, because it is replaced, never changed.
         """
 
     def resolve(self, lane: Lane, resolutions: Sequence[j.Resolution]) -> None:
@@ -120,7 +120,9 @@ class Endings:
         )
 
     def expire(self) -> None:
-        """Fail futures whose `delivery_timeout_ms` is over. Their records stay in the spool, and are delivered."""
+        """Fail futures whose `delivery_timeout_ms` is over. The records of these futures stay in the spool, and are
+        delivered.
+        """
         limit = self._config.delivery_timeout_s
         if limit is None:
             return
@@ -244,12 +246,12 @@ class Endings:
         return info is None or bool(info.error_code)
 
     def look_again(self) -> None:
-        """Publish refusals again after new metadata: a topic may be missing now, or exist."""
+        """Publish refusals again after new metadata, because a topic may have disappeared or appeared."""
         if self.refused_topics or self.refused_partitions:
             self.publish_refused()
 
     def refused(self, topic: str | None = None) -> list[RefusedDestination]:
-        """Refused destinations with pending records, oldest first. With `topic`, only those that hold up this topic.
+        """Refused destinations with pending records, oldest first. With `topic`, only those that this topic waits for.
 
         Any thread may call this method.
         """

@@ -1,7 +1,8 @@
 """The engine takes messages, lets the journal decide, and carries out the decisions: sends requests, writes groups.
 
-It has no thread. Its owner (`Pump`) calls `open`, `listen`, `begin`, then repeatedly `step` for each message and `turn`
-after them, and `shut` at the end, all on one thread. Other threads post messages with `EngineContext.post`.
+The engine has no thread. Its owner (`Pump`) first calls `open` and `listen`. Then the owner starts a thread. On this
+thread it calls `begin`, then repeatedly `step` for each message and `turn` after these messages, and `shut` at the end.
+Other threads post messages with `EngineContext.post`.
 """
 
 from __future__ import annotations
@@ -75,14 +76,15 @@ from kafkasafe.limits.patience import Patience
 from kafkasafe.spool.lanes import LaneLock
 
 _LOOK_AGAIN_S: Final = 0.1
-"""Time between two checks whether a missing spool is back, while a caller waits for it."""
+"""Time between two checks for the return of a missing spool, while a caller waits for it."""
 
 
 class PlaceLooks:
-    """The questions of callers whether the producer's own lane is in its place. One check answers all earlier ones.
+    """Callers' questions whether the producer's own lane is in its place. One check answers all earlier questions.
 
     Attributes:
-        looked: Number of the latest question after which the lane was found in its place. Any thread may read it.
+        looked: Number of the latest question that was followed by a check that found the lane in its place. Any thread
+            may read it.
     """
 
     def __init__(self, context: EngineContext, ledger: Ledger, disk: DiskWriter) -> None:
@@ -157,7 +159,7 @@ class Engine:
         self.looks = PlaceLooks(context, ledger, disk)
         self.left = LeftAtEnd()
         self.predecessor: Predecessor
-        """What other producers on the directory know of this one after it is dropped."""
+        """The facts that other producers on the directory learn about this one after it is dropped."""
 
     def open(self, lock: LaneLock) -> None:
         """Open the producer's own lane.
@@ -195,7 +197,7 @@ class Engine:
             timer(SPILL_EVERY_S, ChoreDue(Chore.EXPIRE))
 
     def step(self, message: Message) -> None:
-        """Take a message. The next `turn` carries out what follows from it."""
+        """Take a message. The next `turn` carries out the resulting decisions."""
         match message:
             case Submitted(parcels):
                 self.intake.take(parcels)

@@ -117,7 +117,7 @@ class ErrorsToRaise:
 
     @property
     def damaged(self) -> bool:
-        """Whether a partition is held up by a batch that is damaged on disk."""
+        """Whether any partition waits because of a batch that is damaged on disk."""
         return bool(self.damage)
 
     def block(self, address: tuple[str, int], error: SpoolCorruptError) -> None:
@@ -131,7 +131,9 @@ class ErrorsToRaise:
         self.damage.pop(address, None)
 
     def raise_damage(self, topic: str | None = None) -> None:
-        """Raise an error if a batch damaged on disk holds up a partition, of this topic or of any."""
+        """Raise an error if a partition of this topic waits because of a batch that is damaged on disk. None: of any
+        topic.
+        """
         if not self.damage:
             return
         for (name, partition), error in list(self.damage.items()):

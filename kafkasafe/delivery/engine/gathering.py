@@ -66,7 +66,8 @@ class Gathering:
         except SpoolError:
             columns = []
         if len(columns) < j.GATHER_LEAST:
-            # A batch cannot be read (the sender will notice that too), or the batches are too large when uncompressed.
+            # Either a batch cannot be read (the sender will notice that too), or the uncompressed batches are too
+            # large.
             lane.journal.keep_apart(run[0].destination)
             return False
         run, parents = run[: len(columns)], parents[: len(columns)]

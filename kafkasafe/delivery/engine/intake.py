@@ -32,12 +32,14 @@ from kafkasafe.record import batch as codec
 from kafkasafe.spool.refusals import place_of
 
 _MOST_JOINED: Final = 5
-"""Maximum number of `delivery="transactional"` batches in a unit. Brokers remember as many batches of a producer."""
+"""Maximum number of `delivery="transactional"` batches in a unit. Brokers remember the same number of batches of a
+producer.
+"""
 _MOST_JOINED_BYTES: Final = 4 * 1024 * 1024
 _MARKS_BYTES: Final = 1024 * 1024
 """Approximate size of the marks and the reserve during divisions."""
 _PART_BYTES: Final = 256
-"""Maximum bytes of the entries in control batches that the spool writes in addition to each part of a divided batch."""
+"""Maximum size of the control batch entries that the spool writes for each part of a divided batch."""
 
 
 @dataclass(slots=True, eq=False)
@@ -79,7 +81,7 @@ class Intake:
         self._rejects = rejects
         self._choose = choose
         self._growing: _Growing | None = None
-        # With `spool_sync="each"`, each batch has its own fsync, so none joins another's unit.
+        # With `spool_sync="each"`, each batch has its own fsync, so no batch joins the unit of another batch.
         self._most_joined = 1 if context.config.spool_sync == "each" else _MOST_JOINED
 
     def take(self, parcels: Sequence[Parcel]) -> None:
@@ -196,12 +198,12 @@ class Intake:
 
         1. A disk is full of batches whose partitions only become known now.
         2. The engine divides them in portions, as long as there is space for a portion (`Spool.has_room`).
-        3. When all batches of a segment are divided, the engine deletes it (`Engine.drive`). That makes space for the
-           next portion.
+        3. When all batches of a segment are divided, the engine deletes it (`Engine.drive`). The deletion makes space
+           for the next portion.
         4. If the disk has no space for the next portion, only divisions wait.
         """
-        # A batch that an earlier call left undivided may also be in `divides`. It may also need no division any more,
-        # because the journal has sent it again or given it up.
+        # A batch that an earlier call left undivided may also be in `divides`. Such a batch may also need no division
+        # any more, because the journal has sent the batch again or given it up.
         unique = {divide.batch.handle: divide for divide in (*lane.divisions.take(), *divides)}
         todo = [divide for handle, divide in unique.items() if handle in lane.parcels and divide.is_due]
         stuck: list[j.Divide] = []
@@ -282,7 +284,9 @@ class Intake:
         self._disk.has_no_room(lane, why, attempt)
 
     def _divide(self, lane: Lane, divide: j.Divide) -> int:
-        """Divide one batch and return 0. If space is missing, divide nothing and return how many bytes it needs."""
+        """Divide one batch and return 0. If space is missing, divide nothing, and return how many bytes the division
+        needs.
+        """
         parent = lane.parcels[divide.batch.handle]
         columns = codec.decode(self._disk.bytes_of(lane, parent, divide.batch))
         if divide.refused:

@@ -50,7 +50,7 @@ class WriteBacklog:
         return index, group
 
     def restore(self, index: int, groups: Sequence[j.Persist]) -> None:
-        """Put parts of a group that could not be written back at the group's index."""
+        """Put the parts of a group back at the group's index, because the group could not be written."""
         for group in reversed(groups):
             self._groups.insert(index, group)
 
@@ -86,10 +86,11 @@ class Divisions:
     Attributes:
         pending: Divisions whose batch could not be read, or that have no space yet.
         attempt: Number of consecutive failures to read.
-        unreadable_until: When the engine reads again, monotonic seconds.
+        unreadable_until: When the engine tries to read again, monotonic seconds.
         room_attempt: How many times in a row there was no space.
         unwritten_bytes: Bytes of parts that are not on disk yet.
-        waiting_bytes: Bytes on disk that wait for their partitions. Recounted when segments are deleted.
+        waiting_bytes: Bytes on disk of batches whose partitions are not chosen yet. The engine recounts them when
+            segments are deleted.
     """
 
     __slots__ = (
@@ -112,7 +113,7 @@ class Divisions:
         self.room_attempt = 0
 
     def take(self) -> Sequence[j.Divide]:
-        """Take the pending divisions. The caller returns those that could not be done (`leave`)."""
+        """Take the pending divisions. The caller gives back those that could not be done (`leave`)."""
         pending, self.pending = self.pending, ()
         return pending
 
@@ -126,7 +127,7 @@ class Divisions:
         return self.attempt
 
     def wait(self, until: float) -> None:
-        """Set when to read again, monotonic seconds."""
+        """Set the time of the next attempt to read, monotonic seconds."""
         self.unreadable_until = until
 
     def succeed(self) -> None:
@@ -163,7 +164,7 @@ class Divisions:
         self.unwritten_bytes = 0
 
     def count_waiting(self, size: int) -> None:
-        """Record how many bytes wait for their partitions."""
+        """Record how many bytes belong to batches whose partitions are not chosen yet."""
         self.waiting_bytes = size
 
 
@@ -180,7 +181,9 @@ class ReleaseCheck:
         """
 
     def is_due(self, position: int, excess: int, more: int) -> bool:
-        """Whether another position may be released, or the excess grew by more than `more` bytes."""
+        """Whether a check is due, because another position may be released, or because the excess grew by more than
+        `more` bytes.
+        """
         return position != self._position or excess > max(self._excess + more, 0)
 
     def note(self, position: int, excess: int) -> None:
@@ -203,8 +206,8 @@ class Rejections:
         self._paths: dict[int, Path | None] = {}
         """Maps the handle of a rejected batch to the file with its records."""
         self._stopped: dict[int, float] = {}
-        """Maps a destination to when the engine tries again to read its next batch, which is damaged on disk; monotonic
-        seconds.
+        """Maps a destination whose next batch is damaged on disk to the time when the engine tries again to read that
+        batch, monotonic seconds.
         """
 
     def __contains__(self, handle: int) -> bool:
@@ -285,7 +288,7 @@ class LossChecks:
         self._epochs.pop(destination, None)
 
     def report_unproven(self, destination: int, last_acked_offset: int) -> bool:
-        """Record that nothing proves that this offset is in the log. Returns whether to report it: once per offset."""
+        """Record that nothing proves that this offset is in the log. Returns whether to report it, once per offset."""
         if self._unproven.get(destination) == last_acked_offset:
             return False
         self._unproven[destination] = last_acked_offset
@@ -322,7 +325,7 @@ class Copying:
     """How far the log is being copied forward, and when `RoomKeeper` checks again whether to copy.
 
     Attributes:
-        before: Position up to which unfinished batches are being copied forward; -1: none are copied.
+        before: Position up to which unfinished batches are being copied forward; -1 if none are being copied.
     """
 
     __slots__ = ("_look_at", "_looked_bytes", "before")
@@ -352,7 +355,7 @@ class Copying:
         self._looked_bytes = 0
 
     def begin(self, before: int) -> None:
-        """Begin to copy the unfinished batches before this position; -1: copy none."""
+        """Begin to copy the unfinished batches before this position; -1 means to copy none."""
         self.before = before
 
     def stop(self) -> None:
@@ -398,7 +401,7 @@ class Lane:
         return self.write_backlog.has_decision
 
     def report_held_back(self, *, held_back: bool) -> None:
-        """Record what was last reported: whether batches of this lane wait for batches of other lanes."""
+        """Record the last report, which says whether batches of this lane wait for batches of other lanes."""
         self.held_back = held_back
 
     def bind(self, cluster_id: str, assumed: str | None) -> None:
@@ -414,8 +417,8 @@ class Lane:
         self.rejected.stands_at(path)
 
     def disown(self) -> None:
-        """Write a mark that voids each file in `rejected/` that no longer counts but could not be deleted. Otherwise
-        the records in the file would be sent again.
+        """Write a mark for each file in `rejected/` that no longer counts but could not be deleted. The mark voids the
+        file. Without it, the records in the file would be sent again.
         """
         for name in self.rejected.undeleted():
             self.journal.disown(m.Resent(self.lock.path.name, name))

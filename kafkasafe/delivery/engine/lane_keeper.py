@@ -35,7 +35,7 @@ _GRACE_S: Final = 3.0
 """A lane is adopted once it has had no owner for this long, so that a restarted producer gets its own lane back."""
 _ADOPTED_EVERY_S: Final = 0.1
 _SLOW_FROM: Final = 3
-"""Number that is added to the number of failures, so that the first pause is long already."""
+"""Number that is added to the number of failures, so that even the first pause is long."""
 _MISSING_GRACE_S: Final = 60.0
 """How long a topic may be missing before the producer reports it: brokers that have just started know no topics."""
 _LAST_WRITES: Final = 4
@@ -299,7 +299,8 @@ class LaneKeeper:
                 n for n in self._ledger.lanes.left_behind if n not in there or directory.owners.is_owned(n)
             ]
         except SpoolError as error:
-            # Too many open files, or a directory that cannot be read for now: the producer's own lane still works.
+            # There are too many open files, or the directory cannot be read for now. The producer's own lane still
+            # works.
             self._log.limited(
                 logging.WARNING,
                 "lanes_unreadable",
@@ -420,7 +421,8 @@ class LaneKeeper:
         left = lane.journal.views.unfinished
         self._ledger.errors.hand_over(lane)
         self._release(lane)
-        # `dead_lanes` does not offer an unchanged lane again, and that producer may die before it writes anything.
+        # `dead_lanes` does not offer an unchanged lane again, but the restarted owner may die before it writes
+        # anything.
         self._context.directory.offer_again(lane.lock.number)
         self._log.info(
             "%s: returned to its restarted owner with %d undelivered batches",
@@ -442,7 +444,7 @@ class LaneKeeper:
                 self.close_lane(result.lane)
 
     def _lane_name(self, path: Path) -> str:
-        """The lane's name; for a lane of another spool directory, with the directory's name."""
+        """The lane's name. For a lane of another spool directory, the directory's name precedes it."""
         return path.name if path.parent == self._context.directory.path else f"{path.parent.name}/{path.name}"
 
     def close_lane(self, lane: Lane) -> None:
@@ -484,7 +486,9 @@ class LaneKeeper:
 
 
 def _taken(entries: list[Entry]) -> Iterator[Entry]:
-    """Yield entries in order of position. Drop each from the list: the batches made from them need the memory."""
+    """Yield entries in order of position. Drop each entry from the list, because the batches made from them need the
+    memory.
+    """
     entries.reverse()
     while entries:
         yield entries.pop()

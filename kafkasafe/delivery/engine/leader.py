@@ -82,7 +82,9 @@ def good(result: A | Failure) -> A:
 
 
 def trouble(result: Answer | Failure) -> tuple[int, str]:
-    """(Kafka's code or 0, reason) of a failed request or an error answer; (0, "") of a good answer."""
+    """(error code, reason) of a failed request or an error answer; (0, "") of a good answer. The code is 0 if Kafka
+    gave none.
+    """
     if isinstance(result, Failure):
         return result.code or 0, text(result.error)
     code = result.error_code
@@ -147,7 +149,7 @@ class Leader:
         )
 
     def list_offset(self, timestamp: int, step: str) -> Ask:
-        """Ask for an offset by timestamp; `EARLIEST` and `LATEST` are the ends of the log."""
+        """Ask for an offset by timestamp. `EARLIEST` and `LATEST` stand for the two ends of the log."""
         return self._ask(step, lambda reply: self._cluster.list_offset(*self.address, timestamp, reply))
 
     def log_end_offset(self, step: str) -> Ask:

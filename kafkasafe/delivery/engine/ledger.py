@@ -84,7 +84,7 @@ class Ledger:
         lanes: Other producers' lanes. `flush` and `close` wait until these lanes have no unfinished records.
         ahead: How far callers run ahead of the cluster.
         failure: The error that ended the producer.
-        wrong_cluster: Set while another cluster answers instead of ours, and records wait for ours.
+        wrong_cluster: The error to raise while another cluster answers instead of ours, and records wait for ours.
         doubted: Partitions where acknowledged records of the producer's own lane may be lost; the engine asks the
             cluster.
         names: Maps a user's transactional id to None if the id was taken over, or to the error with which the cluster
@@ -129,8 +129,8 @@ class Ledger:
     def submit(self, parcels: Sequence[Parcel]) -> None:
         """Accept parcels, in this order. Never blocks. The caller has already checked `room`.
 
-        The same parcels may come again: from a caller whose first call was interrupted (Ctrl-C), or from a signal
-        handler that runs during this call. The ledger accepts each parcel only once.
+        The same parcels may come a second time, from a caller whose first call was interrupted (Ctrl-C), or from a
+        signal handler that runs during this call. The ledger accepts each parcel only once.
         """
         now = self._clock.monotonic()
         with self.lock:
@@ -189,7 +189,7 @@ class Ledger:
 
     def name_answered(self, name: str, error: BaseException | None = None, trouble: str = "") -> None:
         """Record that a transactional id was taken over or, with `error`, that it is refused. With `trouble`, record
-        why it is neither yet: the engine tries again.
+        why neither has happened yet. The engine tries again.
         """
         with self.lock:
             self.name_trouble[name] = trouble
@@ -219,9 +219,9 @@ class Ledger:
         return next(self.parcels.numbers)
 
     def idle(self) -> bool:
-        """Whether nothing is left that `close` waits for.
+        """Whether `close` has nothing left to wait for.
 
-        Then nothing in the producer's own lane is unfinished or doubted. Lanes that earlier producers left in its own
+        If so, nothing in the producer's own lane is unfinished or doubted. Lanes that earlier producers left in its own
         directory are drained. No adopted lane of any directory holds unfinished records, and no other directory can
         hold records to adopt. With `spool="never"`, `close` also waits for records whose `delivery_timeout_ms` is over,
         because no file has them.

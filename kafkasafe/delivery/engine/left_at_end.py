@@ -47,7 +47,7 @@ def not_durable(undurable: Iterable[Parcel], disk_trouble: str, elsewhere: Elsew
 def lost_from_memory(
     undurable: Iterable[Parcel], error: BaseException, *, final: bool, log: EventLog
 ) -> DeliveryTimeoutError:
-    """`spool="never"`: log and return the error of records without an acknowledgement.
+    """For `spool="never"`: log and return the error of records without an acknowledgement.
 
     Args:
         undurable: The parcels that are not durable.
@@ -73,9 +73,9 @@ class Elsewhere:
     """A lane that was not in its place when its producer ended.
 
     Attributes:
-        path: Where it belongs.
-        at: Where it is; None: it was deleted.
-        records: Number of records that waited in it.
+        path: Where the lane belongs.
+        at: Where the lane is; None if it was deleted.
+        records: Number of records that waited in the lane.
     """
 
     path: Path

@@ -118,7 +118,9 @@ class LossWatch:
         self._ledger.errors.lose(error)
 
     def publish_doubted(self, lane: Lane) -> None:
-        """Publish which partitions may lack acknowledged records: callers wait for the cluster's answer about them."""
+        """Publish which partitions may lack acknowledged records, because callers wait for the cluster's answer about
+        these partitions.
+        """
         doubted = lane.journal.views.doubted
         if lane.own and (doubted or self._ledger.doubted):
             self._ledger.doubt([lane.journal.views.address(number) for number in doubted])
@@ -187,7 +189,7 @@ class LossWatch:
         """Check idle partitions for losses of acknowledged records. In active partitions, replies to batches reveal
         losses.
         """
-        # Requests refer to topics by name: only metadata show that a topic was created again.
+        # Requests refer to topics by name, so only metadata show that a topic was created again.
         topics = {
             lane.journal.views.address(number)[0]
             for lane in self._context.lanes

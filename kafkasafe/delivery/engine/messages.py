@@ -89,7 +89,9 @@ class PinnedClusterReached:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A batch in flight. `leader_epoch` is as of the time of sending. Without a ticket, the batch was not sent."""
+    """A batch in flight. `leader_epoch` is the leader epoch at the time of sending. Without a ticket, the batch was not
+    sent.
+    """
 
     lane: Lane
     batch: j.Batch
@@ -150,7 +152,7 @@ class LookedAround:
 
 @dataclass(frozen=True, slots=True)
 class LanesRead:
-    """What other processes' lanes still owe, or the error of the attempt to read a lane."""
+    """The records that the lanes of other processes still owe, or the error that prevented reading a lane."""
 
     results: Mapping[Path, Owed | Exception]
 
@@ -214,21 +216,21 @@ class AsideDue:
 
 @dataclass(frozen=True, slots=True)
 class WriteDue:
-    """It is time to write again after a failed write."""
+    """The pause after a failed write is over."""
 
     lane: Lane
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerIdDue:
-    """It is time to ask for a producer id again."""
+    """The pause before the next request for a producer id is over."""
 
     lane: Lane
 
 
 @dataclass(frozen=True, slots=True)
 class EpochCheckDue:
-    """It is time to repeat a check of a leader epoch's end."""
+    """The pause before the repetition of a check of a leader epoch's end is over."""
 
     lane: Lane
     check: j.EpochCheck
@@ -236,7 +238,7 @@ class EpochCheckDue:
 
 @dataclass(frozen=True, slots=True)
 class InquiryDue:
-    """An inquiry continues: its partition has calmed down, or replicas had time to catch up."""
+    """An inquiry continues, because its partition has calmed down, or because replicas had time to catch up."""
 
     inquiry: Inquiry
 

@@ -49,7 +49,7 @@ class Ahead:
         return self._counts is None or self._counts.has_eased(self._untaken_bytes())
 
     def submit(self, parcel: Parcel) -> None:
-        """Register a parcel that a caller submits. An interrupted caller may submit it twice."""
+        """Register a parcel that a caller submits. An interrupted caller may submit the same parcel twice."""
         self._untaken[parcel.number] = parcel
 
     def take(self, parcels: Iterable[Parcel]) -> None:
@@ -62,7 +62,7 @@ class Ahead:
                 self._counts.accepted((parcel.topic, parcel.partition), parcel.size_bytes, now)
 
     def withdraw(self, parcel: Parcel) -> None:
-        """Stop counting a parcel whose batch was packed: it has left the memory."""
+        """Stop counting a parcel that has left the memory, because its batch was packed."""
         if parcel.ahead and self._counts is not None:
             parcel.count_ahead(counted=False)
             self._counts.withdrawn((parcel.topic, parcel.partition), parcel.size_bytes)
@@ -75,13 +75,15 @@ class Ahead:
             self._counts.answered((parcel.topic, parcel.partition), parcel.size_bytes, now)
 
     def expire(self) -> None:
-        """Stop counting partitions that have not answered lately. Call it repeatedly while a sender waits."""
+        """Stop counting the parcels of partitions that have not answered lately. Call it repeatedly while a sender
+        waits.
+        """
         if self._counts is not None:
             self._counts.expire(self._clock.monotonic())
 
     @property
     def silent(self) -> frozenset[tuple[str, int]]:
-        """Partitions that are not counted, as of the last `expire`."""
+        """Partitions whose parcels are not counted, as of the last `expire`."""
         return frozenset() if self._counts is None else self._counts.silent
 
     def clear(self, parcels: Iterable[Parcel]) -> None:

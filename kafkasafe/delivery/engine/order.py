@@ -27,7 +27,9 @@ from kafkasafe.spool.refusals import counted
 _LOOK_EVERY_S: Final = 0.1
 _READ_EVERY_S: Final = 0.5
 _STORED_MOST_S: Final = 30.0
-"""How long to wait until a dropped producer has written what it accepted. After this time, its thread seems to hang."""
+"""How long other producers wait until a dropped producer has written everything that it accepted. After this time, the
+thread of the dropped producer seems to hang.
+"""
 _NAMED: Final = 5
 """Maximum number of lanes that a log message names."""
 
@@ -40,8 +42,8 @@ class LaneOrder:
         self._log = context.log
         self._readers: dict[Path, LaneReader] = {}
         self._views: dict[Path, Owed] = {}
-        """Maps the lane of another process to what it owed when it was last read. A lane that was never read
-        successfully owes nothing.
+        """Maps the lane of another process to the records that the lane owed when it was last read. A lane that was
+        never read successfully owes nothing.
         """
         self._unread: set[Path] = set()
         """Lanes of other processes that held-back batches depend on."""
@@ -56,9 +58,9 @@ class LaneOrder:
         self._given_up: set[Path] = set()
         self._reported: set[Path] = set()
         self._dropped: dict[Predecessor, tuple[int, float]] = {}
-        """Maps each dropped producer that may not have written all accepted records yet to two values: the position in
-        our own lane from which batches wait for that producer, and when they stop waiting at the latest (monotonic
-        seconds).
+        """The dropped producers that may not have written all accepted records yet. Each has two values: the position
+        in our own lane from which batches wait for that producer, and the time when they stop waiting at the latest
+        (monotonic seconds).
         """
         self._followed: set[Predecessor] = set()
         """Dropped producers that still own their lanes."""
@@ -76,8 +78,8 @@ class LaneOrder:
         debts, dead = [], []
         try:
             with directory.births():
-                # The logs are read later. Each has what earlier incarnations wrote, because an owner announces where
-                # its own incarnation begins before it writes anything.
+                # The logs are read later. Each log already contains everything that earlier incarnations wrote, because
+                # an owner announces where its own incarnation begins before it writes anything.
                 others = [
                     (number, directory.owners.begun(number), directory.owners.is_owned(number))
                     for number in directory.lanes()
@@ -104,7 +106,8 @@ class LaneOrder:
         """Hold back the next batches of the producer's own lane until a dropped producer has delivered its records.
 
         Batches that are not written yet are held back too, although they may have been accepted before the other
-        producer was dropped. This cannot deadlock: the dropped producer waits only for producers that ended before it.
+        producer was dropped. Producers cannot wait for one another in a circle, because the dropped producer waits only
+        for producers that ended before it.
         """
         if self._context.config.in_memory:
             return

@@ -32,12 +32,13 @@ class UnitHandle:
 
     Attributes:
         unit_id: 16 bytes, never given twice.
-        transactional_id: The user's transactional id; empty: the unit uses one of the lane's own.
+        transactional_id: The user's transactional id; empty if the unit uses one of the lane's own ids.
         offsets: Offsets of consumer groups that are part of the unit.
         readings: For each partition of a group: the consumer's reading (`Reading`) to which the offset belongs.
-        joins: The topic of a batch of `delivery="transactional"`; other batches of the topic may join the same unit
-            until the engine writes it to disk.
-        fate: How the unit ended. Set when its end is durable, before its first parcel is done.
+        joins: The topic of a batch of `delivery="transactional"`, otherwise empty. Other batches of the topic may join
+            the unit until the engine writes the unit to disk.
+        fate: How the unit ended. The engine sets it when the unit's end is durable, before the unit's first parcel is
+            done.
     """
 
     unit_id: bytes = field(default_factory=lambda: uuid.uuid4().bytes)
@@ -63,19 +64,20 @@ class Parcel:
         size_bytes: Size of the batch.
         count: Number of records.
         max_timestamp: Ms since the epoch.
-        taken: Whether the pump's thread has taken it.
-        durable: Whether it is on disk (or in the cluster).
-        done: Whether its fate is final: see `error`, `base_offset`, `children`.
-        error: Why it was not delivered.
-        base_offset: Offset in the partition; -1 if the parcel is in the log at an unknown offset.
+        taken: Whether the pump's thread has taken the parcel.
+        durable: Whether the parcel is on disk (or in the cluster).
+        done: Whether the parcel's fate is final: see `error`, `base_offset`, `children`.
+        error: Why the parcel was not delivered.
+        base_offset: Offset of the parcel's first record; -1 if the parcel is in the log at an unknown offset.
         log_append_time: Ms, -1 unless the broker set it.
-        children: If it was divided, its parts: (child, indexes of the child's records in this parcel).
-        parent: The parcel that it was divided from, or the first of `parents`.
-        parents: The small pending parcels that were joined into it, if any.
-        shift: Index of its first record in the parcel that it was joined into.
+        children: The parts of a divided parcel: (child, indexes of the child's records in this parcel).
+        parent: The parcel of which this one is a part, or the first of `parents`.
+        parents: The small pending parcels that were joined into this one, if any.
+        shift: Index of this parcel's first record in the parcel that this one was joined into.
         given: For records without a chosen partition, the partitions that the caller gave: see `journal.Batch`.
         unit_handle: The handle of its unit. The first parcel of a unit has no records: it stands for the whole unit.
-        watcher: Called once with the parcel when it is done, with the lock held. Parts of the parcel inherit it.
+        watcher: A function that is called once with the parcel when the parcel is done, with the lock held. Parts of
+            the parcel inherit the function.
         keeper: Set while the parcel's batch is packed. Then only callers hold the parcel, so `watch` adds it to this
             dict, by number.
     """
@@ -105,7 +107,7 @@ class Parcel:
     batch: j.Batch | None = None
     keeper: dict[int, Parcel] | None = None
     ahead: bool = False
-    """Whether `Ledger.ahead` counts it."""
+    """Whether `Ledger.ahead` counts the parcel."""
     first_open: int = 0
     """Index of the first child that was not done when `has_done_children` was last called."""
     loose: bool = False
@@ -135,7 +137,7 @@ class Parcel:
         self.durable = True
 
     def count_ahead(self, *, counted: bool) -> None:
-        """Set whether `Ledger.ahead` counts it."""
+        """Set whether `Ledger.ahead` counts the parcel."""
         self.ahead = counted
 
     # -- its bytes -----------------------------------------------------------------------------------------------------
@@ -149,8 +151,8 @@ class Parcel:
         self.loose = False
 
     def writable(self) -> bytearray | None:
-        """The parcel's bytes, for changes: a copy if a socket may have the bytes. None while they are only in the
-        spool.
+        """The parcel's bytes, for a caller that changes them. The bytes are a copy if a socket may have the original.
+        None while only the spool has the bytes.
         """
         data = self.data
         if data is not None and self.loose:
@@ -164,7 +166,7 @@ class Parcel:
         self.loose = False
 
     def drop(self) -> None:
-        """Forget the bytes: the spool has them, or the parcel's parts do."""
+        """Forget the bytes, because the spool or the parcel's parts have them."""
         self.data = None
 
     # -- its batch -----------------------------------------------------------------------------------------------------
@@ -174,7 +176,7 @@ class Parcel:
         self.batch = batch
 
     def pack(self, keeper: dict[int, Parcel]) -> None:
-        """Record that its batch is packed."""
+        """Record that the parcel's batch is packed."""
         self.batch = None
         self.keeper = keeper
 
@@ -183,11 +185,11 @@ class Parcel:
         self.keeper = None
 
     def belong_to(self, unit_handle: UnitHandle | None) -> None:
-        """Record that its records are part of a unit."""
+        """Record that the parcel's records are part of a unit."""
         self.unit_handle = unit_handle
 
     def adopt(self, children: list[tuple[Parcel, Indexes]]) -> None:
-        """Attach the parts of a divided parcel: callers that wait for the parcel wait for all parts."""
+        """Attach the parts of a divided parcel. Callers that wait for the parcel then wait for all parts."""
         for child, _ in children:
             child.follow(self)
         self.children = children
@@ -223,15 +225,15 @@ class Parcel:
     # -- its fate ------------------------------------------------------------------------------------------------------
 
     def deliver(self, base_offset: int) -> None:
-        """Set where the parcel's records are; -1: they are in the log, at an unknown offset."""
+        """Set the base offset of the parcel's records; -1 if they are in the log at an unknown offset."""
         self.base_offset = base_offset
 
     def stamp_append_time(self, log_append_time: int) -> None:
-        """Set the time that the broker gave its records, ms since the epoch."""
+        """Set the timestamp that the broker gave the parcel's records, ms since the epoch."""
         self.log_append_time = log_append_time
 
     def fail(self, error: BaseException) -> None:
-        """Set why it is not delivered."""
+        """Set the error because of which the parcel is not delivered."""
         self.error = error
 
     def expire(self) -> None:
@@ -239,7 +241,7 @@ class Parcel:
         self.expired = True
 
     def end(self) -> None:
-        """Record that its fate is final."""
+        """Record that the parcel's fate is final."""
         self.done = True
 
     def take_watcher(self) -> Callable[[Parcel], None] | None:
@@ -294,8 +296,8 @@ def leaves(parcel: Parcel) -> list[Parcel]:
 
 
 def pieces(count: int, bad: set[int], *, halves: bool = True) -> list[Indexes]:
-    """How to divide a refused batch: into runs of good records and of bad records that brokers named, or into equal
-    parts if they named none.
+    """Decide how to divide a refused batch. If the broker named some records as bad, the parts are runs of good and of
+    bad records. If it named none or all, the parts have about the same size: two parts, or up to four without `halves`.
     """
     if (not bad or len(bad) == count) and not halves:
         return np.array_split(np.arange(count), min(4, count))

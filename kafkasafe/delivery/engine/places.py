@@ -1,4 +1,4 @@
-"""Checks that lanes are in their places, and restores those that are not: the next start looks nowhere else.
+"""Checks that lanes are in their places, and restores those that are not, because the next start looks nowhere else.
 
 A lane is the directory that was locked. An operator or a cleanup job may move it, delete it, or delete files of it
 while its owner works. Then the next start does not find its records, although the fsyncs succeeded. So the engine
@@ -10,7 +10,7 @@ checks each lane after each group, and each second, and restores a lane that is 
 
 If the engine cannot restore the lane (another volume is mounted there, a permission is missing), the owner continues
 with its open files: it writes and delivers batches, but reports none as durable. If the lane was deleted, its open
-directory takes no new files. Then the owner delivers what was written, and later batches wait in memory.
+directory takes no new files. Then the owner delivers the batches that were written, and later batches wait in memory.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class _Trouble:
     Attributes:
         problem: The problem that was found first.
         next_at: When the engine tries again, monotonic seconds.
-        attempts: Number of failed attempts to restore it.
+        attempts: Number of failed attempts to restore the lane.
     """
 
     problem: _Problem
@@ -78,7 +78,7 @@ class _Trouble:
         return self.attempts
 
     def wait(self, until: float) -> None:
-        """Set when the engine tries again, monotonic seconds."""
+        """Set the time of the engine's next attempt, monotonic seconds."""
         self.next_at = until
 
 
@@ -96,7 +96,7 @@ class PlaceKeeper:
 
     @property
     def displaced(self) -> int:
-        """Number of displaced lanes. For now, nothing new in them counts as durable."""
+        """Number of displaced lanes. As long as a lane is displaced, nothing new in it counts as durable."""
         return len(self._troubles)
 
     def confirm(self, lane: Lane) -> bool:

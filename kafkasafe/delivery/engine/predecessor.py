@@ -8,7 +8,7 @@ from kafkasafe.spool.lanes import lane_name
 
 
 class Predecessor:
-    """What other producers know of a producer after it was dropped.
+    """The facts that other producers know about a producer after it was dropped.
 
     A program may drop a producer after it has created another one on the same directory: `producer = SafeProducer(...)`
     in a notebook cell that is run again creates the second producer before it drops the first.
@@ -16,7 +16,7 @@ class Predecessor:
     1. The first one has accepted record 1. No broker answers, so the record waits in lane-000.
     2. The second one is made, on lane-001. Lane-000 has a living owner, so nothing in it counts as an earlier
        incarnation's.
-    3. The first one is dropped. It goes on delivering for some seconds.
+    3. The first one is dropped. This producer goes on delivering for some seconds.
     4. The second one accepts record 2, with the same key. The brokers come back, and both lanes are delivered at once.
 
     So from step 3 on, the first producer counts as an earlier incarnation: it accepts nothing more. From that step on,
@@ -29,10 +29,12 @@ class Predecessor:
     Attributes:
         lane: Number of its lane.
         lane_id: Id of that lane.
-        end_position: Position in that lane after everything that was accepted; None while some of it is not on disk.
+        end_position: Position in that lane after everything that the producer accepted; None while a part of it is not
+            on disk.
         owes: Whether anything before that position may be undelivered.
         over: Whether the producer has given up its lane.
-        is_dropped: Whether the producer was dropped, and some of what it accepted is not on disk yet.
+        is_dropped: Whether the producer was dropped, and its engine has not reported yet that everything accepted is on
+            disk.
     """
 
     def __init__(self, lane: int, lane_id: bytes) -> None:
@@ -57,7 +59,7 @@ class Predecessor:
         self.is_dropped = True
 
     def stored(self, end_position: int, *, owes: bool) -> None:
-        """Record that everything that was accepted is on disk: in the lane, before this position."""
+        """Record that everything that the producer accepted is on disk, in the lane and before this position."""
         self.is_dropped = False
         self.owes = owes
         self.end_position = end_position

@@ -95,7 +95,7 @@ def _log_batch(header: BatchHeader, markers: Mapping[int, bool]) -> LogBatch:
 
 
 def _scan(doubt: Sequence[BatchId], begin: int, log_start: int, log_end: int) -> Scan:
-    """A scan of the log from `begin` on, or from the log's start if that is later."""
+    """Return a scan of the log that starts at `begin`, or at the log start offset if that is later."""
     scan = Scan(doubt, begin, log_end)
     if log_start > begin:
         scan.page((), next_offset=begin, log_start_offset=log_start)
@@ -301,7 +301,8 @@ class OutcomeInquiry:
 
     def _require_same_leader(self) -> None:
         if self._leader.epoch != self._leader_epoch:
-            # It is unknown which leader's log this was, and so which of its records a later leader must have.
+            # The inquiry does not know which leader's log it has read. So it does not know, either, which of the log's
+            # records a later leader must have.
             raise NoAnswerError("another leader was elected while the log was read")
 
     def _count(self, judgement: Judgement, method: str) -> None:
@@ -362,7 +363,9 @@ class LossInquiry:
         )
 
     def _begin(self) -> Procedure[tuple[Survey, int]]:
-        """Prepare the survey. Return it, and the end offset of the last acknowledgement's leader epoch; -1: unknown."""
+        """Prepare the survey. Return the survey, and the end offset of the last acknowledgement's leader epoch (-1 if
+        this offset is unknown).
+        """
         ask, begin, epoch_end = self._ask, self._ask.from_offset, -1
         if ask.leader_epoch >= 0:
             ended: t.EpochEnd | t.Failure = yield self._leader.offset_for_leader_epoch(
@@ -371,7 +374,8 @@ class LossInquiry:
             # The epoch's end only makes the result more precise. Old brokers do not support the request.
             if not isinstance(ended, t.Failure) and not ended.error_code:
                 epoch_end = ended.end_offset
-                # If the leader does not know the epoch (-1), the log may lack all acknowledged records: read all of it.
+                # If the leader does not know the epoch (-1), the log may lack all acknowledged records, so read all of
+                # it.
                 begin = min(offset for offset in (begin, max(0, epoch_end)) if offset >= 0)
         started: t.OffsetListed | t.Failure = yield self._leader.list_offset(t.EARLIEST, "start")
         log_start = max(0, good(started).offset)
@@ -410,7 +414,7 @@ class Inquiries:
         if not ask.doubt:
             self._running(Baseline(context, lane, ask, leader), leader).go_on()
         elif ask.confirm:
-            # This request does not count as trouble, because the refused batch already does.
+            # This request does not delay the partition's calm, because the refused batch already does.
             leader = Leader(context, lane, *address)
             confirmation = Confirmation(context, self._sequence_errors, lane, ask, leader)
             self._running(confirmation, leader).go_on()

@@ -18,12 +18,12 @@ class RefusedName:
         reason: What the cluster said.
         since: Time of the first such answer. All times are `EngineContext.now`.
         last_at: Time of the latest such answer.
-        counted_from: Start of the time during which the cluster has given this answer and no other, and has never been
-            silent for long.
-        transactional_id: The id whose units wait; empty: the units of the lane's own ids wait. If `group` is set, it
-            alone decides which units wait.
-        group: The group whose offsets the waiting units have; empty: the refusal is not about a user's group.
-        destination: The destination that the first batch of each waiting unit has; -1: it does not matter.
+        counted_from: Since when the cluster has given this answer and no other, without a long silence.
+        transactional_id: The transactional id whose units wait; empty if the units of the lane's own ids wait. If
+            `group` is set, `group` alone decides which units wait.
+        group: The group whose offsets the waiting units have; empty if the refusal is not about a user's group.
+        destination: The destination of the first batch of each waiting unit; -1 if units wait whatever their first
+            batch is.
         reported: Whether the refusal was reported.
     """
 
@@ -87,11 +87,11 @@ class NameRefusals:
         return self._found.get(name)
 
     def add(self, name: str, refused: RefusedName) -> None:
-        """Record a refusal, in place of another one of the same name."""
+        """Record a refusal, which replaces an earlier refusal of the same name."""
         self._found[name] = refused
 
     def accept(self, name: str) -> RefusedName | None:
-        """Forget the refusal of a name. Returns it, None if the cluster did not refuse the name."""
+        """Forget and return the refusal of a name; None if the cluster did not refuse the name."""
         return self._found.pop(name, None)
 
     def items(self) -> Iterable[tuple[str, RefusedName]]:

@@ -31,7 +31,7 @@ class Rejects:
     def put_aside(self, lane: Lane, aside: j.Aside) -> None:
         """Write rejected batches durably to `rejected/`, before their marks are decided. If this fails, they wait."""
         if self._config.in_memory:
-            # Without a disk, only the futures and the dead-letter handler get the rejected batches.
+            # With `spool="never"`, only the futures and the dead-letter handler get the rejected batches.
             lane.rejections.keep((batch.handle for batch in aside.batches), None)
             self._set_aside(lane, aside, len(aside.batches))
             return
@@ -100,7 +100,7 @@ class Rejects:
 
     def _set_aside(self, lane: Lane, aside: j.Aside, kept: int, reason: str = "") -> None:
         if lane.journal.set_aside(aside, kept, reason):
-            # Use a timer: other partitions, and parcels from callers, come first.
+            # Use a timer, so that other partitions, and parcels from callers, come first.
             self._context.timer(0.0, AsideDue(lane, aside.destination))
 
     def read(self, lane: Lane, batch: j.Batch) -> Refused:
@@ -114,7 +114,9 @@ class Rejects:
         return Refused(batch.position, data, batch.fault.code, batch.fault.message, batch.given)
 
     def damaged(self, lane: Lane, batch: j.Batch, error: SpoolCorruptError) -> bool:
-        """Handle a damaged batch. Returns True if it is in quarantine/ and given up; otherwise its partition waits."""
+        """Handle a damaged batch. Returns whether the batch is in quarantine/ and given up. If not, its partition
+        waits.
+        """
         if batch.handle in lane.rejections:
             return True
         address = lane.journal.views.address(batch.destination)

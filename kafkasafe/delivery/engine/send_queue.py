@@ -115,8 +115,8 @@ class SendQueue:
         return self.memory_bytes + batch.size_bytes <= MEMORY_BYTES
 
     def sent(self, node: int, size_bytes: int, *, read: bool, timeouts: int) -> tuple[Ticket, float]:
-        """Record that a batch of `due` is sent. Returns its ticket, and the extra time that its answer may take,
-        seconds.
+        """Record that a batch of `due` is sent. Returns the batch's ticket, and the extra time that the answer may
+        take, in seconds.
         """
         link = self._link(node)
         patience_s = link.patience_s(size_bytes, timeouts)

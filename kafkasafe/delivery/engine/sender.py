@@ -53,11 +53,12 @@ _ID_FAILURES: Final = 3
 _TURN_S: Final = 0.01
 """Average time between two inquiries of the producer. Each takes four or five requests."""
 _AT_ONCE_S: Final = 0.5
-"""The turns of inquiries that may begin immediately after a quiet period add up to no more than this."""
+"""After a quiet period, inquiries begin immediately until their turns (`_TURN_S` each) add up to this time."""
 
 
 class ClockQuestion:
-    """Asks for the largest timestamp in a partition. If other producers also write there, it shows the present time.
+    """Asks for the largest timestamp in a partition. If other producers also write there, the timestamp shows the
+    present time.
 
     The timestamp is only a hint: without an answer, the engine asks again later.
     """
@@ -113,7 +114,7 @@ class Sender:
         self._sequence_errors = sequence_errors
         self._send_queue = SendQueue(context, disk)
         self._has_room = False
-        """Whether a reply has made room in the send queue since batches were last let out."""
+        """Whether a reply has made room in the send queue since batches were last taken from it."""
         self._outage = Outage(context.clock.monotonic())
         self._turn = 0.0
         """When the inquiry that was scheduled last begins. `when_calm` limits the rate of inquiries."""
@@ -295,7 +296,8 @@ class Sender:
                 if self._clocks.asks(address, now) and not self._context.close_state.closing:
                     self._ask_clock(lane, *address)
             self._losses.compare_topic(lane, batch.destination, self._context.cluster.topic(address[0]))
-            # The epoch at the time of sending: a leader elected since did not acknowledge the batch.
+            # Use the epoch at the time of sending, if it is known: a leader elected since then did not acknowledge the
+            # batch.
             epoch = epoch if epoch >= 0 else self._context.leader_epoch(*address)
             lane.journal.acked(
                 batch, reply.base_offset, leader_epoch=epoch, now=now, now_ms=self._context.clock.wall_ms()

@@ -1,4 +1,4 @@
-"""Counts each sequence error of a broker once, when the cluster's state has proven what the error means."""
+"""Counts each sequence error of a broker once, when the cluster's state has proven the meaning of the error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SequenceErrors:
     """The last error of each partition, until it is judged.
 
     The verdict on batches in doubt also judges the sequence error. UNKNOWN_PRODUCER_ID usually puts no batch in doubt:
-    it says that the batch was not appended. Then the question is that of KAFKA-5793:
+    it says that the batch was not appended. For this error, the engine makes the distinction of KAFKA-5793:
 
     1. A broker (Kafka 1.0 to 2.4) answers a batch with this error, and reports where its log starts.
     2. If the log starts after the last acknowledged offset, retention removed the producer's records. Nothing is lost.
@@ -40,7 +40,7 @@ class SequenceErrors:
     def answered(
         self, address: Address, name: str, *, log_start_offset: int = -1, last_acked: int = -1
     ) -> None:
-        """Record the outcome of a Produce request. Any other outcome than a sequence error drops the pending one.
+        """Record the outcome of a Produce request. An outcome that is no sequence error drops the pending error.
 
         Args:
             address: Topic and partition.

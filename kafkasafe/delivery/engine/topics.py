@@ -51,7 +51,7 @@ class TopicKeeper:
         self._deleted = deleted
         self._drive = drive
         self._on_topic = on_topic
-        self._asked_for: dict[str, float] = {}  # topics a caller wanted to exist, and when
+        self._asked_for: dict[str, float] = {}  # topic: when a caller last wanted it to exist
 
     def on_metadata(self, refreshed: t.MetadataRefreshed) -> None:
         """Handle a metadata answer."""
@@ -64,12 +64,14 @@ class TopicKeeper:
         self._losses.look_again(refreshed)
 
     def want(self, topic: str) -> None:
-        """Ask for a topic's metadata. If brokers create topics automatically, this creates it."""
+        """Ask for a topic's metadata. If brokers create topics automatically, this request creates the topic."""
         self._asked_for[topic] = self._context.clock.monotonic()
         self._context.cluster.refresh_metadata([topic], lambda _: None)
 
     def may_create(self, topic: str) -> bool:
-        """Whether a metadata request may create a topic: it must not recreate a deleted one. Any thread may call it."""
+        """Whether a metadata request may create a topic. A request must not recreate a deleted topic. Callable from any
+        thread.
+        """
         asked_at = self._asked_for.get(topic, -_ASKED_FOR_S)
         return self._context.clock.monotonic() - asked_at < _ASKED_FOR_S or any(
             lane.journal.views.wants(topic) for lane in list(self._context.lanes)

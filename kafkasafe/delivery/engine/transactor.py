@@ -230,7 +230,9 @@ class Transactor:
 
     @staticmethod
     def _refused_offset(answer: x.OffsetsCommitted) -> tuple[int, str]:
-        """Which refused offset to report. An error of the whole group comes before one of a single partition."""
+        """Choose the refused offset to report. An error of the whole group takes precedence over an error of one
+        partition.
+        """
         refused = {place: code for place, code in answer.error_codes.items() if code}
         (topic, partition), code = next(
             ((place, code) for place, code in refused.items() if code not in DESTINATION_CODES),
@@ -240,7 +242,9 @@ class Transactor:
 
     @staticmethod
     def _marker_place(lane: Lane, transaction: u.Transaction) -> tuple[str, int] | None:
-        """An existing partition for the marker, because the marker is an offset; or None."""
+        """An existing partition under which the marker is committed, because the marker is an offset. None if the
+        transaction has no partition.
+        """
         if transaction.batches:
             return lane.journal.views.address(transaction.batches[0].destination)
         first = next((at for each in transaction.offsets for at in each.positions), None)
@@ -364,7 +368,7 @@ class Transactor:
             case t.ProduceReply():
                 message = answer.error_message or message
             case x.OffsetsCommitted() if answer.error_codes:
-                # Otherwise the group's coordinator could not be found.
+                # Without `error_codes`, the group's coordinator could not be found.
                 code, message = self._refused_offset(answer)
             case x.PartitionsAdded():
                 refused = {at: each for at, each in answer.error_codes.items() if each not in _NOT_REFUSED}
@@ -411,7 +415,7 @@ class Transactor:
         if not code:
             self._judge_log(lane, action, answer)
         elif not action.by_log:
-            # The log cannot show the outcome. The missing marker does: the transaction was not committed.
+            # The log cannot show the outcome. The missing marker shows that the transaction was not committed.
             lane.journal.units.outcome_found(action, committed=False)
         elif code in _NOT_THERE:
             lane.journal.units.outcome_found(action, committed=None)

@@ -55,8 +55,8 @@ class WaitingCallers:
     """The waiting callers, each with its own wake flag. Unlike callers that wait on a Condition, they hold no lock
     while they check.
 
-    A signal handler may interrupt any Python code of the main thread. If it interrupted a thread that waits on a
-    Condition, that thread would hold the lock, and the pump could not get the lock before the handler returns.
+    A signal handler may interrupt any Python code of the main thread. If a handler interrupted a thread that waits on a
+    Condition, that thread might hold the lock. Then the pump could not get the lock before the handler returns.
     """
 
     def __init__(self) -> None:

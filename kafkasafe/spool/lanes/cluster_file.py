@@ -45,11 +45,12 @@ class ClusterFile:
 
         Args:
             cluster_id: Id of the cluster that answers.
-            drained: Returns whether no record waits in any lane. In this case the directory may change to this cluster.
+            drained: Returns whether no record waits in any lane. If none waits, the directory may change to this
+                cluster.
 
         Returns:
-            (id of the former cluster, None before the first contact; whether the directory now belongs to this
-            cluster).
+            (former, ours). `former` is the id of the former cluster, None before the first contact. `ours` is whether
+            the directory now belongs to this cluster.
 
         Raises:
             SpoolCorruptError: The directory's file CLUSTER does not contain an id, and records wait.

@@ -45,7 +45,7 @@ class SpoolDirectory:
     Attributes:
         path: The directory.
         owners: Finds out which processes own the lanes.
-        strange: Entries with a lane's name that are not lanes, as found by `dead_lanes`: lane number → reason.
+        strange: Entries that have a lane's name but are not lanes: lane number → reason. `dead_lanes` finds them.
     """
 
     def __init__(self, path: Path, files: Files) -> None:
@@ -140,7 +140,8 @@ class SpoolDirectory:
         Args:
             number: Number of the requested lane.
             client: Client id of the producer that takes the lane.
-            wait: Sleeps for a number of seconds, until a lane is handed back. None: do not ask for a lane.
+            wait: Sleeps for a number of seconds, while this method waits until a lane is handed back. None: do not ask
+                for a lane.
 
         Raises:
             LaneBusyError: Another running process owns the requested lane, or others own all lanes.
@@ -189,7 +190,7 @@ class SpoolDirectory:
         )
 
     def _mine(self, client: str) -> list[int]:
-        """Lanes of this client id, and those without a client id."""
+        """Lanes of this client id, and lanes without a client id. All lanes if `client` is empty."""
         if not client:
             return self.lanes()
         return [number for number in self.lanes() if self.owners.client(number) in {"", client}]
@@ -200,7 +201,7 @@ class SpoolDirectory:
         """
         mine = self._mine(client)
         for candidate in mine if client else range(_MAX_LANES):
-            # `kafkasafe spool ls` reports an entry that is not a directory. It must not prevent a start.
+            # An entry that is not a directory must not prevent a start. `kafkasafe spool ls` reports such an entry.
             with contextlib.suppress(FileExistsError, NotADirectoryError):
                 lock = self._try(candidate, client)
                 if lock is not None:
@@ -433,7 +434,7 @@ class SpoolDirectory:
                 if set(self._files.list(self.lane_path(number))) <= {LOCK_NAME.name}:
                     lock.replace(number, *taken)
                     return
-                give_up(self._files, *taken)  # the lane belongs to another owner, which has died
+                give_up(self._files, *taken)  # the lane is another owner's, which has died
         raise LaneBusyError(f"All {_MAX_LANES} lanes of {self.path} belong to live processes")
 
     def owner(self, number: int) -> tuple[int, str]:
@@ -441,7 +442,7 @@ class SpoolDirectory:
         return self.owners.owner(number)
 
     def starting_lanes(self) -> dict[int, str]:
-        """Lanes without an owner on which a new producer would start: number → client id of such a producer.
+        """Lanes without an owner on which a new producer would start: lane number → client id of such a producer.
 
         The client id is empty for a lane that a producer of any client id may take. For messages: it does not touch
         the locks.
@@ -481,7 +482,7 @@ class SpoolDirectory:
         return tuple(content)
 
     def _try(self, number: int, client: str | None = None) -> LaneLock | None:
-        """Takes ownership of a lane if it has no owner. Without `client`, only to drain it."""
+        """Takes ownership of a lane if it has no owner. If `client` is None, the new owner only drains the lane."""
         lane = self.lane_path(number)
         taken = self._take(lane)
         if taken is None:

@@ -63,7 +63,7 @@ class DirectoryStanding(enum.Enum):
     """The present place of a locked lane's directory."""
 
     HERE = "here"
-    """The lane's path leads to the locked directory, and its entry `lock` is the locked file."""
+    """The lane's path leads to the locked directory, and the directory's entry `lock` is the locked file."""
     UNLOCKED = "unlocked"
     """The lane's path leads to the locked directory, but the directory's entry `lock` is not the locked file. Another
     process may own the lane.
@@ -190,7 +190,7 @@ class LaneLock:
         give_up(self._on, self._directory, handle)
 
     def write(self, text: str) -> None:
-        """Writes this text into the lock file, in place of an earlier one. A full disk may prevent it."""
+        """Writes this text into the lock file, in place of an earlier one. A full disk may prevent this."""
         self._said = text
         # The text is optional: on a full disk the lock works without it.
         with contextlib.suppress(OSError):

@@ -91,7 +91,7 @@ class Owners:
         return pid if held else 0
 
     def strays_to(self, number: int) -> Path | None:
-        """The path at which the process that the lock file names has this lane open; None if it is the lane's own path.
+        """The path at which the process named in the lock file has this lane open; None if this is the lane's own path.
 
         Another path means that the directory was moved or replaced while its producer runs. The result is also None for
         a process of another user or on another host, about which the operating system shows nothing.
