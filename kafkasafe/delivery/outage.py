@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import Final
 
+from kafkasafe.codes.verdicts import AnswerAction, ProduceVerdict, Scope
+
 _SHORT_S: Final = 10.0
 """A shorter outage is not worth a message: it may be an election, or the restart of a broker."""
 
 
 class Outage:
-    """The time from the first failed request to the next acknowledgement, over all partitions together.
+    """The time from the first failed request to the next batch that a leader has decided about, over all partitions
+    together.
+
+    A leader has decided about a batch if it acknowledges or rejects the batch, or if its log has the batch. An answer
+    about the topic (missing, forbidden) or about the sequence neither begins an outage nor ends one.
 
     Args:
         now: The current time, in seconds. A producer that starts during an outage sends nothing that could fail. Its
@@ -21,9 +27,21 @@ class Outage:
         self._start: float | None = now
 
     def failed(self, now: float) -> None:
-        """Record that a broker refused a batch, or a request had no answer."""
+        """Record that a request had no answer, or that the cluster was not ready for it."""
         if self._began is None:
             self._began = now
+
+    def refused(self, verdict: ProduceVerdict, now: float) -> float:
+        """Record a refusal. Returns the same as `acked`: a rejection ends an outage."""
+        if verdict.action is AnswerAction.REJECT_BATCH:
+            return self.decided(now)
+        if verdict.action is AnswerAction.RETRY and verdict.scope is not Scope.DESTINATION:
+            self.failed(now)
+        return 0.0
+
+    def decided(self, now: float) -> float:
+        """Record that a leader rejected a batch, or that its log has one. Returns the same as `acked`."""
+        return 0.0 if self._began is None else self.acked(now, now)
 
     def acked(self, now: float, sealed_at: float) -> float:
         """Record an acknowledgement. Returns for how long nothing was delivered, 0 if that is too short to report.

@@ -167,12 +167,14 @@ class OutcomeInquiry:
     def __init__(
         self,
         context: EngineContext,
+        sender: Sender,
         sequence_errors: SequenceErrors,
         lane: Lane,
         ask: j.Ask,
         leader: Leader,
     ) -> None:
         self._context = context
+        self._sender = sender
         self._sequence_errors = sequence_errors
         self._lane = lane
         self._ask = ask
@@ -244,7 +246,7 @@ class OutcomeInquiry:
         if not stable:
             # The log was read to its end and lacks the batches: a late request changed the state (`judge_located`).
             return False
-        self._count(judgement, "state")
+        self._note(judgement, "state", stable=True)
         self._lane.journal.judged(
             ask.destination,
             judgement,
@@ -284,7 +286,7 @@ class OutcomeInquiry:
             acked_before=ask.acked_before,
             whole=whole and shrunk_to < 0 and not ask.cut,
         )
-        self._count(judgement, "log")
+        self._note(judgement, "log", stable=True)
         self._lane.journal.judged(
             ask.destination,
             judgement,
@@ -296,7 +298,7 @@ class OutcomeInquiry:
         )
 
     def _probe(self, judgement: Judgement) -> None:
-        self._count(judgement, "state")
+        self._note(judgement, "state", stable=False)
         self._lane.journal.judged(self._ask.destination, judgement, stable=False, now=self._context.now())
 
     def _require_same_leader(self) -> None:
@@ -305,9 +307,11 @@ class OutcomeInquiry:
             # records a later leader must have.
             raise NoAnswerError("another leader was elected while the log was read")
 
-    def _count(self, judgement: Judgement, method: str) -> None:
+    def _note(self, judgement: Judgement, method: str, *, stable: bool) -> None:
         if judgement.present:
             self._context.progress.note()
+            if stable:  # otherwise a probe follows, and its acknowledgement counts
+                self._sender.found(self._leader.address)
         stats = self._context.stats
         stats.in_doubt_resolved["present", method] += judgement.present
         absent = len(self._ask.doubt) - judgement.present
@@ -420,7 +424,7 @@ class Inquiries:
             self._running(confirmation, leader).go_on()
         else:
             context.stats.in_doubt_asked.add(len(ask.doubt))
-            inquiry = OutcomeInquiry(context, self._sequence_errors, lane, ask, leader)
+            inquiry = OutcomeInquiry(context, sender, self._sequence_errors, lane, ask, leader)
             sender.when_calm(*address, self._running(inquiry, leader))
 
     def _running(

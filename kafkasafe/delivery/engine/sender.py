@@ -14,7 +14,7 @@ from kafkasafe import journal as j
 from kafkasafe.cluster import api as t
 from kafkasafe.cluster.api import MAX_TIMESTAMP, Failure, OffsetListed
 from kafkasafe.cluster.procedures import Procedure
-from kafkasafe.codes.verdicts import TOPIC_CODES, classify_code
+from kafkasafe.codes.verdicts import TOPIC_CODES, classify_code, classify_produce
 from kafkasafe.delivery.clocks import Clocks
 from kafkasafe.delivery.engine.context import EngineContext, text
 from kafkasafe.delivery.engine.disk import DiskWriter
@@ -46,6 +46,9 @@ state, log start, log end, log), five batches that fail, and two of a loss check
 there are at most 19 such requests in two seconds, whatever the answers.
 """
 _CALM_S: Final = 2.0
+
+_NOT_THE_CLUSTER: Final = (t.StaleFenceError, SpoolError)
+"""Why a batch may be sent later although the cluster answers: an earlier batch failed, or the disk did."""
 
 _ID_FAILURES: Final = 3
 """After this many refusals of a producer id, they are logged as a WARNING. Fewer are normal while brokers start."""
@@ -252,6 +255,8 @@ class Sender:
             self._context.stats.produce_failures.add()
             self._count_error(address, type(reply.error).__name__)
             code = reply.code if not reply.sent and reply.code in TOPIC_CODES else 0
+            if not (code or isinstance(reply.error, _NOT_THE_CLUSTER)):
+                self._outage.failed(self._context.clock.monotonic())
             lane.journal.lost(
                 batch,
                 sent=reply.sent,
@@ -269,6 +274,8 @@ class Sender:
                 log_start_offset=reply.log_start_offset,
                 last_acked=lane.journal.views.last_acked_offset(*address),
             )
+            verdict = classify_produce(reply.error_code)
+            self._report_outage(address, self._outage.refused(verdict, self._context.clock.monotonic()))
             lane.journal.refused(
                 batch,
                 reply.error_code,
@@ -283,7 +290,8 @@ class Sender:
         else:
             self._context.progress.note()
             parcel = lane.parcels.get(batch.handle)
-            self._delivered(address, parcel.sealed_at if parcel is not None else 0.0)
+            sealed_at = parcel.sealed_at if parcel is not None else 0.0
+            self._report_outage(address, self._outage.acked(self._context.clock.monotonic(), sealed_at))
             if parcel is not None:
                 parcel.stamp_append_time(reply.log_append_time)
             if reply.log_append_time >= 0:
@@ -308,9 +316,12 @@ class Sender:
         question = ClockQuestion(self._context, leader, self._clocks)
         RunningInquiry(self._context, leader.name(question), question.run()).go_on()
 
-    def _delivered(self, address: tuple[str, int], sealed_at: float) -> None:
-        """Record an acknowledged batch, and report the end of an outage if it ends one."""
-        outage_s = self._outage.acked(self._context.clock.monotonic(), sealed_at)
+    def found(self, address: tuple[str, int]) -> None:
+        """Record that the log of a partition has a batch that was in doubt."""
+        self._report_outage(address, self._outage.decided(self._context.clock.monotonic()))
+
+    def _report_outage(self, address: tuple[str, int], outage_s: float) -> None:
+        """Log the end of an outage, unless its length is 0."""
         if not outage_s:
             return
         batches, records = (
@@ -318,8 +329,8 @@ class Sender:
             self._ledger.parcels.records(self._ledger.last_number()),
         )
         self._log.warning(
-            "An outage of %.0f s is over: pending records are being delivered, first to %s-%d; %d records in %d batches"
-            " are pending",
+            "An outage of %.0f s is over: %s-%d was the first partition with an answer. %d records in %d batches are"
+            " pending, and are being delivered",
             outage_s,
             *address,
             records,
@@ -348,7 +359,6 @@ class Sender:
     def _count_error(
         self, address: tuple[str, int], name: str, *, log_start_offset: int = -1, last_acked: int = -1
     ) -> None:
-        self._outage.failed(self._context.clock.monotonic())
         self._context.stats.errors["produce", name] += 1
         self._sequence_errors.answered(
             address, name, log_start_offset=log_start_offset, last_acked=last_acked

@@ -1,0 +1,91 @@
+"""Which answers of the cluster count as an outage, and what ends one. In virtual time."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from virtual import World
+
+TOO_LARGE = bytes(5000)
+HOUR_S = 3600.0
+
+
+@pytest.fixture(autouse=True)
+def _logged(caplog):
+    caplog.set_level(logging.INFO)
+
+
+def outages(caplog) -> list[float]:
+    """The lengths that were logged."""
+    return [each.outage_s for each in caplog.records if getattr(each, "event", "") == "delivered_again"]
+
+
+def delivered(world: World, life, value: bytes, partition: int = 0) -> None:
+    parcel = life.send("orders", partition, [value])
+    assert world.run(120, until=lambda: parcel.done)
+    assert parcel.error is None
+
+
+def rejected(world: World, life) -> None:
+    """Two batches that the leader rejects. They are sent at once, so the second one also waits for the first."""
+    two = [life.send("orders", 0, [TOO_LARGE]) for _ in range(2)]
+    assert world.run(60, until=lambda: all(each.done for each in two))
+    assert all(each.error is not None for each in two)
+
+
+def opened(**options):
+    world = World(brokers=1)
+    world.cluster.create_topic("orders", 2, config={"max.message.bytes": 1000})
+    life = world.start(**options)
+    delivered(world, life, b"first")
+    return world, life
+
+
+def test_a_rejection_begins_no_outage(caplog):
+    world, life = opened()
+    rejected(world, life)
+    world.run(HOUR_S)
+    delivered(world, life, b"later", partition=1)
+    assert outages(caplog) == []
+
+
+def test_a_rejection_ends_an_outage(caplog):
+    world, life = opened()
+    world.set_outage(True)
+    batch = life.send("orders", 0, [TOO_LARGE])
+    world.run(60)
+    world.set_outage(False)
+    assert world.run(60, until=lambda: batch.done)
+    (length,) = outages(caplog)
+    assert 50 <= length <= 120
+    world.run(HOUR_S)
+    delivered(world, life, b"later", partition=1)
+    assert len(outages(caplog)) == 1
+
+
+def test_a_forbidden_topic_is_no_outage(caplog):
+    world, life = opened(blocked_timeout_ms=20_000)
+    world.cluster.deny("write", topic="orders")
+    batch = life.send("orders", 0, [b"forbidden"])
+    assert world.run(300, until=lambda: batch.done)
+    assert batch.error is not None
+    world.run(HOUR_S)
+    world.cluster.deny("write", topic="orders", on=False)
+    delivered(world, life, b"later", partition=1)
+    assert outages(caplog) == []
+
+
+@pytest.mark.parametrize("appended", [True, False])
+def test_a_lost_answer_is_no_long_outage(caplog, appended):
+    world, life = opened()
+    cut = world.cluster.drop_responses if appended else world.cluster.drop_requests
+    cut()
+    batch = life.send("orders", 0, [b"a"])
+    world.run(1)
+    world.cluster.cut()
+    cut(False)
+    assert world.run(60, until=lambda: batch.done)
+    world.run(HOUR_S)
+    delivered(world, life, b"later", partition=1)
+    assert outages(caplog) == []
