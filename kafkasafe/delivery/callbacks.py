@@ -37,7 +37,7 @@ class CallbackThread:
 
     Args:
         name: Name of the thread.
-        wake_senders: Called after callbacks have run, because `send` may wait for this.
+        wake_senders: Called after callbacks have run, because `send` may wait for callbacks to finish.
         ended: Returns whether no more callbacks can become due.
     """
 

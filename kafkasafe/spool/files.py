@@ -18,8 +18,8 @@ from typing import Any, Final, Protocol, TypeAlias
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Identity: TypeAlias = tuple[int, int]
-"""(device, inode) of a file or directory. The system reuses it only after the file was deleted and no process has the
-file open any more.
+"""(device, inode) of a file or directory. The system reuses this pair only after the file was deleted and no process
+has the file open any more.
 """
 
 IOV_MAX: Final = 1024

@@ -200,8 +200,8 @@ def marks_to_set_aside(queue: Sequence[Batch], position: int, absent: Collection
 
 
 def still_rejected(content: RejectedContent, lane_id: bytes | None, waits: Waits) -> tuple[Entry, ...]:
-    """The entries that count as rejected. An entry is left out if its batch is unfinished in the log, because its
-    REJECTED mark never became durable.
+    """The entries that count as rejected. An entry does not count if its batch is unfinished in the log, because the
+    batch's REJECTED mark never became durable.
     """
     if content.lane_id and content.lane_id != lane_id:
         return content.entries

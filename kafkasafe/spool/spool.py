@@ -503,7 +503,8 @@ class Spool:
         self._files.sync_directory(self._lane)
         marks = list(self._snapshot())
         if self._torn:
-            # This group states that everything before it was durable. It must name the positions that recovery skipped.
+            # This group states that everything before it was durable, so it must name the positions that recovery
+            # skipped.
             marks.append(m.Torn(self._torn))
         control, _, end_position = self._group(marks, (), snapshot=True)
         self._append(control, (), (), end_position)

@@ -17,7 +17,7 @@ as missing.
 
 
 class Absences:
-    """See the module. `kafkasafe.cluster.absence` decides what proves that a partition does not exist."""
+    """See the module. `kafkasafe.cluster.absence` decides whether the answers prove that a partition does not exist."""
 
     def __init__(self, context: EngineContext) -> None:
         self._context = context

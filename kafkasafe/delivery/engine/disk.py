@@ -235,8 +235,8 @@ class DiskWriter:
         """Before batches without partitions are written, reserve the space that dividing them will need.
 
         Returns:
-            The bytes of all batches that wait for their division, `batches` included; 0 if none of `batches` has to
-            wait.
+            The bytes of all batches that wait for their division, including `batches`; 0 if no batch of `batches` has
+            to wait.
         """
         size = sum(batch.size_bytes for batch in batches if lane.journal.views.chooses(batch.destination))
         if size:

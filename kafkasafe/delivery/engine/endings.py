@@ -1,4 +1,6 @@
-"""Ends batches that are committed, rejected, undecidable or too late, and reports this to callers, hooks and logs."""
+"""Ends batches that are committed, rejected, undecidable or too late, and reports the outcome to callers, hooks and
+logs.
+"""
 
 from __future__ import annotations
 

@@ -200,7 +200,7 @@ class Intake:
         2. The engine divides them in portions, as long as there is space for a portion (`Spool.has_room`).
         3. When all batches of a segment are divided, the engine deletes it (`Engine.drive`). The deletion makes space
            for the next portion.
-        4. If the disk has no space for the next portion, only divisions wait.
+        4. If the disk has no space for the next portion, divisions wait, and nothing else does.
         """
         # A batch that an earlier call left undivided may also be in `divides`. Such a batch may also need no division
         # any more, because the journal has sent the batch again or given it up.

@@ -1,4 +1,4 @@
-"""Opens lanes, adopts those whose owner died, and closes them."""
+"""Opens lanes, adopts lanes whose owners died, and closes lanes."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def unsupported(result: object) -> TypeGuard[Failure]:
 class Leader:
     """Makes one lane's requests to the leader of a partition.
 
-    Each method returns a request. Its argument `step` is the name that transcripts show.
+    Each method returns a request. The argument `step` is the request's name in transcripts.
 
     Args:
         context: See there.

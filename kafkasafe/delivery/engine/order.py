@@ -49,8 +49,8 @@ class LaneOrder:
         """Lanes of other processes that held-back batches depend on."""
         self._met: set[m.Debt] = set()
         self._outdated: set[Path] = set()
-        """Lanes that were being read when this object learned that they owe more. The results of these reads may be too
-        old, and are dropped.
+        """Lanes that a thread was reading when this object learned that they owe more. The results of these reads may
+        be outdated, so this object drops them.
         """
         self._reading = False
         self._read_at = 0.0

@@ -407,7 +407,7 @@ class Sender:
             self._context.progress.pause(self._context.clock.monotonic() + pause_s)
         self._context.stats.pauses.add()
         self._context.stats.backoff_s["produce"] += pause_s
-        # Without brokers, the transport logs why it cannot use any. A line for each partition would repeat that.
+        # Without brokers, the transport logs why it cannot use any broker. A line for each partition would repeat that.
         connected = self._context.cluster.connected
         self._log.limited(
             logging.DEBUG if not connected else logging.WARNING if wait.attempt > 3 else logging.INFO,
@@ -475,7 +475,7 @@ class Sender:
 
 
 def _with_remedy(error: BaseException) -> str:
-    """An error with its name. If the error is a broker's answer, also what to do about it."""
+    """An error with its name. If the error is a broker's answer, the text also has the remedy."""
     if not isinstance(error, kafka_errors.BrokerResponseError) or error.errno is None:
         return text(error)
     return f"{text(error)}. {classify_code(error.errno).explanation}"

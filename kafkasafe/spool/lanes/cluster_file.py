@@ -96,7 +96,7 @@ class ClusterFile:
         except FileNotFoundError:
             return None
         found = raw.decode(errors="replace").strip()
-        # The file is always written as a whole. An empty one was truncated later, and may have named another cluster.
+        # The file is always written as a whole. An empty file was truncated later, and may have named another cluster.
         if not _CLUSTER.fullmatch(found):
             raise SpoolCorruptError(
                 f"{self._path / 'CLUSTER'} is damaged: it holds {found[:40]!a}, and not the id of the cluster that"
