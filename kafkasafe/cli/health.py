@@ -57,8 +57,10 @@ def health(
 ) -> None:
     """Say whether a producer could accept records in a spool directory, and what needs an operator there.
 
-    The command only reads, so producers may run at the same time. It reads the whole spool. In a program, or for probes
-    every few seconds, use producer.health() instead: it reads nothing and knows whether the cluster answers.
+    Run it as the user of the producers: a user who may not write to the directory gets NOT READY. To a user who may
+    only read, kafkasafe spool ls shows what waits. The command only reads, so producers may run at the same time. It
+    reads the whole spool. In a program, or for probes every few seconds, use producer.health() instead: it reads
+    nothing and knows whether the cluster answers.
     """
     max_age_s = None if max_age is None else duration_s(max_age, "--max-age")
     limit = None if spool_max_bytes is None else _limit(spool_max_bytes)
