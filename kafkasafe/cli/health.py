@@ -27,6 +27,7 @@ from kafkasafe.errors import ConfigError, SpoolError
 from kafkasafe.health.spool import LaneSeen, SpoolHealth, SpoolSeen, spool_health
 from kafkasafe.spool.inspection import Inspected, start_error
 from kafkasafe.spool.lanes import SpoolDirectory
+from kafkasafe.spool.lanes.format import FORMAT_NAME
 from kafkasafe.spool.lanes.lock import LOCK_NAME
 
 HEALTH_CODES: Final = CODES.format(
@@ -122,7 +123,7 @@ def _not_writable(lanes: SpoolDirectory) -> str:
     """A path that a producer of this user needs to write, and may not write; empty if there is none."""
     starting = [lanes.lane_path(number) for number in lanes.starting_lanes()]
     # Without a free lane, a producer makes a new one in the directory.
-    paths = [lanes.path / "FORMAT", *(starting or [lanes.path]), *(lane / LOCK_NAME for lane in starting)]
+    paths = [lanes.path / FORMAT_NAME, *(starting or [lanes.path]), *(lane / LOCK_NAME for lane in starting)]
     for path in paths:
         needed = os.W_OK | os.X_OK if path.is_dir() else os.W_OK
         # A lane whose lock is missing is not an error: the producer creates the lock.
