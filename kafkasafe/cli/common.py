@@ -24,6 +24,7 @@ from kafkasafe.history.identity import BatchId
 from kafkasafe.spool.files import OsFiles
 from kafkasafe.spool.inspection import Inspected, inspect, read_lane, resent_in
 from kafkasafe.spool.lanes import SpoolDirectory, format_lost
+from kafkasafe.spool.lanes.format import FORMAT_NAME
 from kafkasafe.spool.rejected import RejectedRecords
 
 PIPED_COLUMNS: Final = 200
@@ -171,7 +172,7 @@ def open_directory(directory: Path) -> SpoolDirectory:
     files = OsFiles()
     try:
         names = files.list(directory)
-        if "FORMAT" in names:
+        if FORMAT_NAME in names:
             return SpoolDirectory.look(directory, files=files)
         if lost := format_lost(directory, names):
             error = SpoolFormatError(f"{_waiting_in(SpoolDirectory(directory, files))}{lost[0]}")

@@ -27,6 +27,7 @@ from kafkasafe.errors import ConfigError, SpoolError
 from kafkasafe.health.spool import LaneSeen, SpoolHealth, SpoolSeen, spool_health
 from kafkasafe.spool.inspection import Inspected, start_error
 from kafkasafe.spool.lanes import SpoolDirectory
+from kafkasafe.spool.lanes.format import FORMAT_NAME
 from kafkasafe.spool.lanes.lock import LOCK_NAME
 
 HEALTH_CODES: Final = CODES.format(
@@ -57,8 +58,10 @@ def health(
 ) -> None:
     """Say whether a producer could accept records in a spool directory, and what needs an operator there.
 
-    The command only reads, so producers may run at the same time. It reads the whole spool. In a program, or for probes
-    every few seconds, use producer.health() instead: it reads nothing and knows whether the cluster answers.
+    Run it as the user of the producers: a user who may not write to the directory gets NOT READY. To a user who may
+    only read, kafkasafe spool ls shows what waits. The command only reads, so producers may run at the same time. It
+    reads the whole spool. In a program, or for probes every few seconds, use producer.health() instead: it reads
+    nothing and knows whether the cluster answers.
     """
     max_age_s = None if max_age is None else duration_s(max_age, "--max-age")
     limit = None if spool_max_bytes is None else _limit(spool_max_bytes)
@@ -120,7 +123,7 @@ def _not_writable(lanes: SpoolDirectory) -> str:
     """A path that a producer of this user needs to write, but may not write; empty if it may write all of them."""
     starting = [lanes.lane_path(number) for number in lanes.starting_lanes()]
     # Without a free lane, a producer makes a new one in the directory.
-    paths = [lanes.path / "FORMAT", *(starting or [lanes.path]), *(lane / LOCK_NAME for lane in starting)]
+    paths = [lanes.path / FORMAT_NAME, *(starting or [lanes.path]), *(lane / LOCK_NAME for lane in starting)]
     for path in paths:
         needed = os.W_OK | os.X_OK if path.is_dir() else os.W_OK
         # A lane whose lock is missing is not an error: the producer creates the lock.

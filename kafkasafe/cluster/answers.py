@@ -286,10 +286,9 @@ class RecordsFetched:
 
 @dataclass(frozen=True, slots=True)
 class TopicsListed:
-    """All topics that the client may see, with their partition numbers. Internal topics are separate."""
+    """All topics that the client may see, without internal ones, with their partition numbers."""
 
     topics: Mapping[str, tuple[int, ...]]
-    internal: Mapping[str, tuple[int, ...]]
     error_code: int = 0
 
 

@@ -411,7 +411,6 @@ class Coordinated:
                 row.producer_id,
                 row.producer_epoch,
                 row.transaction_timeout_ms,
-                row.transaction_start_time_ms,
                 places,
             )
 

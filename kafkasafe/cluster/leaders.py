@@ -44,13 +44,13 @@ def topic_at(answer: Any, topic: str, *, version: int) -> TopicInfo:
 
 
 def topics_listed(answer: Any) -> TopicsListed:
-    """Reads all topics from a metadata answer."""
-    found: dict[bool, dict[str, tuple[int, ...]]] = {False: {}, True: {}}
+    """Reads all topics that are not internal from a metadata answer."""
+    found: dict[str, tuple[int, ...]] = {}
     for row in answer.topics:
-        if not row.error_code and row.name is not None:
+        if not (row.error_code or row.is_internal) and row.name is not None:
             numbers = sorted(partition.partition_index for partition in row.partitions)
-            found[bool(row.is_internal)][row.name] = tuple(numbers)
-    return TopicsListed(found[False], found[True], getattr(answer, "error_code", 0) or 0)
+            found[row.name] = tuple(numbers)
+    return TopicsListed(found, getattr(answer, "error_code", 0) or 0)
 
 
 class Leaders:

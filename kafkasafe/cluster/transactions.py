@@ -170,7 +170,6 @@ class TransactionDescribed:
         producer_id: Producer id of the latest holder.
         epoch: Epoch of the latest holder.
         timeout_ms: Time after which the coordinator aborts an open transaction, ms.
-        started_ms: When the transaction began, ms since the epoch; -1 if none is open.
         partitions: Partitions of the transaction, including those of `__consumer_offsets`.
     """
 
@@ -179,7 +178,6 @@ class TransactionDescribed:
     producer_id: int = -1
     epoch: int = -1
     timeout_ms: int = -1
-    started_ms: int = -1
     partitions: frozenset[TopicPartition] = frozenset()
 
 

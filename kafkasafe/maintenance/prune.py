@@ -15,6 +15,7 @@ from kafkasafe import marks as m
 from kafkasafe.errors import LaneBusyError, SpoolError
 from kafkasafe.spool.inspection import Inspected, inspect, read_lane, resent_in
 from kafkasafe.spool.lanes import SpoolDirectory
+from kafkasafe.spool.lanes.format import FORMAT_NAME
 from kafkasafe.spool.refusals import counted
 from kafkasafe.spool.rejected_notes import read_notes
 
@@ -22,7 +23,7 @@ _DOOMED: Final = ".pruned-"
 """Prefix of the name that a lane gets before its files are deleted. So after a crash, the remaining files do not count
 as a damaged lane.
 """
-_OURS: Final = frozenset({"FORMAT", "CLUSTER", "RESEND"})
+_OURS: Final = frozenset({FORMAT_NAME, "CLUSTER", "RESEND"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,7 @@ def prune_directory(directory: SpoolDirectory) -> bool:
             for name in left:
                 shutil.rmtree(path / name)
             # Delete FORMAT last. Without it, a directory looks as if FORMAT had been removed by mistake.
-            for name in sorted(set(names) & _OURS, key="FORMAT".__eq__):
+            for name in sorted(set(names) & _OURS, key=FORMAT_NAME.__eq__):
                 (path / name).unlink()
             path.rmdir()
     except OSError as error:

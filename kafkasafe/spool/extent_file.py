@@ -104,7 +104,8 @@ class ExtentFile:
         try:
             if self._handle < 0 or not self.in_place:
                 self.close()
-                self._open()
+                # `_write_claims` makes all claims durable below, so `_open` need not do it first.
+                self._handle = self._files.open(self._path, write=True, create=True)
             if self._begin is None:
                 self._write_begin(segments[0].first_position, self._before)
             self._end = self._end_at(position, segments)

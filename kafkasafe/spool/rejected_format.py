@@ -70,7 +70,6 @@ class RejectedContent:
         partition: Partition; -1 if it was never chosen.
         cluster_id: Id of the cluster that the batches were for, empty if unknown.
         lane_id: Id of the lane. Empty in a file of an earlier version.
-        rejected_ms: When the batches were rejected, ms since the epoch; -1 if unknown.
     """
 
     entries: tuple[Entry, ...]
@@ -79,7 +78,6 @@ class RejectedContent:
     partition: int = -1
     cluster_id: str = ""
     lane_id: bytes = b""
-    rejected_ms: int = -1
 
 
 def is_full(used_bytes: int, limit_bytes: int) -> str:
@@ -162,7 +160,6 @@ def decode(content: codec.Buffer, name_position: int) -> RejectedContent:
         destination.partition,
         cluster,
         group.lane_id,
-        header.max_timestamp,
     )
 
 

@@ -15,6 +15,7 @@ from kafkasafe.errors import SpoolError
 from kafkasafe.spool.files import Files
 from kafkasafe.spool.inspection import inspect
 from kafkasafe.spool.lanes import SpoolDirectory
+from kafkasafe.spool.lanes.format import FORMAT_NAME
 
 _Content = tuple[tuple[str, int], ...]
 
@@ -75,7 +76,7 @@ class Siblings:
             path = self._own.parent / name
             if same_client and _client(path) != _client(self._own):
                 continue
-            if path == self._own or not (path / "FORMAT").is_file():
+            if path == self._own or not (path / FORMAT_NAME).is_file():
                 continue
             try:
                 one = self._look_into(path)

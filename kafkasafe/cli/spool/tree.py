@@ -19,7 +19,7 @@ from kafkasafe.cli.report import EXIT_BROKEN
 from kafkasafe.errors import SpoolError
 from kafkasafe.spool.files import OsFiles
 from kafkasafe.spool.lanes import SpoolDirectory, format_lost
-from kafkasafe.spool.lanes.format import LANE
+from kafkasafe.spool.lanes.format import FORMAT_NAME, LANE
 
 
 @dataclass(slots=True)
@@ -89,10 +89,10 @@ def spools_below(root: Path, troubles: list[str]) -> Iterator[Path]:
 
 
 def _is_spool(path: Path, files: Sequence[str], folders: Sequence[str]) -> bool:
-    file = path / "FORMAT"
+    file = path / FORMAT_NAME
     try:
         # A pipe with this name must not make the command wait.
-        if "FORMAT" not in files or (file.exists() and not file.is_file()):
+        if FORMAT_NAME not in files or (file.exists() and not file.is_file()):
             return format_lost(path, folders) is not None
         known = file.read_bytes().startswith(b"kafkasafe-spool ")
         return known or any(LANE.fullmatch(name) for name in folders)

@@ -10,7 +10,7 @@ from typing import Final
 
 from kafkasafe.errors import SpoolCorruptError, SpoolError
 from kafkasafe.spool.files import Files, opened
-from kafkasafe.spool.lanes.format import write_whole
+from kafkasafe.spool.lanes.format import FORMAT_NAME, write_whole
 from kafkasafe.spool.lanes.lock import close_lockable, open_lockable
 
 _CLUSTER: Final = re.compile(r"[!-~]{1,200}")
@@ -57,7 +57,7 @@ class ClusterFile:
             SpoolError: The directory's file CLUSTER cannot be read or written.
         """
         try:
-            handle = open_lockable(self._files, self._path / "FORMAT")
+            handle = open_lockable(self._files, self._path / FORMAT_NAME)
             try:
                 # Two processes may make their first contact with different clusters. One must see the other's id.
                 for _ in range(_BIND_TRIES):

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from kafkasafe.errors import LaneBusyError, SpoolError
 from kafkasafe.spool.files import Files, size_of
 from kafkasafe.spool.lanes.cluster_file import ClusterFile
-from kafkasafe.spool.lanes.format import LANE, check_format, lane_name, make_format
+from kafkasafe.spool.lanes.format import FORMAT_NAME, LANE, check_format, lane_name, make_format
 from kafkasafe.spool.lanes.lock import (
     LOCK_NAME,
     DirectoryStanding,
@@ -256,7 +256,7 @@ class SpoolDirectory:
         Raises:
             OSError: The lock cannot be opened.
         """
-        handle = open_lockable(self._files, self.path / "FORMAT")
+        handle = open_lockable(self._files, self.path / FORMAT_NAME)
         try:
             for _ in range(_BIRTH_TRIES):
                 if self._files.lock(handle):
@@ -270,7 +270,7 @@ class SpoolDirectory:
     def _taking(self) -> Iterator[None]:
         """Like `births`. Makes the directory again if `kafkasafe spool prune` has deleted it meanwhile."""
         with self.births():
-            if self._files.identity_of(self.path / "FORMAT") is None:
+            if self._files.identity_of(self.path / FORMAT_NAME) is None:
                 make_format(self.path, self._files)
             yield
 
@@ -355,7 +355,7 @@ class SpoolDirectory:
         Raises:
             OSError: It cannot be determined.
         """
-        needed = ("FORMAT", "CLUSTER") if self._cluster.known else ("FORMAT",)
+        needed = (FORMAT_NAME, "CLUSTER") if self._cluster.known else (FORMAT_NAME,)
         return all(self._files.identity_of(self.path / name) is not None for name in needed)
 
     def restore(self, lock: LaneLock | None = None) -> None:

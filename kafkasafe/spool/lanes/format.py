@@ -14,6 +14,7 @@ from typing import Final
 from kafkasafe.errors import SpoolFormatError
 from kafkasafe.spool.files import Files
 
+FORMAT_NAME: Final = "FORMAT"
 LANE: Final = re.compile(r"lane-(\d{3,})")
 _FORMAT: Final = re.compile(rb"kafkasafe-spool (\d+)\n")
 _VERSION: Final = 1
@@ -34,7 +35,7 @@ def format_lost(path: Path, names: Collection[str]) -> tuple[str, str] | None:
         (the problem, the remedy); None if FORMAT is not missing.
     """
     lanes = [name for name in names if LANE.fullmatch(name)]
-    if "FORMAT" in names or not lanes:
+    if FORMAT_NAME in names or not lanes:
         return None
     wrong = (
         f"{path} holds {_first_of(lanes)}, but no file FORMAT, which"
@@ -66,7 +67,7 @@ def make_format(path: Path, files: Files) -> None:
     """
     files.make_directory(path)
     names = files.list(path)
-    if "FORMAT" in names:
+    if FORMAT_NAME in names:
         check_format(path, files)
         return
     strange = [
@@ -79,11 +80,11 @@ def make_format(path: Path, files: Files) -> None:
             f"{path} is not empty and not a spool directory (it holds {min(strange)!r}): give spool_dir a directory of"
             " its own. Nothing was changed"
         )
-    write_whole(path, "FORMAT", b"kafkasafe-spool %d\n" % _VERSION, files)
+    write_whole(path, FORMAT_NAME, b"kafkasafe-spool %d\n" % _VERSION, files)
 
 
 def check_format(path: Path, files: Files) -> None:
-    handle = files.open(path / "FORMAT")
+    handle = files.open(path / FORMAT_NAME)
     try:
         content = files.read(handle, 0, 1024)
     finally:
