@@ -542,7 +542,7 @@ class LogDiverged:
         exact: False: the log may already differ before `divergent_offset`, because the consumer does not know what
             it read there.
         reason: "truncated": the log was truncated, as by an unclean election. "recreated": the topic was deleted, and
-            another topic has its name now.
+            another topic has its name now; or the position is that of another topic or cluster.
         round_trips: Number of requests that were needed to find `divergent_offset`.
     """
 

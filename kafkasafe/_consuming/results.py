@@ -282,7 +282,7 @@ def diverged_error(event: LogDiverged) -> LogDivergedError:
         else f"other records are now at {event.replaced[0]} to {event.replaced[1]}"
     )
     what = (
-        "the topic was deleted and recreated"
+        "the topic was deleted and recreated, or the position is that of another topic or cluster"
         if event.reason == "recreated"
         else "an unclean election or a lost disk"
     )
