@@ -1,9 +1,10 @@
 """The data of the single table of Kafka's error codes. The module `verdicts` says how to find a verdict in the table.
 
 The table has one row for each code of Apache Kafka 4.x (−1 … 133). Later versions of Kafka may add codes, which have no
-row. A row may have a separate cell for Produce (`Produce`), with facts that only the journal needs. The most important
-one is whether the answer *proves* that the broker did not append the batch. Without that proof, the journal asks the
-broker before it sends the batch again, because a broker that lost a producer's state would append the same bytes twice.
+row. A row may have a separate cell for Produce requests (class `Produce`), with facts that only the journal needs. The
+most important one is whether the answer *proves* that the broker did not append the batch. Without that proof, the
+journal asks the broker before it sends the batch again, because a broker that lost a producer's state would append the
+same bytes twice.
 `BY_API` has the cells of other request kinds.
 
 The flags of a row are those of the exception class that Kafka's `org.apache.kafka.common.protocol.Errors` gives the

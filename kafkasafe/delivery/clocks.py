@@ -67,7 +67,7 @@ class Clocks:
         self._next_of.pop(address, None)
 
     def listed(self, address: _Address, timestamp: int, now: float, now_ms: int) -> bool:
-        """Take the answer, which replaces the partition's previous one. The latest timestamp of all partitions counts.
+        """Record the answer in place of the partition's previous one. The latest timestamp of all partitions matters.
 
         Args:
             address: The partition.

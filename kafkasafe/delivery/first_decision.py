@@ -10,7 +10,7 @@ _KEY: Final = "decision"
 
 
 class FirstDecision(Generic[_Unit]):
-    """The decision about an atomic batch. The first call of `accept` or `drop` makes it. Later calls change nothing.
+    """The decision about an atomic batch. The first call of `accept` or `drop` decides. Later calls change nothing.
 
     Any thread may call the methods. `setdefault`, a single call into C, makes the decision. So the first decision wins,
     even if Ctrl-C, a signal handler or another thread interrupts a commit at any moment.

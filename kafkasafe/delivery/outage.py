@@ -11,8 +11,7 @@ _SHORT_S: Final = 10.0
 
 
 class Outage:
-    """The time from the first failed request to the next batch that a leader has decided about, over all partitions
-    together.
+    """The time from the first failed request until a leader decides about a batch. All partitions share one `Outage`.
 
     A leader has decided about a batch if it acknowledges or rejects the batch, or if its log has the batch. An answer
     about the topic (missing, forbidden) or about the sequence neither begins an outage nor ends one.

@@ -64,8 +64,8 @@ class Numbers:
     """Draws ascending numbers for the readings of a process.
 
     Args:
-        first: The first number, at least 1. If the batches of another process may be in the same spool, that process
-            must not begin with the same number.
+        first: The first number, at least 1. Two processes whose batches may be in the same spool need different first
+            numbers.
     """
 
     def __init__(self, first: int) -> None:

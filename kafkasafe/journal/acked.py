@@ -278,7 +278,7 @@ class AckedLog:
 class EpochCheck:
     """Another leader acknowledges batches now: does the former leader's epoch end after `last_acked_offset`?
 
-    If not, the shell calls `suspect()`. It also calls `suspect()` if the new leader does not know that epoch although
+    If not, the shell calls `suspect()`. If the new leader does not know that epoch, the shell calls `suspect()` only if
     the new leader's log begins at or before `last_acked_offset`.
 
     Attributes:

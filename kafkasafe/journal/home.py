@@ -27,7 +27,7 @@ class Home:
     """The cluster that answered last, and the producer ids that it granted to this lane, as recorded in the log.
 
     Attributes:
-        cluster_id: The cluster; empty while the log names none.
+        cluster_id: The id of the cluster; empty while the log names no cluster.
         producer_id: The id that the cluster granted to this incarnation, -1 while the journal needs a new one.
         epoch: The first epoch of this id.
         producer_ids: The producer ids that the log still names. No other producer writes under these ids.

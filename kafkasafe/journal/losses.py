@@ -58,8 +58,8 @@ class Suspicions:
         self._packer.touch(partition)
 
     def checked(self, check: EpochCheck) -> None:
-        """Record that a check has passed: the former leader's epoch does not end before that leader's last
-        acknowledgement.
+        """Record that a check has passed: the former leader's epoch ends after the last record that the leader
+        acknowledged.
         """
         partition = self._partitions[check.destination]
         if partition.loss.is_asked(check):

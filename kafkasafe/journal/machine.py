@@ -345,7 +345,7 @@ class Machine:
                 start,
                 acked_before=last is not None and first is not None and last.producer == first.producer,
                 # After a truncation, the log may have taken a late request out of order. The producer state would then
-                # wrongly count the batches before that request's batch as present.
+                # show earlier batches as present that the log lacks.
                 read_log=cut or any(self._clock.is_old(batch, turn.now_ms) for batch in doubt),
                 fenced=partition.doubt.fenced,
                 cut=cut,

@@ -417,7 +417,7 @@ class Outbox:
         touched: Numbers of partitions that changed, in the order in which the next `ready` evaluates them.
         postponed: Numbers of partitions whose survey waits until no unit has a request to the partition in flight. The
             next `ready` evaluates them again.
-        committing: Partitions with acknowledged batches that no mark names yet, by number.
+        committing: Maps the number of a partition to the partition, if no mark names its last acknowledged batches yet.
     """
 
     __slots__ = ("committing", "postponed", "ready", "touched")

@@ -45,8 +45,7 @@ class Packer:
         blind = self._replay.is_blind
         queue = partition.queue
         for batch in queue.candidates(UNPACKED):
-            # If the batch has an id, the id must be durable. If the batch has no id, no mark that gives it one may be
-            # pending.
+            # An id of the batch must be durable: no mark that gives the batch an id may wait to be written.
             named = batch.state is BatchState.PREPARED and not partition.ids.stale
             if not (
                 batch.durable

@@ -41,7 +41,7 @@ class Precedence:
     def begin_after(self, position: int, debts: Sequence[m.Debt]) -> m.After:
         """Let batches from this position on also wait for these debts. Returns the mark that records the debts.
 
-        Only the last mark for a position counts, so the mark repeats the known debts.
+        A mark replaces an earlier mark for the same position, so the new mark contains the known debts as well.
         """
         known = [debt for each in self._afters if each.position == position for debt in each.debts]
         after = m.After(position, (*known, *(debt for debt in debts if debt not in known)))

@@ -86,7 +86,7 @@ class PackedRows:
         # block.
         self._sizes: deque[list[int]] = deque()
         self._void = False
-        # The few (producer id, epoch) pairs of the rows. A row stores an index into this list, or -1 for no id.
+        # Each (producer id, epoch) pair of the rows once. A row stores an index into this list, or -1 for no id.
         self._ids: list[tuple[int, int]] = []
         self.count = 0
         self.records = 0

@@ -77,7 +77,7 @@ class Replay:
         self._units.append((unit, members))
 
     def choose(self, index: int, runs: tuple[tuple[int, int, int], ...]) -> None:
-        """Record the runs of a batch's records for which the caller gave the partition."""
+        """Store the partitions that the caller gave for runs of a batch's records."""
         self._given[index] = runs
 
     def move(self, moves: tuple[m.Move, ...]) -> None:

@@ -1,4 +1,4 @@
-"""The marks as data, one class each, and the group record before them."""
+"""The classes of the marks, and the class of the record that begins a group."""
 
 from __future__ import annotations
 
@@ -143,8 +143,8 @@ class Identified:
 
     Attributes:
         reason: First id, or a new one.
-        void_from: Every unfinished batch of the destination at or after this position that `entries` does
-            not list loses its id; -1 for none.
+        void_from: From this position on, unfinished batches of the destination lose their ids, unless `entries` lists
+            them; -1 if none does.
         entries: Which batch gets which id.
     """
 

@@ -6,8 +6,8 @@ both. `kafkasafe spool discard` marks the note, which then shows that the file w
 1. First the file becomes durable in `rejected/`, then its note is made. After a crash between the two, the lane's next
    owner makes the note.
 2. A resend removes the note, then the file, then the note again, because an owner that opens the lane between the first
-   two steps makes the note again. After a crash before the end, a log still has the mark of the resend, and the next
-   owner of that lane repeats all steps.
+   two steps makes the note again. If a crash interrupts the resend, a log still has the mark of the resend,
+   and the next owner of that lane repeats all steps.
 3. A discard marks the note, then removes the file. After a crash between the two, the file counts as rejected until the
    discard is repeated.
 

@@ -165,7 +165,9 @@ class SegmentReader:
     def _resync(
         self, content: Content, at: int, position: int
     ) -> tuple[int, tuple[m.Group, list[m.Mark], int] | None]:
-        """The first intact group from a byte on: (its byte, the group). Without one, (end of the segment, None)."""
+        """Returns the first intact group from a byte on, as (its byte, the group). If no intact group follows, returns
+        (end of the segment, None).
+        """
         earliest = at
         found = content.find(_GROUP_KEY, at)
         while found >= 0:

@@ -374,8 +374,8 @@ class Spool:
         return all(map(self._segments.is_whole, self._segments)) and self._extent.in_place
 
     def restore(self) -> list[tuple[int, int]]:
-        """Write deleted, renamed or cut files again, from the files that are held open. The new files are durable on
-        return.
+        """Write deleted, renamed or cut files again. Their content comes from the files that are held open. The new
+        files are durable on return.
 
         Call it only while nothing that was written waits for `sync`.
 

@@ -130,8 +130,8 @@ def steps_of(
     """Returns the times of plain batches by position, and all atomic batches, in the order of the log.
 
     Args:
-        groups: For each group: the time at which it was written (ms since the epoch), its marks, and (position, has an
-            id) of its batches.
+        groups: A tuple for each group: the time at which it was written (ms since the epoch), its marks, and a pair
+            for each of its batches: the batch's position, and whether it has an id.
     """
     steps = _Steps()
     for written_ms, marks, batches in groups:

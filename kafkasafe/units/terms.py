@@ -10,7 +10,7 @@ GIVEN_UP: Final = -4
 """The code of a unit that an operator gave up. Not a code of Kafka."""
 
 SUPERSEDED: Final = -5
-"""The code of a unit whose consumer did not start from the group's offset. Not a code of Kafka."""
+"""The result code of a unit whose consumer did not start from the group's offset. Kafka has no such code."""
 
 GroupPartition: TypeAlias = tuple[str, str, int]
 """(group, topic, partition): a consumer group's offset of one partition."""

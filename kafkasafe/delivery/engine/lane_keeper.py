@@ -49,7 +49,7 @@ class _Read:
     Attributes:
         lane: The lane, with a parcel for each unfinished batch.
         lost: Number of damaged entries in its log.
-        waiting: Topic, partition and batch of each unfinished batch that is not packed.
+        waiting: The unfinished batches that are not packed, each with its topic and partition.
     """
 
     lane: Lane

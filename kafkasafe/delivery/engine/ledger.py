@@ -122,7 +122,9 @@ class Ledger:
         return self._guard.waiters
 
     def forked(self, error: BaseException) -> None:
-        """Accept nothing more in a forked child. Create a new lock: the child lacks the old one's holder."""
+        """Accept nothing more in a forked child. Create a new lock, because a thread that the child lacks may hold the
+        old one.
+        """
         self._guard.renew()
         self.failure = error
 

@@ -123,7 +123,7 @@ class LaneOrder:
         self.look()
 
     def _owed_by_dropped(self, lane: Lane) -> int:
-        """Add the debts of dropped producers that have written everything.
+        """Record what is owed to dropped producers that have written everything.
 
         Returns:
             The position from which the producer's own lane waits for dropped producers, `NEVER` if it waits for none.

@@ -73,7 +73,7 @@ class Parcel:
         children: The parts of a divided parcel: (child, indexes of the child's records in this parcel).
         parent: The parcel of which this one is a part, or the first of `parents`.
         parents: The small pending parcels that were joined into this one, if any.
-        shift: Index of this parcel's first record in the parcel that this one was joined into.
+        shift: If this parcel was joined into another one, the index of its first record there.
         given: For records without a chosen partition, the partitions that the caller gave: see `journal.Batch`.
         unit_handle: The handle of its unit. The first parcel of a unit has no records: it stands for the whole unit.
         watcher: A function that is called once with the parcel when the parcel is done, with the lock held. Parts of

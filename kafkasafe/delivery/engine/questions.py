@@ -212,8 +212,8 @@ class OutcomeInquiry:
     def _is_proven(self, by_state: Judgement) -> Procedure[bool]:
         """Whether the producer state can be believed.
 
-        A leader that lost its log accepts any sequence number. After one late request, its producer state looks as if
-        all earlier batches had arrived, too. So a state that shows several batches is believed only if, as far as the
+        A leader that lost its log accepts any sequence number. If it accepts one late request, its producer state looks
+        as if the log had all earlier batches. So a state that shows several batches is believed only if, as far as the
         leader can tell, the log still reaches the offset where these batches can begin.
         """
         ask = self._ask

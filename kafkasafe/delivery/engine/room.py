@@ -35,7 +35,9 @@ class RoomKeeper:
         self._disk = disk
         self._places = places
         self._lost: list[tuple[int, int]] = []
-        """Lost ranges of the log of the producer's own lane, until their batches in memory are written again."""
+        """Ranges that the log of the producer's own lane has lost. A range leaves the list when its batches, which are
+        in memory, have been written again.
+        """
 
     def keep(self, lane: Lane) -> None:
         """Copy a portion forward, if the lane needs space and copying is worth it. The caller must call

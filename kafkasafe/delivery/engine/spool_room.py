@@ -58,7 +58,7 @@ class UndurableParcels:
         return first(self._by_number, number + 1) > number
 
     def last_number(self) -> int:
-        """Number of the newest parcel that is not durable."""
+        """The number that the newest parcel that is not durable has."""
         return last(self._by_number)
 
     def records(self, number: int) -> int:

@@ -147,7 +147,7 @@ class Surroundings:
         return True
 
     def refused(self, path: Path, error: SpoolError) -> None:
-        """Record a directory that cannot be adopted. The engine tries again only after its content has changed."""
+        """Record a directory that cannot be adopted. The engine tries again after its content changes."""
         content = self._taken.get(path)
         if content is not None:
             self._refused[path] = content

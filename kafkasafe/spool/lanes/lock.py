@@ -248,7 +248,7 @@ def _after_fork() -> None:
         lock.leave_to_parent()
     while _lockable:
         files, handle = _lockable.pop()
-        # Close the next lock whatever error a disk raises. (A simulated disk may raise that its process is dead.)
+        # Whatever error a disk raises, continue with the next lock.
         with contextlib.suppress(BaseException):
             files.close(handle)
     _forking.release()
