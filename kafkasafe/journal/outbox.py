@@ -289,9 +289,9 @@ class Divide:
     @property
     def is_due(self) -> bool:
         """Whether the batch still has to be divided. Since the request to divide it, the batch may have been sent
-        again, or rejected as a whole.
+        again, or rejected as a whole. The journal repeats the request when a batch that is being written is durable.
         """
-        return self.batch.state in {
+        return not self.batch.writing and self.batch.state in {
             BatchState.REFUSED if self.refused else BatchState.SEALED,
             BatchState.JOINED,
         }
