@@ -268,9 +268,9 @@ class Divide:
     @property
     def is_due(self) -> bool:
         """Whether the batch still has to be divided. After the journal asked for the division, it may have sent the
-        batch again, or rejected it as a whole.
+        batch again, or rejected it as a whole. The journal asks again when a batch that is being written is durable.
         """
-        return self.batch.state in {
+        return not self.batch.writing and self.batch.state in {
             BatchState.REFUSED if self.refused else BatchState.SEALED,
             BatchState.JOINED,
         }

@@ -1904,6 +1904,23 @@ def test_on_error_one_record_that_is_refused_in_memory_goes_to_disk_first() -> N
     assert batches[1].position >= 0
 
 
+def test_on_error_what_is_being_written_is_not_divided() -> None:
+    """It was to be divided when it was only in memory, and the division had to wait. Then its write failed, and may have
+    left a copy. The next incarnation would deliver that copy beside the parts.
+    """
+    shell = Shell(durable_first=False)
+    (batch,) = shell.seal(2, partition=j.UNCHOSEN)
+    shell.journal.learn_topic("t", TOPIC_ID, 2)
+    (divide,) = shell.journal.ready(shell.now, NOW_MS).divides
+    assert divide.is_due
+    shell.journal.spill([batch])
+    persist = shell.journal.ready(shell.now, NOW_MS).persist
+    assert not divide.is_due
+    shell.write(persist)
+    assert divide.is_due
+    assert shell.journal.ready(shell.now, NOW_MS).divides == [divide]
+
+
 def test_on_error_parts_of_a_durable_batch_wait_for_the_disk() -> None:
     shell = Shell(durable_first=False)
     batches = shell.flowing(1, 2)
