@@ -27,8 +27,14 @@ def check() -> None:
     release is accepted.
 
     Raises:
-        ImportError: The release is older than `OLDEST`, or not older than `FIRST_WITHOUT`.
+        ImportError: The release is older than `OLDEST`, or not older than `FIRST_WITHOUT`; or Python runs with -O.
     """
+    if not __debug__:
+        # `TaggedFields.decode_empty` reads a byte in an assert statement, which -O removes.
+        raise ImportError(
+            "kafkasafe does not work under python -O or PYTHONOPTIMIZE: kafka-python reads the brokers' responses in"
+            " assert statements, which -O removes. No spool was opened or changed. Run the program without -O"
+        )
     folder, version = _installed()
     release = _release(version)
     if not release or OLDEST <= release < FIRST_WITHOUT:

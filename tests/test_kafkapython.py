@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -203,6 +204,23 @@ def test_a_kafka_python_without_a_version_is_accepted(tmp_path, monkeypatch):
     _kafka_version.check()
     monkeypatch.setitem(sys.modules, "kafka", ModuleType("kafka"))
     _kafka_version.check()
+
+
+@pytest.mark.parametrize("level", ["-O", "-OO"])
+def test_python_without_asserts_is_refused_because_kafka_python_needs_them(level):
+    """The first half fails once kafka-python works with -O. Then kafkasafe need not refuse it."""
+    decode = (
+        "import io; from kafka.protocol.schemas.fields.codecs.tagged_fields import TaggedFields as T;"
+        "data = io.BytesIO(b'\\0'); T.decode_empty(data); print(data.tell())"
+    )
+    for options, read in ((["-c"], "1"), ([level, "-c"], "0")):
+        done = subprocess.run([sys.executable, *options, decode], capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == read
+    done = subprocess.run(
+        [sys.executable, level, "-c", "import kafkasafe"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "ImportError: kafkasafe does not work under python -O" in done.stderr
 
 
 def test_a_field_of_a_consumer_that_a_release_has_renamed_is_named():

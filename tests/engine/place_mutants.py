@@ -44,6 +44,11 @@ MUTANTS: dict[str, Mutant] = {
         _SURVIVES,
         {"way": "all files of the directory", "idle": True},
     ),
+    "a file FORMAT that is cut stays so": Mutant(
+        source(SpoolDirectory, "_make_again", "restore_format(", "make_format("),
+        "test_a_file_format_that_is_cut_is_written_again",
+        {"content": b""},
+    ),
     "an extent that is gone is no matter": Mutant(
         source(PlaceKeeper, "_problem", "return None if in_place else", "return None if in_place or 1 else"),
         _SURVIVES,

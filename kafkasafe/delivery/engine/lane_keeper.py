@@ -186,10 +186,10 @@ class LaneKeeper:
             doubt += sum(each.with_id for each in packed)
             self._context.stats.replayed_records.add(records)
             self._log.info(
-                "%s: %d batches (%d records) of an earlier incarnation are delivered",
+                "%s: %d records (batches: %d) of an earlier incarnation will be delivered",
                 lane.name,
-                batches,
                 records,
+                batches,
                 lane=lane.name,
                 batches=batches,
                 records=records,
@@ -293,12 +293,13 @@ class LaneKeeper:
             directory.offer_again(number)
         hurried = self._hurried and self._ledger.lanes.left_behind
         try:
-            found = directory.dead_lanes(now=now, grace_s=0.0 if hurried else _GRACE_S)
             there = set(directory.lanes())
             gone = [
                 n for n in self._ledger.lanes.left_behind if n not in there or directory.owners.is_owned(n)
             ]
-        except SpoolError as error:
+            # This comes last: an error after it would lose the locks.
+            found = directory.dead_lanes(now=now, grace_s=0.0 if hurried else _GRACE_S)
+        except (OSError, SpoolError) as error:
             # There are too many open files, or the directory cannot be read for now. The producer's own lane still
             # works.
             self._log.limited(

@@ -15,7 +15,15 @@ from urllib.parse import quote
 from kafkasafe.errors import LaneBusyError, SpoolError
 from kafkasafe.spool.files import Files, size_of
 from kafkasafe.spool.lanes.cluster_file import ClusterFile
-from kafkasafe.spool.lanes.format import FORMAT_NAME, LANE, check_format, lane_name, make_format
+from kafkasafe.spool.lanes.format import (
+    FORMAT_NAME,
+    LANE,
+    check_format,
+    has_format,
+    lane_name,
+    make_format,
+    restore_format,
+)
 from kafkasafe.spool.lanes.lock import (
     LOCK_NAME,
     DirectoryStanding,
@@ -350,13 +358,14 @@ class SpoolDirectory:
 
     @property
     def whole(self) -> bool:
-        """Whether the directory's own files exist. Takes two system calls.
+        """Whether the directory's own files exist, and FORMAT is intact.
 
         Raises:
             OSError: It cannot be determined.
         """
-        needed = (FORMAT_NAME, "CLUSTER") if self._cluster.known else (FORMAT_NAME,)
-        return all(self._files.identity_of(self.path / name) is not None for name in needed)
+        if not has_format(self.path, self._files):
+            return False
+        return not self._cluster.known or self._files.identity_of(self.path / "CLUSTER") is not None
 
     def restore(self, lock: LaneLock | None = None) -> None:
         """Creates the missing parts of the directory, and puts back the lane of `lock`.
@@ -390,7 +399,7 @@ class SpoolDirectory:
             raise SpoolError(f"{self.path} cannot be made again: {error}") from error
 
     def _make_again(self) -> None:
-        make_format(self.path, self._files)
+        restore_format(self.path, self._files)
         cluster = self._cluster.known
         if not cluster:
             return

@@ -18,6 +18,7 @@ FORMAT_NAME: Final = "FORMAT"
 LANE: Final = re.compile(r"lane-(\d{3,})")
 _FORMAT: Final = re.compile(rb"kafkasafe-spool (\d+)\n")
 _VERSION: Final = 1
+_NEW: Final = b"kafkasafe-spool %d\n" % _VERSION
 _OURS: Final = frozenset({"lost+found", "CLUSTER", "RESEND"})
 """A directory can become a spool directory even if it contains these entries. `lost+found` is in the root of a file
 system.
@@ -80,16 +81,41 @@ def make_format(path: Path, files: Files) -> None:
             f"{path} is not empty and not a spool directory (it holds {min(strange)!r}): give spool_dir a directory of"
             " its own. Nothing was changed"
         )
-    write_whole(path, FORMAT_NAME, b"kafkasafe-spool %d\n" % _VERSION, files)
+    write_whole(path, FORMAT_NAME, _NEW, files)
+
+
+def has_format(path: Path, files: Files) -> bool:
+    """Whether the directory has a file FORMAT with a valid content.
+
+    Raises:
+        OSError: It cannot be determined.
+    """
+    return (
+        files.identity_of(path / FORMAT_NAME) is not None
+        and _FORMAT.fullmatch(_content(path, files)) is not None
+    )
+
+
+def restore_format(path: Path, files: Files) -> None:
+    """Does the same as `make_format`, and replaces a damaged FORMAT. Only a process that has found FORMAT intact before
+    may call this.
+    """
+    if files.identity_of(path / FORMAT_NAME) is None or has_format(path, files):
+        make_format(path, files)
+    else:
+        write_whole(path, FORMAT_NAME, _NEW, files)
+
+
+def _content(path: Path, files: Files) -> bytes:
+    handle = files.open(path / FORMAT_NAME)
+    try:
+        return files.read(handle, 0, 1024)
+    finally:
+        files.close(handle)
 
 
 def check_format(path: Path, files: Files) -> None:
-    handle = files.open(path / FORMAT_NAME)
-    try:
-        content = files.read(handle, 0, 1024)
-    finally:
-        files.close(handle)
-    match = _FORMAT.fullmatch(content)
+    match = _FORMAT.fullmatch(_content(path, files))
     if match is None and (lanes := [name for name in files.list(path) if LANE.fullmatch(name)]):
         raise SpoolFormatError(
             f"{path / 'FORMAT'} is not that of a spool directory, but {path} holds {_first_of(lanes)}, so the file is"
