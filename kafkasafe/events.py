@@ -596,15 +596,18 @@ class PositionReset:
 
 @dataclass(frozen=True, slots=True)
 class PositionRewound:
-    """The consumer went back to the group's offset, because no committed atomic batch covers the records after it.
+    """The consumer went back to the group's offset, and reads the records after it again.
 
-    The consumer reads those records again.
+    After a rebalance, the group's offset may be lower than the position that the consumer had before, because the
+    records since then are in no commit. The event is emitted when a partition comes back to the same consumer. The
+    first assignment of a new consumer, and an assignment that the program makes itself (`assign`), emit no event.
 
     Attributes:
         topic: Topic name.
         partition: Partition number.
         reason: "dropped": an atomic batch with the consumer's offset was dropped. "rebalanced": the group rebalanced,
-            and the group's offset is not the one that this consumer's batches had set.
+            and the group's offset is lower than the position before, or is not the one that this consumer's batches had
+            set.
         previous: The position before; None if the partition had no position.
     """
 

@@ -302,6 +302,19 @@ class AssignedPartition:
         # Without a position (during a reset) keep the whole history.
         return self.history.remembered(None if position is None else max(position.offset, least))
 
+    @property
+    def place_left(self) -> int | None:
+        """The position, or the one before a reset that is not over; None if it has none."""
+        position = self.state.position
+        if position is not None:
+            return int(position.offset)
+        return None if self.reset is None else self.reset[1]
+
+    @property
+    def is_reset_by_application(self) -> bool:
+        """Whether the application has requested a reset that is not over."""
+        return self.reset is None and bool(self.state.awaiting_reset)
+
     def place(self, position: int) -> None:
         """Record the position for which a procedure begins or an error is raised."""
         self.position = position

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from kafka.structs import TopicPartition
@@ -19,12 +19,34 @@ class AssignedPartitions:
     the methods that say so.
     """
 
-    __slots__ = ("_memory", "_parts", "_port")
+    __slots__ = ("_left", "_memory", "_parts", "_port", "_unhanded")
 
     def __init__(self, port: KafkaPython, memory: LineageMemory) -> None:
         self._port = port
         self._memory = memory
         self._parts: dict[TopicPartition, AssignedPartition] = {}
+        self._left: dict[TopicPartition, int] = {}
+        """Maps a partition that was revoked to the first offset that the application did not get."""
+        self._unhanded: Callable[[], Mapping[TopicPartition, int]] = dict
+
+    def hand_out_later(self, unhanded: Callable[[], Mapping[TopicPartition, int]]) -> None:
+        """Set a function for consumers that keep fetched records and return them to the program later.
+
+        Args:
+            unhanded: Returns a mapping from partitions to the first offset that was fetched but not returned yet.
+                Partitions whose records were all returned are left out.
+        """
+        self._unhanded = unhanded
+
+    def consumed(self, tp: TopicPartition, position: int) -> int:
+        """Return the offset after the records before this position that the application got."""
+        return min(position, self._unhanded().get(tp, position))
+
+    def take_left(self, tp: TopicPartition) -> int | None:
+        """Return, only once, the offset up to which the application had read a partition when it was revoked; None if
+        it had no position, or the application chose another one.
+        """
+        return self._left.pop(tp, None)
 
     def get(self, tp: TopicPartition) -> AssignedPartition | None:
         """Return the state of a partition, even if it has been revoked meanwhile. Any thread may call this method."""
@@ -48,11 +70,19 @@ class AssignedPartitions:
             if part is not None:
                 part.cancel()
                 self._memory.keep(tp.topic, tp.partition, part.remembered())
+                self._leave(tp, part)
                 del self._parts[tp]
             if state is None:
                 return None
             part = self._parts[tp] = AssignedPartition(state, self._memory.get(tp.topic, tp.partition))
         return part
+
+    def _leave(self, tp: TopicPartition, part: AssignedPartition) -> None:
+        if part.place_left is not None:
+            self._left[tp] = self.consumed(tp, part.place_left)
+        elif part.is_reset_by_application:
+            self._left.pop(tp, None)
+        # Otherwise the partition was revoked before it had a position: what was left earlier remains.
 
     def present(self) -> list[tuple[TopicPartition, AssignedPartition]]:
         """Return the assigned partitions and their states. Drop the others, but keep their histories."""

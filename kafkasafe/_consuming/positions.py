@@ -75,6 +75,7 @@ class Positions:
                 epoch = UNDEFINED if offset.leader_epoch is None else offset.leader_epoch
                 self._port.place(tp, offset.offset, epoch)
                 part.history.restore(offset.metadata, epoch, offset.offset)
+                self._rereading.resumed(tp, offset.offset)
         for tp in self._port.missing():
             part = self._parts.of(tp)
             if part is not None:

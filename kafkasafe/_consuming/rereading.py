@@ -24,6 +24,9 @@ So before the first batch after such a step back, `send_offsets` requests the gr
 that offset is not the one to which the consumer went back. When it asks, all earlier producers of the lane have ended.
 If the batch is rejected, `send_offsets` asks again for the next one, because the batch that was left may still be under
 way (`ReadingRun.is_unused`). All of this is about one lane: `other_lanes` keeps batches of different lanes apart.
+
+Without atomic batches, the group alone decides where a partition begins that it assigns again. `Rereading.resumed` only
+reports it if that is before the position that this consumer had.
 """
 
 from __future__ import annotations
@@ -85,7 +88,6 @@ class Rereading:
         """Partitions with an earlier batch that another producer may still deliver. The batch would move the group's
         offset.
         """
-        self._unhanded: Callable[[], Mapping[TopicPartition, int]] = dict
         self._generation: Any = None
         self._stale = False
         """Whether the program may hold records that this or another consumer will read again, and no error has said
@@ -96,15 +98,6 @@ class Rereading:
     def holds(self) -> bool:
         """Whether a partition waits for a batch that is not decided."""
         return bool(self._held)
-
-    def hand_out_later(self, unhanded: Callable[[], Mapping[TopicPartition, int]]) -> None:
-        """Set a function for consumers that keep fetched records and return them to the program later.
-
-        Args:
-            unhanded: Returns a mapping from partitions to the first offset that was fetched but not returned yet.
-                Partitions whose records were all returned are left out.
-        """
-        self._unhanded = unhanded
 
     def draw(self, partitions: Collection[TopicPartition]) -> int:
         """Return a number for new readings. Call it before the group's offsets are requested.
@@ -149,6 +142,20 @@ class Rereading:
         if state is not None:
             self._readings.begin(tp, number, NONE if offset is None else offset)
             self._states[tp] = state
+
+    def resumed(self, tp: TopicPartition, offset: int) -> None:
+        """Report it if a partition that was assigned again has a lower position than before it was revoked.
+
+        A program that assigns its partitions itself chooses the group's offset. So this reports only the group's
+        assignments.
+
+        Args:
+            tp: The partition.
+            offset: The group's offset, which is the position now.
+        """
+        left = self._parts.take_left(tp)
+        if left is not None and offset < left and self._port.is_subscribed():
+            self._emit(PositionRewound(tp.topic, tp.partition, "rebalanced", left))
 
     def moved(self, tp: TopicPartition) -> None:
         """Begin a reading at a position that the application chose. It does not continue an earlier reading."""
@@ -369,6 +376,9 @@ class Rereading:
         self._forget_requests()
         self._rewound()
         self._end(tp)
+        # The event is emitted here, and not again when the partition gets its position.
+        self._parts.of(tp)
+        self._parts.take_left(tp)
         self._emit(PositionRewound(tp.topic, tp.partition, reason, position))
 
     def _forget_requests(self) -> None:
@@ -383,7 +393,7 @@ class Rereading:
         if state.position is None:
             return False
         offset = int(state.position.offset)
-        consumed = min(offset, self._unhanded().get(tp, offset))
+        consumed = self._parts.consumed(tp, offset)
         if tp in self._restart:
             return consumed != self._restart[tp]
         return bool(self._run(tp).in_no_batch(consumed))

@@ -68,7 +68,7 @@ class ThreadSide:
         # fetched.
         polls = self._polls = Polls()  # a consumer whose `start` was cancelled may still use its own
         membership.commit_from(consumer, lambda: self._committable(consumer, polls))
-        threads.reading_of(consumer).rereading.hand_out_later(lambda: self._unhanded(polls))
+        threads.reading_of(consumer).parts.hand_out_later(lambda: self._unhanded(polls))
         self._opened = consumer, Worker(f"{_NAME}-{consumer.client_id}")
 
     def _made(self) -> threads.SafeConsumer:

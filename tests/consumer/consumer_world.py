@@ -71,8 +71,8 @@ class Ordered(Subscription):
     def fetchable_partitions(self) -> list[TopicPartition]:
         return sorted(super().fetchable_partitions())
 
-    def assign_from_user(self, partitions: Any) -> None:
-        super().assign_from_user(partitions)
+    def assign_from_subscribed(self, assignments: Any) -> None:
+        super().assign_from_subscribed(assignments)
         former = dict(self.assignment)
         self.assignment.clear()
         self.assignment.update(sorted(former.items()))
@@ -223,11 +223,13 @@ class Place:
 
     Attributes:
         next: Offset of the next record; None until the first one, or after a reason for a move.
+        left: Offset of the next record when the partition was revoked; None if it may be passed or gone back from.
         handed: The records that were returned, by offset, of the log that they are believed to be in.
         undecided: A divergence about which the application has not decided.
     """
 
     next: int | None = None
+    left: int | None = None
     undecided: events.LogDiverged | None = None
     handed: dict[int, bytes] = dataclasses.field(default_factory=dict)
 
@@ -235,7 +237,8 @@ class Place:
 class Book:
     """What a consumer has promised, and whether it is kept.
 
-    - A position moves only to the record after the last one, or with an event, a decision or an assignment.
+    - A position moves only to the record after the last one, or with an event or a decision. An assignment alone moves it
+      only forward: to what other members have committed.
     - No offset is committed above the records that were returned.
     - Nothing is fetched while a position is unconfirmed (`World.poll`).
     - Each record that was returned is in the log at the end, or its loss was reported.
@@ -261,14 +264,19 @@ class Book:
                     place.handed = {at: value for at, value in place.handed.items() if at < offset}
                 elif event.reason == "recreated":
                     place.handed.clear()
-                place.next = offset
+                place.next, place.left = offset, None
+            case events.PositionRewound(previous=previous):
+                if previous is None or previous != place.left:
+                    raise Violation(f"{event}: the application was at {place.left}")
+                place.left = None
             case events.LossCheckInconclusive(position=position):
                 place.handed = {at: value for at, value in place.handed.items() if at >= position}
             case _:
                 pass
 
     def sought(self, tp: TopicPartition, offset: int) -> None:
-        self.places[tp].next, self.places[tp].undecided = offset, None
+        place = self.places[tp]
+        place.next, place.left, place.undecided = offset, None, None
 
     def assigned(self, tp: TopicPartition, committed: OffsetAndMetadata | None) -> None:
         """The partition is assigned again: it begins at the group's offset, or where a reset says.
@@ -278,6 +286,8 @@ class Book:
         reads them again, or the application seeks past them.
         """
         place = self.places[tp]
+        if place.next is not None:
+            place.left = place.next
         place.next = place.undecided = None
         if committed is not None:
             place.handed = {at: value for at, value in place.handed.items() if at < committed.offset}
@@ -294,8 +304,12 @@ class Book:
             )
         if place.next is not None and first != place.next:
             raise Violation(f"{tp}: records from {first} on are returned after those before {place.next}")
+        if place.left is not None and first < place.left:
+            raise Violation(
+                f"{tp}: records from {first} on are returned again after those before {place.left}"
+            )
         place.handed.update(enumerate(values, first))
-        place.next = first + len(values)
+        place.next, place.left = first + len(values), None
 
     def commits(self, tp: TopicPartition, offset: int) -> None:
         place = self.places[tp]
@@ -431,7 +445,8 @@ class World:
             is_closed=lambda: False,
         )
         self.subscription.commit_from(self.reading.commits.committable)
-        self.subscription.assign_from_user(PLACES)
+        self.subscription.subscribe([TOPIC])
+        self.subscription.assign_from_subscribed(PLACES)
 
     def _on_event(self, event: Any) -> None:
         self.say(f"event {event}")
@@ -602,10 +617,10 @@ class World:
     def do_rebalance(self, tp: TopicPartition) -> None:
         """The partition goes to another member and comes back."""
         others = [each for each in PLACES if each != tp]
-        self.subscription.assign_from_user(others)
+        self.subscription.assign_from_subscribed(others)
         self.run(self.rng.choice([0.0, 0.5]))
         self.book.assigned(tp, self.group.committed.get(tp))
-        self.subscription.assign_from_user(PLACES)
+        self.subscription.assign_from_subscribed(PLACES)
 
     def do_seek(self, tp: TopicPartition) -> None:
         if self.port.state(tp) is None or self.truth() is None:

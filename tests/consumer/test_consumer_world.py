@@ -16,6 +16,7 @@ from kafkasafe._consuming import position_table
 from kafkasafe._consuming.history import History
 from kafkasafe._consuming.partition import AssignedPartition
 from kafkasafe._consuming.position_table import Action, Activity, PositionEvent
+from kafkasafe._consuming.rereading import Rereading
 from kafkasafe._consuming.responses import Responses
 from kafkasafe._consuming.results import Results
 
@@ -87,6 +88,12 @@ MUTANTS = {
             "contradicts = False",
         ),
         0,
+    ),
+    "a partition that comes back lower is not reported": Mutant(
+        source(Rereading, "resumed", "if left is not None and", "if False and"), 0
+    ),
+    "a partition that comes back is always reported": Mutant(
+        source(Rereading, "resumed", "offset < left", "offset <= left"), 0
     ),
     "history reaches nothing": Mutant(source(History, "reaches_below", "return ", "return False and "), 0),
 }

@@ -1,0 +1,193 @@
+"""A partition that comes back to a consumer at a lower offset: the consumer says so once."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import pytest
+from kafka import TopicPartition
+from waiting import until
+
+from kafkasafe import SafeConsumer, SafeProducer
+from kafkasafe.events import PositionRewound
+
+RECORDS = 40
+PLACES = [TopicPartition("in", 0), TopicPartition("in", 1)]
+
+
+@pytest.fixture
+def servers(fake_kafka, tmp_path):
+    fake_kafka.create_topic("in", partitions=2)
+    with SafeProducer(bootstrap_servers=fake_kafka.bootstrap_servers, spool_dir=tmp_path / "in") as made:
+        for number in range(RECORDS):
+            made.send("in", b"%d" % number, partition=number % 2)
+        made.flush(60)
+    return fake_kafka.bootstrap_servers
+
+
+class Reader:
+    """A member of the group that reads, and what its consumer has said."""
+
+    def __init__(self, servers, **more):
+        self.events = []
+        self.read = {place: [] for place in PLACES}
+        self.consumer = SafeConsumer(
+            bootstrap_servers=servers,
+            group_id="g",
+            auto_offset_reset="earliest",
+            max_poll_records=3,
+            heartbeat_interval_ms=50,
+            on_event=self.events.append,
+            **{"enable_auto_commit": False, **more},
+        )
+
+    def poll(self):
+        self._note(self.consumer.poll(100))
+
+    def _note(self, found):
+        for place, records in found.items():
+            self.read[place] += [record.offset for record in records]
+
+    def read_to(self, end):
+        """Read both partitions up to this offset."""
+        for place in PLACES:
+            self.consumer.resume(place)
+            self.consumer.pause(*set(PLACES) - {place})
+            until(lambda place=place: self._read_one(place, end), 30)
+        self.consumer.resume(*PLACES)
+
+    def _read_one(self, place, end):
+        missing = end - self.next_of(place)
+        if missing:
+            self._note(self.consumer.poll(100, max_records=missing))
+        return not missing
+
+    def rewound(self):
+        return [event for event in self.events if isinstance(event, PositionRewound)]
+
+    def next_of(self, place):
+        return self.read[place][-1] + 1 if self.read[place] else 0
+
+    def begin(self):
+        """Join, commit after 3 records of each partition, and read 8."""
+        self.consumer.subscribe(["in"])
+        until(lambda: self.poll_none() or len(self.consumer.assignment()) == 2, 30)
+        self.read_to(3)
+        self.consumer.commit()
+        self.read_to(8)
+        self.consumer.pause(*PLACES)
+
+    def poll_none(self):
+        """Poll, while all partitions are paused that the consumer has before."""
+        self.consumer.pause(*self.consumer.assignment())
+        self.poll()
+
+
+@contextlib.contextmanager
+def another_member(servers):
+    """It processes nothing and commits nothing."""
+    over = threading.Event()
+
+    def run():
+        with SafeConsumer(
+            "in", bootstrap_servers=servers, group_id="g", enable_auto_commit=False, heartbeat_interval_ms=50
+        ) as consumer:
+            while not over.is_set():
+                consumer.poll(20)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def expelled(reader, fake_kafka):
+    """The group expels the member, which then joins again."""
+    states = dict(reader.consumer._subscription.assignment)
+    reader.consumer._coordinator.reset_generation()
+    fake_kafka.advance(60)  # the session of the member that it was is over
+
+    def is_back():
+        reader.poll_none()
+        now = reader.consumer._subscription.assignment
+        return len(now) == 2 and all(now[place] is not state for place, state in states.items())
+
+    until(is_back, 30)
+    until(
+        lambda: reader.poll_none() or all(reader.consumer.position(place) is not None for place in PLACES), 30
+    )
+
+
+@pytest.mark.parametrize("auto_commit", [False, True])
+def test_an_expelled_member_says_how_far_each_position_went_back(fake_kafka, servers, auto_commit):
+    reader = Reader(servers, enable_auto_commit=auto_commit, auto_commit_interval_ms=10**6)
+    with reader.consumer as consumer:
+        reader.begin()
+        expelled(reader, fake_kafka)
+        assert sorted(reader.rewound(), key=str) == [
+            PositionRewound("in", place.partition, "rebalanced", 8) for place in PLACES
+        ]
+        reader.read_to(12)
+        assert [reader.read[place] for place in PLACES] == [[*range(8), *range(3, 12)]] * 2
+        consumer.commit()
+        expelled(reader, fake_kafka)
+        assert len(reader.rewound()) == 2
+
+
+def test_a_member_that_had_committed_everything_goes_on_without_an_event(fake_kafka, servers):
+    reader = Reader(servers)
+    with reader.consumer as consumer:
+        reader.begin()
+        consumer.commit()
+        expelled(reader, fake_kafka)
+        reader.read_to(12)
+        assert [reader.read[place] for place in PLACES] == [[*range(12)]] * 2
+        assert reader.rewound() == []
+
+
+def test_a_partition_that_another_member_had_goes_back_with_an_event(servers):
+    reader = Reader(servers)
+    with reader.consumer as consumer:
+        reader.begin()
+        with another_member(servers):
+            until(lambda: reader.poll_none() or len(consumer.assignment()) == 1, 30)
+            [kept] = consumer.assignment()
+        [gone] = set(PLACES) - {kept}
+        until(lambda: reader.poll_none() or len(consumer.assignment()) == 2, 30)
+        until(lambda: reader.poll_none() or consumer.position(gone) is not None, 30)
+        assert reader.rewound() == [PositionRewound("in", gone.partition, "rebalanced", 8)]
+        assert consumer.position(kept) == 8
+
+
+def test_neither_a_changed_assignment_nor_a_new_consumer_is_reported(servers):
+    reader = Reader(servers)
+    with reader.consumer as consumer:
+        reader.begin()
+        consumer.unsubscribe()
+        consumer.assign(PLACES)
+        reader.read_to(8)
+        consumer.assign(PLACES[:1])
+        reader.poll_none()
+        consumer.assign(PLACES)
+        assert consumer.position(PLACES[1]) == 3
+        assert reader.rewound() == []
+    another = Reader(servers)
+    with another.consumer as consumer:
+        consumer.assign(PLACES)
+        assert [consumer.position(place) for place in PLACES] == [3, 3]
+        assert another.rewound() == []
+
+
+def test_a_reset_that_the_application_requested_is_not_reported(fake_kafka, servers):
+    reader = Reader(servers)
+    with reader.consumer as consumer:
+        reader.begin()
+        consumer.seek_to_beginning(*PLACES)
+        expelled(reader, fake_kafka)
+        reader.read_to(12)
+        assert [reader.read[place] for place in PLACES] == [[*range(8), *range(3, 12)]] * 2
+        assert reader.rewound() == []
