@@ -299,6 +299,17 @@ def test_a_file_format_that_is_cut_is_written_again(content):
     world.deliver(sizes=SMALL)
 
 
+def test_a_process_with_too_many_open_files_still_promises():
+    """The check of FORMAT opens the file. Its failure says nothing about the directory."""
+    world = Place()
+    life = world.begin(sizes=SMALL)
+    assert world.durable(life, 1)
+    world.disk.fail("open", error=errno.EMFILE, times=None)
+    world.run(3.0)
+    assert world.durable(life, 1, within_s=1.0)
+    assert not world.displaced()
+
+
 def test_a_directory_of_another_cluster_in_its_place_gets_no_records():
     world = Place()
     world.set_outage(False)

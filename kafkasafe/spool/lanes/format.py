@@ -85,15 +85,18 @@ def make_format(path: Path, files: Files) -> None:
 
 
 def has_format(path: Path, files: Files) -> bool:
-    """Whether the directory has a file FORMAT with a valid content.
+    """Whether the directory has a file FORMAT with a valid content. A file that cannot be read counts as valid, because
+    the process may have too many open files.
 
     Raises:
-        OSError: It cannot be determined.
+        OSError: It cannot be determined whether the file exists.
     """
-    return (
-        files.identity_of(path / FORMAT_NAME) is not None
-        and _FORMAT.fullmatch(_content(path, files)) is not None
-    )
+    if files.identity_of(path / FORMAT_NAME) is None:
+        return False
+    try:
+        return _FORMAT.fullmatch(_content(path, files)) is not None
+    except OSError:
+        return True
 
 
 def restore_format(path: Path, files: Files) -> None:
