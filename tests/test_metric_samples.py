@@ -74,8 +74,8 @@ def test_each_metric_of_spark_has_samples(monkeypatch):
     pytest.importorskip("pyspark")
     from kafkasafe.spark import listener, stats
 
-    for name in stats.__all__:
-        if isinstance(counter := getattr(stats, name), collections.Counter):
+    for name, counter in list(vars(stats).items()):
+        if isinstance(counter, collections.Counter):
             labels = {"batches": 2, "source_events": 3, "source_lost_records": 2}.get(name, 0)
             key = tuple("abc"[:labels]) if labels else "query"
             monkeypatch.setattr(stats, name, type(counter)({key: 1}))

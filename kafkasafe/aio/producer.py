@@ -108,8 +108,11 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
                 await self._start(loop)
 
     async def _start(self, loop: asyncio.AbstractEventLoop) -> None:
+        configs = (
+            self._configs
+        )  # the thread gets no reference to `self`, which may be dropped before the thread ends
         producer = await call_in_thread(
-            "kafkasafe-aio-start", lambda: threads.SafeProducer(**self._configs), undo=_let_be
+            "kafkasafe-aio-start", lambda: threads.SafeProducer(**configs), undo=_let_be
         )
         opened = Opened.of(producer, loop)
         self._gate = SendGate(opened.parts, opened.worker, loop)

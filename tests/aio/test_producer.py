@@ -18,7 +18,7 @@ from kafkasafe._producing.encoding import Encoder
 from kafkasafe._producing.open_batch import NOT_ENCODED
 from kafkasafe.aio import RecordFuture, SafeProducer
 from kafkasafe.aio.gate import _QUOTA
-from kafkasafe.aio.threads import _Place
+from kafkasafe.aio.threads import _Place, call_in_thread
 from kafkasafe.errors import ConfigError, ProducerClosedError, SpoolFullError, UsageError
 from kafkasafe.spool.files import OsFiles
 from kafkasafe.spool.lanes import SpoolDirectory
@@ -515,16 +515,17 @@ def test_dropped_without_close_everything_is_delivered_and_the_loop_does_not_wai
     assert fake_kafka.values("orders") == [b"0", b"1"]
 
 
+def drop(producers):
+    producers.clear()
+    gc.collect()
+
+
 def test_a_dropped_producer_warns_at_once_on_the_thread_that_dropped_it(options):
     """As aiokafka's does (test_producer_warn_unclosed): `pytest.warns` sees it, and sees it once."""
     threads = []
 
     def seen(message, category, *_):
         threads.append((category, threading.current_thread(), str(message)))
-
-    def drop(producers):
-        producers.clear()
-        gc.collect()
 
     async def main():
         producers = [SafeProducer(**options)]
@@ -540,6 +541,24 @@ def test_a_dropped_producer_warns_at_once_on_the_thread_that_dropped_it(options)
         warnings.showwarning = seen
         run(main())
     assert not [said for kind, _, said in threads if kind is ResourceWarning and "SafeProducer" in said]
+
+
+async def test_a_producer_is_dropped_although_the_thread_that_opened_it_goes_on(options, monkeypatch):
+    """The thread ends a moment after `start`. It had the last reference then, and nothing warned the program."""
+    kept = []
+
+    def call(name, function, **others):
+        kept.append(function)
+        return call_in_thread(name, function, **others)
+
+    monkeypatch.setattr("kafkasafe.aio.producer.call_in_thread", call)
+    producers = [SafeProducer(**options)]
+    await producers[0].start()
+    pump = producers[0].client._pump
+    with pytest.warns(ResourceWarning, match="was dropped without close"):
+        drop(producers)
+    assert kept
+    await until(pump.ended)
 
 
 async def test_after_close_nothing_is_waited_for(options, fake_kafka):

@@ -43,7 +43,7 @@ class LossWatch:
         self._sequence_errors.lost((topic, partition))
         self._context.stats.lost_records[topic] += loss.records
         message = (
-            f"{topic}-{partition}: {loss.records} acknowledged records are missing in the log, offsets"
+            f"{topic}-{partition}: {loss.records} acknowledged records are gone from the log, offsets"
             f" {loss.first_offset} to {loss.last_offset} (noticed by {loss.cause.value}): {loss.evidence}"
         )
         if loss.revived:
