@@ -69,7 +69,9 @@ def test_a_pattern_does_not_create_the_topic_again(some_kafka, kind):
 
 
 @pytest.mark.also_real
-@pytest.mark.parametrize("grouped", [True, False], ids=["group", "no_group"])
+@pytest.mark.parametrize(
+    "grouped", [True, pytest.param(False, marks=pytest.mark.full)], ids=["group", "no_group"]
+)
 def test_a_topic_that_may_not_be_created_is_only_missing(some_kafka, grouped):
     topic = new_topic(some_kafka)
     consuming.produce(some_kafka, topic, OLD)
@@ -84,7 +86,9 @@ def test_a_topic_that_may_not_be_created_is_only_missing(some_kafka, grouped):
 
 
 @pytest.mark.also_real
-@pytest.mark.parametrize("grouped", [True, False], ids=["group", "no_group"])
+@pytest.mark.parametrize(
+    "grouped", [True, pytest.param(False, marks=pytest.mark.full)], ids=["group", "no_group"]
+)
 def test_a_subscription_by_name_creates_the_topic_again_and_tells(some_kafka, grouped):
     """KafkaConsumer creates it as well. The new topic is another log, so a seek decides where to continue."""
     topic = new_topic(some_kafka)
@@ -131,7 +135,9 @@ def test_a_seek_decides_although_the_topic_was_deleted_again():
         assert [record.value for record in collect(consumer, 1)] == [b"new"]
 
 
-@pytest.mark.parametrize("grouped", [True, False], ids=["group", "no_group"])
+@pytest.mark.parametrize(
+    "grouped", [True, pytest.param(False, marks=pytest.mark.full)], ids=["group", "no_group"]
+)
 def test_the_error_ends_with_the_assignment(grouped):
     """The recreated topic is deleted before the program decides. The subscription then has no partition of it."""
     with FakeCluster(config={"auto.create.topics.enable": False}) as cluster:

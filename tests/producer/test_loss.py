@@ -171,6 +171,7 @@ LONG = 120
 """More than the acknowledged batches that are remembered in any case (64)."""
 
 
+@pytest.mark.full
 def test_an_unclean_election_loses_what_the_leader_alone_had(kafka_cluster, controls, producers, tmp_path):
     """acks=1. Others report success and never know; what is lost spans two leader epochs.
 
