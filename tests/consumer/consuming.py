@@ -30,6 +30,7 @@ __all__ = [
     "new_name",
     "new_topic",
     "tier",
+    "told",
     "until",
 ]
 
@@ -145,6 +146,21 @@ class Raw:
     def code(self, topic, partition=0):
         answer = self.ask(topic, partition)
         return None if isinstance(answer, Failure) else answer.error_code
+
+
+def told(consumer):
+    """The event of the LogDivergedError that `poll` raises."""
+    found = []
+
+    def raised():
+        try:
+            assert not consumer.poll(200)
+        except LogDivergedError as error:
+            found.append(error.event)
+        return found
+
+    until(raised, 60)
+    return found[0]
 
 
 def join(*members):

@@ -10,7 +10,7 @@ import time
 
 import consuming
 import pytest
-from consuming import Consumers, collect, new_topic, until
+from consuming import Consumers, collect, new_topic, told, until
 from kafka import KafkaConsumer, TopicPartition
 
 from kafkasafe.consumer import SafeConsumer
@@ -158,18 +158,3 @@ def test_the_error_ends_with_the_assignment(grouped):
 
             until(revoked, 60)
             poll_for_a_while(consumer)
-
-
-def told(consumer):
-    """The event of the LogDivergedError that `poll` raises."""
-    found = []
-
-    def raised():
-        try:
-            assert not consumer.poll(200)
-        except LogDivergedError as error:
-            found.append(error.event)
-        return found
-
-    until(raised, 60)
-    return found[0]

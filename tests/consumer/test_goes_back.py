@@ -6,10 +6,11 @@ import contextlib
 import threading
 
 import pytest
+from consuming import produce
 from kafka import TopicPartition
 from waiting import until
 
-from kafkasafe import SafeConsumer, SafeProducer
+from kafkasafe import SafeConsumer
 from kafkasafe.events import PositionRewound
 
 RECORDS = 40
@@ -17,12 +18,10 @@ PLACES = [TopicPartition("in", 0), TopicPartition("in", 1)]
 
 
 @pytest.fixture
-def servers(fake_kafka, tmp_path):
+def servers(fake_kafka):
     fake_kafka.create_topic("in", partitions=2)
-    with SafeProducer(bootstrap_servers=fake_kafka.bootstrap_servers, spool_dir=tmp_path / "in") as made:
-        for number in range(RECORDS):
-            made.send("in", b"%d" % number, partition=number % 2)
-        made.flush(60)
+    for place in PLACES:
+        produce(fake_kafka, "in", [b""] * (RECORDS // 2), place.partition)
     return fake_kafka.bootstrap_servers
 
 

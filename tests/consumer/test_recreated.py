@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import consuming
 import pytest
-from consuming import Consumers, collect, kafka_errors, new_topic, until
+from consuming import Consumers, collect, kafka_errors, new_topic, told, until
 from kafka import KafkaConsumer, TopicPartition
 from kafka.structs import OffsetAndMetadata
 
@@ -59,21 +59,6 @@ def recreate_under(consumer, cluster, topic, values=NEW):
     recreate(cluster, topic, values)
     consumer.topics()
     consumer.resume(*partitions)
-
-
-def told(consumer):
-    """The event of the LogDivergedError that `poll` raises."""
-    found = []
-
-    def raised():
-        try:
-            assert not consumer.poll(200)
-        except LogDivergedError as error:
-            found.append(error.event)
-        return found
-
-    until(raised, 60)
-    return found[0]
 
 
 def undecided(cluster, consumers, **more):
