@@ -78,8 +78,9 @@ class AssignedPartitions:
         return part
 
     def _leave(self, tp: TopicPartition, part: AssignedPartition) -> None:
-        if part.place_left is not None:
-            self._left[tp] = self.consumed(tp, part.place_left)
+        position = part.place_left
+        if position is not None:
+            self._left[tp] = self.consumed(tp, position)
         elif part.is_reset_by_application:
             self._left.pop(tp, None)
         # Otherwise the partition was revoked before it had a position: what was left earlier remains.

@@ -65,7 +65,7 @@ class ClusterFile:
                         break
                     time.sleep(0.02)
                 else:
-                    raise SpoolError(f"{self._path / 'FORMAT'} stays locked by another process")
+                    raise SpoolError(f"{self._path / FORMAT_NAME} stays locked by another process")
                 try:
                     bound = self.read()
                 except SpoolCorruptError:

@@ -58,7 +58,7 @@ def _first_of(lanes: Sequence[str]) -> str:
 
 
 def _restore(path: Path) -> str:
-    return f"Restore it: echo 'kafkasafe-spool {_VERSION}' > {shlex.quote(str(path / 'FORMAT'))}"
+    return f"Restore it: echo 'kafkasafe-spool {_VERSION}' > {shlex.quote(str(path / FORMAT_NAME))}"
 
 
 def make_format(path: Path, files: Files) -> None:
@@ -121,12 +121,12 @@ def check_format(path: Path, files: Files) -> None:
     match = _FORMAT.fullmatch(_content(path, files))
     if match is None and (lanes := [name for name in files.list(path) if LANE.fullmatch(name)]):
         raise SpoolFormatError(
-            f"{path / 'FORMAT'} is not that of a spool directory, but {path} holds {_first_of(lanes)}, so the file is"
-            f" damaged. Nothing was changed. {_restore(path)}"
+            f"{path / FORMAT_NAME} is not that of a spool directory, but {path} holds {_first_of(lanes)}, so the file"
+            f" is damaged. Nothing was changed. {_restore(path)}"
         )
     if match is None:
         raise SpoolFormatError(
-            f"{path / 'FORMAT'} is not that of a spool directory: give spool_dir a directory of its own. Nothing was"
+            f"{path / FORMAT_NAME} is not that of a spool directory: give spool_dir a directory of its own. Nothing was"
             " changed"
         )
     if int(match[1]) > _VERSION:
