@@ -1,4 +1,4 @@
-"""One record that a producer has accepted: what its future waits for, and the result or the error."""
+"""One record that a producer has accepted: what the record's future waits for, and the result or the error."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class AcceptedRecord:
 
     @property
     def is_durable(self) -> bool:
-        """Whether the record is on disk or in the cluster; with `spool="never"`: in the cluster."""
+        """Whether the record is on disk or in the cluster; with `spool="never"`: whether it is in the cluster."""
         parcel = self._parcel()
         if parcel is None:
             return False

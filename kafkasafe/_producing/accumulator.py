@@ -1,7 +1,7 @@
 """Keeps the open batches of a producer, seals them, and passes them to the pump in the order of sealing.
 
-The accumulator may hold its lock for as long as encoding takes. Under the lock it uses no disk. The only code of the
-application that it calls is the partitioner.
+The accumulator may hold its lock for as long as encoding takes. Under the lock it does not access the disk. The only
+code of the application that the accumulator calls is the partitioner.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ class AcceptedUnit(Protocol):
 
     @property
     def open_batches(self) -> Sequence[OpenBatch]:
-        """The open batches with the batch's records. No other thread adds to them."""
+        """The open batches that have the atomic batch's records. No other thread adds to them."""
 
     @property
     def accepted(self) -> bool:
         """Whether the batch was accepted."""
 
     def carry(self, parcels: list[Parcel]) -> None:
-        """Record the parcels of the records."""
+        """Store the parcels of the batch's records."""
 
     def accept(self) -> None:
-        """Accept the batch, unless it was accepted or dropped already. This is one call into C, so it is atomic."""
+        """Accept the batch, unless it was accepted or dropped already. Atomic, because it is one call into C."""
 
     def refuse(self) -> None:
         """Drop the batch, unless it was accepted or dropped already."""
@@ -63,10 +63,10 @@ class AcceptedUnit(Protocol):
 
 
 class Accumulator:
-    """Open batches, the lock under which they are sealed, and atomic batches on their way to the pump.
+    """Keeps the open batches, seals them under its lock, and passes atomic batches to the pump.
 
-    Take `lock` only by `with`. It is reentrant: a signal handler may interrupt a call of this producer and call the
-    producer on the same thread (see `OpenBatch`, `released`).
+    Callers take `lock` only by a `with` statement. The lock is reentrant, because a signal handler may interrupt a call
+    of this producer and call the producer on the same thread (see `OpenBatch`, `released`).
 
     Attributes:
         open_batches: The open batches, by topic. `send` reads this dict without a lock. No other dict ever replaces it.
@@ -74,8 +74,8 @@ class Accumulator:
         max_record_bytes: Largest size of a record.
         open_batch_bytes: Usual room of a new open batch, and the largest size of the batches into which an open batch
             is divided, bytes.
-        most_room: Largest room of an open batch, bytes. Also the limit for the sum of all room beyond
-            `open_batch_bytes`.
+        most_room: Largest room of an open batch that gets more than `open_batch_bytes`, bytes. The same limit applies
+            to the sum, over all open batches, of the room beyond `open_batch_bytes`.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Accumulator:
         """Atomic batches on their way from their callers to the pump, in the order of acceptance."""
 
     def interrupted(self) -> bool:
-        """Return whether this thread holds the lock. If so, the caller is a signal handler that interrupted a call."""
+        """Return whether this thread holds the lock: the caller is then a signal handler that interrupted a call."""
         return _is_held(self.lock)
 
     def forked(self) -> None:
@@ -155,10 +155,13 @@ class Accumulator:
                     self._units.pop(unit, None)
 
     def seal_due(self, now: float) -> float:
-        """Seal the open batches that are due. Return when the next one is due. Called on the pump's thread."""
+        """Seal the open batches that are due. Return when the next one is due, monotonic seconds. Called on the pump's
+        thread.
+        """
         if not self.open_batches and not self._units:
             return NEVER
-        # If another thread holds the lock, it seals open batches or waits for room, so this call has nothing to do.
+        # Another thread that holds the lock for longer seals open batches itself. Return `now`, so that the pump calls
+        # again in its next turn.
         if not self.lock.acquire(timeout=0.05):
             return now
         try:
@@ -179,8 +182,8 @@ class Accumulator:
         """Release this thread's locks for a while, in a signal handler that interrupted another call.
 
         The handler waits for other threads, which need these locks. The interrupted call later continues in the middle
-        of its work on an open batch. So all open batches are sealed before other threads can see them, and the
-        interrupted call notices that its open batch is sealed (`OpenBatch.open`).
+        of its work on an open batch. So this method seals all open batches before it releases the locks. The
+        interrupted call then notices that its open batch is sealed (`OpenBatch.open`).
         """
         held: list[Any] = []
         for lock in (self._pump.ledger.lock, self.lock):
@@ -225,7 +228,7 @@ class Accumulator:
         """Seal an open batch, or leave it to the next call if memory or stack is short. Return whether it is sealed.
 
         Called with the lock held, for accepted records. The method must not raise an error: a program that sends its
-        record again after the error would have the record twice.
+        record again after an error would send the record twice.
         """
         try:
             self.seal(open_batch)
@@ -248,14 +251,14 @@ class Accumulator:
         return sum(open_batch.waiting for open_batch in list(self.open_batches.values()))
 
     def needed_bytes(self) -> int:
-        """Return how many bytes a new open batch and the open batches may need.
+        """Return how many bytes of the spool the open batches and one new open batch may need.
 
         This method must be fast: a program with thousands of topics has thousands of open batches, and the producer
         calls the method for each of them.
         """
         pairs, usual = map(_ROOM_AND_LEFT, list(self.open_batches.values())), self.open_batch_bytes
-        # An open batch keeps its room. So whatever exceeds the usual room counts even while it is empty. If a record
-        # did not fit, `left` is negative.
+        # An open batch never returns its room. So room beyond the usual room counts even while the open batch is empty.
+        # `left` is negative if a record did not fit.
         taken = sum(room - min(left, usual) if left > 0 else room for room, left in pairs)
         return 2 * self.max_record_bytes + taken
 
@@ -263,7 +266,7 @@ class Accumulator:
         """Return how much room the topic's next open batch gets if the spool has space for it, bytes."""
         usual, most = self.open_batch_bytes, self.most_room
         if not self._encoder.partitioning.knows(topic):
-            return usual  # its records may have to wait for their partitions, all in one batch
+            return usual  # its records may have to wait, all in one batch, until partitions are chosen
         room = room_for(usual, self._spread.get(topic, 1), most)
         if room > usual:
             beyond = sum(open_batch.room - usual for open_batch in list(self.open_batches.values()))
@@ -275,8 +278,8 @@ class Accumulator:
 
         During this call, a signal handler may raise an error (Ctrl-C), and so may Python, if memory or stack is short.
         Then the open batch is still in `open_batches` and accepts no more records. The next call continues the work: no
-        accepted record is forgotten, and none is submitted twice. A handler may also call this method while it
-        interrupts the method itself, or `send`. Then the first encoding counts.
+        accepted record is forgotten, and none is submitted twice. A handler that has interrupted this method or `send`
+        may itself call this method. Then the first encoding counts.
         """
         open_batch.shut()
         if self._units:
@@ -285,8 +288,8 @@ class Accumulator:
             encoded = open_batch.encoded
             if encoded is NOT_ENCODED:
                 encoded = self._encoder.encoded(open_batch)
-                # A signal handler may have sealed the open batch meanwhile. It has then submitted the parcels, with a
-                # head of their own.
+                # A signal handler may have sealed the open batch meanwhile. If so, the handler has submitted the
+                # parcels of its own encoding, with their own head.
                 own = open_batch.encoded is NOT_ENCODED
                 if own and self._config.delivery == "transactional" and encoded.parcels:
                     encoded = replace(encoded, head=_as_unit(encoded.parcels))
@@ -302,7 +305,8 @@ class Accumulator:
             else:
                 self._spread.pop(open_batch.topic, None)
             if any(parcel.durable or parcel.done for parcel in parcels):
-                # Wake callers: parcels are done already, but callers could not see them before.
+                # Wake callers: some parcels are durable or done already, but callers could not see the parcels until
+                # now.
                 self._pump.notify_waiters()
         open_batch.watch()
         if self.open_batches.get(open_batch.topic) is open_batch:
@@ -312,15 +316,15 @@ class Accumulator:
                 and other is not open_batch
                 and self.open_batches.setdefault(open_batch.topic, other) is not other
             ):
-                # A signal handler interrupted this call, and another thread opened this batch while the handler waited.
+                # A signal handler interrupted this call, and another thread began `other` while the handler waited.
                 self.seal(other)
 
 
 def _most_room(config: ProducerConfig) -> int:
-    """Return the limit of rooms beyond `batch_size`, bytes; 0 if no open batch may have more.
+    """Return the largest room of an open batch with more than `batch_size`, bytes; 0 if no open batch may have more.
 
-    With `delivery="transactional"`, the number of open batches in a unit is the number of batches that brokers
-    remember for a partition. So each open batch may have only one batch for a partition, and gets no larger room.
+    With `delivery="transactional"`, a unit may have as many open batches as brokers remember batches of a partition. So
+    each open batch may contain only one batch for a partition, and gets no larger room.
     """
     if config.delivery == "transactional":
         return 0

@@ -43,7 +43,7 @@ _WAYS_OUT: Final = {
 
 
 class Admission:
-    """Accepts records, atomic batches and new open batches. All of them pass the same checks in the same order."""
+    """Accepts records and atomic batches, and begins open batches. All three pass the same checks in the same order."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class Admission:
             topic: Topic of the record.
             key: Bytes or None.
             value: Bytes or None.
-            special: The record's own partition, headers and timestamp, if it has any.
+            special: Partition, headers and timestamp, if the caller gave any of them; otherwise None.
             size: See `RecordForm.prepare`.
             open_batch: The open batch that `send` tried, if any.
             index: The record's number in `open_batch`; negative if the record got no number.
@@ -202,8 +202,8 @@ class Admission:
     def add_open_batch(self, topic: str) -> OpenBatch | None:
         """Begin an open batch. Return None while the spool has no room. Called with the lock held."""
         while (open_batch := self._new_open_batch(topic)) is not None:
-            # This fails if a signal handler interrupted the call and another thread began an open batch while the
-            # handler waited. Repeat then.
+            # `setdefault` returns another open batch if a signal handler interrupted the call, and another thread began
+            # an open batch while the handler waited. Repeat then.
             if self._accumulator.open_batches.setdefault(topic, open_batch) is open_batch:
                 if self._lifecycle.closed is not None:
                     self._accumulator.seal(open_batch)
@@ -215,7 +215,7 @@ class Admission:
     def add_open_batch_now(self, topic: str) -> OpenBatch | None:
         """Begin an open batch for a topic that had no open batch a moment ago. Return None while the spool has no room.
 
-        This method takes no lock and does not wait. It is safe for two reasons: a former open batch was submitted
+        This method takes no lock and does not wait. This is safe for two reasons: a former open batch was submitted
         before it was removed from the dict, and threads that begin an open batch at the same time get the same one.
         """
         self.check(topic)
@@ -254,7 +254,9 @@ class Admission:
         return OpenBatch(topic, time.time_ns() // 1_000_000, due, room, self._delivery.callbacks, most=most)
 
     def make_separate_batch(self, topic: str, guard: Callable[..., None]) -> OpenBatch:
-        """Make an open batch for an atomic batch: no other thread adds to it, and only the commit seals it."""
+        """Make an open batch for an atomic batch. No other thread adds records to this open batch, and only the commit
+        seals it.
+        """
         return OpenBatch(
             topic,
             time.time_ns() // 1_000_000,
@@ -268,7 +270,7 @@ class Admission:
         """Wait a while for room in the spool. The lock is not held. Return the deadline, which the caller passes to the
         next call.
 
-        `size` is the size of an atomic batch, in addition to the open batches.
+        `size` is the number of bytes that an atomic batch needs in addition to the open batches.
         """
         now = time.monotonic()
         if deadline is None:
@@ -276,7 +278,7 @@ class Admission:
         if now >= deadline or self._pump.is_current_thread():
             self.raise_no_room(size + self._accumulator.needed_bytes())
         pump = self._pump
-        # Lingering batches also occupy room.
+        # Seal the open batches that linger, because they also occupy room.
         self._accumulator.seal_all()
         needed = size + self._accumulator.needed_bytes()
         # Poll: nothing notifies the producer when another process frees disk space.
@@ -289,8 +291,8 @@ class Admission:
     def _wait_for_deliveries(self) -> None:
         """If the cluster answers, give it time to acknowledge (`run_ahead_bytes`). The lock is not held.
 
-        The wait only improves speed. So it ends after `max_block_ms` at the latest, and the record is accepted even if
-        the cluster is still far behind.
+        The wait makes the producer faster, but nothing depends on it. So the wait ends after `max_block_ms` at the
+        latest, and the record is accepted even if the cluster is still far behind.
         """
         pump = self._pump
         ledger = pump.ledger
@@ -314,8 +316,8 @@ class Admission:
         self._lifecycle.check_fork()
         pump = self._pump
         if pump.is_backlogged() and not pump.is_current_thread():
-            # Otherwise a program that commits without a pause takes nearly all of the interpreter's time, and no batch
-            # is delivered.
+            # Without this wait, a program that commits without a pause takes nearly all of the interpreter's time, and
+            # no batch is delivered.
             pump.wait(lambda: not pump.is_backlogged(), min(_GIVE_WAY_S, self._config.max_block_s))
         if pump.ledger.ahead.is_far:
             self._wait_for_deliveries()

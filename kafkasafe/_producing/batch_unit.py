@@ -1,4 +1,5 @@
-"""An atomic batch after `commit`: its records on their way to the pump, and the decision whether it is accepted.
+"""An atomic batch after `commit`: the batch's records on their way to the pump, and the decision whether the batch is
+accepted.
 
 `kafkasafe.atomic` has the classes for programs.
 """
@@ -42,7 +43,8 @@ class BatchMetadata:
 
 
 class BatchUnit:
-    """The records of an atomic batch on their way to the pump, the decision about them, and the calls after their end.
+    """Passes the records of one `commit` to the pump if the batch is accepted, and calls the callbacks when the batch
+    ends.
 
     Attributes:
         parcels: The parcels of the batch's records, as soon as the records are encoded.
@@ -94,7 +96,7 @@ class BatchUnit:
         return self.is_kept() or self._delivery.pump.ledger.failure is not None
 
     def not_durable(self, timeout: float | None) -> WaitTimeoutError:
-        """Return the error that `durable` raises after it has waited for this number of seconds."""
+        """Return the error that `durable` raises after it has waited for `timeout` seconds."""
         return WaitTimeoutError(
             f"The batch was not durable after {timeout} s.{self._delivery.disk_cause()}{self.because()}"
         )
@@ -115,7 +117,7 @@ class BatchUnit:
             self._decision.drop()
 
     def hand_over(self) -> None:
-        """Pass the accepted batch to the pump, which decides about it from now on. An empty batch ends at once."""
+        """Pass the accepted batch to the pump. An empty batch ends at once."""
         head = self.head
         if self.callbacks:
             self.watch()
@@ -133,7 +135,7 @@ class BatchUnit:
 
     def add(self, wanted: bool, call: Callable[[Any], object], owner: object) -> None:
         """Add a function that is called when the batch is committed (if `wanted` is true) or when it is dropped (if
-        `wanted` is false). Keep a reference to the owner, the producer, until that time.
+        `wanted` is false). Keep a reference to `owner`, the producer, so that the producer lives until then.
         """
         self._owner = owner
         self.callbacks.append((wanted, call))
@@ -199,7 +201,7 @@ class BatchDecision(Generic[_Outcome]):
             self.check_is(None)
 
     def check_is(self, outcome: _Outcome | None) -> None:
-        """Raise UsageError if the batch was dropped, or if the accepted commit has another outcome object than this."""
+        """Raise UsageError unless a commit was accepted and `outcome` is the outcome object of that commit."""
         if outcome is None or self.outcome is not outcome:
             raise UsageError(f"This batch was {'dropped' if self.is_dropped else 'committed'} already")
 

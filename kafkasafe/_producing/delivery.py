@@ -33,7 +33,7 @@ _SAY_EVERY_S: Final = 30.0
 class Delivery:
     """Lets callers wait for results, the disk and callbacks. Raises the errors with which these waits end.
 
-    `SafeProducer` describes the methods that it has, too.
+    Methods that `SafeProducer` also has, such as `flush`, are described there.
 
     Attributes:
         pump: The pump; its ledger has the parcels without an outcome.
@@ -72,7 +72,9 @@ class Delivery:
             raise SpoolError(f"The producer ended by an error: {failure!r}") from failure
 
     def raise_wrong_cluster(self) -> None:
-        """Raise WrongClusterError if the brokers belong to a different cluster than the pending records."""
+        """Raise WrongClusterError if the brokers belong to a different cluster than the one that the pending records
+        are meant for.
+        """
         error = self.pump.ledger.wrong_cluster
         if error is not None:
             raise WrongClusterError(*error.args) from error
@@ -175,7 +177,9 @@ class Delivery:
             )
 
     def _await_settled(self, number: int, deadline: float | None) -> bool:
-        """Wait for the results, and log from time to time what is missing. Return the last `settled_or_never`."""
+        """Wait for the results, and log from time to time what is missing. Return the last result of
+        `settled_or_never`.
+        """
         pump = self.pump
         began = time.monotonic()
         while True:
@@ -257,14 +261,15 @@ class Delivery:
             return
         if self._config.spool == "on_error":
             pump.spill_all()
-        # A hook runs on the pump's own thread, so it cannot wait until the pump has looked at the spool's files.
+        # If a hook calls this method, it runs on the pump's own thread, and cannot wait until the pump has looked at
+        # the spool's files.
         look = 0 if pump.is_current_thread() else pump.ask_look()
         pump.wait(lambda: pump.ledger.undurable.spooled(number) and pump.has_looked(look), timeout)
         self.raise_unspooled(number, timeout)
         self.raise_displaced(look, timeout)
 
     def raise_displaced(self, look: int, timeout: float | None) -> None:
-        """Raise if files of the spool were moved or deleted and are not restored yet."""
+        """Raise WaitTimeoutError if files of the spool were moved or deleted and are not restored yet."""
         if not self.pump.has_looked(look) and self.pump.displaced:
             raise WaitTimeoutError(
                 f"Some durable records were not yet where the next start finds them after {timeout} s."
@@ -272,7 +277,9 @@ class Delivery:
             )
 
     def _await_given_up(self, number: int, timeout: float | None, deadline: float | None) -> None:
-        """With `spool="never"`: wait for the records whose futures failed after `delivery_timeout_ms`."""
+        """With `spool="never"`: wait until the cluster also has the records whose futures failed after
+        `delivery_timeout_ms`.
+        """
         pump, ledger = self.pump, self.pump.ledger
         pump.wait(
             lambda: (

@@ -32,8 +32,8 @@ class Encoder:
     """Encodes the open batches of one producer.
 
     Attributes:
-        batch_bytes: Largest size of a batch before compression. It matters only if an open batch has more room than
-            this.
+        batch_bytes: Largest size of a batch before compression. The limit matters only if an open batch has more room
+            than `batch_bytes`.
     """
 
     partitioning: Partitioning
@@ -95,7 +95,7 @@ class Encoder:
         values: list[bytes | None],
         special: dict[int, Special],
     ) -> Encoded:
-        """Encode records without gaps. `keys` is empty if no record has a key."""
+        """Encode records whose numbers have no gaps. `keys` is empty if no record has a key."""
         partitions = self.partitioning.count(open_batch.topic)
         chosen = sum(partition is not None for partition, _, _ in special.values())
         if not partitions and chosen < len(values):

@@ -6,7 +6,7 @@ from kafkasafe.errors import ForkedProcessError
 
 
 class Lifecycle:
-    """The end of a producer, which happens once.
+    """Keeps the error that all calls raise after the end of a producer.
 
     Attributes:
         closed: The error that later calls raise; None while the producer is open.

@@ -41,9 +41,9 @@ class Encoded:
         parcels: The parcels, each for one partition.
         head: The parcel that represents all of them, if they are one unit.
         count, absent: The records of the open batch have the numbers below `count`, except those in `absent`.
-        sizes: Sizes of keys and values.
-        parcel_of, index_in: Lists by record number: the record's parcel, and its index there. None if one parcel has
-            all records in the order of their numbers.
+        sizes: Sizes of the keys and of the values.
+        parcel_of, index_in: Lists by record number: the record's place in `parcels`, and the record's index in that
+            parcel. None if one parcel has all records in the order of their numbers.
     """
 
     parcels: list[Parcel]
@@ -65,8 +65,8 @@ class OpenBatch:
     Threads add records without a lock, and signal handlers may interrupt them and add records, too. A sender takes a
     number, stores its record at this number in the lists (the value last), and then checks whether the batch is still
     open. Sealing uses the opposite order: it marks the open batch as no longer open, then takes the stored records
-    (`close`). So if a sender finds the batch open, its record is in it. Otherwise the sender checks the records that
-    were taken (`has`).
+    (`close`). So if a sender finds the batch still open, sealing takes the sender's record. Otherwise the sender looks
+    for its record among the records that were taken (`took`).
 
     Attributes:
         open: Whether the open batch accepts records.
@@ -74,19 +74,20 @@ class OpenBatch:
             batches.
         most: Largest number of records.
         left: Bytes of room left. Concurrent threads may exceed it, which makes a larger batch.
-        numbers: Counter for the numbers of records. Some numbers may never get their record: see `absent`.
-        keys, values: Lists by number, with spare entries; `keys` is shorter while no record has a key. Empty once
-            sealed.
+        numbers: Counter for the numbers of records. Some numbers may never get their record: see `Encoded.absent`.
+        keys, values: Keys and values by record number. The lists have spare entries at the end; `keys` may be shorter,
+            because only records with a key extend it. Both lists are empty once the open batch is sealed.
         special: By number, (partition, headers, timestamp) of each record for which the caller gave at least one of the
             three.
         timestamp_ms: Timestamp of records for which the caller gave none: the time when the first record was added.
         due: When the open batch must be sealed at the latest, monotonic seconds.
         encoded: The encoded records, as soon as the open batch is sealed; `NOT_ENCODED` before.
         parcels: The parcels, as soon as the pump has them; None before.
-        acked: The fields that all records' metadata share, if only the offsets differ: topic, partition, both together,
-            base offset, timestamp, and sizes of key and value. Set at the first call for metadata.
+        acked: If the records' metadata differ only in the offset: topic, partition, both as a TopicPartition, base
+            offset, timestamp, and the sizes of key and value. The first call of `metadata` sets it; None before, and if
+            other fields differ.
         firsts: By number, the first callback of each record, if it was added before the open batch was sealed. The list
-            ends at the last record with a callback. See `RecordFuture.add_callback`.
+            may be shorter than the number of records. See `RecordFuture.add_callback`.
         callbacks, errbacks: Other callbacks that are not handled yet, as a flat list: record, function, record,
             function and so on. A tuple for each callback would cost the garbage collector more than the records
             themselves.
@@ -233,7 +234,8 @@ class OpenBatch:
         return len(values) - values.count(ABSENT)
 
     def took(self, index: int) -> bool:
-        """Return whether this open batch took a stored record. The batch is closed already, but may not be sealed yet.
+        """Return whether this open batch took the record that was stored at `index`. The batch is closed already, but
+        may not be sealed yet.
 
         This method takes no lock, because the sealing thread may hold the lock for as long as encoding takes.
         """
@@ -253,7 +255,7 @@ class OpenBatch:
         self.keys, self.values, self._taken = [], [], []
 
     def locate(self, index: int) -> tuple[Parcel, int]:
-        """Return the parcel of record `index` and its index there, after all divisions of parcels."""
+        """Return the parcel of record `index` and the record's index in it, after all divisions of parcels."""
         if self.parcels is None:
             raise AssertionError("An open batch that is not sealed has no parcels")
         encoded = self.encoded

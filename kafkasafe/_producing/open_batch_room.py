@@ -3,9 +3,9 @@
 An open batch belongs to a topic. When it is full, its records are divided among the partitions of their keys. Each
 batch that results has a fixed cost: an entry in the spool, in the journal and in a request. If an open batch with the
 room of one `batch_size` is divided among 1,000 partitions, each batch has only a few records. Then the fixed cost
-exceeds the cost of the records by far. So an open batch has more room if the one before it was divided among many
-partitions. `batch_size` remains the limit of each batch that is sent: a partition with more records gets several
-batches, in the order of the records.
+exceeds the cost of the records by far. So an open batch has more room if the topic's previous open batch was divided
+among many partitions. `batch_size` remains the limit of each batch that is sent: a partition with more records gets
+several batches, in the order of the records.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ also limits how long other threads wait for the lock."""
 _MOST_RECORDS: Final = 8 * MAX_RECORDS
 """Largest number of records of an open batch."""
 _USEFUL_BYTES: Final = 32 * 1024
-"""Size of a partition's batch beyond which more room saves little."""
+"""Size of a partition's batch, bytes. If batches are larger than this, the fixed cost hardly matters."""
 
 Integers = npt.NDArray[np.int64]
 
@@ -34,18 +34,18 @@ def room_for(batch_bytes: int, spread: int, most_bytes: int) -> int:
     Args:
         batch_bytes: Largest size of a batch.
         spread: Number of partitions among which the topic's last open batch was divided.
-        most_bytes: Limit of rooms that are larger than `batch_bytes`.
+        most_bytes: Upper limit of the result, unless `batch_bytes` is larger.
     """
     return max(batch_bytes, min(spread * min(batch_bytes, _USEFUL_BYTES), most_bytes))
 
 
 def rooms_records(batch_bytes: int, room: int) -> int:
-    """Return how many records an open batch with this room takes."""
+    """Return the largest number of records of an open batch whose room is `room` bytes."""
     return min(MAX_RECORDS * max(room, batch_bytes) // batch_bytes, _MOST_RECORDS)
 
 
 def fitting_edges(partitions: Integers, sizes: Integers | None, batch_bytes: int) -> list[int]:
-    """Return where batches begin in records that are sorted by partition.
+    """Divide records that are sorted by partition into batches. Return the indexes at which the batches begin.
 
     A batch has records of one partition, at most `MAX_RECORDS` of them, with at most `batch_bytes`. A record that is
     larger than `batch_bytes` has a batch of its own. The result has as few batches as this order of the records allows.

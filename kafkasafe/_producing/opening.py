@@ -1,7 +1,7 @@
 """Starts a producer: opens the spool and its lane, takes over the records that earlier runs left there, makes the pump
 and the producer's other objects.
 
-Only this module knows which objects of a producer use each other.
+Only this module knows which of a producer's objects use which others.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def opened(config: ProducerConfig, before_start: Callable[[ProducerParts], None]
 
     Args:
         config: Options.
-        before_start: Called when the lane is open, but the pump's thread has not started.
+        before_start: Called with the producer's objects, after the lane is opened and before the pump's thread starts.
 
     Raises:
         SpoolError: The spool cannot be opened. The message says which records are safe, and what to do.
@@ -77,7 +77,7 @@ def opened(config: ProducerConfig, before_start: Callable[[ProducerParts], None]
             pump.open(lock)
             if not config.in_memory:
                 _check_room(config, files, pump.lanes[0].spool.used_bytes)
-            # Read the journal before the threads start: afterwards it belongs to the pump.
+            # Read the journal before the threads start: afterwards the journal belongs to the pump.
             parts.partitioning.recall(pump.remembered_topics(), pump.unchosen_topics())
             before_start(parts)
             pump.start()
@@ -160,7 +160,9 @@ def _made(
 
 
 def _check_room(config: ProducerConfig, files: Files, used: int) -> None:
-    """Log a warning if the volume will be full before the spool is full. The metrics show only `spool_max_bytes`."""
+    """Log a warning if the volume will be full before the spool reaches `spool_max_bytes`, the only limit that the
+    metrics show.
+    """
     try:
         free = files.free_bytes(config.spool_dir)
     except OSError:

@@ -28,10 +28,10 @@ _MAX_PARTITION: Final = 2**31 - 1
 
 
 class Partitioning:
-    """The partition counts of topics, and the choice of each record's partition.
+    """Knows the partition counts of topics, and chooses each record's partition.
 
     Threads that seal an open batch choose under the producer's lock. The pump chooses for records that were accepted
-    before their topic was known, and reports what it learned of a topic.
+    before their topic was known, and reports each topic's partition count (`learned`).
 
     Args:
         partition_by: From `partitioner_of`.
@@ -46,7 +46,7 @@ class Partitioning:
         self._client_id = config.client_id
         self._cluster = cluster
         self._counts: dict[str, int] = {}
-        """Maps a topic to its partition count. A count is set only when no record of the topic waits any more until its
+        """Maps a topic to its partition count. A topic is missing as long as a record of the topic waits until its
         partition is chosen.
         """
         self._unchosen: set[str] = set()
@@ -54,8 +54,8 @@ class Partitioning:
         self._rotation = random.randrange(1 << 16)
 
     def recall(self, counts: Mapping[str, int], unchosen: Iterable[str]) -> None:
-        """Start with what earlier incarnations knew: partition counts, and topics with records whose partitions are not
-        chosen yet.
+        """Start with what earlier runs of the producer knew: partition counts, and topics with records whose partitions
+        are not chosen yet.
         """
         self._unchosen.update(unchosen)
         self._counts.update(counts)
@@ -100,9 +100,11 @@ class Partitioning:
     def ask(
         self, topic: str, key: Any, key_bytes: bytes | None, value: Any, value_bytes: bytes | None
     ) -> int | None:
-        """Ask the application's partitioner at once, with the key and value objects that it expects.
+        """Ask the application's partitioner at once, while the key and the value are known as objects and not only as
+        bytes.
 
-        Return None if the topic is not known yet. In that case, the partitioner is asked later, with bytes.
+        Return None if the topic is not known yet. In that case, the partitioner is asked later, with bytes instead of
+        the objects.
         """
         count = self._counts.get(topic)
         if count is None:
@@ -144,7 +146,8 @@ class Partitioning:
                         topic=topic,
                         event="partitioner_failed",
                     )
-        # All records without a key of a batch go to one partition; those of the next batch go to another one (KIP-480).
+        # All records of a batch that have no key go to one partition; those of the next batch go to another one
+        # (KIP-480).
         rotated = self.next_partition(partitions)
         if None not in keys:
             if len(keys) == 1:
@@ -253,8 +256,8 @@ def as_int(item: Any, what: str, most: int) -> int:
 
 
 def takes(function: Callable[..., Any], arguments: int) -> bool:
-    """Return whether a function of the application can be called with this number of positional arguments:
-    kafka-python's interfaces have older and newer forms.
+    """Return whether a function of the application can be called with this number of positional arguments. Older forms
+    of kafka-python's interfaces have fewer parameters than newer ones.
     """
     try:
         inspect.signature(function).bind(*range(arguments))

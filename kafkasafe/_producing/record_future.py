@@ -30,8 +30,8 @@ _FATE: Final = "only the producer sets the result of a record"
 
 
 class OpenProducer(Protocol):
-    """The producer of a future or an atomic batch. It must live as long as they do, because a producer to which nothing
-    refers is dropped.
+    """The producer of a future or an atomic batch. The future or batch refers to the producer, because a producer to
+    which nothing refers is dropped.
     """
 
     @property
@@ -49,7 +49,8 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
     __slots__ = ("first_free", "index", "open_batch", "producer")
 
     # The base class's constructor makes a lock and lists that are not needed here. `send` sets the four attributes
-    # itself, which saves a Python call for each record. They are not for programs, so `dir()` leaves them out.
+    # itself, which saves a Python call for each record. These attributes are not for programs, so `dir()` leaves them
+    # out.
     __init__ = object.__init__
     producer: OpenProducer
     """The producer, which lives as long as the future."""
@@ -59,7 +60,7 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
     """The record's number in the open batch."""
     first_free: bool
     """Whether the record has no callback yet. The thread that adds its first callback deletes this attribute. If two
-    threads try at the same time, one of them fails, and adds its callback to the later callbacks.
+    threads try at the same time, one of them fails, and adds its callback to the list of later callbacks.
     """
     _UNLISTED = frozenset(
         {"args", "error_on_callbacks", "first_free", "index", "open_batch", "producer", "refer_to"}
@@ -79,7 +80,9 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         cancelled = Absent(NEVER_CANCELLED)
 
     def refer_to(self, producer: OpenProducer, open_batch: OpenBatch, index: int) -> Self:
-        """Make this the future of record `index` of an open batch. `send` does the same without a call."""
+        """Make this the future of record `index` of an open batch. `send` does the same without calling this method,
+        which saves time.
+        """
         self.producer, self.open_batch, self.index, self.first_free = producer, open_batch, index, True
         return self
 
@@ -106,7 +109,8 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
     def durable(self, timeout: float | None = None) -> RecordFuture:
         """Wait until the record is on disk (fsynced, with its batch id if it has one) or in the cluster.
 
-        With `spool="never"` only the cluster makes a record durable: the method waits for its acknowledgement.
+        With `spool="never"` only the cluster makes a record durable: the method waits for the cluster's
+        acknowledgement.
 
         Args:
             timeout: Seconds; None for no limit.
@@ -183,9 +187,9 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
     def add_callback(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> RecordFuture:
         """Call `f(*args, metadata, **kwargs)` when the record is acknowledged.
 
-        The producer's callback thread calls it. If the record is acknowledged already, this method itself calls it at
-        once. `flush()`, `get()` and `close()` return after the callback. Adding a callback does not close the current
-        batch early.
+        The producer's callback thread calls `f`. If the record is acknowledged already, `add_callback` itself calls `f`
+        at once. `flush()`, `get()` and `close()` return only after the callback. Adding a callback does not close the
+        current batch early.
         """
         if args or kwargs:
             f = functools.partial(f, *args, **kwargs)
@@ -233,7 +237,8 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         if not calls:
             open_batch.thread.start()
         calls += (self.index, call)
-        # Look at `parcels` only after adding the call: the batch is sealed before the callback thread reads the list.
+        # Read `parcels` only after adding the call. If `parcels` is still None, the callback thread reads the list
+        # later, when the open batch is sealed, and finds the call.
         if open_batch.parcels is not None:
             open_batch.watch_record(self.index)
         return True

@@ -1,5 +1,5 @@
-"""The registry of this process's producers: the state that they share for the order of records on a directory, and for
-forks.
+"""Registers this process's producers, to keep the order of the records that several producers send from one directory,
+and to end producers in a forked child.
 """
 
 from __future__ import annotations
@@ -20,20 +20,22 @@ _DROPPED_MOST_S: Final = 300.0
 
 
 class Forked(Protocol):
-    """An object that ends in a forked child."""
+    """An object that must end in a forked child."""
 
     def forked(self, error: BaseException) -> None:
         """In the child: all calls raise this error."""
 
 
 LIVE: dict[Pump, str] = {}
-"""Pumps of producers that accept records, with their spool directories. Producers without a directory are left out."""
+"""Maps the pump of each producer that accepts records to the producer's spool directory. Producers without a directory
+are left out.
+"""
 PRODUCERS: weakref.WeakKeyDictionary[object, weakref.ref[Forked]] = weakref.WeakKeyDictionary()
-"""Open producers, each with the object that ends it in a forked child. Both references are weak, because that object
-may refer to the producer.
+"""Maps each open producer to the object that ends the producer in a forked child. Both references are weak, because
+that object may refer to the producer.
 """
 DROPPED: dict[Pump, str] = {}
-"""Pumps of producers that were dropped without `close()` and still run, with their spool directories."""
+"""Maps the pump of each producer that was dropped without `close()` and still runs to its spool directory."""
 SUCCEEDED: set[Pump] = set()
 """The pumps in `DROPPED` whose lanes a new producer takes over."""
 
@@ -63,7 +65,8 @@ def goes_first(pump: Pump, path: str) -> None:
 def await_dropped(spool_dir: os.PathLike[str]) -> None:
     """Wait until dropped producers on the same directory end, so that their records are sent before newer ones.
 
-    If they cannot deliver all of their records soon, the new producer takes over their lanes with the rest.
+    If dropped producers cannot deliver all of their records soon, the new producer takes over their lanes with the
+    remaining records.
     """
     path = os.path.realpath(spool_dir)
     for pump, directory in list(DROPPED.items()):

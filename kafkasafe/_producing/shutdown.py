@@ -39,7 +39,7 @@ _CLOSE_IDLE_S: Final = 5.0
 _CLOSE_MEMORY_IDLE_S: Final = 30.0
 """Value of `_CLOSE_IDLE_S` for `spool="never"`, where undelivered records are lost after the wait."""
 _CLOSE_PAUSES: Final = 2
-"""Maximum number of request timeouts by which `close` waits longer for a pause with a known end."""
+"""How much longer `close` waits for a pause with a known end, as a number of request time-outs; an upper limit."""
 _CLOSE_DISK_S: Final = 30.0
 _CLOSE_DISK_LEAST_S: Final = 10.0
 """Minimum time for which `close` waits for a slow disk, seconds. Records that are not on disk after the wait are lost.
@@ -120,7 +120,7 @@ class Shutdown:
         self._close(timeout, Patience(self._idle_s, _CLOSE_PAUSES * self._config.request_timeout_s))
 
     def at_exit(self) -> None:
-        """Close the producer at the end of the process, without a wait for pauses."""
+        """Close the producer at the end of the process, without waiting longer for pauses."""
         self._close(None, Patience(self._idle_s, 0.0))
 
     @property
@@ -199,7 +199,7 @@ class Shutdown:
             )
 
     def _await_deliveries(self, timeout: float | None, patience: Patience) -> None:
-        """Wait until everything is delivered, at most for `timeout` seconds; None: as long as deliveries are made."""
+        """Wait until everything is delivered, at most for `timeout` seconds; None: as long as `patience` permits."""
         pump = self._pump
         began = time.monotonic()
 
@@ -210,7 +210,7 @@ class Shutdown:
             planned = end()
 
             def look_up(planned: float = planned) -> bool:
-                # When a large lane has been read, the planned end may be earlier.
+                # The end may come earlier than planned, for example when a large lane has been read.
                 return pump.ledger.idle() or end() < planned
 
             pump.wait(look_up, max(0.0, planned - time.monotonic()))
@@ -255,7 +255,8 @@ class Shutdown:
             )
         given = self._config.kafka["bootstrap_servers"]
         servers = given if isinstance(given, str) else ",".join(given)
-        # The name of a default directory depends on the spelling of the addresses, so there may be several directories.
+        # The name of a default directory depends on how the brokers' addresses are written, so there may be several
+        # directories.
         for path, records in sorted(left.items()):
             if not records:
                 continue

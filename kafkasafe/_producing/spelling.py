@@ -1,4 +1,4 @@
-"""Helpful errors for names that a class does not have, and names that `dir()` leaves out."""
+"""Raises helpful errors for names that a class does not have, and hides unusable names from `dir()`."""
 
 from __future__ import annotations
 
@@ -109,9 +109,10 @@ def _listed(kind: type, names: Iterable[str]) -> list[str]:
 
 
 class Tidy(ABCMeta):
-    """A class whose `dir()`, like that of its instances (`__dir__ = tidy_dir`), lists only usable names.
+    """A metaclass for classes whose `dir()` lists only usable names. `__dir__ = tidy_dir` does the same for the
+    instances.
 
-    `_UNLISTED` may have more names to leave out.
+    A class may name more names to leave out in `_UNLISTED`.
     """
 
     def __dir__(cls) -> list[str]:

@@ -21,7 +21,7 @@ _INT64: Final = 0x7FFF_FFFF_FFFF_FFFF
 
 
 class UnitOffsets:
-    """The consumers' offsets of an atomic batch, by group."""
+    """Keeps the consumers' offsets that one atomic batch commits, by group."""
 
     def __init__(self, parts: ProducerParts, decision: FirstDecision[Any]) -> None:
         self._parts = parts
@@ -29,34 +29,40 @@ class UnitOffsets:
         self._offsets: dict[str, m.GroupOffsets] = {}
         self._readings: dict[u.GroupPartition, u.Reading] = {}
         self._claims: dict[str, tuple[BatchFate, list[OffsetClaim]]] = {}
-        """Maps a consumer group to the fate of this batch and to its claims (the offsets to which the batch moves the
-        group)."""
+        """Maps a consumer group to this batch's `BatchFate` for the group, and to the batch's claims: the offsets to
+        which the batch moves the group."""
 
     def __bool__(self) -> bool:
         return bool(self._offsets)
 
     @property
     def groups(self) -> Mapping[str, m.GroupOffsets]:
-        """The offsets of each group."""
+        """Maps a group to the offsets that the batch commits for it."""
         return self._offsets
 
     @property
     def readings(self) -> Mapping[u.GroupPartition, u.Reading]:
-        """Maps a partition of a group to its reading, as far as the reading is known."""
+        """Maps a partition of a group to the reading that the batch continues there. Partitions with an unknown reading
+        are left out.
+        """
         return self._readings
 
     @property
     def is_void(self) -> bool:
-        """Whether a consumer went back to an earlier offset, or lost its partitions."""
+        """Whether a consumer went back to an earlier offset, or lost its partitions, since it gave its offsets."""
         return any(claim.void for _, claims in self._claims.values() for claim in claims)
 
     def miss(self) -> None:
-        """Mark the batch as too late for all groups, because it does not move them."""
+        """Tell the consumers of all groups that this batch was too late and does not move their offsets (see
+        `BatchFate.miss`).
+        """
         for fate, _ in self._claims.values():
             fate.miss()
 
     def claim(self, group: str) -> BatchFate:
-        """Discard the batch's present offsets for the group, because new ones replace them. Return the batch's fate."""
+        """Discard the batch's present offsets for the group, because new ones replace them. Return a new `BatchFate`
+        for the new offsets.
+        """
         former = self._claims.pop(group, None)
         self._offsets.pop(group, None)
         if former is not None:
@@ -85,7 +91,7 @@ class UnitOffsets:
         readings: Mapping[TopicPartition, u.Reading],
         claims: list[OffsetClaim],
     ) -> None:
-        """Add the offsets of a SafeConsumer, which has claimed them already."""
+        """Add the offsets of a SafeConsumer. The consumer has made the claims already."""
         name = str(group.group_id)
         self._claims[name] = fate, claims
         if not positions:
@@ -97,7 +103,9 @@ class UnitOffsets:
 
 
 def positions_of(offsets: Any, group: Any) -> m.GroupOffsets:
-    """Return the offsets that a program gives, or the positions of a consumer. Raises as `AtomicBatch.send_offsets`."""
+    """Return the group and the offsets of `offsets`, which is a program's dict or a consumer. Raises as
+    `AtomicBatch.send_offsets`.
+    """
     if isinstance(offsets, Mapping):
         if group is None:
             raise UsageError(
@@ -163,11 +171,11 @@ def is_out(offsets: Any, given: m.GroupOffsets) -> bool:
 
 
 def text_of(what: str, given: Any) -> str:
-    """Return a string that the spool can store and a request can carry.
+    """Return `given` if it is a string that the spool can store and a request can carry.
 
     Raises:
-        TypeError: It is not a string.
-        ConfigError: It is too long, or cannot be encoded.
+        TypeError: `given` is not a string.
+        ConfigError: `given` is too long, or cannot be encoded.
     """
     if not isinstance(given, str):
         raise TypeError(f"{what}: must be a string, not {given!r}")
