@@ -15,7 +15,7 @@ _CLOSE_S: Final = 5.0
 
 
 class Connections:
-    """Connections that are made on first use. Any thread may call the methods.
+    """Makes a consumer's own connections on first use. Any thread may call the methods.
 
     Args:
         options: KafkaConsumer's options.

@@ -29,13 +29,13 @@ _MOST_LATE_ERRORS: Final = 1000
 
 
 class Followers(Generic[T]):
-    """The partitions that must not be read from followers, and the followers that have not answered yet.
+    """Tracks the partitions that must not be read from followers, and the followers that have not answered yet.
 
     The polling thread and kafka-python's I/O thread call the methods. Times are monotonic seconds.
 
     Args:
         max_wait_s: The option `fetch_max_wait_ms`, in seconds: how long a broker may wait for records.
-        lock: A lock.
+        lock: A lock that no other object uses.
     """
 
     __slots__ = ("_asked", "_late", "_left_until", "_lock", "_overdue", "_patience_s")
@@ -102,7 +102,9 @@ class Followers(Generic[T]):
         return found
 
     def note_errors(self, node: int, rows: Iterable[tuple[T, Any]]) -> None:
-        """Record the errors in an overdue response. The consumer already reads their partitions from the leaders."""
+        """Record the errors in an overdue response. The consumer already reads the partitions of these errors from the
+        leaders.
+        """
         with self._lock:
             overdue = self._overdue.get(node, ())
             self._late.extend(row for partition, row in rows if partition in overdue)
@@ -113,6 +115,8 @@ class Followers(Generic[T]):
             return any(each is row for each in self._late)
 
     def due_s(self, now: float) -> float:
-        """Return the seconds until a follower's answer is overdue. If no answer is awaited, count from now."""
+        """Return the seconds until a follower's answer is overdue. If no answer is awaited, return the time that an
+        answer to a Fetch sent now may take.
+        """
         with self._lock:
             return max(0.0, min((until - now for until, _ in self._asked.values()), default=self._patience_s))

@@ -1,4 +1,4 @@
-"""The history of the records that were read of one partition. It is made from the headers of fetched batches.
+"""The history of the records that were read from one partition. It is made from the headers of fetched batches.
 
 The leader's log is compared with this history.
 """
@@ -35,11 +35,12 @@ class _Header(NamedTuple):
     """Fields of the header of a batch, or of a message in a format before 2.
 
     Attributes:
-        base_offset: First offset. For an old compressed message, the last offset, because its header has no other.
+        base_offset: First offset. For a compressed message in a format before 2, the last offset, because such a header
+            has no other.
         last_offset: Last offset (inclusive).
         epoch: Leader epoch, or -1.
         crc: Checksum.
-        wrapped: Whether it is an old compressed message with several records.
+        wrapped: Whether this is a compressed message in a format before 2, which may contain several records.
         rewritten: Whether compaction has rewritten the batch.
     """
 
@@ -71,11 +72,11 @@ def headers(records: Any) -> Iterator[_Header]:
 
 
 class HistoryCopy(NamedTuple):
-    """A copy of a history, for a procedure.
+    """A copy of a history, for a procedure that runs while the history may change.
 
     Attributes:
         lineage: Leader epochs with their first offsets.
-        marks: The latest batches.
+        marks: The latest batches that were read.
         topic_id: Id of the topic that was read.
         former_ids: Ids of deleted topics of that name.
     """
@@ -87,17 +88,17 @@ class HistoryCopy(NamedTuple):
 
 
 class History:
-    """The records that were read of one partition.
+    """Describes the records that were read from one partition.
 
-    The polling thread changes it. kafka-python's I/O thread encodes it for commits (`copied`), so changes of the
-    lineage happen under a lock.
+    The polling thread changes the history. kafka-python's I/O thread copies it for commits (`copied`), so changes of
+    the lineage happen under a lock.
 
     Attributes:
         lineage: Leader epochs of the records read.
-        marks: The latest batches that were read, for logs whose leader epochs do not prove enough.
+        marks: The latest batches that were read, for logs that cannot be compared by leader epochs alone.
         topic_id: Id of the topic that was read. If another topic gets the name, this id stays until the application has
             decided.
-        former_ids: Ids of deleted topics of that name. kafka-python's metadata may still have them.
+        former_ids: Ids of deleted topics of that name. kafka-python's metadata may still have these ids.
     """
 
     __slots__ = ("_lock", "former_ids", "lineage", "marks", "topic_id")
@@ -123,7 +124,7 @@ class History:
         """Return the history in the form that is kept for a later assignment.
 
         Args:
-            end: Leave out records from this offset on; None: keep everything.
+            end: Leave out records at this offset and later ones; None: keep everything.
         """
         lineage, topic_id = self.copied()
         if end is not None:
@@ -136,7 +137,7 @@ class History:
         return bool(self.lineage.entries) and self.lineage.start_offset < position
 
     def is_of_another(self, topic_id: bytes | None) -> bool:
-        """Return whether this is the history of another topic than the one with this id; False if an id is unknown."""
+        """Return whether this is the history of another topic than that with this id; False if one id is unknown."""
         return None not in {topic_id, self.topic_id} and topic_id != self.topic_id
 
     def adopt(self, topic_id: bytes | None) -> None:
@@ -149,18 +150,18 @@ class History:
             self.topic_id = topic_id
 
     def cut(self, end: int) -> None:
-        """Forget records from this offset on."""
+        """Forget the records at offset `end` and later ones."""
         with self._lock:
             self.lineage.truncate(end)
             self.marks.truncate(end)
 
     def forget_before(self, start: int) -> None:
-        """Forget the leader epochs before this offset, because the log no longer has them."""
+        """Forget the leader epochs before offset `start`, because the log begins there now."""
         with self._lock:
             self.lineage.forget_before(start)
 
     def restart(self, start: int) -> None:
-        """Forget the leader epochs. The next record to be read is at this offset."""
+        """Forget the leader epochs. The next record to be read is at offset `start`."""
         with self._lock:
             self.lineage = Lineage((), start)
 
@@ -178,7 +179,9 @@ class History:
                 self.topic_id = None
 
     def restore(self, metadata: str | None, epoch: int, offset: int) -> None:
-        """Replace the history with the one that a committed offset carries, unless the present one is better."""
+        """Replace the history with the one that a committed offset carries, unless the present one is better (see
+        `_restored`).
+        """
         with self._lock:
             lineage, topic_id = _restored(metadata, epoch, offset, self.lineage)
             if lineage is not self.lineage:
@@ -186,11 +189,11 @@ class History:
                 self.lineage, self.topic_id, self.marks = lineage, topic_id, BatchMemory()
 
     def observe(self, records: Any, fetched: int, *, marked: bool) -> bool:
-        """Record the leader epochs of fetched batches. Return False if they contradict the records read before.
+        """Record the leader epochs of fetched batches. Return False if the epochs contradict the records read before.
 
         Args:
             records: Bytes of the batches.
-            fetched: The offset that was fetched. The first batch may begin before it.
+            fetched: The offset that was fetched. The first batch may begin before this offset.
             marked: Whether to remember the batches themselves, too.
         """
         run_epoch, run_start, run_end = UNDEFINED, -1, -1
@@ -201,8 +204,8 @@ class History:
                 if end <= start:
                     continue
                 if marked or batch.epoch < 0:
-                    # An old compressed message has only its last offset. Its first record follows the preceding
-                    # message.
+                    # An old compressed message has only its last offset. So its first offset is taken to be the one
+                    # after the preceding message.
                     base = expected if batch.wrapped else batch.base_offset
                     self.marks.observe(BatchMark(min(base, batch.last_offset), batch.last_offset, batch.crc))
                 expected = end
@@ -220,7 +223,7 @@ class History:
 def _restored(
     metadata: str | None, epoch: int, offset: int, remembered: Lineage
 ) -> tuple[Lineage, bytes | None]:
-    """Return the history that a committed offset carries, and the topic id (None if it has none).
+    """Return the history that a committed offset carries, and the topic id (None if the offset carries none).
 
     If the remembered history is the better one, return `remembered` itself.
     """

@@ -19,7 +19,7 @@ _SAVE_AGAIN_S: Final = 10.0
 
 
 class LineageMemory:
-    """The histories of partitions that are not assigned now, or were read in an earlier run. Not thread-safe.
+    """Keeps the histories of partitions that are not assigned now, or were read in an earlier run. Not thread-safe.
 
     Args:
         path: The file; None: keep the histories only in memory.

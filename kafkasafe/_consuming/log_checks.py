@@ -49,16 +49,16 @@ from kafkasafe.offsets import EndOffsetTracker, IsolationLevel
 # epoch.
 _OTHER_LEADER: Final = frozenset({6, 74, 75})
 _NOTHING: Final = Unknown("nothing was asked")
-# Pause between two look-ups of an end offset, while the answers are lower than an earlier one and not believed,
-# seconds.
+# Pause between two look-ups of an end offset, seconds, while the answers are lower than an earlier answer and are not
+# believed.
 _SETTLE_S: Final = 0.5
 
 
 class LogChecks:
-    """The procedures of one consumer.
+    """Makes the procedures with which one consumer checks logs.
 
     Args:
-        port: Gives kafka-python's metadata. They are separate from the metadata of our connections.
+        port: Gives kafka-python's metadata, which are separate from the metadata of our connections.
         hold_timeout_s: How long an end offset that is lower than an earlier one is not believed, seconds.
         isolation: Isolation level. With 1 (read_committed), the end of a log is its last stable offset.
     """
@@ -115,7 +115,7 @@ class LogChecks:
         return LocalStart((yield from self._lookups.local_start(*tp)))
 
     def examine_range(self, tp: TopicPartition, read: HistoryCopy, position: int) -> Procedure[LogRange]:
-        """Look up the bounds of the log. If the log ends before the position, compare it with the history."""
+        """Look up the bounds of the log. If the log ends before the position, compare the log with the history."""
         start = yield from self._start(tp)
         end = yield from self._log_end(tp)
         walked = None
@@ -131,15 +131,15 @@ class LogChecks:
         return (yield from self._lookups.end(*tp, note)).offset
 
     def walk(self, tp: TopicPartition, read: HistoryCopy, position: int) -> Procedure[LogCompared]:
-        """Compare the leader's log with the history before a position.
+        """Compare the leader's log with the records that were read before `position`.
 
         Kafka-python's metadata and fresh ones may name two different topics, neither of which is the one that was read.
         Then the walk waits until both name the same topic, because ids do not say which of two topics is the newer one:
 
-        1. Topic A was read. It is deleted and created again as B, then as C.
-        2. kafka-python's metadata are from the time of B. The fresh metadata have C, and the walk ends with C.
-        3. The next check would take B for a topic after C. From that check on, C would count as a former topic. All
-           later metadata name C, and would count as outdated: the partition would never be read again.
+        1. Topic A was read. It is deleted and created again as B, then as C. 2. kafka-python's metadata are from the
+        time of B. The fresh metadata have C, and the walk ends with C. 3. The next check would use kafka-python's
+        metadata, and take B for a newer topic than C. From that check on, C would count as a former topic. All later
+        metadata name C, and would count as outdated: the partition would never be read again.
         """
         topic_id = read.topic_id
         tries = 0
@@ -247,7 +247,8 @@ class LogChecks:
             answer = yield from self._batch_at(tp, offset, current)
             found = next((each for each in headers(answer.records) if each.last_offset >= offset), None)
             if found is None:
-                # The batch is above the high watermark: a new leader is catching up. A fetch would not succeed yet.
+                # The batch is above the high watermark, because a new leader is catching up: fetches do not return the
+                # batch yet.
                 yield Pause(pause_s(tries))
                 tries += 1
                 continue

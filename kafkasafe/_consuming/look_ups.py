@@ -22,7 +22,7 @@ from kafkasafe.limits.patience import seconds_of
 from kafkasafe.offsets import EndOffsetTracker
 
 _OFFSET_NOT_AVAILABLE: Final = 78
-# If a leader did not say whether the log has a remote part, ask again after this time, seconds.
+# If a leader did not say whether the log has a remote part, the time until the leader is asked again, seconds.
 _REMOTE_AGAIN_S: Final = 1.0
 # Shortest time between a failed attempt to write the file `offsets_path` and the next attempt, seconds.
 _SAVE_AGAIN_S: Final = 10.0
@@ -77,7 +77,7 @@ class OffsetLookUps:
     def at_times(
         self, times: Mapping[TopicPartition, int], timeout_ms: float | None, *, partial: bool
     ) -> Found:
-        """Look up the first records at or after a time, in ms. See `_look_up`."""
+        """Look up, for each partition, the first record at or after a time (ms). See `_look_up`."""
         procedures = {tp: functools.partial(self._at_time, tp, ms) for tp, ms in times.items()}
         return self._look_up(procedures, timeout_ms, partial=partial)
 
@@ -159,8 +159,8 @@ class OffsetLookUps:
 class _Trouble:
     """The reason why one look-up has no answer yet.
 
-    Some errors suggest that remote storage is not ready, but each of them has other causes, too. So this object asks
-    the leader whether the log has a remote part.
+    Some errors suggest that remote storage is not ready, but each of these errors can have other causes, too. So this
+    object asks the leader whether the log has a remote part.
     """
 
     __slots__ = ("_asked_at", "_last", "_lookups", "_remote", "_runner", "_tp")

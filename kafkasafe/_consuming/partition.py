@@ -1,4 +1,6 @@
-"""The state of an assigned partition, and the results of procedures about it: plain values, no requests."""
+"""The state of an assigned partition, and the results of procedures about the partition. This module sends no
+requests.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ _DECIDING: Final = frozenset({Activity.DIVERGED, Activity.STRANDED})
 
 
 class LogCompared(NamedTuple):
-    """The result of a walk.
+    """The result of a walk, which compares the leader's log with the records that were read.
 
     Attributes:
         outcome: The result of the comparison.
@@ -85,7 +87,9 @@ class Undecided(NamedTuple):
         return self.event.reason == "truncated" and bool(self.event.epochs)
 
     def forbids(self, offset: int) -> bool:
-        """Return whether this offset must not be committed, because it would skip unread records of the new log."""
+        """Return whether this offset must not be committed, because the group would skip unread records of the new
+        log.
+        """
         return offset > self.event.divergent_offset and not self.is_known_by_epochs
 
 
@@ -95,10 +99,11 @@ class Failures:
     Attributes:
         count: Number of consecutive failed fetches.
         since: When the first of these fetches failed.
-        code: Error code of the last of them.
+        code: Error code of the last failed fetch.
         reason: The meaning of this code.
-        reported_code: Error code in the latest event about failures; 0 without such an event.
-        overdue_since: When fetches began to fail or, if `poll` has raised an error about that, when it last did so.
+        reported_code: Error code in the latest event about these failures; 0 if no event has reported them.
+        overdue_since: When the fetches began to fail; after `poll` has raised an error about them, when it last raised
+            one.
         remote: Whether the position is in remote storage; None: not known yet. The consumer asks only after a failed
             fetch.
         rest_until: When the partition may be fetched again.
@@ -147,7 +152,7 @@ class Failures:
 
 
 class AssignedPartition:
-    """The state of an assigned partition. Only its own methods change it, on the polling thread.
+    """The state of an assigned partition. Only the methods of this object change the state, on the polling thread.
 
     Attributes:
         state: kafka-python's state object. A new object means a new assignment.
@@ -156,7 +161,7 @@ class AssignedPartition:
         failures: The failed fetches.
         doubted: Whether the connection to the leader was lost, and no leader epoch shows which broker has led since
             then.
-        checked: The leadership under which the position was found valid; None: it must be checked.
+        checked: The leadership under which the position was found valid; None: the position must be checked.
         inquiry: The running procedure, if any.
         position: Offset for which the procedure began or the error was raised.
         undecided: A divergence about which the application has not decided.
@@ -200,7 +205,7 @@ class AssignedPartition:
         return self.at.activity is Activity.IDLE
 
     def is_due(self, leadership: Leadership) -> bool:
-        """Return whether the position must be checked, if this is the present leadership."""
+        """Return whether the position must be checked. `leadership` is the present one."""
         then = self.checked
         if then is None or self.doubted or self.at.standing is not Standing.VALID:
             return True
@@ -215,7 +220,7 @@ class AssignedPartition:
 
         Args:
             event: What happened.
-            offset: The offset that the event is about, if it changes the history.
+            offset: The offset that the event is about, if the event changes the history.
 
         Raises:
             IllegalEventError: The event cannot happen in this state.
@@ -252,7 +257,7 @@ class AssignedPartition:
         return True
 
     def begin(self, inquiry: RunningProcedure[Any]) -> None:
-        """Record the procedure that runs now. The event that started it has set the state already.
+        """Record the procedure that runs now. The event that started the procedure has set the state already.
 
         A signal handler may have called `seek` since that event. In that case the procedure concerns a former position,
         and is cancelled.
@@ -269,8 +274,8 @@ class AssignedPartition:
         inquiry = self.inquiry
         if inquiry is None or not inquiry.done:
             return None
-        # Forget the procedure before its result is used: if that raises an error, the next poll must not use the result
-        # again.
+        # Forget the procedure before its result is used: if the caller raises an error, the next poll must not use the
+        # result again.
         self.inquiry = None
         return inquiry if self.at.activity in _RUNNING else None
 
@@ -280,8 +285,8 @@ class AssignedPartition:
         self.mend()
 
     def mend(self) -> None:
-        """End a state whose procedure does not run. Such a state arises if an interrupt comes between the event and the
-        start of the procedure.
+        """If the state needs a running procedure but none runs, end that state. This happens if an interrupt comes
+        between the event and the start of the procedure.
         """
         if self.inquiry is None and self.at.activity in _RUNNING:
             self.on(PositionEvent.ENDED)
@@ -304,7 +309,7 @@ class AssignedPartition:
 
     @property
     def place_left(self) -> int | None:
-        """The position, or the one before a reset that is not over; None if it has none."""
+        """The position; during a reset, the position before the reset. None if there is none."""
         position = self.state.position
         if position is not None:
             return int(position.offset)
@@ -328,7 +333,9 @@ class AssignedPartition:
         )
 
     def doubt(self, nodes: Collection[int]) -> None:
-        """Check the position again if it was found valid under one of these leaders, and without a leader epoch."""
+        """Let the position be checked again if it was found valid under one of these leaders, without a leader
+        epoch.
+        """
         if self.checked is not None and self.checked[2] < 0 and self.checked[1] in nodes:
             self.doubted = True
 

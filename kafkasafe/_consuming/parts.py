@@ -1,4 +1,4 @@
-"""The state of each assigned partition, and which of them wait for a decision of the application."""
+"""The state of each assigned partition, and which partitions wait for a decision of the application."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pause fetches from a partition after errors, and report them."""
+"""Pause fetches from a partition after errors, and report the errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OTHER_TOPIC: Final = frozenset({3, 100, 103})
 
 
 class Pauses:
-    """The pauses of one consumer's partitions.
+    """Pauses one consumer's partitions after failed fetches.
 
     Args:
         remote_storage_timeout_s: How long remote storage may not be ready before an error is raised, seconds; None: no

@@ -1,5 +1,5 @@
-"""The state of a position has two parts: what the consumer does about it (`ACTIVITY`), and how far the log confirms it
-(`STANDING`). Each part has a table.
+"""The state of a position has two parts: what the consumer does about the position (`ACTIVITY`), and how far the log
+confirms the position (`STANDING`). Each part has a table.
 
 The pair is an `At`. An event selects one row in each table. The row of `ACTIVITY` must exist: an event without a row is
 a bug, and raises. `STANDING` has rows only for the events that change the standing. The actions of both rows are
@@ -53,7 +53,7 @@ class Activity(enum.Enum):
 
 
 class Standing(enum.Enum):
-    """How far a position is confirmed by the log."""
+    """How far the log confirms a position."""
 
     UNCHECKED = "unchecked"
     """The position has not been compared with a log yet."""
@@ -81,7 +81,7 @@ class PositionEvent(enum.Enum):
     CHECK_DUE = "check due"
     """A check is due, and records were read before the position."""
     AGREED = "agreed"
-    """The check found no difference, or nothing with which it could find one."""
+    """The check found no difference, or could not compare anything."""
     DIFFERED = "differed"
     """The log has other records than those that were read, or no records in their place."""
     NEW_TOPIC = "new topic"

@@ -68,7 +68,7 @@ class Reading:
             config["fetch_max_wait_ms"] / 1000, threading.Lock()
         )
         self._has_rack = bool(config["client_rack"])
-        # Do not pass the detected broker version on: brokers may be upgraded while this runs.
+        # Do not pass the detected broker version on: brokers may be upgraded while this consumer runs.
         options = {**config, "api_version": safe.kafka.get("api_version")}
         self.connections = Connections(options, is_closed, port.may_create)
         lookups = LookUps(

@@ -1,32 +1,33 @@
 """Read partitions again after an atomic batch with their offsets was dropped, or after another group member owned them
 for a while.
 
-If a consumer has a partition both before and after a rebalance, kafka-python keeps its position. This can lose records:
+If a consumer has a partition both before and after a rebalance, kafka-python keeps the position. This can lose records:
 
 1. Records 0 to 9 are read, and are in an atomic batch with the offset 10.
 2. The group begins its next generation and refuses that batch, so the producer drops it.
 3. The consumer is still at 10. Its next batch would move the group's offset past records that are in no output.
 
-So if a batch is dropped, the consumer reads its partitions again from the group's offset. After each rebalance, the
-consumer compares the group's offset with the offset that its own batches have set (`kafkasafe.delivery.readings`).
+So if a batch is dropped, the consumer reads the batch's partitions again from the group's offset. After each rebalance,
+the consumer compares the group's offset with the offset that its own batches have set (`kafkasafe.delivery.readings`).
 
 If a program closes its producer, a batch may be left in the spool, undecided. The consumer cannot wait for the batch,
 because maybe no producer ever delivers it. So the consumer goes back to the group's offset. The batch may be committed
 afterwards:
 
-1. A batch with records 0 to 9 is left in the spool. The consumer goes back to the group's offset, 0.
-2. A second producer delivers the batch, so the group's offset is 10. That producer is closed, too.
-3. The consumer has returned records 0 to 9 again, and the program adds them to a batch of a third producer. Each
-   producer compares its own batches (`ReadingOrder.is_superseded`), but the third one does not know of the first batch.
-   So records 0 to 9 would be in the output twice.
+1. A batch with records 0 to 9 is left in the spool. The consumer goes back to the group's offset, 0. 2. A second
+producer delivers the batch, so the group's offset is 10. That producer is closed, too. 3. The consumer has returned
+records 0 to 9 again, and the program adds them to a batch of a third producer. Each producer compares its own batches
+(`ReadingOrder.is_superseded`), but the third producer does not know of the first batch. So records 0 to 9 would be in
+the output twice.
 
 So before the first batch after such a step back, `send_offsets` requests the group's offset. It refuses the batch if
-that offset is not the one to which the consumer went back. When it asks, all earlier producers of the lane have ended.
-If the batch is rejected, `send_offsets` asks again for the next one, because the batch that was left may still be under
-way (`ReadingRun.is_unused`). All of this is about one lane: `other_lanes` keeps batches of different lanes apart.
+that offset is not the one to which the consumer went back. At the time of this request, all earlier producers of the
+lane have ended. If the batch is rejected, `send_offsets` requests the offset again for the next batch, because the
+batch that was left in the spool may still be under way (`ReadingRun.is_unused`). All of this is about one lane:
+`other_lanes` keeps batches of different lanes apart.
 
-Without atomic batches, the group alone decides where a partition begins that it assigns again. `Rereading.resumed` only
-reports it if that is before the position that this consumer had.
+Without atomic batches, the group's offset alone decides where the consumer continues in a partition that is assigned to
+it again. `Rereading.resumed` only reports it if that offset is lower than the position that this consumer had.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Decide whether kafka-python may use a fetch response of a partition, and how to react to an error in it."""
+"""Decide whether kafka-python may use a fetch response of a partition, and how to react to an error in the response."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ class Responses:
         diverging = data.diverging_epoch
         contradicts = diverging is not None and diverging.end_offset >= 0
         if not contradicts and data.records:
-            # Newer brokers report the leader epoch and the topic id. These prove enough without checksums.
+            # Newer brokers report the leader epoch and the topic id. With these, logs can be compared without the
+            # checksums of batches.
             marked = part.checked is None or part.checked[2] < 0 or part.history.topic_id is None
             contradicts = not part.history.observe(data.records, int(completed.fetched_offset), marked=marked)
         if contradicts:

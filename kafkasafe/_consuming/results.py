@@ -36,11 +36,11 @@ _STRATEGY: Final[dict[int, Literal["earliest", "latest"]]] = {EARLIEST: "earlies
 
 
 class Results:
-    """Begins one consumer's procedures in each poll, and applies their results. Only the polling thread calls it.
+    """Begins one consumer's procedures in each poll, and applies the results. Only the polling thread uses this object.
 
     Args:
         policy: The option `on_divergence`.
-        seek: `SafeConsumer.seek`, for the result of `policy`.
+        seek: `SafeConsumer.seek`; called with the offset that `policy` has chosen.
     """
 
     def __init__(
@@ -122,7 +122,8 @@ class Results:
             raise error
         part.check(self._port.leadership(tp))
         self._moves.on(tp, part, PositionEvent.FAILED)
-        # Brokers before 2.3 refuse clients' questions about epochs. If a permission is missing, fetches fail anyway.
+        # The log record suffices: brokers before 2.3 refuse clients' questions about epochs, and if a permission is
+        # missing, fetches fail anyway.
         self._reports.log.limited(
             logging.WARNING,
             "not_comparable",
@@ -202,7 +203,8 @@ class Results:
 
     def _apply_walk(self, tp: TopicPartition, part: AssignedPartition, walked: LogCompared) -> None:
         outcome = walked.outcome
-        # If the leader has changed since the walk began, `Positions` finds a newer leadership than this one.
+        # If the leader has changed since the walk began, `Positions` finds a newer leadership than `seen`, and checks
+        # again.
         seen = walked.leadership
         part.check(None if seen is None else (seen[0], seen[1], walked.epoch))
         topic_id = part.history.topic_id
