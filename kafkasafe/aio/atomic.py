@@ -28,7 +28,7 @@ from kafkasafe.limits.patience import timeout_of
 
 
 class BatchOutcome(metaclass=Tidy):
-    """The result of a whole atomic batch. `await outcome` waits until it is committed.
+    """The result of a whole atomic batch. `await outcome` waits until the batch is committed.
 
     `await outcome.durable()` waits only until the batch is on disk.
 
@@ -136,8 +136,8 @@ class BatchOutcome(metaclass=Tidy):
     def add_done_callback(
         self, call: Callable[[BatchOutcome], object], *, context: contextvars.Context | None = None
     ) -> None:
-        """Call `call(outcome)` on the running loop when the batch is committed or dropped. If it already is, the call
-        follows soon.
+        """Call `call(outcome)` on the running loop when the batch is committed or dropped. If that has happened
+        already, the call follows soon.
         """
         loop = running_loop()
 
@@ -207,7 +207,8 @@ class AtomicBatch:
         return future.refer_to(self._owner, record.open_batch, record.index)
 
     def send_offsets(self, offsets: Any, group: Any = None) -> Awaitable[None]:
-        """Add a consumer's offsets to the batch, so that both are committed together. Await this call.
+        """Add a consumer's offsets to the batch, so that the batch's records and the offsets are committed together.
+        Await this call.
 
         The offsets follow the last records that the consumer has returned.
 
@@ -242,7 +243,8 @@ class AtomicBatch:
             self._batch.drop()
             raise
         except BaseException as error:
-            # The consumer's thread may still claim offsets for this batch, but these offsets do not become part of it.
+            # The consumer's thread may still claim offsets for this batch, but these offsets do not become part of the
+            # batch.
             fate.forget()
             if isinstance(error, asyncio.CancelledError) and decision.outcome is None:
                 self._batch.drop()  # do not send the batch's records without these offsets
@@ -280,7 +282,7 @@ class AtomicBatch:
 
 
 class _SendingOffsets:
-    """The result of `send_offsets`. It tells the batch when it is awaited."""
+    """The result of `send_offsets`. Tells the batch when the program awaits this result."""
 
     def __init__(
         self, awaited: Callable[[_SendingOffsets], object], send: Callable[[], Coroutine[Any, Any, None]]

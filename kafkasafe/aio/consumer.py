@@ -81,8 +81,8 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
     async def start(self) -> None:
         """Connect and join the group.
 
-        It waits at most 5 s for the group, and 1 s for missing topics. If the call is cancelled, nothing stays open.
-        Calling it again does nothing.
+        The method waits at most 5 s for the group, and 1 s for missing topics. If the call is cancelled, nothing stays
+        open. Calling it again does nothing.
 
         Raises:
             KafkaTimeoutError: No broker could be used within `bootstrap_timeout_ms`.
@@ -91,7 +91,7 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
         await self._lifecycle.start(self._requests.settle)
 
     async def stop(self) -> None:
-        """Call `close()`. This is aiokafka's name for it."""
+        """Call `close()`. This is aiokafka's name for that method."""
         await self.close()
 
     async def close(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  # as the producer's
@@ -356,7 +356,7 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
         commit would leave out the partitions.
 
         Returns:
-            Whether they are known. If not, the next request for records looks them up, and raises any error.
+            Whether the positions are known. If not, the next request for records looks them up, and raises any error.
         """
         consumer = self._thread.consumer
         end = end_of(consumer.config["request_timeout_ms"])

@@ -1,4 +1,4 @@
-"""The future that `await producer.send(...)` returns, and the objects of the started producer that it uses."""
+"""The future that `await producer.send(...)` returns, and the objects of a started producer that the future uses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kafkasafe.limits.patience import timeout_of
 
 Call = Callable[["RecordFuture"], object]
 Key = tuple[int, int]
-"""Identifies a record while it is not done: its open batch, and its number there."""
+"""Identifies a record until the record is done: the id of its open batch, and its number there."""
 Waiting = tuple[list[tuple[Call, contextvars.Context | None]], asyncio.Task[None]]
 
 _new_tuple: Final[Any] = tuple.__new__
@@ -53,14 +53,14 @@ class RecordFuture(metaclass=Tidy):
     The methods have the names of asyncio.Future's. In `kafkasafe.RecordFuture` they have kafka-python's names.
 
     A future computes its state only when the program asks for it, so unused futures are cheap. Several tasks may await
-    it, any number of times. Cancelling a task that waits affects neither the record nor other tasks. The future belongs
-    to the loop on which its producer was started; it is not thread-safe.
+    the same future, any number of times. Cancelling a task that waits affects neither the record nor other tasks. The
+    future belongs to the loop on which its producer was started; it is not thread-safe.
     """
 
     __slots__ = ("__weakref__", "index", "open_batch", "owner")
 
-    # `SafeProducer.send` sets the three attributes itself, which saves a Python call for each record. They are not for
-    # programs, so `dir()` leaves them out.
+    # `SafeProducer.send` sets the three attributes itself, which saves a Python call for each record. These attributes
+    # are not for programs, so `dir()` leaves them out.
     __init__ = object.__init__
     owner: Owner
     """The producer, which lives as long as the future."""
@@ -83,7 +83,9 @@ class RecordFuture(metaclass=Tidy):
         add_both = Absent(ADD_DONE_CALLBACK)
 
     def refer_to(self, owner: Owner, open_batch: Any, index: int) -> RecordFuture:
-        """Make this the future of record `index` of an open batch. `SafeProducer.send` does the same without a call."""
+        """Make this the future of record `index` of an open batch. `SafeProducer.send` does the same without calling
+        this method, which saves time.
+        """
         self.owner, self.open_batch, self.index = owner, open_batch, index
         return self
 
@@ -210,7 +212,8 @@ class RecordFuture(metaclass=Tidy):
 
 
 class DoneCallbacks:
-    """The callbacks that wait for records of one producer, by record. Several futures may belong to the same record.
+    """Keeps, by record, the callbacks that wait for records of one producer. Several futures may belong to the same
+    record.
 
     Args:
         loop: The producer's loop, on which the callbacks are called.
@@ -276,8 +279,8 @@ class DueBatches:
     def _seal(self) -> None:
         open_batches, self._open_batches = self._open_batches, set()
         for open_batch in open_batches:
-            # The pump seals the open batch. So records that are sent while the pump writes are included, and no other
-            # thread has to be woken.
+            # Let the pump seal the open batch. So the batch includes records that are sent while the pump writes, and
+            # no other thread has to be woken.
             open_batch.make_due()
         self._parts.delivery.pump.wake()
 

@@ -57,9 +57,10 @@ class _Turn:
         self._waiter = None
 
     def wake(self) -> bool:
-        """Wake the task if it waits. Return whether it did.
+        """Wake the task if it waits. Return whether it waited.
 
-        A closed loop runs no task. Its tasks leave their lines when they are dropped, and so wake the ones after them.
+        A closed loop runs no task. When the tasks of a closed loop are dropped, they leave their lines, which wakes the
+        tasks after them.
         """
         if self._waiter is None or self._waiter.done() or self._waiter.get_loop().is_closed():
             return False
@@ -179,8 +180,8 @@ class SendGate:
             del self.lines[topic]
 
     async def _wait_for_deliveries(self, until: float) -> None:
-        """If the cluster answers, give it time to acknowledge, as `kafkasafe.SafeProducer` does. The wait only improves
-        speed.
+        """If the cluster answers, give it time to acknowledge, as `kafkasafe.SafeProducer` does. The wait makes the
+        producer faster, but nothing depends on it.
         """
         parts = self.parts
         ledger = parts.delivery.pump.ledger
@@ -208,7 +209,7 @@ class SendGate:
                 deadline = now + parts.config.max_block_s
             if now >= deadline:
                 parts.admission.raise_no_room(parts.accumulator.needed_bytes())
-            # Lingering batches also occupy room.
+            # Seal the open batches that linger, because they also occupy room.
             await self._worker.run(parts.accumulator.seal_all)
             ledger, needed = parts.delivery.pump.ledger, parts.accumulator.needed_bytes()
             await waits_of(parts).wait(

@@ -41,8 +41,9 @@ class PollRequest:
     """The input of a poll.
 
     Attributes:
-        left_out: Partitions with enough fetched records. The poll fetches no more of them.
-        paused: The partitions that the program has paused, also while the poll runs.
+        left_out: Partitions with enough fetched records. The poll fetches no more records of these partitions.
+        paused: The set of partitions that the program has paused. It changes if the program pauses partitions while the
+            poll runs.
         move: Number of the program's latest move.
     """
 
@@ -71,7 +72,7 @@ class PollResult:
 
 
 class Polls:
-    """Notes about the polls of one consumer. Only the consumer's thread may use it, except for `lost`.
+    """Notes about the polls of one consumer. Only the consumer's thread may use this object, except for `lost`.
 
     Attributes:
         number: Number of the latest poll.
@@ -95,7 +96,9 @@ class Polls:
     def ended(
         self, states: dict[TopicPartition, object], records: Mapping[TopicPartition, list[Any]]
     ) -> list[TopicPartition]:
-        """Record that a poll has ended, perhaps with an error. Return the partitions that were revoked in it."""
+        """Record that a poll has ended, perhaps with an error. Return the partitions that were revoked during the
+        poll.
+        """
         self.number += 1
         gone = self.lost(states)
         self.forget(gone)

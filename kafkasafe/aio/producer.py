@@ -89,9 +89,9 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
     # -- start and close -------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Open the spool. `start` does not wait for a broker: records wait on disk until one answers.
+        """Open the spool. `start` does not wait for a broker: records wait on disk until a broker answers.
 
-        If it is cancelled, nothing stays open. Calling it again does nothing.
+        If the call is cancelled, nothing stays open. Calling it again does nothing.
 
         Raises:
             SpoolError: The spool cannot be opened. The message says which records are safe, and what to do.
@@ -120,7 +120,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         self._plain_gate = self._gate if opened.parts.form.plain else None
 
     async def stop(self) -> None:
-        """Call `close()`. This is aiokafka's name for it."""
+        """Call `close()`. This is aiokafka's name for that method."""
         await self.close()
 
     async def close(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  # as the other producer's
@@ -212,7 +212,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         timestamp_ms: int | None = None,
         headers: Iterable[tuple[str, bytes | None]] | None = None,
     ) -> RecordFuture:
-        """Accept a record. It is on disk soon after (`await future.durable()`), and is delivered from there.
+        """Accept a record. The record is on disk soon after (`await future.durable()`), and is delivered from there.
 
         **If the call is cancelled, the record was not accepted.** The producer accepts it in the same step of the event
         loop in which `send` returns, never before.

@@ -24,10 +24,9 @@ _ATTEND_S: Final = 0.25
 class _Meanwhile:
     """Shows what the program has done with partitions since the running poll was requested.
 
-    1. A task polls. The consumer's thread asks the group coordinator, which takes a few milliseconds.
-    2. Another task receives records of `orders-0` that an earlier poll had fetched.
-    3. The poll ends: `orders-0` was revoked, or its position was moved back.
-    4. So the program holds records whose offsets it must not send.
+    1. A task polls. The consumer's thread asks the group coordinator, which takes a few milliseconds. 2. Another task
+    receives records of `orders-0` that an earlier poll had fetched. 3. The poll ends: `orders-0` was revoked, or its
+    position was moved back. 4. So the program holds records whose offsets must not be part of its next atomic batch.
 
     Attributes:
         paused: Partitions that the program has paused since the request.
@@ -43,7 +42,7 @@ class _Meanwhile:
         self.compare_with(fetched)
 
     def compare_with(self, fetched: Iterable[Fetched]) -> None:
-        """Make `handed` compare with this moment from now on."""
+        """Let `handed` compare with the present moment from now on."""
         self._before = first_unhanded({}, fetched)
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
@@ -51,7 +50,9 @@ class _Meanwhile:
         self.paused.update(partitions)
 
     def handed(self, fetched: Iterable[Fetched]) -> set[TopicPartition]:
-        """Return the partitions from which the program has received records since that moment."""
+        """Return the partitions from which the program has received records since the last `begin` or
+        `compare_with`.
+        """
         now = first_unhanded({}, fetched)
         return {tp for tp, offset in self._before.items() if now.get(tp) != offset}
 
@@ -139,7 +140,7 @@ class RecordQueue:
     def take_now(self) -> Any:
         """Take the next record of any partition, as `next` and `take` do; return None if there may be a reason to wait.
 
-        The program has then finished all records that it received before.
+        By this call, the program finishes all records that it received before.
         """
         queue = self._fetched
         if (
@@ -167,7 +168,7 @@ class RecordQueue:
         return None
 
     def take(self, fetched: Fetched, count: int) -> list[Any]:
-        """Remove and return the first of these records. The program processes them from now on."""
+        """Remove and return the first `count` records of `fetched`. The program processes them from now on."""
         self._in_hand.setdefault(fetched.tp, fetched.next_offset)
         records = fetched.take(count)
         if not fetched.records:
@@ -237,7 +238,7 @@ class RecordQueue:
 
     def begin_anew(self) -> None:
         """Forget everything that was fetched, even by a poll that is still running: `start` was cancelled, and the next
-        consumer will fetch it again.
+        consumer will fetch the records again.
         """
         self._moves.restart()
         self._fetched.clear()
@@ -344,8 +345,8 @@ _started: weakref.WeakSet[RecordQueue] = weakref.WeakSet()
 def _forked() -> None:
     """Return none of the parent's records in a forked child."""
     for records in list(_started):
-        # Without this, `take_now` would return them. Other requests raise an error, because the loop does not run in
-        # the child.
+        # Without this, `take_now` would return the parent's records. Other requests raise an error, because the loop
+        # does not run in the child.
         records.attend_now()
 
 

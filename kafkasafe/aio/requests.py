@@ -1,4 +1,4 @@
-"""Requests for records, and the polls that they make."""
+"""Serves the program's requests for records, and polls if no records are fetched."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SETTLE_S: Final = 5.0
 
 
 class RecordRequests:
-    """Returns fetched records. Without any, lets the thread poll; one poll at a time.
+    """Returns fetched records. If there are none, lets the thread poll; one poll at a time.
 
     `SafeConsumer` describes `one` (`getone`) and `many` (`getmany`).
     """
@@ -35,7 +35,7 @@ class RecordRequests:
         self._rebalances, self._lifecycle = rebalances, lifecycle
         self._asking = asyncio.Lock()
         self._polling: asyncio.Future[None] | None = None
-        """The running poll. If its task is cancelled, the next task waits for the same poll."""
+        """The running poll. If the task that waits for it is cancelled, the next task waits for the same poll."""
         self._failed: Exception | None = None
         """An error of a poll during `settle`. The next request for records raises it."""
 

@@ -39,7 +39,8 @@ class ThreadCalls:
     def move(self, job: Callable[[Any], T], moved: Iterable[TopicPartition] = ()) -> asyncio.Future[T]:
         """Execute `job(consumer)` on the thread. The job may move the positions of the partitions `moved`.
 
-        The consumer drops the records that were fetched from these partitions. If the job fails, it fetches them again.
+        The consumer drops the records that were fetched from these partitions. If the job fails, the consumer fetches
+        the records again.
         """
         self._lifecycle.check_open()
         _ = self._thread.consumer  # raises an error if the consumer is not open

@@ -1,4 +1,4 @@
-"""The thread's side of a consumer: the inner consumer, the thread that owns it, and notes about its polls."""
+"""The thread's side of a consumer: the inner consumer, the thread that owns it, and notes about the thread's polls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ _NAME: Final = "kafkasafe-aio"
 
 
 class ThreadSide:
-    """Owns the inner consumer. Its methods are called on the loop; the functions that they queue run on the thread."""
+    """Owns the inner consumer. The loop calls this object's methods; the jobs that they queue run on the consumer's
+    thread.
+    """
 
     def __init__(self, topics: tuple[str, ...], options: ConsumerOptions) -> None:
         self._topics, self._options = topics, options
@@ -64,8 +66,8 @@ class ThreadSide:
     async def open(self) -> None:
         """Make the inner consumer. If the call is cancelled, nothing stays open."""
         consumer = await call_in_thread(f"{_NAME}-start", self._made, undo=lambda made: made.close())
-        # All commits ask this object for offsets. It counts only records that were returned, not those that were
-        # fetched.
+        # All commits take their offsets from this object. It counts only records that were returned to the program, not
+        # records that were only fetched.
         polls = self._polls = Polls()  # a consumer whose `start` was cancelled may still use its own
         membership.commit_from(consumer, lambda: self._committable(consumer, polls))
         threads.reading_of(consumer).parts.hand_out_later(lambda: self._unhanded(polls))
@@ -97,7 +99,9 @@ class ThreadSide:
         worker.stop()
 
     def drop(self) -> None:
-        """Close the inner consumer without waiting for it. It commits nothing. The garbage collector may call this."""
+        """Close the inner consumer without waiting for it. Nothing is committed. The garbage collector may call
+        this.
+        """
         consumer, worker = self._both()
         self._dropped = True
         worker.put(consumer.close)
@@ -114,7 +118,9 @@ class ThreadSide:
         return self._both()[1].submit(job)
 
     def knowing(self, seen: Seen, job: Callable[[], T]) -> Callable[[], T]:
-        """Wrap a job, so that it first notes the records that the program had when it requested the job."""
+        """Wrap a job: the thread first notes which records the program had when it requested the job, then executes the
+        job.
+        """
         polls = self._polls
 
         def work() -> T:
@@ -159,7 +165,7 @@ class ThreadSide:
                 joined = membership.has_joined(consumer)
             finally:  # also after an error such as NoOffsetForPartitionError: the program may seek
                 states = membership.states_of(consumer)
-                # The positions of these partitions are now the committed ones.
+                # The positions of the partitions in `gone` are now the committed ones.
                 gone = polls.ended(states, records)
                 paused = frozenset(tp for tp in gone if tp in states and states[tp].paused)
                 number = polls.number
@@ -182,7 +188,7 @@ class ThreadSide:
 
         Args:
             job: The job.
-            partitions: The partitions that it moves.
+            partitions: The partitions that the job moves.
             dropped: The first offsets that the loop has dropped because of the job.
             kept: Number of the latest poll whose records had arrived on the loop.
         """

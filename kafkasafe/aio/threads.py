@@ -36,7 +36,7 @@ def running_loop() -> asyncio.AbstractEventLoop:
 async def call_in_thread(
     name: str, call: Callable[[], T], *, undo: Callable[[T], object] | None = None, daemon: bool = True
 ) -> T:
-    """Run `call()` on a separate thread, so that the program's executors cannot delay it when they are busy.
+    """Run `call()` on a separate thread, so that busy executors of the program cannot delay the call.
 
     Args:
         name: Name of the thread.
@@ -124,8 +124,8 @@ class _Place:
 def place_of(loop: asyncio.AbstractEventLoop) -> Any:
     """Return an object whose `_thread_id` is the thread in which the loop runs; None while the loop does not run.
 
-    The value is compared for each record. `asyncio.get_running_loop` would be slower, because it makes a system call
-    (getpid) each time. In a forked child, the value is still the parent's.
+    Callers compare this value for each record. `asyncio.get_running_loop` would be slower, because it makes a system
+    call (getpid) each time. In a forked child, the value is still the parent's.
     """
     return loop if hasattr(loop, "_thread_id") else _Place(loop)
 
