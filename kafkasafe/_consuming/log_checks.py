@@ -136,10 +136,11 @@ class LogChecks:
         Kafka-python's metadata and fresh ones may name two different topics, neither of which is the one that was read.
         Then the walk waits until both name the same topic, because ids do not say which of two topics is the newer one:
 
-        1. Topic A was read. It is deleted and created again as B, then as C. 2. kafka-python's metadata are from the
-        time of B. The fresh metadata have C, and the walk ends with C. 3. The next check would use kafka-python's
-        metadata, and take B for a newer topic than C. From that check on, C would count as a former topic. All later
-        metadata name C, and would count as outdated: the partition would never be read again.
+        1. Topic A was read. It is deleted and created again as B, then as C.
+        2. kafka-python's metadata are from the time of B. The fresh metadata have C, and the walk ends with C.
+        3. The next check would use kafka-python's metadata, and take B for a newer topic than C. From that check on, C
+           would count as a former topic. All later metadata name C, and would count as outdated: the partition would
+           never be read again.
         """
         topic_id = read.topic_id
         tries = 0

@@ -13,13 +13,14 @@
 So if a batch is undecided, and the next batch goes to another lane:
 
 - A consumer that is a member of a group leaves the group and joins it again. Then it is another member, in another
-generation, and the group refuses the batches that were left (KIP-447). Only after it has joined again, the consumer
-requests the group's offset. The coordinator returns this offset only when all offsets that the group has already
-accepted are committed or aborted. - With `assign` there is no generation. So `send_offsets` refuses the next batch as
-long as the other lane has an undecided batch of the partition. If a producer on the same directory adopts that lane,
-which takes seconds, `send_offsets` waits. - If the producer of the undecided batch is still open, `send_offsets` waits
-for the outcome. A batch that continues from an earlier batch must come after that batch, and must not be committed if
-the earlier one is dropped.
+  generation, and the group refuses the batches that were left (KIP-447). Only after it has joined again, the consumer
+  requests the group's offset. The coordinator returns this offset only when all offsets that the group has already
+  accepted are committed or aborted.
+- With `assign` there is no generation. So `send_offsets` refuses the next batch as long as the other lane has an
+  undecided batch of the partition. If a producer on the same directory adopts that lane, which takes seconds,
+  `send_offsets` waits.
+- If the producer of the undecided batch is still open, `send_offsets` waits for the outcome. A batch that continues
+  from an earlier batch must come after that batch, and must not be committed if the earlier one is dropped.
 """
 
 from __future__ import annotations

@@ -142,9 +142,9 @@ class Positions:
     def _begin_at_its_start(self, tp: TopicPartition, part: AssignedPartition, position: int) -> None:
         """Go to the start of a recreated topic, if no record of the former topic was read.
 
-        1. The consumer begins at the end of the log, offset 10. The topic is deleted and created again. 2. The new
-        topic gets 15 records, all of them after the consumer took its position. 3. Offset 10 exists in the new log,
-        too. If the consumer continued there, it would skip the records 0 to 9.
+        1. The consumer begins at the end of the log, offset 10. The topic is deleted and created again.
+        2. The new topic gets 15 records, all of them after the consumer took its position.
+        3. Offset 10 exists in the new log, too. If the consumer continued there, it would skip the records 0 to 9.
         """
         if self._port.strategy not in {EARLIEST, LATEST}:
             part.place(position)

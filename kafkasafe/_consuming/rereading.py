@@ -14,11 +14,11 @@ If a program closes its producer, a batch may be left in the spool, undecided. T
 because maybe no producer ever delivers it. So the consumer goes back to the group's offset. The batch may be committed
 afterwards:
 
-1. A batch with records 0 to 9 is left in the spool. The consumer goes back to the group's offset, 0. 2. A second
-producer delivers the batch, so the group's offset is 10. That producer is closed, too. 3. The consumer has returned
-records 0 to 9 again, and the program adds them to a batch of a third producer. Each producer compares its own batches
-(`ReadingOrder.is_superseded`), but the third producer does not know of the first batch. So records 0 to 9 would be in
-the output twice.
+1. A batch with records 0 to 9 is left in the spool. The consumer goes back to the group's offset, 0.
+2. A second producer delivers the batch, so the group's offset is 10. That producer is closed, too.
+3. The consumer has returned records 0 to 9 again, and the program adds them to a batch of a third producer. Each
+   producer compares its own batches (`ReadingOrder.is_superseded`), but the third producer does not know of the first
+   batch. So records 0 to 9 would be in the output twice.
 
 So before the first batch after such a step back, `send_offsets` requests the group's offset. It refuses the batch if
 that offset is not the one to which the consumer went back. At the time of this request, all earlier producers of the

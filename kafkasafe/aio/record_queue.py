@@ -24,9 +24,10 @@ _ATTEND_S: Final = 0.25
 class _Meanwhile:
     """Shows what the program has done with partitions since the running poll was requested.
 
-    1. A task polls. The consumer's thread asks the group coordinator, which takes a few milliseconds. 2. Another task
-    receives records of `orders-0` that an earlier poll had fetched. 3. The poll ends: `orders-0` was revoked, or its
-    position was moved back. 4. So the program holds records whose offsets must not be part of its next atomic batch.
+    1. A task polls. The consumer's thread asks the group coordinator, which takes a few milliseconds.
+    2. Another task receives records of `orders-0` that an earlier poll had fetched.
+    3. The poll ends: `orders-0` was revoked, or its position was moved back.
+    4. So the program holds records whose offsets must not be part of its next atomic batch.
 
     Attributes:
         paused: Partitions that the program has paused since the request.
