@@ -18,8 +18,9 @@ records' timestamps are stored relative to it, so readers see no difference. Onc
 reads the header back from the log. A different number shows that another attempt was first. Then this attempt ends
 before it sends anything else.
 
-A batch that is larger than the topic's `max.message.bytes` is divided on the task's thread. Once the broker
-refuses a size, later batches for the topic are divided to at most half of it before they are sent.
+A batch that is larger than the topic's `max.message.bytes` is divided on the task's thread. Once the broker has refused
+a batch because of its size, later batches for the topic are divided into parts of at most half that size before they
+are sent.
 
 Threads: one thread calls `append` and `finish`. Replies arrive on the network thread, which also sends the next batch,
 so that sending does not wait while the task encodes.
@@ -53,8 +54,8 @@ from kafkasafe.spark.txn import Report, WriterIdentity
 log = EventLog("spark")
 
 CLAIM_ROWS: Final = 64
-"""Largest number of records in a claim. A claim is small, because each of its records takes five more bytes and it is
-read back.
+"""Largest number of records in a claim. A claim is small, because each of its records takes five more bytes, and
+because the task reads the claim back.
 """
 
 _CLAIM_RANGE_MS: Final = 1 << 34
@@ -103,8 +104,9 @@ class Appender:
 
     Args:
         transport: A started transport. The caller still owns it and closes it.
-        grant: The transaction's grant. The transaction must already contain the partitions. If its transactional id is
-            empty, the appender uses no transaction, and the grant holds an idempotent producer's own id and epoch.
+        grant: The transaction's grant. The transaction must already contain the partitions. If the grant's
+            transactional id is empty, the appender uses no transaction, and the grant holds an idempotent producer's
+            own id and epoch.
         options: Options of the sink or writer: the time limit for one batch, how long the broker may wait for its
             replicas, and the number of pending bytes above which `append` blocks.
         claims: False if no other attempt can have the grant. Then no batch is a claim, and none is read back.
@@ -127,7 +129,7 @@ class Appender:
         self._options = options
         self._claims = claims
         self._on_acked = on_acked
-        # Guards all fields below. A thread that holds this lock calls nothing but `notify`.
+        # Guards all fields below. `on_acked` is called while this lock is held.
         self._changed = threading.Condition()
         self._places: dict[tuple[str, int], _Place] = {}
         self._buffered = 0
@@ -142,8 +144,8 @@ class Appender:
         Args:
             topic: Topic name.
             partition: Partition number.
-            data: One batch with base offset 0. `append` fills in the producer id, the epoch and the sequence. The
-                claim of a partition has a base timestamp from `claim_base`.
+            data: One batch with base offset 0. `append` fills in the producer id, the epoch and the sequence. If the
+                batch is a claim, its base timestamp must come from `claim_base`.
 
         Raises:
             RestartError: See `finish`. This method raises the other errors of `finish` too.
@@ -247,7 +249,7 @@ class Appender:
                 message = f"{place.topic}-{place.partition}: Fetch"
                 self._failed(place, coded(answer.error_code, message), "fetch")
             elif not answer.headers:
-                # The batch is acknowledged, but this leader's high watermark has not reached it yet (KIP-207).
+                # The batch is acknowledged, but this leader's high watermark has not reached the batch yet (KIP-207).
                 self._failed(place, coded(78, f"{place.topic}-{place.partition}: Fetch"), "fetch")
             else:
                 self._judge_claim(place, answer.headers[0])

@@ -23,7 +23,8 @@ T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
 UNKNOWN_TOPIC: Final = 3
-# How long a plan waits for answers about all partitions at once. After that, it asks about each partition separately.
+# How long a plan waits for answers about all partitions at once. After that, the plan asks about each partition
+# separately.
 _AT_ONCE_S: Final = 5.0
 
 
@@ -139,7 +140,9 @@ class Brokers:
         return {partition: end.offset for partition, end in found.items()}
 
     def at_once(self, partitions: Sequence[Partition], timestamp: int) -> Mapping[Partition, OffsetListed]:
-        """Asks each leader once for an offset of all its partitions. Returns the answers that came in time."""
+        """Asks each leader once for the `timestamp` offset (such as EARLIEST) of all its partitions. Returns the
+        answers that came in time.
+        """
         runner = ProcedureRunner()
         inquiry = runner.begin(self.lookups.ask_at_once(partitions, timestamp))
         deadline = time.monotonic() + min(_AT_ONCE_S, self._stall_timeout_s / 4)

@@ -53,7 +53,8 @@ class Bound(NamedTuple):
 
     Attributes:
         rows: Largest number of rows.
-        row_bytes: Largest size of a row's key, value and topic, in bytes. Tasks after the 64th: a 16th of it.
+        row_bytes: Largest size of a row's key, value and topic together, in bytes. For tasks after the 64th, a 16th of
+            this applies.
     """
 
     rows: int
@@ -107,7 +108,7 @@ def later_size(previous: Size | None, rows: int, sent_bytes: int, *, was_refused
 def _guard(_jvm: Any, columns: tuple[str, ...], bound: Bound) -> tuple[tuple[Column, ...], Column]:
     """Returns the columns and the condition that select what a task may return.
 
-    They are cached, because parsing them takes longer than running them.
+    The result is cached, because parsing the expressions takes longer than running them.
     """
     from pyspark.sql.functions import expr
 
@@ -118,8 +119,8 @@ def _guard(_jvm: Any, columns: tuple[str, ...], bound: Bound) -> tuple[tuple[Col
     fits = f"{sized} <= {share}"
     chosen = [f"IF({fits}, {name}, NULL) AS {name}" if name in _SIZED else name for name in columns]
     chosen += [f"{fits} AS {_FITS}", f"monotonically_increasing_id() & {_INDEX}L AS {_ROW}"]
-    # Do not use `limit`: Spark compiles new code for each use, and needs several jobs, because it limits all tasks
-    # together.
+    # Do not use `limit`: Spark compiles new code for each use, and needs several jobs, because `limit` applies to all
+    # tasks together.
     return tuple(map(expr, chosen)), expr(f"{_ROW} <= {bound.rows}")
 
 
@@ -128,14 +129,14 @@ def collect_rows(df: DataFrame, columns: Sequence[str], bound: Bound) -> list[An
 
     Args:
         df: The data frame. Not of Spark Connect.
-        columns: The names of its columns: some of `key`, `value`, `topic` and `partition`.
+        columns: The names of the data frame's columns: some of `key`, `value`, `topic` and `partition`.
         bound: How much each task may return.
 
     Returns:
         Arrow batches; None if a task has more rows than the bound.
 
     Raises:
-        RowTooLargeError: A row is larger than the bound. No task has more rows than the bound.
+        RowTooLargeError: A row is larger than the bound, and no task has more rows than the bound.
         Exception: The job failed.
     """
     chosen, condition = _guard(jvm_of(df.sparkSession), tuple(columns), bound)

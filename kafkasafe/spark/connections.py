@@ -1,4 +1,4 @@
-"""The connections of a process of Spark, kept between its tasks.
+"""Keeps the connections of a Spark process from one task to the next.
 
 Spark uses Python workers again for later tasks, and connecting takes longer than a small task.
 """
@@ -15,7 +15,7 @@ from kafkasafe.cluster.api import Cluster
 
 C = TypeVar("C", bound=Cluster)
 
-# The process id is part of a key, because a worker may be forked from a process that had connections.
+# The process id is part of each key, because a worker may be forked from a process that had connections.
 _kept: dict[tuple[int, Callable[..., Cluster], str], Cluster] = {}
 _lock: Final = threading.Lock()
 
@@ -25,7 +25,8 @@ def kept(options: Mapping[str, Any], make: Callable[[Mapping[str, Any]], C]) -> 
 
     Args:
         options: The options of the connections.
-        make: Makes the connections at the first call, which starts them.
+        make: Makes the connections. `kept` calls it, and starts the connections, if this process has none for these
+            options.
     """
     key = os.getpid(), make, repr(sorted(options.items()))
     with _lock:

@@ -1,4 +1,6 @@
-"""Java's objects behind PySpark's. PySpark has them under private names only, which no other module uses."""
+"""Gives the Java objects behind PySpark's objects. PySpark has only private names for them, and no other module of
+kafkasafe uses these names.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ def map_in_arrow(
 ) -> DataFrame:
     """Does the same as `df.mapInArrow(function, schema)`, but without pandas.
 
-    PySpark's own method requires pandas, although it does not use it.
+    PySpark's own method requires pandas, although the method does not use pandas.
 
     Args:
         df: The data frame.

@@ -1,4 +1,4 @@
-"""Checks Kafka's own options of a query (`kafka.*`), and translates those of the connection into kafka-python's."""
+"""Checks Kafka's own options of a query (`kafka.*`), and translates the connection options into kafka-python's."""
 
 from __future__ import annotations
 
@@ -78,7 +78,9 @@ CONNECTION: Final[dict[str, tuple[str, OptionKind]]] = {
     "sasl.kerberos.name": ("sasl_kerberos_name", text),
     "proxy.url": ("proxy_url", text),
 }
-"""Kafka's name → (kafka-python's name, what may be given). `_special` handles those that kafka-python does not have."""
+"""Kafka's name → (kafka-python's name, kind of its values). `_special` handles options that kafka-python does not
+have.
+"""
 
 _JAVA_ONLY: Final = frozenset(
     {
@@ -178,7 +180,7 @@ def kafka_options(options: Mapping[str, str], table: OptionTable) -> tuple[dict[
             raise error("FORBIDDEN_OPTION", f"{key} cannot be set: {why}.")
         if name in table.kafkas:
             row = table.kafkas[name]
-            row.value(key, value)  # raises if it is invalid
+            row.value(key, value)  # raises if the value is invalid
             others[row.name] = value
         elif name in CONNECTION:
             ours, convert = CONNECTION[name]

@@ -1,4 +1,4 @@
-"""Compares the logs of leaders with what a query of the source has read of them.
+"""Compares the logs of leaders with what a query of the source has read from these logs.
 
 End offsets that go backwards (SPARK-26267, SPARK-27281):
 
@@ -66,14 +66,14 @@ class LogState:
         end: int | None = None,
         log_start: int | None = None,
     ) -> None:
-        """Notes a loss, and the range that may be read after the loss, if it differs."""
+        """Notes a loss, and the range that may be read after the loss, if this range is another one."""
         self.why, self.lost = why, lost
         self.begin = self.begin if begin is None else begin
         self.end = self.end if end is None else end
         self.log_start = self.log_start if log_start is None else log_start
 
     def stop_at(self, end: int) -> None:
-        """Ends the range before `end`, but not before it begins."""
+        """Ends the range at `end` at the latest, but never before its beginning."""
         self.end = max(self.begin, min(self.end, end))
 
     def found_leader(self, epoch: int) -> None:
@@ -82,7 +82,7 @@ class LogState:
 
 
 class _Settled(NamedTuple):
-    """The answer about the end of a log, and what `advance` compared it with."""
+    """The answer about the end of a log, and the values with which `advance` compared this answer."""
 
     was: Mark
     topic_id: bytes | None
@@ -105,7 +105,8 @@ class LeaderLogs:
         self._checked: dict[Partition, tuple[bytes | None, int]] = {}
         # What the last plan found about a partition without a loss. See `unchanged`.
         self._settled: dict[Partition, _Settled] = {}
-        # The epochs that a leader reported: (its own epoch, [(epoch, first offset)], lowest offset that they cover).
+        # The epochs that a leader reported: (the leader's own epoch, [(epoch, first offset)], lowest offset that these
+        # epochs cover).
         self._runs: dict[Partition, tuple[int, list[tuple[int, int]], int]] = {}
 
     def unchanged(
@@ -114,11 +115,12 @@ class LeaderLogs:
         ends: Mapping[Partition, OffsetListed],
         starts: Mapping[Partition, OffsetListed],
     ) -> dict[Partition, LogState]:
-        """Finds the partitions for which `advance` would return the same result as at its last call, and no loss.
+        """Finds the partitions for which `advance` would return the same result as at its last call, without a loss.
 
-        This only saves CPU time: most partitions of a large topic have no new records between two plans. The result has
-        a partition if the leader gave the same answer as at the last call, and `advance` would compare the answer with
-        the same values. If there are records to read, the leader must also have answered that the log still holds them.
+        This only saves CPU time: most partitions of a large topic have no new records between two plans. The result
+        contains a partition if the leader gave the same answer as at the last call, and `advance` would compare the
+        answer with the same values. If there are records to read, the leader must also have answered that the log still
+        holds them.
 
         Args:
             start: Where the micro-batch begins.
@@ -204,7 +206,9 @@ class LeaderLogs:
     def recheck(
         self, partition: Partition, begin: int, last: int, lineage: Lineage, topic_id: bytes | None
     ) -> Procedure[LogState]:
-        """Checks that the log still holds a range that an earlier run planned, or whose partition has a new leader."""
+        """Checks that the log still holds a planned range. This is necessary if an earlier run planned the range, or if
+        the partition has a new leader.
+        """
         info = self._brokers.topic(partition[0])
         if info is None or partition[1] not in info.partitions:
             return LogState(begin, begin, why="missing", exists=False)
@@ -239,7 +243,7 @@ class LeaderLogs:
         return checked[0] == id_of(info) and checked[1] >= leader.leader_epoch
 
     def lineage(self, partition: Partition, known: Lineage, found: LogState) -> Lineage:
-        """Returns the leader epochs of the records before `found.end`, as far as they are certain."""
+        """Returns those leader epochs of the records before `found.end` that are certain."""
         if found.why in {"diverged", "truncated", "recreated", "retention"}:
             known = known.copy()
             known.truncate(found.begin)

@@ -42,7 +42,7 @@ class MarkerStore:
 
     Args:
         transport: The driver's connections. `start` starts them.
-        requests: Requests of the application id's transactional id, and of the group of the same name.
+        requests: Sends the requests for the application id's transactional id, and for the group of the same name.
         options: Options of the sink.
         app_id: The application id, for messages.
         transactional_id: Key of the markers in their topic.

@@ -75,7 +75,7 @@ class OptionTable:
 
     Attributes:
         rows: The options by name.
-        own: The options with names of Spark's own.
+        own: The options with Spark's own names, by name.
         kafkas: The options with Kafka's names, by name without `kafka.`. Connection options are not in the table.
     """
 
@@ -106,7 +106,9 @@ class OptionTable:
             raise error("UNKNOWN_OPTION", f"{option!r} is not an option of {self._what}.{hint}")
 
     def values(self, options: Mapping[str, str]) -> OptionValues:
-        """Returns the options that this table has under Spark's names, which are not case-sensitive."""
+        """Returns the values of those `options` that this table has under Spark's names. The names are not
+        case-sensitive.
+        """
         names = {name.lower(): name for name in self.own}
         given = {names[name.lower()]: value for name, value in options.items() if name.lower() in names}
         return OptionValues(self.rows, given)

@@ -97,7 +97,8 @@ class ReadOptions:
         isolation: 1 for read_committed, 0 for read_uncommitted.
         stall_timeout_s: Maximum time that a task or a plan waits while the brokers send nothing new.
         fetch_bytes: Approximate size of a fetch response.
-        inline_bytes: Largest size of the responses whose records the driver hands to Spark itself; 0: never.
+        inline_bytes: If a micro-batch is not larger than this, in bytes, the driver itself reads the records and hands
+            them to Spark; 0: never.
         on_event: `package.module:function`, called with each event; None: no function is called.
     """
 

@@ -1,7 +1,8 @@
 """Sends counts from Spark's helper processes on the driver to the listener in the driver process.
 
-A data source's writer commits in a separate process, and Spark passes no results from it to the driver process. But
-both processes run on the same machine, as the same user. So the two processes communicate through a datagram socket:
+A data source's writer commits in a separate process, and Spark passes no results from that process to the driver
+process. But both processes run on the same machine, as the same user. So the two processes communicate through a
+datagram socket:
 
 1. The listener's process binds a socket in the directory for temporary files.
 2. When a query starts, the listener creates a symbolic link to the socket, named after the query's id.
@@ -11,7 +12,7 @@ both processes run on the same machine, as the same user. So the two processes c
 The datagrams carry only counts. A failure on this path never affects a micro-batch.
 
 The source's planner also runs in a separate process. The planner does not know the id of its query, but Spark's JVM is
-one of the ancestors of its process. So the listener creates a second link, named after the JVM's process id.
+one of the ancestors of the planner's process. So the listener creates a second link, named after the JVM's process id.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ def _link_of(pid: int) -> str:
 
 
 def _ancestors() -> list[int]:
-    """Returns the process ids of this process's ancestors, nearest first. Without /proc, returns only the id of its
+    """Returns the process ids of this process's ancestors, nearest first. Without /proc, returns only the id of the
     parent.
     """
     found = [os.getppid()]

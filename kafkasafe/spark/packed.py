@@ -11,16 +11,16 @@ their size matters.
 - `offsets`: the next offset of each partition. The field stays plain text so that people can read it.
 - `epochs`: the leader epochs of each partition, deflated and in base64. Before deflation the text looks like
   `3:0,4:1200;;@17,3:0`. `;` separates partitions, and each entry is an epoch and its first offset. If the known epochs
-  of a partition end at 17 instead of at its next offset, its first entry is `@17`. The field is absent if no epochs are
-  known.
+  of a partition end at 17 instead of at the next offset, the partition's first entry is `@17`. The field is absent if
+  no epochs are known.
 - `read`: for each partition, the number of offsets in its range (`offset - begin`). If `begin` is above
   `offset`, the entry is `=` followed by `begin`. If the mark has no `begin`, the entry is empty. The field is absent if
   no mark has a `begin`.
 - `first`: `Mark.first` in the format of `read`, with `?` for `UNRESOLVED`.
 - `lost`: `why`, `lost_first` and `lost_last` of each partition that lost records.
 
-If `offsets` and `epochs` together are longer than 12,000 characters, three other fields replace them (version 3 of the
-checkpoint's format). The usual cause is that the partitions have had several leaders.
+If `offsets` and `epochs` together are longer than 12,000 characters, the following fields replace both (version 3 of
+the checkpoint's format). The usual cause is that the partitions have had several leaders.
 
 - `least` and `most`: the lowest and the highest next offset.
 - `dense`: the next offset of each partition and the first offset of each of its epochs, in as few characters as
@@ -178,8 +178,8 @@ _TOGETHER: Final = 64  # number of partitions in a group, whose numbers are enco
 class _Dense:
     """Encodes numbers with known bounds as digits of a mixed radix, so that a number below n takes only log2(n) bits.
 
-    First offsets of epochs are below those of later epochs, and these are below the next offset. So the reader knows
-    the bound of each number before it reads the number.
+    The first offset of an epoch is below the first offsets of all later epochs, and these are below the next offset. So
+    the reader knows the bound of each number before it reads the number.
 
     Args:
         text: The digits, with a comma between groups of partitions.

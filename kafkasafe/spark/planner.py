@@ -9,7 +9,7 @@ rules:
   retention removed before they were read. Depending on `failOnDataLoss`, a loss ends the query, or the planner reports
   it and writes it into the checkpoint (`Mark.begin`). The planner never skips records silently.
 - The planner does not plan on incomplete knowledge. While a partition has no leader, or while the tracker holds back a
-  lower answer, the partition's range is empty. The next plan tries again.
+  lower end offset, the partition's range is empty. The next plan tries again.
 - The planner evaluates the starting options once for each query. The end of the first micro-batch records where each of
   its ranges begins (`positions`). So the batch keeps its ranges when Spark runs it again.
 """
@@ -264,11 +264,11 @@ class Planner:
         return self._tasks(tasks, epochs)
 
     def _begun(self, start: Positions, end: Positions) -> Positions:
-        """Finds where a query's first micro-batch begins, in the partitions whose mark does not record it.
+        """Finds where a query's first micro-batch begins, in the partitions whose mark does not record this offset.
 
         Marks that older versions or Spark's own source wrote do not record where the batch begins. If the starting
         options resolve to the same offset now as when the batch was planned, the batch begins there. But "latest" now
-        resolves to another offset. Then the beginning of the batch cannot be determined, so the user has to give it.
+        resolves to another offset. Then the beginning of the batch cannot be determined, so the user has to name it.
         """
         unknown = [
             partition
@@ -326,16 +326,17 @@ class Planner:
         return Mark(found.end, lineage, found.begin if moved else None, found.why, found.lost)
 
     def _ask_at_once(self, partitions: Sequence[Partition], start: Positions) -> dict[Partition, LogState]:
-        """Asks each leader once for the ends of all its partitions, and then for the starts that `_advance` needs.
+        """Asks each leader once for the ends of all its partitions, and then for the starts that `LeaderLogs.advance`
+        needs.
 
-        This only saves CPU: `_advance` uses these answers instead of its first requests. For each partition about
-        which a leader did not answer, or answered with an error, `_advance` sends its own request.
+        This only saves CPU: `advance` uses these answers instead of its first requests. For each partition about which
+        a leader did not answer, or answered with an error, `advance` sends its own request.
 
         Returns:
-            The state of the partitions that `_advance` need not examine, because nothing changed since the last plan.
+            The state of the partitions that `advance` need not examine, because nothing changed since the last plan.
         """
         ends = self._brokers.at_once(partitions, LATEST)
-        # `_advance` asks where a log begins only after it knows where the log ends. Keep that order.
+        # `advance` asks where a log begins only after it knows where the log ends. Keep that order.
         nowhere = Mark(-1)
         moved = [
             partition

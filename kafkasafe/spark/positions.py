@@ -1,4 +1,4 @@
-"""The JSON format of a streaming query's positions in its checkpoint.
+"""The JSON format of positions in the checkpoint of a streaming query.
 
 ```json
 {"kafkasafe": 1, "topics": {"orders": {"id": "5f…", "partitions": {"0": {"offset": 42, "epochs": "ks1.…"}}}}}
@@ -30,9 +30,9 @@ is the query's first. With these versions, the first end that each run plans the
 is the query's first, it begins at the offset `first`. For any other batch, the source ignores `first`.
 
 The fields described so far are version 1 of the format. If a topic has many partitions, its marks are packed
-(`packed`), and the JSON has version 2, or version 3 if the packed marks are long. A release of kafkasafe that does not
-know a version rejects it. But a release can read a version that it knows even if a newer release wrote it, because it
-ignores unknown fields.
+(`packed`), and the JSON has version 2, or version 3 if the packed marks are long. A release of kafkasafe rejects
+versions that the release does not know. But if a newer release wrote a checkpoint in a version that an older release
+knows, the older release can read the checkpoint, because unknown fields are ignored.
 
 `Positions.decode` also reads checkpoints of Spark's own Kafka source, such as `{"orders": {"0": 42}}`.
 """
@@ -140,10 +140,10 @@ INITIAL: Final = Positions({}, initial=True)
 
 
 class Recent:
-    """Encodes positions, and decodes them without work if they are among the latest that this object has seen.
+    """Encodes and decodes positions. Decoding takes no work if this object has seen the positions recently.
 
-    Spark returns the end of each micro-batch several times: with the request for its ranges, and as the start of the
-    next micro-batch. Decoding an entry of 1,000 partitions takes a third of the time of a plan.
+    Spark returns the end of each micro-batch several times: with the request for the batch's ranges, and as the start
+    of the next micro-batch. Decoding an entry of 1,000 partitions takes a third of the time of a plan.
     """
 
     def __init__(self) -> None:
@@ -184,8 +184,8 @@ def share(sizes: Mapping[Partition, int], limit: int, turn: int) -> dict[Partiti
     Args:
         sizes: Number of available records, by partition.
         limit: Maximum number of records in total, at least 1.
-        turn: A number that differs for each batch. If there are more partitions than `limit`, it decides which
-            of them get a record.
+        turn: A number that differs for each batch. If there are more partitions than `limit`, this number decides which
+            partitions get a record.
     """
     waiting = sorted(partition for partition, size in sizes.items() if size > 0)
     total = sum(sizes[partition] for partition in waiting)

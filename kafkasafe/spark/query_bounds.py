@@ -1,4 +1,4 @@
-"""The bounds that the user gave for a query of the source, as offsets of the partitions."""
+"""Converts the bounds that the user gave for a query of the source into offsets of partitions."""
 
 from __future__ import annotations
 

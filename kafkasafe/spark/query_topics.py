@@ -96,7 +96,9 @@ class QueryTopics:
                 return re.fullmatch(pattern, partition[0]) is not None
 
     def ids(self, partitions: Iterable[Partition]) -> dict[str, bytes]:
-        """Returns the ids of the topics of these partitions, as far as the brokers have topic ids."""
+        """Returns topic → id for the topics of these partitions. Topics without an id, as with old brokers, are left
+        out.
+        """
         infos = {topic: self._brokers.topic(topic) for topic in {topic for topic, _ in partitions}}
         ids = {topic: id_of(info) for topic, info in infos.items() if info is not None}
         return {topic: number for topic, number in ids.items() if number is not None}

@@ -96,7 +96,7 @@ def read_at_once(
     max_bytes: int,
     timeout_s: float,
 ) -> list[Any] | None:
-    """Reads several small ranges with one request for each, all sent at once. Tells of nothing and repeats nothing.
+    """Reads several small ranges with one request for each, all sent at once. Reports no event and repeats no request.
 
     Args:
         transport: The connections to use.
@@ -252,7 +252,7 @@ class _Fetching:
             position = answer.next_offset
 
     def ask(self, position: int) -> None:
-        """Requests the records from an offset on."""
+        """Requests the records at `position` and after it."""
         epoch = self._lineage.epoch_at(position - 1) if position else None
         self._transport.fetch_records(
             self._piece.topic,
@@ -266,7 +266,7 @@ class _Fetching:
         )
 
     def whole(self, deadline: float) -> list[Any] | None:
-        """Returns the decoded records of the range from the answer to one request; None if it has not exactly those."""
+        """Returns the decoded records of the range from the answer to one request; None if it has others."""
         try:
             answer = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:

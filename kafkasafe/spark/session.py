@@ -3,8 +3,8 @@
 Each transaction also writes a marker, which names the next batch id. So a later driver knows which batches are
 committed.
 
-`kafkasafe.spark.txn` decides the order of the steps and explains it. `Session.write` runs all of them for one
-micro-batch. `sink_transaction` and `marker_store` execute the single steps.
+`kafkasafe.spark.txn` decides and explains the order of the steps. `Session.write` runs all of them for one micro-batch.
+`sink_transaction` and `marker_store` execute the single steps.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """A micro-batch, in the arguments of `Session.write`."""
+    """The arguments of `Session.write`, which describe one micro-batch."""
 
     number: int
     query_id: str
@@ -167,8 +167,8 @@ class _BatchWrite:
         """READ_MARKER: reads the marker and decides whether the batch must be written.
 
         Raises:
-            CheckpointMismatchError: The marker does not fit the checkpoint, so whether to write cannot be decided. The
-                message names the remedies.
+            CheckpointMismatchError: The marker does not fit the checkpoint, so it cannot be decided whether to write
+                the batch. The message names the remedies.
         """
         batch, strict = self._batch, self._options.strict
         marker = self._markers.read()
@@ -250,7 +250,7 @@ class _BatchWrite:
 
 
 def _is_fenced(failure: BaseException) -> bool:
-    """Returns whether the coordinator or a leader refused the epoch, because a newer one exists."""
+    """Returns whether the coordinator or a leader refused the epoch, because a newer epoch exists."""
     return isinstance(failure, FencedError) or getattr(failure, "errno", None) in FENCED_CODES
 
 
@@ -314,10 +314,9 @@ class Session:
             batch_id: Spark's batch id; for a batch query, its `txnVersion`.
             query_id: Spark's query id; empty for a batch query, or if it is unknown.
             work: Runs the tasks that append records, with the transaction's producer id and epoch (a grant). Returns
-                the reports of these tasks.
-                `write` calls it again for each new transaction. If the function raises RestartError, the transaction
-                is restarted. If the function raises FencedError, another driver has taken over. After any other
-                exception the batch fails.
+                the reports of these tasks. `write` calls `work` again for each new transaction. If the function raises
+                RestartError, the transaction is restarted. If the function raises FencedError, another driver has taken
+                over. After any other exception the batch fails.
             plan: `plan_digest` of the micro-batch; empty if it is unknown.
             count: Returns the number of rows of the micro-batch. `count` is called only if the other fields of the
                 marker do not show whether the batch is committed. None in a batch query, where `txnVersion` alone

@@ -54,7 +54,7 @@ _MAX_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 _MAX_RECORDS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _ADAPTIVE: Final = "spark.sql.adaptive.enabled"
 # With 16 MiB, the sending tasks took 1.5 times the CPU time in the JVM. It seems that Spark copies an Arrow batch each
-# time that it outgrows its memory.
+# time that the batch outgrows its memory.
 _EXCHANGE_BYTES: Final = 4 * 1024 * 1024
 _SMALL_BATCH: Final = 64 * 1024
 _FEW_RECORDS: Final = 1000
@@ -307,10 +307,10 @@ class _Job:
         df: The data frame.
         batch_id: Chooses the partitions of rows that are not bound to one.
         session: The driver's session.
-        previous: Size of the previous micro-batch; None if it is unknown. If it was small, this one probably has few
-            rows. Then the tasks return their rows or batches to the driver, which sends them. In this case one stage of
-            Spark is enough, and no partition needs a claim (see `appender`). If there are more rows than expected, a
-            second job writes them: until then, nothing is sent.
+        previous: Size of the previous micro-batch; None if it is unknown. If the previous micro-batch was small, this
+            one probably has few rows. Then the tasks return their rows or batches to the driver, which sends them. In
+            this case one stage of Spark is enough, and no partition needs a claim (see `appender`). If there are more
+            rows than expected, the first job sends nothing, and a second job writes the rows.
 
     Attributes:
         totals: `bytes` and `retries` of all transactions of the micro-batch.
@@ -354,7 +354,7 @@ class _Job:
         return reports_of(rows)
 
     def _returned(self) -> list[tuple[str, int, bytearray]] | None:
-        """Has the tasks return the rows. Returns (topic, partition, batch), or None if there are too many.
+        """Lets the tasks return the rows. Returns (topic, partition, batch) tuples; None if there are too many rows.
 
         Spark returns the result of one attempt of each task, and an attempt has no effect outside of Spark. So it does
         not matter how often a task or a stage runs.
@@ -553,7 +553,9 @@ def _exchange_settings(df: DataFrame) -> dict[str, str]:
 
 
 def _is_adaptive(df: DataFrame) -> bool:
-    """Returns whether adaptive execution may change the query's own plan. Without an exchange, it never does."""
+    """Returns whether adaptive execution may change the query's own plan. A plan without an exchange is never
+    changed.
+    """
     jdf = java_frame(df)
     if jdf is None:
         return True

@@ -1,6 +1,6 @@
-"""The transaction of a micro-batch, as the sink's driver carries out its steps.
+"""Carries out the steps of a micro-batch's transaction, on the sink's driver.
 
-`kafkasafe.spark.txn` decides the order of the steps and explains it. Each step that asks the cluster has a method here,
+`kafkasafe.spark.txn` decides and explains the order of the steps. Each step that asks the cluster has a method here,
 except the steps for the marker (`marker_store`).
 """
 
@@ -32,7 +32,7 @@ class SinkTransaction:
 
     Args:
         transport: The driver's connections.
-        requests: Requests of the application id's transactional id.
+        requests: Sends the requests for the application id's transactional id.
         markers: The markers, whose partition is part of the transactions.
         options: Options of the sink.
         app_id: The application id, for messages.
@@ -140,8 +140,8 @@ class SinkTransaction:
         """VERIFY: checks that the leaders hold exactly the rows that the tasks reported.
 
         If tasks had the grant, a task that Spark gave up may have appended to any partition of the transaction, so all
-        of them are checked. If only this process had the grant (`appender`), partitions without reports have no
-        records. The other partitions are checked, because a leader may have lost acknowledged records.
+        partitions of the transaction are checked. If only this process had the grant (`appender`), partitions without
+        reports have no records. The other partitions are checked, because a leader may have lost acknowledged records.
 
         Raises:
             RestartError: The leaders hold other rows. No row of the transaction is visible.

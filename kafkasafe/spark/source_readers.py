@@ -80,8 +80,8 @@ class StreamReader(_Reading, DataSourceStreamReader):
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # noqa: N802 - as it was before 4.2
         """Plans where the next micro-batch ends."""
         if self._start is None:
-            # The query is new or was restarted. Spark passes the position of a restarted query only later, with its
-            # first range.
+            # The query is new or was restarted. Spark passes the position of a restarted query only later, with the
+            # query's first range.
             self._start = self._planner.opening()
         else:
             self._start = self._planner.latest(self._start)

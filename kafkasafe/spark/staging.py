@@ -1,8 +1,9 @@
-"""A Kafka topic for encoded batches on their way from tasks to the only process that may write them to their target.
+"""The staging topic in Kafka. Tasks store encoded batches there for the only process that may write to the target
+topic.
 
-A staged batch is the value of one record. The task that stages it reports its place (`StagedBatch`) by other means than
-Kafka. A record whose place is not reported is garbage, and retention removes it. So any number of attempts of a task
-may stage batches.
+A staged batch is the value of one record. The task that stages a batch reports the record's place (`StagedBatch`) by
+other means than Kafka. A record whose place is not reported is garbage, and retention removes it. So any number of
+attempts of a task may stage batches.
 
 A reader either finds a staged batch exactly as it was staged, or raises an error: the record at the reported offset
 must have the reported size and CRC. If the log was truncated, deleted or replaced, nothing is guessed or left out.
@@ -55,9 +56,9 @@ class StagedBatch:
     Attributes:
         topic: Target topic.
         partition: Target partition.
-        rows: Number of records in it.
+        rows: Number of records in the batch.
         at_partition: Partition of the staging topic.
-        at_offset: Offset of the record that contains it.
+        at_offset: Offset of the record that contains the batch.
         size: Number of bytes.
         crc: CRC32C of these bytes.
     """
@@ -72,7 +73,7 @@ class StagedBatch:
 
 
 class Stager:
-    """Stages the batches of one task, in order, in one partition. Not thread-safe.
+    """Stages the batches of one task, in order, in one partition of the staging topic. Not thread-safe.
 
     Args:
         transport: A started transport. The caller still owns it.
@@ -129,7 +130,7 @@ class Stager:
 
 
 class _reporting:  # noqa: N801  # reads as a statement
-    """Translates the appender's error about a transaction, because staging has none."""
+    """Translates the appender's error about a transaction, because staging has no transaction."""
 
     def __init__(self, topic: str) -> None:
         self._topic = topic
@@ -182,7 +183,7 @@ def _ensure(transport: Transport, options: SinkOptions) -> int:
 def fetch_staged(
     transport: Transport, options: SinkOptions, wanted: Iterable[StagedBatch]
 ) -> Iterator[tuple[StagedBatch, bytearray]]:
-    """Yields the staged batches, for each partition in the order of their offsets.
+    """Yields each staged batch with its bytes: one partition after the other, each in the order of offsets.
 
     Args:
         transport: A started transport. The caller still owns it.
@@ -191,7 +192,7 @@ def fetch_staged(
 
     Raises:
         StagingError: A batch does not exist, or was changed.
-        KafkaError: Its partition cannot be read.
+        KafkaError: A partition of the staging topic cannot be read.
     """
     for partition, pieces in itertools.groupby(
         sorted(wanted, key=lambda piece: (piece.at_partition, piece.at_offset)),
@@ -274,7 +275,7 @@ class _Fetching:
     def _wait(
         self, answer: RecordsFetched | Failure, piece: StagedBatch, failures: int, deadline: float
     ) -> None:
-        """Waits before the next request."""
+        """Pauses before the next request. Raises an error if the time is over, or if no repetition can help."""
         late = time.monotonic() > deadline
         if isinstance(answer, Failure):
             if late or not classify(answer.error, "fetch").retriable:

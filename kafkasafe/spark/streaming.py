@@ -1,9 +1,9 @@
 """The stream reader for PySpark 4.2 and later, which pass the start and maximum size of a micro-batch.
 
-This reader also hands over records. Spark normally runs a task for each range of the plan, in a Python worker. For a
-small micro-batch, starting the tasks takes longer than reading the records. But Spark has a second way, for its
-`SimpleDataSourceStreamReader`: with the plan, the process on the driver sends the records to the JVM, where a task
-needs no Python worker. The reader uses this way for small micro-batches.
+For small micro-batches, this reader also hands over the records themselves. Spark normally runs a task for each range
+of the plan, in a Python worker. For a small micro-batch, starting the tasks takes longer than reading the records. But
+Spark has a second way, for its `SimpleDataSourceStreamReader`: with the plan, the process on the driver sends the
+records to the JVM, where a task needs no Python worker. The reader uses this way.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ except ImportError:  # a later PySpark
 _FEW_RANGES: Final = 16
 _FEW_OFFSETS: Final = 2000
 _AT_ONCE_S: Final = 1.0
-# If more time passes until the next plan, or the records cannot be handed over, the next micro-batches use tasks.
+# If more than `_SHORT_S` seconds pass until the next plan, or the records cannot be handed over, the next `_PAUSE`
+# micro-batches use tasks.
 _SHORT_S: Final = 2.0
 _PAUSE: Final = 100  # micro-batches
 
@@ -54,7 +55,8 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """Returns the limit that Spark passes to `latestOffset`.
 
-        If both options are set, returns the minimum; `latestOffset` itself applies the maximum.
+        If both `minOffsetsPerTrigger` and `maxOffsetsPerTrigger` are set, returns the minimum; `latestOffset` itself
+        applies the maximum.
         """
         options = self._options
         if options.min_offsets:
@@ -149,7 +151,8 @@ if _HandsOver is not None:
     class _Handing(LimitedStreamReader, _HandsOver):
         """A reader that has just planned a micro-batch whose records it hands over.
 
-        After `partitions`, Spark asks a reader of this private class of PySpark for records, and of no other class.
+        After `partitions`, Spark asks a reader for records only if it is an instance of `_HandsOver`, a private class
+        of PySpark.
         """
 
         def getCache(self, start: dict[str, Any], end: dict[str, Any]) -> Iterator[Any]:  # noqa: N802, ARG002 - Spark's

@@ -65,7 +65,7 @@ ENCODED_SCHEMA: Final = (
 
 _PIECE_BYTES: Final = 8 * 1024 * 1024
 # The first batch that a task appends to a partition is small: it is the task's claim (see `kafkasafe.spark.appender`).
-# Before an exchange, the encoder makes this small first batch only for a partition with more rows than this number.
+# Before an exchange, the encoder makes this small first batch only for a partition with more than `_HEAD_FROM` rows.
 # With fewer rows it is cheaper if the sender splits the first batch later.
 _HEAD_FROM: Final = 1024
 # Each of the first 64 tasks may send up to `inlineBytes` to the driver. The others may send less, because the batches
@@ -292,7 +292,7 @@ class EncodeRows:
             yield encoded_batch((partition + first) % self.slots, topic, partition, count, data)
 
     def packed(self, rows: Iterator[Any], *, task: int) -> Iterator[PackedBatch]:
-        """Encodes all rows of a task. The number of the task chooses partitions, as `turn` does."""
+        """Encodes all rows of a task. Like `turn`, the task's number `task` varies the choice of partitions."""
         packer = _packer(self.options, head_from=_HEAD_FROM)
         counts = dict(self.counts)
         turn = self.turn + task

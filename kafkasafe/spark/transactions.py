@@ -136,7 +136,7 @@ def call(send: Callable[[Reply[Any]], None], timeout_s: float) -> Any:
 
 
 def retry_for(timeout_s: float, attempt: Callable[[float], T], *, what: str, api: str) -> T:
-    """Returns the result of `attempt`. Repeats the attempt as long as `classify` says that its error can be retried.
+    """Returns the result of `attempt`. Repeats the attempt as long as `classify` says that the error can be retried.
 
     Args:
         timeout_s: When to give up, in seconds from now.
@@ -165,7 +165,7 @@ def _wait_s(state: tenacity.RetryCallState) -> float:
 
 
 class TransactionRequests:
-    """The requests for one transactional id, and for a group of the same name that holds its marker.
+    """Sends the requests for one transactional id, and for the group of the same name, which holds the marker.
 
     Not thread-safe.
 
@@ -188,7 +188,9 @@ class TransactionRequests:
         place: Callable[[Any], str] = lambda _: "",
         timeout_s: float | None = None,
     ) -> Any:
-        """Returns an answer without an error code. For an error's message, `place` returns the partition."""
+        """Repeats a request until an answer has no error code, and returns that answer. `place` returns the partition
+        of an answer, for the message of an error.
+        """
         what = f"{api} of {self._id}"
 
         def attempt(left_s: float) -> Any:
@@ -202,7 +204,8 @@ class TransactionRequests:
     # --- the transaction ---
 
     def fence(self, transaction_timeout_ms: int) -> WriterIdentity:
-        """Fences every older holder of the transactional id, and ends its transaction. Returns when it has ended.
+        """Fences every older holder of the transactional id, and ends its transaction. Returns when that transaction
+        has ended.
 
         Args:
             transaction_timeout_ms: Time after which the cluster aborts a transaction that is not ended, ms.
@@ -216,11 +219,12 @@ class TransactionRequests:
         return WriterIdentity(self._id, identity.producer_id, identity.epoch, identity.protocol)
 
     def add_partitions(self, grant: WriterIdentity, partitions: Iterable[TopicPartition]) -> None:
-        """Adds partitions to the transaction. The first one begins it. Adding a partition again has no effect."""
+        """Adds partitions to the transaction. The first partition begins it. Adding a partition again has no effect."""
         places = list(partitions)
 
         def place(answer: PartitionsAdded) -> str:
-            # Partitions that failed only because another partition failed come last.
+            # Name the partition that caused the failure: partitions that failed only because another one failed come
+            # last.
             codes = sorted(answer.error_codes.items(), key=lambda item: item[1] == _NOT_ATTEMPTED)
             return next((f", {topic}-{number}" for (topic, number), code in codes if code), "")
 
@@ -250,7 +254,8 @@ class TransactionRequests:
     def end(
         self, grant: WriterIdentity, *, commit: bool, timeout_s: float | None = None
     ) -> WriterIdentity | None:
-        """Commits or aborts. If the request stays unanswered, only a later `fence` shows whether it was carried out.
+        """Commits or aborts. If the request stays unanswered, only the marker, read after a later `fence`, shows
+        whether it was carried out.
 
         Returns:
             The grant for the next transaction. None with protocol 1, in which only `fence` grants an epoch.
@@ -290,7 +295,9 @@ class TransactionRequests:
         )
 
     def committed_offset(self, place: TopicPartition) -> tuple[int, str] | None:
-        """Returns the group's offset of a partition, with metadata. Waits while an open transaction may change it."""
+        """Returns the group's offset of a partition, with metadata. Waits while an open transaction may change the
+        offset.
+        """
         found: OffsetCommitted = self._ask(
             "OffsetFetch", lambda reply: self._transport.committed_offset(self._id, *place, reply)
         )
@@ -319,7 +326,7 @@ class TransactionRequests:
         return retry_for(self._timeout_s, attempt, what=f"Metadata of {name}", api="Metadata")
 
     def create_topic(self, name: str, *, partitions: int, config: Mapping[str, str]) -> None:
-        """Creates a topic with the brokers' default replication. Does nothing if it exists."""
+        """Creates a topic with the brokers' default replication. Does nothing if the topic exists."""
 
         def parse(response: Any) -> None:
             answer = response.topics[0]

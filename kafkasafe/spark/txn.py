@@ -1,9 +1,10 @@
-"""Decides, without I/O, the driver's next step in the transaction of a micro-batch, and which answers it may trust.
+"""Decides the driver's next step in the transaction of a micro-batch, and which answers the driver may trust. It does
+no I/O.
 
 A micro-batch is identified by (application id, batch id). A micro-batch must reach its topics exactly once, although
 drivers and tasks may die at any point, and Spark may compute the micro-batch any number of times. The transaction that
-holds its records also holds its *marker*, which is the next batch id. A later driver reads the marker to see whether
-the micro-batch was committed.
+holds the micro-batch's records also holds a *marker*, which is the next batch id. A later driver reads the marker to
+see whether the micro-batch was committed.
 
 The order of the steps guarantees this (docs/spark-guarantees.md has the six properties and the crash tables):
 
@@ -93,7 +94,8 @@ TRANSITIONS: Final[Mapping[Step, Mapping[Event, Step]]] = {
     Step.VERIFY: {Event.DONE: Step.MARK, Event.BROKEN: Step.FENCE, Event.REFUSED: Step.FAILED},
     Step.MARK: {Event.DONE: Step.COMMIT, Event.BROKEN: Step.FENCE, Event.REFUSED: Step.FAILED},
     # BROKEN: the coordinator answered that this transaction cannot be committed, because it timed out. Even then the
-    # fence and the marker decide, and not this answer: an earlier attempt may have committed.
+    # fence and the marker decide whether the batch is committed, and not this answer: an earlier attempt may have
+    # committed the batch.
     Step.COMMIT: {
         Event.DONE: Step.WRITTEN,
         Event.UNKNOWN: Step.FENCE,
@@ -156,8 +158,7 @@ class MicroBatch:
             raise IllegalEventError(f"{event.name} at {self.step.name} of an epoch that FENCE granted")
         if following is Step.FENCE:
             self.is_carried = False
-            # The first transaction of an attempt is not a restart. After LAPSED, the attempt has not begun a
-            # transaction yet.
+            # LAPSED is no restart: it means that the attempt could not begin its first transaction.
             self.restarts += event is not Event.LAPSED
             if self.restarts > self._max_restarts:
                 following = Step.FAILED
@@ -179,7 +180,7 @@ class WriterIdentity:
     Attributes:
         transactional_id: Transactional id of the transaction.
         producer_id: Producer id that the coordinator granted.
-        epoch: Epoch that the coordinator granted; a newer one fences this one.
+        epoch: Epoch that the coordinator granted; a newer epoch fences this one.
         protocol: Protocol of transactions that the brokers speak, 1 or 2.
     """
 
@@ -199,9 +200,9 @@ class Marker:
 
     Attributes:
         next_batch_id: The micro-batch's id plus one.
-        query_id: Id of the Spark query that wrote it. Batch ids of different queries cannot be compared. Empty without
-            a query (batch use, Spark Connect).
-        rows: Number of rows that it wrote; None in markers of version 1, which did not store it.
+        query_id: Id of the Spark query that wrote the micro-batch. Batch ids of different queries cannot be compared.
+            Empty without a query (batch use, Spark Connect).
+        rows: Number of rows of the micro-batch; None in markers of version 1, which do not have this field.
         plan: The micro-batch's `plan_digest`; empty if it is not known.
     """
 
@@ -247,7 +248,8 @@ class Marker:
 
 
 class MarkerLog:
-    """Finds one application id's newest committed marker in a partition's log, read whole with `read_uncommitted`.
+    """Finds one application id's newest committed marker in a partition's log. The caller reads the whole log with
+    `read_uncommitted`.
 
     `read_committed` would stop at the open transaction of another id. That transaction says nothing about this id, and
     the fence has ended this id's own transactions.
@@ -313,7 +315,7 @@ class MarkerVerdict(enum.Enum):
     DUPLICATE = "duplicate"
     """This batch is committed."""
     COUNT = "count"
-    """The batch's plan or the marker's is not known, so the number of rows must decide."""
+    """The batch's plan or the plan in the marker is not known, so the number of rows must decide."""
     MISSING = "missing"
     """The marker is missing, though earlier batches must have written one."""
     OTHER_QUERY = "other query"
@@ -321,7 +323,9 @@ class MarkerVerdict(enum.Enum):
     OTHER_ROWS = "other rows"
     """This batch id is committed with other rows: the checkpoint lost its last batch, and Spark planned it again."""
     UNPROVEN = "unproven"
-    """This batch id is committed, but its marker of version 1 does not show whether it has the same rows."""
+    """This batch id is committed, but the marker, of version 1, does not show whether the committed rows are the
+    same.
+    """
     GAP = "gap"
     """Batches before this one were never written to this topic."""
     ROLLED_BACK = "rolled back"
@@ -339,14 +343,14 @@ def judge_marker(
 ) -> MarkerVerdict:
     """Decides whether to write a streaming query's batch.
 
-    Spark plans a batch durably before it runs it, and repeats only the last planned batch, with the same input. In a
-    healthy checkpoint the marker therefore has two possible values: the batch's id (the batch is not written yet), or
-    that id plus one (the batch is written, but Spark does not know this). Any other value means that the checkpoint
+    Spark plans a batch durably before it runs it, and repeats only the last planned batch, with the same input. If the
+    checkpoint is intact, the marker therefore has two possible values: the batch's id (the batch is not written yet),
+    or that id plus one (the batch is written, but Spark does not know this). Any other value means that the checkpoint
     and the topic do not belong together. Then writing the batch and skipping it could both be wrong.
 
-    The batch id plus one has a second cause: the checkpoint was restored from a copy that is one batch old. Spark then
-    plans that batch again, with other rows. So a batch is skipped only if it is proven to be the committed one: by its
-    entry in Spark's offset log, or otherwise by its number of rows.
+    A marker of the batch id plus one has a second possible cause: the checkpoint was restored from a copy that is one
+    batch old. Spark then plans that batch again, with other rows. So a batch is skipped only if it is proven to be the
+    committed one: by its entry in Spark's offset log, or otherwise by its number of rows.
 
     Args:
         marker: The marker that was read after the fence, or None.
@@ -389,7 +393,7 @@ def _marker_fits(
 def may_go_on(marker: Marker, batch_id: int, query_id: str, *, plan: str = "") -> bool:
     """Whether a driver may begin a batch at OPEN, under the epoch that its own last commit granted.
 
-    In all other cases the driver begins at FENCE, and judges what it then reads.
+    In all other cases the driver begins at FENCE, and judges the marker that it then reads.
 
     Args:
         marker: The marker that this driver committed last.
@@ -401,7 +405,7 @@ def may_go_on(marker: Marker, batch_id: int, query_id: str, *, plan: str = "") -
 
 
 def judge_version(marker: Marker | None, version: int, *, strict: bool) -> MarkerVerdict:
-    """Decides whether to write a batch query. As in Delta, write it unless its version or a later one is committed.
+    """Decides whether to write a batch query. As in Delta: yes, unless `version` or a higher version is committed.
 
     Args:
         marker: The marker that was read after the fence, or None.
@@ -459,7 +463,7 @@ def judge_partitions(
     Args:
         grant: The grant of the transaction.
         reports: The reports of all tasks.
-        appended: For each (topic, partition) of the transaction and of the reports, its leader's state for the producer
+        appended: For each (topic, partition) of the transaction and of the reports, the leader's state for the producer
             id; None if the leader does not know the producer id.
     """
     rows: dict[tuple[str, int], int] = {}

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("kafkasafe.spark")
 
 _NEEDED: Final = ("kafkasafe", "kafka", "tenacity", "prometheus_client", "numpy", "pyarrow", "crc32c")
-# Run this code with `python -c`: modules in the working directory are then found. `python -m pyspark.daemon`, which
-# starts the workers, finds them too.
+# Run this code with `python -c`: it then finds modules in the working directory, as `python -m pyspark.daemon` does,
+# which starts the workers.
 _PROBE: Final = """
 import importlib.util, json, sys
 print(json.dumps([list(sys.version_info[:2]), [n for n in sys.argv[1:] if importlib.util.find_spec(n) is None]]))
@@ -60,7 +60,8 @@ def _warn_of(name: str) -> None:
         return  # Spark itself reports this error
     path, own = Path(found), Path(sys.executable)
     try:
-        # Compare the directories too: an environment's interpreter may be a link to that of another one.
+        # Compare the directories too: an environment's interpreter may be a link to the interpreter of another
+        # environment.
         if path.samefile(own) and path.parent.samefile(own.parent):
             return
         done = subprocess.run(
@@ -92,8 +93,8 @@ def spare_collections() -> None:
     Tasks call this function. Only the first call in a process has an effect.
 
     `pyspark.daemon` lets a reused worker run a full garbage collection after each task. This collection visits all
-    modules of PySpark, pyarrow, kafka-python and kafkasafe, although they are never freed. The collection takes
-    longer than a small task.
+    modules of PySpark, pyarrow, kafka-python and kafkasafe, although these modules are never freed. The collection
+    takes longer than a small task.
 
     As a drawback, all other objects that exist at the time of the call are hidden too. If such an object is part of a
     reference cycle and is dropped later, it is never freed.
