@@ -69,9 +69,9 @@ class Commits:
         2. `poll` raises LogDivergedError. The application does not seek, and an automatic commit is due.
         3. Both logs have leader epoch 0. The next incarnation would accept offset 10, and skip 0 to 9.
 
-        So a position is left out if it looks like one of the new log and the application has not decided yet. If the
-        metadata already name another topic, the position is also left out until the position was checked. Commits that
-        were made before the metadata named another topic carry the id of the topic that was read (`_described`).
+        So a position is left out if it looks like a position in the new log and the application has not decided yet. If
+        the metadata already name another topic, the position is also left out until the position was checked. Commits
+        that were made before the metadata named another topic carry the id of the topic that was read (`_described`).
         """
         return self._port.consumed(unhanded, self._is_allowed)
 

@@ -137,7 +137,7 @@ class History:
         return bool(self.lineage.entries) and self.lineage.start_offset < position
 
     def is_of_another(self, topic_id: bytes | None) -> bool:
-        """Return whether this is the history of another topic than that with this id; False if one id is unknown."""
+        """Return whether this is the history of a topic with another id; False if one of the two ids is unknown."""
         return None not in {topic_id, self.topic_id} and topic_id != self.topic_id
 
     def adopt(self, topic_id: bytes | None) -> None:

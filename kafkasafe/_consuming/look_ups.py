@@ -36,7 +36,7 @@ class OffsetLookUps:
 
     Args:
         path: The option `offsets_path`: the file of the tracker.
-        timeout_ms: The time-out of calls that name no other.
+        timeout_ms: The time-out of calls that give no time-out.
     """
 
     __slots__ = ("_client_id", "_lookups", "_path", "_reports", "_save_due", "_timeout_ms", "_tracker")

@@ -13,8 +13,8 @@
 So if a batch is undecided, and the next batch goes to another lane:
 
 - A consumer that is a member of a group leaves the group and joins it again. Then it is another member, in another
-  generation, and the group refuses the batches that were left (KIP-447). Only after it has joined again, the consumer
-  requests the group's offset. The coordinator returns this offset only when all offsets that the group has already
+  generation, and the group refuses the batches that were left (KIP-447). The consumer requests the group's offset only
+  after it has joined again. The coordinator returns this offset only when all offsets that the group has already
   accepted are committed or aborted.
 - With `assign` there is no generation. So `send_offsets` refuses the next batch as long as the other lane has an
   undecided batch of the partition. If a producer on the same directory adopts that lane, which takes seconds,
@@ -94,7 +94,8 @@ class OtherLanes:
             group: The consumer's group.
 
         Raises:
-            UsageError: A batch of another producer is open, or was left undecided. The program has to decide it.
+            UsageError: A batch of another producer is open, or was left undecided. The program has to decide about that
+                batch.
             WaitTimeoutError: A batch of another producer has no outcome yet.
         """
         before = [claim for run in readings.values() for claim in run.elsewhere(mine)]

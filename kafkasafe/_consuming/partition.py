@@ -102,8 +102,8 @@ class Failures:
         code: Error code of the last failed fetch.
         reason: The meaning of this code.
         reported_code: Error code in the latest event about these failures; 0 if no event has reported them.
-        overdue_since: When the fetches began to fail; after `poll` has raised an error about them, when it last raised
-            one.
+        overdue_since: The start of the time after which `poll` raises an error about these failures: when the fetches
+            began to fail, or when `poll` last raised such an error.
         remote: Whether the position is in remote storage; None: not known yet. The consumer asks only after a failed
             fetch.
         rest_until: When the partition may be fetched again.
@@ -131,7 +131,7 @@ class Failures:
         self.rest_until = 0.0
 
     def rest(self, until: float) -> None:
-        """Do not fetch the partition before this time."""
+        """Do not fetch the partition before the time `until`."""
         self.rest_until = until
 
     def reported(self) -> None:

@@ -9,8 +9,8 @@ A consumer has read a log up to its position. As soon as another broker leads, t
 until the position is known to be valid under the present leader:
 
 1. The position comes from a commit, a reset or a seek. It is IDLE and UNCHECKED.
-2. Records were read before it, so they are compared with the leader's log: CHECK_DUE, and the position is WALKING. If
-   no records were read, nothing can be missing: UNREAD.
+2. Records before the position were read, so they are compared with the leader's log: CHECK_DUE, and the position is
+   WALKING. If no records were read, nothing can be missing: UNREAD.
 3. The log agrees (AGREED), and the position is IDLE and VALID. It remains so until another leader is known (CHECK_DUE
    again) or a batch contradicts the records read before (CONTRADICTED).
 4. If the log does not agree (DIFFERED), the position is DIVERGED until the application decides (SOUGHT).

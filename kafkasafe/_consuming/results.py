@@ -179,8 +179,8 @@ class Results:
             self._apply_walk(tp, part, ranged.walked)
             return
         if ranged.start <= part.position <= ranged.end:
-            # The position is in the log, although the broker has answered otherwise: it has not found the remote
-            # segment yet (KIP-1007).
+            # The position is in the log, although the broker has answered otherwise: the broker has not found the
+            # remote segment yet (KIP-1007).
             self._moves.on(tp, part, PositionEvent.IN_RANGE)
             self._pauses.begin(
                 tp,

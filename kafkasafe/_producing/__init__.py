@@ -1,10 +1,15 @@
 """The objects of a `kafkasafe.producer.SafeProducer` (see docs/design.md).
 
-Each object owns its state. In the following list, the objects of each module use only objects of the modules before it:
-`open_batch.py` has the open batch, `lifecycle.py` knows whether the producer is open, `partitioning.py` knows the
-partitions and chooses among them, `accumulator.py` has the open batches and the lock under which they are sealed (it
-encodes them with `encoding.py`), `delivery.py` has the waits of callers, `admission.py` accepts records,
-`record_form.py` checks and serializes them, `shutdown.py` closes the producer.
+Each object owns its state. The objects of each module use only objects of the modules before it in this list:
+
+- `open_batch.py` has the open batch.
+- `lifecycle.py` knows whether the producer is open.
+- `partitioning.py` knows the partitions and chooses among them.
+- `accumulator.py` has the open batches and the lock under which they are sealed. It uses `encoding.py` to encode them.
+- `delivery.py` has the waits of callers.
+- `admission.py` accepts records.
+- `record_form.py` checks and serializes records.
+- `shutdown.py` closes the producer.
 
 `opening.py` creates all of these objects. `registry.py` has the state that all producers of a process share. It keeps
 the order of the records that several producers send from one directory, and it ends producers in a forked child.

@@ -59,7 +59,7 @@ class AcceptedUnit(Protocol):
         """Drop the batch, unless it was accepted or dropped already."""
 
     def hand_over(self) -> None:
-        """Pass the accepted batch to the pump. A signal handler may interrupt this call and repeat it."""
+        """Pass the accepted batch to the pump. A signal handler that interrupts this call may make the same call."""
 
 
 class Accumulator:
@@ -96,7 +96,7 @@ class Accumulator:
         """Atomic batches on their way from their callers to the pump, in the order of acceptance."""
 
     def interrupted(self) -> bool:
-        """Return whether this thread holds the lock: the caller is then a signal handler that interrupted a call."""
+        """Return whether this thread holds the lock. True means that a signal handler interrupted another call."""
         return _is_held(self.lock)
 
     def forked(self) -> None:
@@ -145,7 +145,9 @@ class Accumulator:
                 self._lifecycle.raise_closed()
 
     def hand_over_units(self) -> None:
-        """Pass accepted atomic batches to the pump. A signal handler may interrupt this call and repeat it."""
+        """Pass accepted atomic batches to the pump. A signal handler that interrupts this call may make the same
+        call.
+        """
         if not self._units:
             return
         with self.lock:

@@ -68,8 +68,8 @@ class BatchUnit:
         self._owner: object = None
         self._decision: FirstDecision[BatchUnit] | None = decision
         """None once the pump (the thread that writes and delivers) has the batch. The reset to None breaks a reference
-        cycle, because the decision refers back to this object. The cycle would keep both, and the producer, alive until
-        the next garbage collection."""
+        cycle, because the decision refers back to this object. The cycle would keep the decision, this object and the
+        producer alive until the next garbage collection."""
 
     @property
     def accepted(self) -> bool:
@@ -175,7 +175,7 @@ class BatchUnit:
 
 
 class BatchDecision(Generic[_Outcome]):
-    """The decision about an atomic batch, and the attempts to commit it."""
+    """The decision about an atomic batch, and the attempts to commit the batch."""
 
     def __init__(self) -> None:
         self.first: FirstDecision[BatchUnit] = FirstDecision()
@@ -206,7 +206,7 @@ class BatchDecision(Generic[_Outcome]):
             raise UsageError(f"This batch was {'dropped' if self.is_dropped else 'committed'} already")
 
     def drop(self) -> None:
-        """Drop the batch. Raise UsageError if it is accepted."""
+        """Drop the batch. Raise UsageError if the batch is accepted already."""
         self.first.drop()
         if not self.is_dropped:
             raise UsageError("This batch was committed already")

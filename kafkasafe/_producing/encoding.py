@@ -151,7 +151,7 @@ class Encoder:
         return Encoded(parcels, parcel_of=parcel_of, index_in=index_in)
 
     def _may_divide(self, open_batch: OpenBatch) -> bool:
-        """Return whether one batch may be too small for the records of one partition."""
+        """Return whether the records of one partition may need several batches."""
         return open_batch.room > self.batch_bytes
 
     def _parcel(

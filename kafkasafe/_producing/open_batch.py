@@ -1,8 +1,8 @@
 """The open batch: records of one topic that are sealed together, with their callbacks.
 
-An open batch uses the callback thread and parcels, but no producer. Other objects of the producer decide when it is
-sealed and where its records go. The docstring of `OpenBatch` explains how threads and signal handlers use it without a
-lock.
+An open batch uses the callback thread and parcels, but no producer. Other objects of the producer decide when an open
+batch is sealed and where its records go. The docstring of `OpenBatch` explains how threads and signal handlers use it
+without a lock.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Encoded:
 
     Attributes:
         parcels: The parcels, each for one partition.
-        head: The parcel that represents all of them, if they are one unit.
+        head: The parcel that represents all `parcels`, if these are one unit; otherwise None.
         count, absent: The records of the open batch have the numbers below `count`, except those in `absent`.
         sizes: Sizes of the keys and of the values.
         parcel_of, index_in: Lists by record number: the record's place in `parcels`, and the record's index in that
@@ -70,10 +70,10 @@ class OpenBatch:
 
     Attributes:
         open: Whether the open batch accepts records.
-        room: Bytes of room of the empty open batch. If it is more than `batch_size`, a partition may get several
+        room: Bytes of room of the empty open batch. If the room is more than `batch_size`, a partition may get several
             batches.
         most: Largest number of records.
-        left: Bytes of room left. Concurrent threads may exceed it, which makes a larger batch.
+        left: Bytes of room left. Concurrent threads may take more room than is left, which makes a larger batch.
         numbers: Counter for the numbers of records. Some numbers may never get their record: see `Encoded.absent`.
         keys, values: Keys and values by record number. The lists have spare entries at the end; `keys` may be shorter,
             because only records with a key extend it. Both lists are empty once the open batch is sealed.
@@ -93,7 +93,8 @@ class OpenBatch:
             themselves.
         thread: The thread that calls the callbacks.
         guard: Function that raises UsageError while the open batch belongs to an uncommitted atomic batch, because only
-            the commit seals it. Its argument, if given, is the end of the error message. None for any other open batch.
+            the commit seals it. The function's argument, if given, is the end of the error message. None for any other
+            open batch.
         watched: Whether any callback was added.
     """
 
@@ -163,7 +164,9 @@ class OpenBatch:
         self._sorted_calls = 0
 
     def put(self, index: int, key: bytes | None, value: bytes | None, special: Special | None) -> None:
-        """Store a record at its number, and extend the lists if necessary. Concurrent calls may extend them too far."""
+        """Store a record at its number, and extend the lists if necessary; concurrent calls may extend the lists too
+        far.
+        """
         keys, values = (
             self.keys,
             self.values,
@@ -181,7 +184,8 @@ class OpenBatch:
         values[index] = value
 
     def close(self) -> list[bytes | None]:
-        """Stop accepting records. Called with the producer's lock held. A signal handler may interrupt and repeat it.
+        """Stop accepting records. Called with the producer's lock held. A signal handler that interrupts this call may
+        make the same call.
 
         Returns:
             The values by number, with `ABSENT` for missing values. Each call returns the same list.
@@ -359,8 +363,8 @@ class OpenBatch:
     def first_calls(self) -> Sequence[Any]:
         """Return, by record number, what `firsts` held at the first call of this method after the batch was sealed.
 
-        Any thread may call this method, and a signal handler may interrupt and repeat it. When the callback thread has
-        taken the functions, the place of each holds something else, but not None.
+        Any thread may call this method. A signal handler that interrupts the call may make the same call. When the
+        callback thread has taken the functions, the place of each holds something else, but not None.
         """
         if not self._first_calls:
             self._first_calls.append(self.firsts[:])
@@ -402,7 +406,8 @@ class OpenBatch:
             self._first_due = len(firsts) - (0 if _all_there(firsts) else sum(f is None for f in firsts))
         for parcel in parcels:
             parcel.watch(self.on_done)
-            # The order matters: the pump sets the attributes that are read here, then looks for the watcher.
+            # Set the watcher before reading the attributes: the pump sets the attributes before it looks for the
+            # watcher.
             if parcel.children is not None:
                 self._watch(child for child, _ in parcel.children)
             if parcel.done:

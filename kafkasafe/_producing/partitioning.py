@@ -185,7 +185,7 @@ class _ClusterView:
         return set(info.partitions) if info is not None and info.partitions else None
 
     def available_partitions_for_topic(self, topic: str) -> set[int] | None:
-        """Return the partitions with a leader; all of them if none has a known leader, since records can wait."""
+        """Return the partitions with a leader; all of them if none has a known leader, because records can wait."""
         known = self.partitions_for_topic(topic)
         if known is None:
             return None

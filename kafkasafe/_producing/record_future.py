@@ -59,7 +59,7 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
     index: int
     """The record's number in the open batch."""
     first_free: bool
-    """Whether the record has no callback yet. The thread that adds its first callback deletes this attribute. If two
+    """Whether the record has no callback yet. The thread that adds the first callback deletes this attribute. If two
     threads try at the same time, one of them fails, and adds its callback to the list of later callbacks.
     """
     _UNLISTED = frozenset(

@@ -15,7 +15,7 @@ from kafkasafe.limits.patience import Patience
 
 DROPPED_IDLE_S: Final = 1.0
 """How long `__del__` waits for the dropped producer, seconds. If a new producer is opened on the directory, the dropped
-one also waits this long for its next delivery."""
+producer ends when it has delivered nothing for this time."""
 _DROPPED_MOST_S: Final = 300.0
 
 
@@ -41,7 +41,9 @@ SUCCEEDED: set[Pump] = set()
 
 
 def goes_live(pump: Pump, path: str) -> None:
-    """Register a producer that accepts records from now on. Dropped producers' records are sent before its records."""
+    """Register a producer that accepts records from now on. Dropped producers' records are sent before this
+    producer's.
+    """
     LIVE[pump] = path
     # Write `LIVE` before reading `DROPPED`: if a producer is dropped too late to be found in `DROPPED`, it finds this
     # producer in `LIVE`.

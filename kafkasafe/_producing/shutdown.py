@@ -39,7 +39,7 @@ _CLOSE_IDLE_S: Final = 5.0
 _CLOSE_MEMORY_IDLE_S: Final = 30.0
 """Value of `_CLOSE_IDLE_S` for `spool="never"`, where undelivered records are lost after the wait."""
 _CLOSE_PAUSES: Final = 2
-"""How much longer `close` waits for a pause with a known end, as a number of request time-outs; an upper limit."""
+"""`close` waits longer if a pause has a known end, at most by this number of request time-outs."""
 _CLOSE_DISK_S: Final = 30.0
 _CLOSE_DISK_LEAST_S: Final = 10.0
 """Minimum time for which `close` waits for a slow disk, seconds. Records that are not on disk after the wait are lost.
@@ -48,8 +48,8 @@ _DISK_STEP_S: Final = 0.1
 _LOG_S: Final = 1.0
 _SEAL_TRIES: Final = 5
 _SEAL_PAUSE_S: Final = 0.05
-"""Time by which each pause is longer than the one before, seconds, while `close` retries to encode records because
-memory is short.
+"""If memory is short, `close` tries several times to encode records. Each pause between the tries is longer than the
+one before by this time, seconds.
 """
 
 

@@ -127,7 +127,7 @@ class SendGate:
     def try_now(
         self, owner: Owner, topic: str, key: bytes | None, value: bytes | None, special: Any, size: int
     ) -> RecordFuture | None:
-        """Accept a record in this step. Return None if it must wait (`wait_and_accept`)."""
+        """Accept a record in this step. Return None if the record must wait (`wait_and_accept`)."""
         if self.left <= 0 and self._counting:
             return None
         if self.lines and topic in self.lines:

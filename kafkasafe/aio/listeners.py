@@ -29,7 +29,8 @@ _current: contextvars.ContextVar[ListenerCall | None] = contextvars.ContextVar(
 class ListenerCall:
     """One call of a listener.
 
-    During the call, the consumer's own thread waits in a poll. So another thread executes requests to the consumer.
+    During the call, the consumer's own thread waits in a poll. So another thread executes the requests that the
+    listener makes to the consumer.
     """
 
     def __init__(self, name: str) -> None:

@@ -66,7 +66,7 @@ class LogState:
         end: int | None = None,
         log_start: int | None = None,
     ) -> None:
-        """Notes a loss, and the range that may be read after the loss, if this range is another one."""
+        """Notes a loss, and those bounds of the range that the loss has changed."""
         self.why, self.lost = why, lost
         self.begin = self.begin if begin is None else begin
         self.end = self.end if end is None else end

@@ -66,7 +66,7 @@ class MarkerStore:
 
     @property
     def place(self) -> tuple[str, int]:
-        """The partition of the marker topic that holds the markers, once `start` has found it."""
+        """Topic and partition of the markers. Valid after `start`, which finds the partition."""
         return self._options.marker_topic, self._partition
 
     def start(self) -> None:

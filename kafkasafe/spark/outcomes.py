@@ -91,7 +91,7 @@ def tell_source_event(topic: str, event: str, reason: str, records: int = 0) -> 
 
 
 def _send(link: str, message: dict[str, Any]) -> bool:
-    """Sends a message to the link's socket. Returns whether a listener received it."""
+    """Sends a message to the socket to which a link points. Returns whether the socket took the message."""
     try:
         directory = _directory()
         if not _is_ours(directory):
@@ -139,7 +139,8 @@ class Inbox:
         self._jvms: set[int] = set()  # process ids of JVMs; each of them has a link
 
     def expect_sources(self, jvm: int) -> None:
-        """Creates the link through which sources find the socket, for the driver whose JVM has this process id.
+        """Creates the link through which the sources of a driver find the socket. `jvm` is the process id of the
+        driver's JVM.
 
         Never raises.
         """

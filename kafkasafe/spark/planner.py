@@ -147,8 +147,8 @@ class Planner:
                 records. A loss is reported in any case.
 
         Returns:
-            The positions where the batch ends. If there are no new records, they are equal to `start`, unless the
-            batch is the query's first. The end of the first batch also holds the offset where the batch begins in each
+            The positions where the batch ends. If there are no new records, the result equals `start`, unless the batch
+            is the query's first. The end of the first batch also holds the offset where the batch begins in each
             partition.
 
         Raises:
@@ -202,7 +202,7 @@ class Planner:
         self._target = self._brokers.ends(self._topics.partitions(fresh=True))
 
     def opening(self) -> Positions:
-        """Plans where the first micro-batch of a run ends, for Spark versions that do not say where it begins.
+        """Plans where the first micro-batch of a run ends, for Spark versions that do not say where that batch begins.
 
         This method cannot know whether the query is new or restarted. For a new query, each mark stores the offset
         where the starting options begin, as `first`. For a restarted query, the starting options have no effect, so an

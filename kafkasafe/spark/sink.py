@@ -281,7 +281,7 @@ _served: dict[str, tuple[str | None, int]] = {}
 def _claim_turn(app_id: str, run: str | None, batch_id: int, sink: ForeachBatchSink) -> None:
     """Rejects a second write of one micro-batch under one id. Without this check, the sink would lose rows as follows:
 
-    1. A function for foreachBatch splits batch 7 into two data frames. It writes both with one `txnAppId`.
+    1. A function for foreachBatch splits batch 7 into two data frames. The function writes both with one `txnAppId`.
     2. The first write commits, and its marker says that batch 7 is committed.
     3. The second write finds that marker. The sink takes the write for a repetition and skips its rows.
     """
@@ -305,7 +305,7 @@ class _Job:
     Args:
         options: Options of the sink.
         df: The data frame.
-        batch_id: Chooses the partitions of rows that are not bound to one.
+        batch_id: Chooses partitions for rows that are not bound to a partition.
         session: The driver's session.
         previous: Size of the previous micro-batch; None if it is unknown. If the previous micro-batch was small, this
             one probably has few rows. Then the tasks return their rows or batches to the driver, which sends them. In

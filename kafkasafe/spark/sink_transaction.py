@@ -60,7 +60,7 @@ class SinkTransaction:
 
     @property
     def has_timed_out(self) -> bool:
-        """Whether the cluster may have aborted the transaction because it took too long."""
+        """Whether the cluster may have aborted the transaction because the transaction took too long."""
         return time.monotonic() - self._opened_at > 0.9 * self._options.transaction_timeout_ms / 1000
 
     def fence(self) -> WriterIdentity:

@@ -1,5 +1,5 @@
-"""Decides the driver's next step in the transaction of a micro-batch, and which answers the driver may trust. It does
-no I/O.
+"""Decides the driver's next step in the transaction of a micro-batch, and which answers the driver may trust. This
+module does no I/O.
 
 A micro-batch is identified by (application id, batch id). A micro-batch must reach its topics exactly once, although
 drivers and tasks may die at any point, and Spark may compute the micro-batch any number of times. The transaction that
@@ -66,7 +66,9 @@ class Event(enum.Enum):
     KNOWN = "known"
     """READ_MARKER: the marker says that the batch is committed."""
     BROKEN = "broken"
-    """The step failed, and a new transaction can fix it: a second attempt of a task, a crash, a time-out."""
+    """The step failed, but a new transaction may succeed: there was a second attempt of a task, a crash or a
+    time-out.
+    """
     REFUSED = "refused"
     """The step failed in a way that no repetition can fix, or another driver has taken over."""
     UNKNOWN = "unknown"
@@ -287,7 +289,8 @@ class MarkerLog:
 
 
 def plan_digest(entry: str) -> str:
-    """Identifies one planning of a micro-batch: the time at which Spark planned it, and the end of each source.
+    """Returns a digest of one planning of a micro-batch: of the time at which Spark planned the micro-batch, and of the
+    end of each source.
 
     The offsets alone do not identify the input, so the time is part of the digest. An offset of a file source is a
     position in a list that the checkpoint keeps. Once a checkpoint is restored, the same position may mean other
@@ -349,8 +352,8 @@ def judge_marker(
     and the topic do not belong together. Then writing the batch and skipping it could both be wrong.
 
     A marker of the batch id plus one has a second possible cause: the checkpoint was restored from a copy that is one
-    batch old. Spark then plans that batch again, with other rows. So a batch is skipped only if it is proven to be the
-    committed one: by its entry in Spark's offset log, or otherwise by its number of rows.
+    batch old. Spark then plans that batch again, with other rows. So a batch is skipped only if its entry in Spark's
+    offset log, or otherwise its number of rows, proves that it is the committed one.
 
     Args:
         marker: The marker that was read after the fence, or None.

@@ -336,7 +336,7 @@ def _log_outcome(app_id: str, batch_id: int, done: Outcome) -> None:
 
 
 class _Work:
-    """The step WRITE, which appends the batches of the messages. It may be repeated with another grant.
+    """Carries out the step WRITE: appends the batches of the messages. May be called again with another grant.
 
     Attributes:
         rows: Number of rows that the tasks read.
