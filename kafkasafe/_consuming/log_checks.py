@@ -285,7 +285,7 @@ class LogChecks:
         return answer.offset
 
     def _newest_epoch(self, tp: TopicPartition) -> int:
-        """Return the newest leader epoch in kafka-python's metadata and in our transport's, which are separate."""
+        """Return the newest leader epoch in kafka-python's metadata and in our transport's separate metadata."""
         leadership = self._port.leadership(tp)
         info = self._network().topic(tp.topic)
         leader = info.partitions.get(tp.partition) if info is not None else None

@@ -54,7 +54,7 @@ class LogRange(NamedTuple):
 
 
 class LocalStart(NamedTuple):
-    """The start of the leader's local part of the log; None if the log has no remote part."""
+    """The first offset that the leader has on its own disk; None if the log has no remote part."""
 
     start: int | None
 

@@ -74,8 +74,8 @@ class Accumulator:
         max_record_bytes: Largest size of a record.
         open_batch_bytes: Usual room of a new open batch, and the largest size of the batches into which an open batch
             is divided, bytes.
-        most_room: Largest room of an open batch that gets more than `open_batch_bytes`, bytes. The same limit applies
-            to the sum, over all open batches, of the room beyond `open_batch_bytes`.
+        most_room: Largest room of any open batch, bytes; 0: no open batch gets more room than `open_batch_bytes`. Also
+            the limit for the sum, over all open batches, of the room beyond `open_batch_bytes`.
     """
 
     def __init__(

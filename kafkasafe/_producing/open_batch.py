@@ -363,8 +363,8 @@ class OpenBatch:
     def first_calls(self) -> Sequence[Any]:
         """Return, by record number, what `firsts` held at the first call of this method after the batch was sealed.
 
-        Any thread may call this method. A signal handler that interrupts the call may make the same call. When the
-        callback thread has taken the functions, the place of each holds something else, but not None.
+        Any thread may call this method. A signal handler that interrupts the call may make the same call. Once the
+        callback thread has taken the functions, their places hold other values, but not None.
         """
         if not self._first_calls:
             self._first_calls.append(self.firsts[:])
@@ -502,7 +502,7 @@ class OpenBatch:
 
 
 def headers_bytes(headers: Headers) -> int:
-    """Return how many bytes count for the headers of a record that has a `Special`."""
+    """Return by how many bytes a `Special` with these headers increases the size that counts for a record."""
     return 8 + sum(len(name.encode()) + len(content or b"") + 10 for name, content in headers)
 
 

@@ -37,7 +37,7 @@ log = EventLog("producer")
 _CLOSE_IDLE_S: Final = 5.0
 """How long `close` waits for the next delivery, seconds."""
 _CLOSE_MEMORY_IDLE_S: Final = 30.0
-"""Value of `_CLOSE_IDLE_S` for `spool="never"`, where undelivered records are lost after the wait."""
+"""Used instead of `_CLOSE_IDLE_S` with `spool="never"`, because undelivered records are then lost after the wait."""
 _CLOSE_PAUSES: Final = 2
 """`close` waits longer if a pause has a known end, at most by this number of request time-outs."""
 _CLOSE_DISK_S: Final = 30.0

@@ -21,7 +21,7 @@ NEVER_CANCELLED: Final = "accepted records are delivered and cannot be cancelled
 
 
 class Absent:
-    """A missing attribute with an error that says what to use instead.
+    """Stands for an attribute that a class does not have. Reading it raises an error that says what to use instead.
 
     `__getattr__` could do the same, but it would slow down all other attributes of the class, such as `send`.
     """
@@ -90,8 +90,8 @@ class _Bound:
 
 
 def called(function: F) -> F:
-    """Decorates a method whose name is an attribute in kafka-python. The decorated method has no truth value, so that a
-    program that forgets to call it gets an error.
+    """Decorates a method that has the name of an attribute in kafka-python. The decorated method has no truth value, so
+    that a program that forgets to call it gets an error.
     """
     return cast("F", _Method(function))
 
@@ -112,7 +112,7 @@ class Tidy(ABCMeta):
     """A metaclass for classes whose `dir()` lists only usable names. `__dir__ = tidy_dir` does the same for the
     instances.
 
-    A class may name more names to leave out in `_UNLISTED`.
+    `_UNLISTED` of a class may hold more names that `dir()` leaves out.
     """
 
     def __dir__(cls) -> list[str]:

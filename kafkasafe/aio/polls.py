@@ -125,7 +125,7 @@ class Polls:
         return any(number > kept and not partitions.isdisjoint(lost) for number, lost in self._lost)
 
     def on_their_way(self, kept: int) -> list[dict[TopicPartition, int]]:
-        """Return the first offsets of each poll after number `kept`."""
+        """Return, for each poll after number `kept`, the first offset by partition."""
         return [first for number, first in self._sent if number > kept]
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:

@@ -1,4 +1,4 @@
-"""Serves the program's requests for records, and polls if no records are fetched."""
+"""Serves the program's requests for records, and polls if no fetched record is left."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ class ThreadSide:
         Args:
             job: The job.
             partitions: The partitions that the job moves.
-            dropped: The first offsets that the loop has dropped because of the job.
+            dropped: By partition, the first offset of the records that the loop has dropped because of the job.
             kept: Number of the latest poll whose records had arrived on the loop.
         """
         consumer, polls = self.consumer, self._polls

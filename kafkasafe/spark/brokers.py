@@ -1,4 +1,4 @@
-"""Asks brokers for the driver of the source: connections, look-ups, and the wait for answers."""
+"""Asks brokers on behalf of the source's driver. Has the connections and the look-ups, and waits for answers."""
 
 from __future__ import annotations
 

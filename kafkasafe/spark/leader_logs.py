@@ -45,7 +45,7 @@ from kafkasafe.spark.positions import Partition, Positions
 class LogState:
     """The state of one partition, as the planner found it.
 
-    The range from `begin` to `end` may be read now. `why` and `lost` describe a loss. After a loss to retention,
+    The range from `begin` to `end` may be read now. `why` and `lost` describe a loss. If retention removed records,
     `log_start` may hold the first offset of the log, which can be after `end`.
     """
 

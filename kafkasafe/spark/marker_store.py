@@ -142,7 +142,7 @@ class MarkerStore:
         retry_for(self._options.delivery_timeout_s, append, what=f"The marker in {topic}", api="produce")
 
     def write_to_group(self, grant: WriterIdentity, marker: Marker) -> None:
-        """Writes the marker in the transaction, but only as an offset of the group, which expires."""
+        """Writes the marker in the transaction, but only as an offset of the group. Such an offset expires."""
         self._requests.commit_offset(
             grant, (self._options.marker_topic, 0), marker.next_batch_id, marker.encode()
         )
