@@ -77,7 +77,7 @@ class OffsetRows:
     """A ListOffsets response.
 
     Attributes:
-        rows: By topic.
+        rows: Pairs of a topic and the rows of its partitions.
         throttle_time_ms: As in kafka-python's response.
     """
 
