@@ -60,7 +60,7 @@ CONSUMER_WITHOUT_EFFECT: Final[dict[str, str]] = {
 def check_names(
     options: Mapping[str, Any], known: Mapping[str, Any], others: Mapping[str, Any], other: str, page: str
 ) -> None:
-    """Refuse an unknown option, with a hint at the one that was meant."""
+    """Refuse an unknown option. The message suggests the option that was probably meant."""
     for name in options:
         if name in DEPRECATED:
             continue
