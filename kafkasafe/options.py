@@ -149,7 +149,7 @@ class ConnectionOptions(TypedDict, total=False):
     ssl_keyfile: _Path | None
     """File with the client's private key, PEM. None: it is in `ssl_certfile`."""
     ssl_crlfile: _Path | None
-    """File with a list of revoked certificates, PEM. The client checks the broker's own certificate against it."""
+    """File with a list of revoked certificates, PEM. The client looks up the broker's own certificate in this list."""
     ssl_password: str | None
     """Password of the private key."""
     api_version: tuple[int, ...] | None
@@ -214,7 +214,9 @@ class _OfProducers(ConnectionOptions, total=False):
     retries: float
     """Accepted for compatibility. The producer retries a pending record without a limit."""
     batch_size: _Size
-    """Largest batch, bytes. If a topic has many partitions, more than this is collected for all of them together."""
+    """Largest batch, bytes. For a topic with many partitions, the producer collects more than this before it forms the
+    batches of all partitions.
+    """
     linger_ms: float
     """How long a batch waits for more records, milliseconds. `get`, `durable` and `flush` end this wait early."""
     max_block_ms: float
