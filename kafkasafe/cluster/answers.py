@@ -160,7 +160,8 @@ class ProduceRequest(Generic[Token]):
 
     Attributes:
         token: Passed back with the reply.
-        data: Exactly one RecordBatch, base offset 0. It is not copied, so it must not change before the reply.
+        data: The bytes of exactly one RecordBatch with base offset 0. They are not copied, so they must not change
+            before the reply.
         fence: The newest `fence` that the caller has received for this partition; 0 before the first reply; None for
             no check. If another batch of the partition has failed since then, the cluster refuses this batch (`Failure`
             with `StaleFenceError`, not sent). Without the check, this batch could overtake the failed batch, because
@@ -281,7 +282,7 @@ class RecordsFetched:
             batch is complete.
         diverging: (leader epoch, end offset of this epoch). From this end offset on, the leader's log differs from the
             records that the client has read. None unless `last_fetched_epoch` was given and the broker (2.7 and later)
-            found a difference. If it did, `records` is empty.
+            found a difference; then `records` is empty.
     """
 
     error_code: int

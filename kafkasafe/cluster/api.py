@@ -1,7 +1,7 @@
 """The seam between a client and its brokers: one protocol, and the answers as plain data.
 
-Producers, look-ups and the doctor send all their requests to a Kafka cluster through `Cluster`. So tests can replace
-the brokers with simulated ones, which fail on command and run in virtual time. `cluster/client/` has the real
+Producers, look-ups and `kafkasafe doctor` send all their requests to a Kafka cluster through `Cluster`. So tests can
+replace the brokers with simulated ones, which fail on command and run in virtual time. `cluster/client/` has the real
 implementation.
 
 The rules, for callers and implementations:
@@ -276,8 +276,8 @@ class Cluster(Transactions, Protocol):
         """Appends batches to their partitions.
 
         Batches of one partition reach its leader in the order of the calls, as long as all succeed. When a batch fails,
-        later batches of the partition may already be in flight. `ProduceRequest.fence` stops those that are not. No
-        batch is sent to a new leader while the old leader still has outstanding batches of the partition.
+        later batches of the partition may already be in flight. `ProduceRequest.fence` stops those that are not in
+        flight. No batch is sent to a new leader while the old leader still has outstanding batches of the partition.
 
         A batch counts as *sent* as soon as its bytes were passed to a connection, whether or not the broker received
         them. When a connection ends, all batches sent on it fail (`sent=True`), and all batches that waited for it fail
@@ -340,8 +340,8 @@ class Cluster(Transactions, Protocol):
             max_wait_ms: How long the broker may wait for the first byte, in ms.
             current_leader_epoch: The leader epoch that the caller expects. A leader with another epoch answers 74 or
                 75 (Kafka 2.1 and later). -1: do not check the epoch.
-            last_fetched_epoch: Leader epoch of the record before `offset`; -1 for none. A leader whose log differs
-                there reports the divergence (Kafka 2.7 and later).
+            last_fetched_epoch: Leader epoch of the record before `offset`; -1 for none. A leader whose log has another
+                record there reports the divergence (Kafka 2.7 and later).
         """
 
     def list_offset(

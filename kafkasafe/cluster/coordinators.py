@@ -62,7 +62,7 @@ def newest(name: str, maximum: int = 32767) -> int:
 
     Args:
         name: Kafka's name of the request.
-        maximum: The newest version whose meaning suits the caller.
+        maximum: The newest version in which the request has the meaning that the caller intends.
     """
     return min(maximum, _NEWEST.get(name, maximum))
 

@@ -94,7 +94,7 @@ class AllAppended:
 
     Attributes:
         replies: The reply for each batch, by topic and partition.
-        throttle_time_ms: The field of this name, which other answers have as well.
+        throttle_time_ms: Kafka's field of this name: how long the broker throttled the request.
     """
 
     replies: Mapping[TopicPartition, ProduceReply]

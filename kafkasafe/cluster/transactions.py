@@ -122,7 +122,7 @@ class OffsetsCommitted:
     """The answer to TxnOffsetCommit.
 
     Attributes:
-        error_code: Code of the first partition that has one; 0 for success.
+        error_code: Code of the first partition that has an error; 0 for success.
         error_codes: Code of each partition. Offsets without an error are part of the transaction.
     """
 

@@ -14,7 +14,7 @@ class Default(enum.Enum):
     """A placeholder for a value in a row."""
 
     KAFKAS = enum.auto()
-    """The default in `table.OTHER_DEFAULTS`; without one, kafka-python's default."""
+    """The default in `table.OTHER_DEFAULTS`; if there is none, kafka-python's default."""
     GIVEN = enum.auto()
     """The value that the user gave."""
 

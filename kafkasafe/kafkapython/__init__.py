@@ -14,7 +14,7 @@ that works.
     offsets_wire.py  bytes of ListOffsets requests and their answers, for many partitions
     frames.py        frames of the protocol as the fake broker and the proxies of kafkasafe.testing read and write them
     loop.py          the event loop: handles requests without a task for each, and closes itself on its own thread
-    sockets.py       sockets: large responses without copies, and closing that leaves nothing open
+    sockets.py       sockets: receives large responses without copies, and closes without leaving anything open
     manager.py       opens connections: looks up names on other threads, closes the sockets of failed attempts
     connection.py    connections, as `kafkasafe.cluster.network.Connection` defines them
     network.py       the network of a client: the loop and its thread, connections and addresses
@@ -22,7 +22,7 @@ that works.
     admin.py         the admin client, without leaks if it cannot connect
     subscription.py  positions: another object chooses the offsets of a commit
     records.py       fetched records: many are decoded at a time
-    client.py        KafkaConsumer's connections: back to the bootstrap servers if no broker can be reached
+    client.py        KafkaConsumer's connections: uses the bootstrap servers again if no broker can be reached
     adapter.py       what a consumer's decisions need of kafka-python: states of partitions, the group, metadata
     owner.py         the objects that the fetcher and the coordinator of a consumer ask for decisions
     fetcher.py       the fetcher: resets and checks positions and uses responses as these objects decide; returns Arrow

@@ -51,7 +51,7 @@ class KafkaPython:
     def assigned(self) -> dict[TopicPartition, Any]:
         """Return a copy of the assignment: states by partition. Any thread may call this method.
 
-        The copy is made under kafka-python's lock, because its I/O thread changes the assignment.
+        The copy is made under kafka-python's lock, because kafka-python's I/O thread changes the assignment.
         """
         with self._subscription._lock:
             return dict(self._subscription.assignment)

@@ -1,4 +1,4 @@
-"""kafka-python's admin client, for reading settings. Closes all sockets, even if it cannot connect."""
+"""kafka-python's admin client, for reading settings. All sockets are closed, even if the client cannot connect."""
 
 from __future__ import annotations
 
@@ -97,6 +97,6 @@ def tidy_client(**options: Any) -> Any:
     Connections do fail: for a while, the metadata still names a killed broker.
     """
     make: Any = KafkaAdminClient.DEFAULT_CONFIG["kafka_client"]
-    client = make(manager=False, **options)  # not None: then it would create its own manager
+    client = make(manager=False, **options)  # with None, the client would create a manager
     client._manager = Manager(client._net, **options)  # type: ignore[no-untyped-call]
     return client

@@ -105,7 +105,7 @@ class _InterruptibleNet(NetworkSelector):
         self.check_process()
         parent: Any = super()
         if self._closed or self._exception or self._io_thread in (None, threading.current_thread()):
-            return parent.run(coro, *args)  # it raises an error, or needs no other thread
+            return parent.run(coro, *args)  # this call raises an error, or needs no other thread
         me: Any = self
         ended = WakeFlag()
         state: dict[str, Any] = {"exception": None}
@@ -159,7 +159,7 @@ def _tidy_client(**options: Any) -> Any:
     net: Any = _InterruptibleNet
     client = make(
         net=net(**options), manager=False, **options
-    )  # not None: then it would create its own manager
+    )  # with None, the client would create a manager of its own
     manager: Any = _ReachingManager
     client._manager = manager(client._net, **options)
     limit_foreign()
@@ -167,5 +167,5 @@ def _tidy_client(**options: Any) -> Any:
     return client
 
 
-# Defaults that differ from KafkaConsumer's. The shorter back-off notices soon that a cluster is back.
+# Defaults that differ from KafkaConsumer's. With a shorter back-off, the consumer notices soon that a cluster is back.
 OURS: Final[dict[str, Any]] = {"kafka_client": _tidy_client, "reconnect_backoff_max_ms": 1000}

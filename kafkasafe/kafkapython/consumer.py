@@ -210,9 +210,9 @@ class ExtendedConsumer(KafkaConsumer):
             columns: Names of the columns to return, default all: topic, partition, offset, timestamp (ms, UTC; -1:
                 none), timestamp_type (0: the producer's, 1: the broker's), key, value, headers (a list of key and
                 value), leader_epoch (-1: none). Other columns are not decoded, which saves time.
-            views: True: do not copy keys and values. They become columns of the type `binary_view` over the received
-                responses, or over the decompressed records. Each table, slice or buffer keeps the whole responses in
-                memory. Few functions of Arrow accept views; `column.cast("binary")` copies them.
+            views: True: do not copy keys and values. Their columns have the type `binary_view` and refer to the
+                received responses, or to the decompressed records. Each table, slice or buffer keeps the whole
+                responses in memory. Few functions of Arrow accept views; `column.cast("binary")` copies them.
 
         Returns:
             A pyarrow.Table, empty if the time has run out. The records of a partition are in order.
@@ -286,7 +286,7 @@ class ExtendedConsumer(KafkaConsumer):
 
 @functools.cache
 def _arrow_tables(method: str) -> Any:
-    """Return the module `arrow_tables`. It is imported when a method needs it, because it imports pyarrow.
+    """Return the module `arrow_tables`. It is imported only when a method needs it, because it imports pyarrow.
 
     Raises:
         UsageError: pyarrow is not installed.

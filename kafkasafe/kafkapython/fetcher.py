@@ -146,7 +146,7 @@ class Fetcher(KafkaFetcher):
         return records, False
 
     def _await_response(self, timeout_ms: float | None) -> bool:
-        """Wait for a response or the result of a check, at most until one of the owner's time limits. Return False if
+        """Wait for a response or the result of a check, at most until the owner's first time limit. Return False if
         there is nothing to wait for.
         """
         awaited = list(self._fetch_futures)
@@ -184,7 +184,9 @@ class Fetcher(KafkaFetcher):
         await self._manager.wait_for(first, timeout_ms)
 
     def give_back_last(self, iterator: Any) -> None:
-        """Moves the position back before the record that an iterator (`each_record`) has yielded in vain."""
+        """Moves the position back before the record that `iterator` (`each_record`) has yielded, but that the
+        application did not get.
+        """
         found = unreturned(iterator)
         if found is not None:
             self._subscriptions.place(*found)
@@ -257,7 +259,8 @@ class Fetcher(KafkaFetcher):
             self._manager.call_soon(self._send_fetches_async)
 
     def _own_what_is_paused(self) -> None:
-        """Copies the data that waits for a paused partition. As a view, it would keep the response of all partitions.
+        """Copies the data that waits for a paused partition. As a view, the data would keep the response of all
+        partitions in memory.
 
         Data that cannot be copied is fetched again when the partition is resumed.
         """
@@ -306,7 +309,7 @@ class Fetcher(KafkaFetcher):
         if records is None:
             return 0
         drained[tp].append(records)
-        # Views count with all the memory that they keep.
+        # A view counts as all the memory that it keeps in use.
         self._left_bytes -= records.get_total_buffer_size() if part.kind.views else records.nbytes
         return int(records.num_rows) if self._left_bytes > 0 else max_records
 

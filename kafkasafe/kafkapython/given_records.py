@@ -11,7 +11,7 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """Where the records of a partition end that an iterator has taken and returns one by one.
+    """The end of the records that an iterator has taken from a partition and returns one by one.
 
     Attributes:
         state: kafka-python's state of the partition.
@@ -26,7 +26,7 @@ class _Held:
 
 
 class HeldRecords:
-    """Knows, for each partition, where the records end that an iterator has taken and returns one by one.
+    """Knows, for each partition, the end of the records that an iterator has taken and returns one by one.
 
     A partition's position advances with each record that is returned. So until the last record is returned, the
     position shows neither where to fetch nor which response comes next.

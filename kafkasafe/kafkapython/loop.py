@@ -1,7 +1,7 @@
 """kafka-python's event loop, with fixes and additions.
 
-This module has only the work of a turn, which is the same for every request. It knows nothing of the requests'
-contents.
+This module has only the work of one turn of the loop, which is the same for every request. It knows nothing of the
+requests' contents.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class Decoder:
     """Reads a buffer of batches piece by piece, and decompresses each batch only when it is needed.
 
     Args:
-        buffer: The records of one partition in a Fetch response: whole batches, the last one may be truncated. The
+        buffer: The records of one partition in a Fetch response: batches, of which the last one may be truncated. The
             decoder does not change the buffer. Without views, the batches from `read` have their own memory, so the
             buffer is not needed after the last `read`.
         from_offset: Records before this offset are left out (the first batch may begin before the requested offset).
@@ -302,7 +302,7 @@ class Decoder:
 
     def _is_abort(self, header: BatchHeader) -> bool:
         if header.count == 0:
-            return False  # compaction removed the marker after all records of its transaction
+            return False  # compaction removes a marker only after all records of its transaction
         return is_abort(self._body(self._at, header), header.base_offset)
 
     def _body(self, at: int, header: BatchHeader) -> bytes:

@@ -46,7 +46,7 @@ class _IrregularError(ValueError):
     """The bytes are not as Kafka writes them."""
 
 
-@dataclass(slots=True)  # frozen would cost more than a record
+@dataclass(slots=True)  # making a frozen object costs more than decoding a record
 class Place:
     """What the records of a batch have in common.
 

@@ -41,7 +41,7 @@ Non-obvious:
   before that says nothing about the broker. A request also times out if the socket accepts no byte during the timeout.
 - The transport sends no batch to a partition's new leader while the old leader has unanswered batches of the partition:
   otherwise the order of the batches would depend on which broker is faster.
-- Questions about offsets and epochs are gathered (`BrokerLink.ask`): questions of one kind for one broker that come in
+- Questions about offsets and epochs are gathered (`Links.ask`): questions of one kind for one broker that come in
   the same turn of the loop become one request. Before any other request to that broker, the link sends the gathered
   questions, so the order is kept. ListOffsets questions with different special timestamps are of different kinds, and
   so are look-ups by time: a look-up of ends must not wait for a look-up by time in remote storage.

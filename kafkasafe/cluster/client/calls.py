@@ -25,7 +25,7 @@ class Call:
     __slots__ = ("_wait_s", "deadline", "targets", "timeout_s", "written_at")
 
     identifies = False
-    """The answer to this call says which cluster the broker belongs to."""
+    """Whether the answer to this call says which cluster the broker belongs to."""
 
     def __init__(self, timeout_s: float, targets: Collection[TopicPartition] = ()) -> None:
         self._wait_s = timeout_s

@@ -113,7 +113,7 @@ class Links:
                 )
 
     def drop_bootstrap(self) -> None:
-        """Closes idle connections that served only for the first contact."""
+        """Closes idle connections to `bootstrap_servers`, which served only to find the other brokers."""
         for node, link in list(self._links.items()):
             if isinstance(node, str) and not link.busy:
                 link.hang_up()

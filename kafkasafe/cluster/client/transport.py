@@ -50,7 +50,7 @@ class Transport(Coordinated):
     communicates with no broker until the reply returns. After `close` (and in a forked child) requests fail at once, on
     the caller's thread. A failure of the network is not raised, but passed to the reply as a `Failure`.
 
-    The transport is not usable in a child after `os.fork`: the thread stays with the parent.
+    The transport is not usable in a child after `os.fork`, because only the parent has the network thread.
 
     Args:
         network: Connections and time.

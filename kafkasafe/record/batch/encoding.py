@@ -248,7 +248,7 @@ def _as_bytes(item: object, what: str, index: int) -> bytes | bytearray | None:
     )
 
 
-# From each of these offset deltas on, the varint and so the record is one byte longer.
+# From each of these offset deltas on, the varint is one byte longer, and therefore the record.
 _OFFSET_STEPS: Final = (0, 1 << 6, 1 << 13, 1 << 20, 1 << 27, 1 << 34)
 
 

@@ -327,7 +327,7 @@ def fill_header(buf: bytearray, count: int, *, base_timestamp: int, max_timestam
     section.
 
     Raises:
-        ValueError: A batch above 2 GiB.
+        ValueError: The batch is above 2 GiB.
     """
     return finish(buf, count, base_timestamp, max_timestamp, Compression.NONE)
 
