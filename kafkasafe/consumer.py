@@ -78,7 +78,7 @@ def _close_ms(timeout_ms: float | None, timeout: float | None) -> float | None:
 class SafeConsumer(OfOneProcess, ExtendedConsumer):
     """A drop-in replacement for kafka-python's `KafkaConsumer`. Not thread-safe, except for look-ups of offsets.
 
-    It differs in these points:
+    It differs from KafkaConsumer in these points:
 
     - A result of `end_offsets`, `beginning_offsets` or `offsets_for_times` is lower than before only if something
       proves that the log changed, for example that records were lost. These methods retry where that helps, and take
@@ -93,12 +93,12 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
     Args:
         topics: Topics to subscribe to, as for KafkaConsumer.
         options: KafkaConsumer's options, and:
-            on_divergence: "raise" (default): `poll` raises LogDivergedError at once. Until the application seeks, it
-                raises the error again whenever other partitions have no records to return. "seek": go on from the first
-                offset that differs. Or a callable that gets the `LogDiverged` and returns the offset at which to
-                continue (None: raise).
-            on_event: Gets each `kafkasafe.events.ConsumerEvent`, on the thread that called the consumer. Its
-                exceptions are logged.
+            on_divergence: "raise" (default): `poll` raises LogDivergedError at once. Until the application seeks,
+                `poll` raises the error again whenever other partitions have no records to return. "seek": go on from
+                the first offset that differs. Or a callable that gets the `LogDiverged` and returns the offset at which
+                to continue (None: raise).
+            on_event: A function that gets each `kafkasafe.events.ConsumerEvent`, on the thread that called the
+                consumer. Exceptions of this function are logged.
             offsets_path: File that keeps the highest end and start offsets across restarts. A result of `end_offsets`
                 or `beginning_offsets` is in the file before the method returns it. Each consumer needs a file of its
                 own. Default: no file.
@@ -112,7 +112,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
             prometheus: Register the metrics in prometheus-client's default registry; for another registry call
                 `kafkasafe.metrics.install`.
             remote_storage_timeout_ms: `poll` raises RemoteStorageNotReadyError if a partition's remote segments
-                could not be read for this long. Default: it waits without a limit.
+                could not be read for this long. Default: the consumer tries again without a limit.
 
     Attributes:
         counters: Number of events of each kind, by name.

@@ -75,7 +75,7 @@ class SparkError(KafkaSafeError):
 
 
 class CheckpointMismatchError(SparkError):
-    """A Spark query's checkpoint and the marker of its batches in Kafka do not belong together. Nothing was written."""
+    """A Spark query's checkpoint does not belong to the marker of the query's batches in Kafka. Nothing was written."""
 
 
 class ProducerClosedError(UsageError, IllegalStateError):
@@ -271,7 +271,7 @@ class SpoolCorruptError(SpoolError):
     deleted.
 
     Attributes:
-        damage: One sentence for each damaged range: the file, the byte range, and its contents as far as known.
+        damage: One sentence for each damaged range: the file, the byte range, and what the range contains, if known.
     """
 
     def __init__(self, message: str, *, damage: tuple[str, ...] = ()) -> None:

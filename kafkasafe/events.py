@@ -562,8 +562,8 @@ class LogDiverged:
     def resume_offset(self) -> int:
         """The offset to seek to in order to skip the records that replaced the lost ones.
 
-        This offset is never past the end of the log. `position` may be, because an unclean election often leaves the
-        log shorter than before.
+        This offset is never past the end of the log. `position` may be past the end, because an unclean election often
+        leaves the log shorter than before.
         """
         return self.divergent_offset if self.replaced is None else self.replaced[1] + 1
 
@@ -700,8 +700,8 @@ class EndOffsetRegressed:
         offset: The new value.
         previous: The value before. If it was an end offset, the records from `offset` to `previous` - 1 are lost. If it
             was a start offset, a new log that begins at a lower offset has replaced the log that began at `previous`.
-        reason: "truncated", "unclean_election" or "recreated": the loss is proven. "accepted": it is not proven, but
-            for `offsets_hold_timeout_ms` the brokers answered with a lower offset than `previous`. An end offset
+        reason: "truncated", "unclean_election" or "recreated": the decrease is proven. "accepted": it is not proven,
+            but for `offsets_hold_timeout_ms` the brokers answered with a lower offset than `previous`. An end offset
             without proof is accepted only if the position is past the end of the log and is reset to that end.
         look_up: "latest" (an end) or "earliest" (a start).
     """
@@ -731,7 +731,7 @@ class SourceDataLost:
             longer exists.
         position: The next offset that the query would have read.
         resumed_at: The offset at which the query continues; equal to `position` if nothing can be read.
-        lost: First and last offset (inclusive) of the lost records, as far as they are known.
+        lost: First and last offset (inclusive) of the lost records; None if they are unknown.
     """
 
     topic: str

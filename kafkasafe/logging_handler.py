@@ -243,7 +243,7 @@ class KafkaHandler(logging.Handler):
             return
         take_locks_early()
         thread = threading.Thread(target=self._run, name=_THREAD, daemon=True)
-        with contextlib.suppress(RuntimeError):  # the interpreter is ending: `close` sends the queue
+        with contextlib.suppress(RuntimeError):  # the interpreter is ending: `close` sends the queued records
             thread.start()
             self._thread = thread
         # A child of multiprocessing does not call `logging.shutdown`.

@@ -157,8 +157,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
     ) -> RecordFuture:
         """Accept a record.
 
-        It is on disk soon after the call (`future.durable()` and `producer.durable()` wait for that), and in the
-        cluster as soon as the cluster accepts it.
+        The record is on disk soon after the call (`future.durable()` and `producer.durable()` wait for that), and in
+        the cluster as soon as the cluster accepts it.
 
         Args:
             topic: Topic name.
@@ -247,7 +247,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
 
         If the block raises an exception, none of its records is sent. At the end of the block the whole batch goes into
         the spool, and from there to the cluster in one transaction. Consumers with `isolation_level="read_committed"`
-        see all of it or nothing, exactly once, even after crashes. During an outage the batch waits in the spool.
+        see all of the batch or nothing, exactly once, even after crashes. During an outage the batch waits in the
+        spool.
 
         Args:
             transactional_id: The transactional id to use. Default: one of this producer's own ids.

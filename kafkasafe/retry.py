@@ -127,8 +127,8 @@ class RetryPolicy:
         policy.call(consumer.partitions_for_topic, "orders")
 
     Threads, tasks and functions may share one policy; then they also share its rate limit. After
-    `kafkasafe.metrics.install(policy)`, Prometheus shows its retries, pauses and failures (`kafkasafe_retries_total`
-    ...; the label `api` is the request kind, or else the function's name).
+    `kafkasafe.metrics.install(policy)`, Prometheus shows the policy's retries, pauses and failures
+    (`kafkasafe_retries_total` ...; the label `api` is the request kind, or else the function's name).
 
     Args:
         deadline_ms: No attempt begins later than this many milliseconds after the first one began. A pause that would
@@ -511,8 +511,8 @@ class _Call:
             log.exception("on_retry failed for %s", event, event="hook_failed")
 
     def _note(self, error: Exception) -> None:
-        """Adds a note about the attempts to the raised error, but only once, because a function may always raise the
-        same object.
+        """Adds a note about the attempts to the raised error. Removes earlier such notes, because a function may raise
+        the same object each time.
         """
         if self._tries < 2:
             return
