@@ -6,7 +6,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command `kafkasafe`, or say how to install what it needs."""
+    """Run the command `kafkasafe`. If it needs a package that is missing, say how to install the package."""
     try:
         from kafkasafe.cli import main as run
     except ModuleNotFoundError as error:

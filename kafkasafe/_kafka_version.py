@@ -1,7 +1,7 @@
 """The releases of kafka-python with which kafkasafe works. `import kafkasafe` refuses any other release.
 
-`kafkasafe/kafkapython` extends classes of kafka-python that are not public. Another release lacks some of their names,
-so kafkasafe would fail with an error that names neither the release nor what to do.
+`kafkasafe/kafkapython` extends classes of kafka-python that are not public. Other releases lack some names of these
+classes, so kafkasafe would fail with an error that names neither the release nor what to do.
 
 pyproject.toml has the same bounds. A test compares them.
 """
@@ -22,9 +22,9 @@ FIRST_WITHOUT: Final = (3, 1)
 def check() -> None:
     """Refuse an installed kafka-python that kafkasafe does not work with.
 
-    This reads the file that has the version, and does not import kafka-python: Python 3.12 cannot import its older
-    releases, and `import kafkasafe` needs no client library. If this file is missing, as in a frozen program, the
-    release is accepted.
+    This function reads the file that has the version, and does not import kafka-python: Python 3.12 cannot import older
+    releases of kafka-python, and `import kafkasafe` needs no client library. If this file is missing, as in a frozen
+    program, the release is accepted.
 
     Raises:
         ImportError: The release is older than `OLDEST`, or not older than `FIRST_WITHOUT`; or Python runs with -O.

@@ -6,7 +6,7 @@
     batch.outcome.durable()     # the whole batch is on disk and will be delivered even after a crash
     batch.outcome.get()         # committed
 
-docs/staged.md shows how to use them, and docs/staged-protocol.md how they work.
+docs/staged.md shows how to use atomic batches, and docs/staged-protocol.md how they work.
 Kafka commits partition by partition. If the leader of one partition is unavailable, a reader may see the batch's
 records in that partition some seconds later than those in the other partitions.
 """
@@ -57,7 +57,9 @@ class BatchOutcome(metaclass=Tidy):
         self._parts = producer.parts
         self._head = head
         self.unit = unit
-        """The batch on its way to the pump, for other clients that are built on it. Not for programs."""
+        """The batch on its way to the pump. Only for clients of kafkasafe that are built on this class, such as
+        `kafkasafe.aio`; not for programs.
+        """
 
     def __repr__(self) -> str:
         if self.is_done:
@@ -130,7 +132,7 @@ class BatchOutcome(metaclass=Tidy):
 
     @property
     def value(self) -> BatchMetadata | None:
-        """The committed batch's metadata; None until it is committed."""
+        """The metadata of the committed batch; None if the batch is not committed."""
         return self.unit.metadata() if self.succeeded() else None
 
     def succeeded(self) -> bool:
@@ -345,11 +347,11 @@ class AtomicBatch(metaclass=Tidy):
             BatchDroppedError: An earlier batch was dropped, so the consumer will go back and read that batch's input
                 again. Discard the present batch, and continue with `poll`. With a KafkaConsumer, first `seek` to the
                 offsets that `committed` returns.
-            UsageError: With a SafeConsumer: another producer has an open batch with its offsets. Or a batch with
-                offsets of a consumer that uses `assign` is left in another lane, and may still be committed. The
+            UsageError: With a SafeConsumer: another producer has an open batch with this consumer's offsets. Or a batch
+                with offsets of a consumer that uses `assign` is left in another lane, and may still be committed. The
                 message says what to do; this batch stays open.
-            KafkaTimeoutError: With a SafeConsumer: a batch of another producer with its offsets had no outcome within
-                the consumer's `request_timeout_ms`. This batch stays open.
+            KafkaTimeoutError: With a SafeConsumer: another producer's batch with this consumer's offsets had no outcome
+                within the consumer's `request_timeout_ms`. This batch stays open.
         """
         self.decision.check_open()
         offer = offering(offsets)

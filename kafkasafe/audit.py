@@ -1,7 +1,7 @@
 """Check that no record of a topic is missing or repeated, by counting over the raw log, as Uber's Chaperone does.
 
 There are two counts. The first one counts the sequence numbers that idempotent producers give their records, and reads
-only batch headers. The second one counts an id that the records themselves carry. `audit` counts in this process. For
+only batch headers. The second one counts the ids that the records themselves carry. `audit` counts in this process. For
 large topics, pass a SparkSession: then Spark's tasks do the counting.
 """
 
@@ -53,7 +53,7 @@ class NoSuchTopicError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class IdSource:
-    """The place of the id in a record.
+    """Where a record carries its id.
 
     Attributes:
         kind: `key`, `value`, `header` or `json`.
@@ -80,7 +80,7 @@ class IdSource:
 
     @property
     def column(self) -> str:
-        """The column that holds the id."""
+        """Name of the column that holds the id."""
         return {"key": "key", "header": "headers"}.get(self.kind, "value")
 
     def of(self, records: Any) -> list[str | None]:
@@ -233,7 +233,7 @@ def _whole_log(
     include_headers: bool,
     stall_timeout_s: float,
 ) -> ReadOptions:
-    """The source's options with which it reads a whole topic, including aborted transactions."""
+    """The options with which the Spark source reads a whole topic, including aborted transactions."""
     return ReadOptions(
         connection=dict(connection),
         what=Subscribe((topic,)),

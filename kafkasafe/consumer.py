@@ -78,7 +78,7 @@ def _close_ms(timeout_ms: float | None, timeout: float | None) -> float | None:
 class SafeConsumer(OfOneProcess, ExtendedConsumer):
     """A drop-in replacement for kafka-python's `KafkaConsumer`. Not thread-safe, except for look-ups of offsets.
 
-    It differs in these points:
+    It differs from KafkaConsumer in these points:
 
     - A result of `end_offsets`, `beginning_offsets` or `offsets_for_times` is lower than before only if something
       proves that the log changed, for example that records were lost. These methods retry where that helps, and take
@@ -93,26 +93,26 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
     Args:
         topics: Topics to subscribe to, as for KafkaConsumer.
         options: KafkaConsumer's options, and:
-            on_divergence: "raise" (default): `poll` raises LogDivergedError at once. Until the application seeks, it
-                raises the error again whenever other partitions have no records to return. "seek": go on from the first
-                offset that differs. Or a callable that gets the `LogDiverged` and returns the offset at which to
-                continue (None: raise).
-            on_event: Gets each `kafkasafe.events.ConsumerEvent`, on the thread that called the consumer. Its
-                exceptions are logged.
+            on_divergence: "raise" (default): `poll` raises LogDivergedError at once. Until the application seeks,
+                `poll` raises the error again whenever other partitions have no records to return. "seek": go on from
+                the first offset that differs. Or a callable that gets the `LogDiverged` and returns the offset at which
+                to continue (None: raise).
+            on_event: A function that gets each `kafkasafe.events.ConsumerEvent`, on the thread that called the
+                consumer. Exceptions of this function are logged.
             offsets_path: File that keeps the highest end and start offsets across restarts. A result of `end_offsets`
                 or `beginning_offsets` is in the file before the method returns it. Each consumer needs a file of its
                 own. Default: no file.
-            offsets_hold_timeout_ms: If an offset is lower than before and nothing explains it: how long the consumer
-                keeps the old value. After that, a lower end offset is reported as unproven and the old value is still
+            offsets_hold_timeout_ms: How long the consumer keeps the old value if a broker's answer is lower and nothing
+                explains this. After that, a lower end offset is reported as unproven and the old value is still
                 returned, whereas a lower start offset is accepted. Default: 30000.
             lineage_path: File that keeps, across restarts, the history of the records that were read: leader epochs, or
-                CRCs of batches without epochs. It is for positions that are not committed to a group, or are committed
-                with metadata of your own. `poll` (at most once a second), `save_lineage` and `close` write it. Each
-                consumer needs a file of its own. Default: only committed offsets carry the history.
+                CRCs of batches without epochs. The file is for positions that are not committed to a group, or are
+                committed with metadata of your own. `poll` (at most once a second), `save_lineage` and `close` write
+                the file. Each consumer needs a file of its own. Default: only committed offsets carry the history.
             prometheus: Register the metrics in prometheus-client's default registry; for another registry call
                 `kafkasafe.metrics.install`.
             remote_storage_timeout_ms: `poll` raises RemoteStorageNotReadyError if a partition's remote segments
-                could not be read for this long. Default: it waits without a limit.
+                could not be read for this long. Default: the consumer tries again without a limit.
 
     Attributes:
         counters: Number of events of each kind, by name.
@@ -150,10 +150,12 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         def committed(
             self, partition: TopicPartition, metadata: bool = False, timeout_ms: float | None = None
         ) -> int | OffsetAndMetadata | None:
-            """Return the committed offset of a partition, or None. Its `metadata` is a struct."""
+            """Return the committed offset of a partition; None if there is none. With `metadata=True`, it is returned
+            as an OffsetAndMetadata.
+            """
 
         def highwater(self, partition: TopicPartition) -> int | None:
-            """Return the high watermark of the latest response for a partition; None before one."""
+            """Return the high watermark of the latest response for a partition; None before the first response."""
 
         def partitions_for_topic(self, topic: str) -> set[int]:
             """Return the numbers of a topic's partitions."""
@@ -319,9 +321,9 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
     def save_lineage(self) -> None:
         """Write the history of the records that were read to `lineage_path`. The file is durable on return.
 
-        Does nothing without that option. `poll` writes the file too, but at most once a second. If your program stores
-        positions itself, call this method before each time that it stores them. Then the file is never older than the
-        stored positions, even after a kill -9.
+        Does nothing without the option `lineage_path`. `poll` writes the file too, but at most once a second. If your
+        program stores positions itself, call this method each time before the program stores them. Then the file is
+        never older than the stored positions, even after a kill -9.
 
         Raises:
             OSError: The file could not be written. It keeps its former contents.

@@ -66,7 +66,7 @@ class UsageError(KafkaSafeError):
 class ConfigError(UsageError, KafkaConfigurationError, ValueError):
     """An option is unknown, or a value cannot work. No file and no connection was opened.
 
-    A string that Kafka's protocol cannot encode also raises it, as an option or as an argument of a method.
+    This error is also raised if an option, or an argument of a method, is a string that Kafka's protocol cannot encode.
     """
 
 
@@ -75,7 +75,7 @@ class SparkError(KafkaSafeError):
 
 
 class CheckpointMismatchError(SparkError):
-    """A Spark query's checkpoint and the marker of its batches in Kafka do not belong together. Nothing was written."""
+    """A Spark query's checkpoint does not belong to the marker of the query's batches in Kafka. Nothing was written."""
 
 
 class ProducerClosedError(UsageError, IllegalStateError):
@@ -90,8 +90,8 @@ class RejectedError(KafkaSafeError):
     """The cluster rejected this record.
 
     If the rejection has an error code, the exception is also a `kafka.errors.BrokerResponseError` whose `errno` is the
-    code. It is then an instance of kafka-python's exception for the code, too (`MessageSizeTooLargeError` for 10). It
-    is never a `RetriableError`.
+    code. It is then an instance of kafka-python's exception for the code, too (`MessageSizeTooLargeError` for 10),
+    unless that exception is a `RetriableError`: a `RejectedError` never is one.
 
     Attributes:
         code: Kafka's error code.
@@ -119,8 +119,8 @@ class RejectedError(KafkaSafeError):
 class BatchDroppedError(KafkaSafeError):
     """An atomic batch (`SafeProducer.batch`) was dropped: `read_committed` consumers see none of its records.
 
-    The producer keeps the records in `rejected/`. The exception is a batch with a consumer's offsets whose input is
-    read again, for example after the group refused the offsets. The producer keeps nothing of such a batch.
+    The producer keeps the records in `rejected/`, unless the batch has a consumer's offsets and its input is read
+    again, for example after the group refused the offsets. The producer keeps nothing of such a batch.
 
     If `commit_transaction` raises this error with an error code, the exception is also an instance of kafka-python's
     exception for the code, as a `RejectedError` is.
@@ -169,8 +169,8 @@ def _rejected(message: str, code: int, reason: str) -> RejectedError:
 class DataLossError(KafkaSafeError):
     """The cluster lost records that it had acknowledged, and SafeProducer does not send them again.
 
-    Each loss is raised once, by `send`, `flush` or `close`. If `send` raises this error, it did not accept its own
-    record.
+    Each loss is raised once, by `send`, `flush` or `close`. If `send` raises this error, it did not accept the record
+    that was passed to it.
 
     Attributes:
         topic: Topic name.
@@ -271,7 +271,7 @@ class SpoolCorruptError(SpoolError):
     deleted.
 
     Attributes:
-        damage: One sentence for each damaged range: the file, the byte range, and its contents as far as known.
+        damage: One sentence for each damaged range: the file, the byte range, and what the range contains, if known.
     """
 
     def __init__(self, message: str, *, damage: tuple[str, ...] = ()) -> None:

@@ -194,7 +194,7 @@ class TransactionsBlocked:
             transactional ids of a lane.
         code: Kafka's error code. 53 and 30: a permission is missing. 50: `transaction_timeout_ms` is more than the
             brokers allow. 3 and 29: the batch commits an offset of a topic that is missing or that this client may not
-            read, or the client may not read the topic of its records; the producer drops the batch after
+            read, or the client may not read a topic of the batch's records; the producer drops the batch after
             `blocked_timeout_ms`.
         reason: The cluster's answer.
         records: Number of pending records.
@@ -326,7 +326,7 @@ class SpoolRecordsMissing:
     """Durable records of an earlier run are neither in the cluster's log nor in the spool, and no damage explains why.
 
     Attributes:
-        lane: Name of the lane that held them.
+        lane: Name of the lane that held the records.
         topic: Topic name.
         partition: Partition number.
         records: Number of records.
@@ -423,10 +423,11 @@ class OrphanedSpoolFound:
 
     Attributes:
         directory: The spool directory.
-        cluster_id: Id of the cluster that the records are meant for; None if no producer there ever reached a cluster.
+        cluster_id: Id of the cluster that the records are meant for; None if no producer of that directory ever reached
+            a cluster.
         batches: Number of batches.
         records: Number of records in them.
-        command: A shell command that delivers them to this producer's cluster.
+        command: A shell command that delivers the records to this producer's cluster.
     """
 
     directory: str
@@ -537,12 +538,12 @@ class LogDiverged:
         divergent_offset: First offset at which the log differs from what the consumer read.
         rolled_back: First and last offset (inclusive) of the records that were read and that the log has lost.
         replaced: First and last offset (inclusive) of the other records that the log now has in the range
-            `rolled_back`; None if it has none there (yet).
+            `rolled_back`; None if the log has no record there (yet).
         epochs: Leader epochs of the missing records, oldest first.
         exact: False: the log may already differ before `divergent_offset`, because the consumer does not know what
             it read there.
         reason: "truncated": the log was truncated, as by an unclean election. "recreated": the topic was deleted, and
-            another topic has its name now; or the position is that of another topic or cluster.
+            another topic has its name now; or the position belongs to another topic or cluster.
         round_trips: Number of requests that were needed to find `divergent_offset`.
     """
 
@@ -561,8 +562,8 @@ class LogDiverged:
     def resume_offset(self) -> int:
         """The offset to seek to in order to skip the records that replaced the lost ones.
 
-        This offset is never past the end of the log. `position` may be, because an unclean election often leaves the
-        log shorter than before.
+        This offset is never past the end of the log. `position` may be past the end, because an unclean election often
+        leaves the log shorter than before.
         """
         return self.divergent_offset if self.replaced is None else self.replaced[1] + 1
 
@@ -599,15 +600,16 @@ class PositionRewound:
     """The consumer went back to the group's offset, and reads the records after it again.
 
     After a rebalance, the group's offset may be lower than the position that the consumer had before, because the
-    records since then are in no commit. The event is emitted when a partition comes back to the same consumer. The
-    first assignment of a new consumer, and an assignment that the program makes itself (`assign`), emit no event.
+    consumer had not committed the records between the two. The event is emitted when a partition comes back to the same
+    consumer. The first assignment of a new consumer, and an assignment that the program makes itself (`assign`), emit
+    no event.
 
     Attributes:
         topic: Topic name.
         partition: Partition number.
         reason: "dropped": an atomic batch with the consumer's offset was dropped. "rebalanced": the group rebalanced,
-            and the group's offset is lower than the position before, or is not the one that this consumer's batches had
-            set.
+            and the group's offset is lower than the position before, or is not the offset that this consumer's batches
+            had set.
         previous: The position before; None if the partition had no position.
     """
 
@@ -698,8 +700,8 @@ class EndOffsetRegressed:
         offset: The new value.
         previous: The value before. If it was an end offset, the records from `offset` to `previous` - 1 are lost. If it
             was a start offset, a new log that begins at a lower offset has replaced the log that began at `previous`.
-        reason: "truncated", "unclean_election" or "recreated": the loss is proven. "accepted": it is not proven, but
-            for `offsets_hold_timeout_ms` the brokers answered with a lower offset than `previous`. An end offset
+        reason: "truncated", "unclean_election" or "recreated": the decrease is proven. "accepted": it is not proven,
+            but for `offsets_hold_timeout_ms` the brokers answered with a lower offset than `previous`. An end offset
             without proof is accepted only if the position is past the end of the log and is reset to that end.
         look_up: "latest" (an end) or "earliest" (a start).
     """
@@ -729,7 +731,7 @@ class SourceDataLost:
             longer exists.
         position: The next offset that the query would have read.
         resumed_at: The offset at which the query continues; equal to `position` if nothing can be read.
-        lost: First and last offset (inclusive) of the lost records, as far as they are known.
+        lost: First and last offset (inclusive) of the lost records; None if they are unknown.
     """
 
     topic: str

@@ -3,8 +3,8 @@
 See docs/logging-handler.md.
 
 The thread that logs formats the record and puts it into a queue. The handler's own thread opens the producer and sends
-the record. So a thread that logs never waits for the producer's locks or disk, and the producer never logs on this
-thread.
+the record. So a thread that logs never waits for the producer's locks or disk, and the producer never logs on a thread
+of the program.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class KafkaHandler(logging.Handler):
     ignores what the producers of handlers log, and what kafka-python logs on the threads of these producers: each such
     record would cause another one. Log records of all other producers are sent.
 
-    If the spool is full and the queue holds `queue_records`, a thread that logs waits once, for `block_ms` at most.
+    If the spool is full and the queue holds `queue_records` records, a thread that logs waits once, at most `block_ms`.
     After that the handler drops records until there is room again. It counts them (`dropped`) and reports the first one
     by `handleError`. When there is room again, it sends a log record with the number of dropped records.
 
@@ -145,7 +145,7 @@ class KafkaHandler(logging.Handler):
         self._unsaid = 0
         """Number of records dropped since the last record that reported drops."""
         self._give_up_at: float | None = None
-        """Set by `close`."""
+        """From this time on, a record that the producer does not accept is dropped. Set by `close`."""
         self._closed = False
         self._last = _Mark()
         """The last item: `close` puts it into the queue."""
@@ -243,7 +243,7 @@ class KafkaHandler(logging.Handler):
             return
         take_locks_early()
         thread = threading.Thread(target=self._run, name=_THREAD, daemon=True)
-        with contextlib.suppress(RuntimeError):  # the interpreter is ending: `close` sends the queue
+        with contextlib.suppress(RuntimeError):  # the interpreter is ending: `close` sends the queued records
             thread.start()
             self._thread = thread
         # A child of multiprocessing does not call `logging.shutdown`.

@@ -145,7 +145,7 @@ class EventLog:
 
 
 class _Foreign(logging.Filter):
-    """Limits what kafka-python logs on kafkasafe's network threads. Its records from other threads pass."""
+    """Limits what kafka-python logs on kafkasafe's network threads. kafka-python's records from other threads pass."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__()
@@ -153,8 +153,8 @@ class _Foreign(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the record is logged."""
-        # Check the current thread, not the record's. A record from a thread that is `apart` passes this filter twice:
-        # the second time is on the writer's thread, and must not count again.
+        # Check the current thread, not the record's. A record from a thread that is `apart` passes this filter twice.
+        # The second time, it is on the writer's thread, and must not be counted again.
         if threading.get_ident() not in own_threads or record.levelno < logging.INFO:
             return True
         if record.levelno < logging.WARNING and not record.name.startswith("kafka.net."):
@@ -208,8 +208,8 @@ def limit_foreign() -> None:
 class _Writer:
     """A thread that passes log records to the application's handlers, for threads that must not wait for a handler.
 
-    Without it a deadlock is possible: a handler may send its records through the same producer that logs, and hold the
-    handler's lock until that producer has delivered them.
+    Without this thread, a deadlock is possible: a handler may send its records through the same producer that logs, and
+    hold the handler's lock until that producer has delivered the records.
     """
 
     def __init__(self) -> None:
@@ -316,5 +316,5 @@ def _forked() -> None:
 
 os.register_at_fork(after_in_child=_forked)
 # Exit handlers run in reverse order of registration. Producers are created later, so they close before this drain.
-# `logging` was imported earlier, so its own hook runs after it.
+# `logging` was imported earlier, so the exit handler of `logging` runs after this drain.
 atexit.register(drain, _EXIT_S)

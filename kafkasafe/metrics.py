@@ -73,9 +73,9 @@ _mirrors: dict[CollectorRegistry, _Mirror] = {}
 def install(*sources: Source, registry: CollectorRegistry = REGISTRY, partitions: bool = False) -> Collector:
     """Register producers and consumers with a Prometheus registry.
 
-    Call it again to add more sources. A closed source keeps its last counts while the program references it; a source
-    that was garbage-collected is removed. Counters of sources with the same `client_id` are added up, and the sum does
-    not decrease when one of them is removed.
+    Call `install` again to add more sources. A closed source keeps its last counts while the program references it; a
+    source that was garbage-collected is removed. Counters of sources with the same `client_id` are added up, and the
+    sum does not decrease when one of these sources is removed.
 
     If several processes are scraped as one (`PROMETHEUS_MULTIPROC_DIR` is set, as for gunicorn), the numbers are also
     copied into prometheus-client's files, once a second and when a producer closes. prometheus-client's

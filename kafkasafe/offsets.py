@@ -79,8 +79,8 @@ class EndOffsetTracker:
         Args:
             path: A file that keeps the offsets across restarts. It is read now, and written by `save` and `close`.
                 None: nothing is stored.
-            hold_timeout_s: How many seconds the tracker keeps the old value while brokers answer with a lower one that
-                has no leader epoch. After that, the answer is unproven.
+            hold_timeout_s: How many seconds the tracker keeps the old value while brokers give a lower answer without a
+                leader epoch. After that, the result is Unproven.
             on_result: Called with (topic, partition, result) for each result that is not a Value, on the thread that
                 passed the answer. Its exceptions propagate to that caller; the answer is recorded nevertheless.
             clock: Returns the time in seconds, which must not go back.
@@ -225,7 +225,7 @@ class EndOffsetTracker:
     def accept_start(
         self, topic: str, partition: int, *, isolation_level: IsolationLevel = "read_uncommitted"
     ) -> Regressed | None:
-        """Trust the lower start that is held, without a proof. Return None if none is held.
+        """Trust the lower start that is held, without a proof. Return None if no start is held.
 
         Unlike an end, a start that is too low does no harm. But if the log was replaced, the old start may be too high:
         a reader that begins there misses records.
@@ -336,7 +336,7 @@ class EndOffsetTracker:
     def accept(
         self, topic: str, partition: int, *, isolation_level: IsolationLevel = "read_uncommitted"
     ) -> Regressed | None:
-        """Trust the lower answer that is held, without a proof. Return None if none is held."""
+        """Trust the lower answer that is held, without a proof. Return None if no answer is held."""
         key = _key(topic, partition, isolation_level)
         with self._lock:
             regressed = self._ends.accept(key)

@@ -149,7 +149,7 @@ class ConnectionOptions(TypedDict, total=False):
     ssl_keyfile: _Path | None
     """File with the client's private key, PEM. None: it is in `ssl_certfile`."""
     ssl_crlfile: _Path | None
-    """File with a list of revoked certificates, PEM. The client checks the broker's own certificate against it."""
+    """File with a list of revoked certificates, PEM. The client looks up the broker's own certificate in this list."""
     ssl_password: str | None
     """Password of the private key."""
     api_version: tuple[int, ...] | None
@@ -214,7 +214,9 @@ class _OfProducers(ConnectionOptions, total=False):
     retries: float
     """Accepted for compatibility. The producer retries a pending record without a limit."""
     batch_size: _Size
-    """Largest batch, bytes. If a topic has many partitions, more than this is collected for all of them together."""
+    """Largest batch, bytes. For a topic with many partitions, the producer collects more than this before it forms the
+    batches of all partitions.
+    """
     linger_ms: float
     """How long a batch waits for more records, milliseconds. `get`, `durable` and `flush` end this wait early."""
     max_block_ms: float
@@ -249,7 +251,7 @@ class _OfProducers(ConnectionOptions, total=False):
     spool_after_ms: float
     """How long `spool="on_error"` waits for an acknowledgement before it writes to disk, milliseconds."""
     run_ahead_bytes: _Size | None
-    """How many bytes may be accepted but not acknowledged while the cluster answers. Beyond that, `send` waits for
+    """How many bytes may be accepted but not acknowledged while the cluster answers. Above this limit, `send` waits for
     deliveries, at most `max_block_ms`, so that the next batches are still in memory when they are sent. In an
     outage, records are buffered on disk regardless of this limit. None: no limit. Default: 14 MiB.
     """
@@ -286,7 +288,7 @@ class _OfProducers(ConnectionOptions, total=False):
     on the thread that polls.
     """
     blocked_timeout_ms: float | None
-    """How long the cluster may block a topic before the producer treats its pending records as rejected,
+    """How long the cluster may block a topic before the producer treats the topic's pending records as rejected,
     milliseconds. None: no limit.
     """
     on_blocked_topic: Literal["raise", "accept"]
@@ -360,8 +362,8 @@ class _OfConsumers(ConnectionOptions, total=False):
     """Largest response to a fetch request, bytes. A first batch that is larger is still returned."""
     max_partition_fetch_bytes: _Size
     """Largest part of a fetch response that belongs to one partition, bytes. A first batch that is larger is still
-    returned. If you do not set it, a consumer increases it while full responses arrive quickly: up to 4 MiB (all
-    partitions share 32 MiB), or up to 8 MiB if it reads only with `poll_arrow` or `poll_batches`.
+    returned. If you do not set this option, a consumer increases the value while full responses arrive quickly: up to
+    4 MiB (all partitions share 32 MiB), or up to 8 MiB if it reads only with `poll_arrow` or `poll_batches`.
     """
     auto_offset_reset: Literal["earliest", "latest", "none", "smallest", "largest"]
     """Where to begin if no position is committed, or if the position is out of range: "earliest", "latest", or "none"

@@ -1,4 +1,4 @@
-"""pyarrow, which an extra of kafkasafe installs."""
+"""Imports pyarrow, an optional package, which the extra `arrow` of kafkasafe installs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ class MissingPackageError(ImportError):
 
 def pyarrow_for(what: str) -> Any:
     """Import pyarrow, which takes 22 MB of memory.
+
+    Args:
+        what: What needs pyarrow, for the error message.
 
     Raises:
         MissingPackageError: pyarrow is not installed.

@@ -85,8 +85,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             Default: no.
         data_loss_check_ms (int): How often idle partitions are checked for lost records. Default: 30000.
         on_undecidable (str): What to do with a batch whose presence in the log cannot be determined: "raise" (from
-            `send` and `flush`, until `resolve_undecidable`), "resend" (it may be there twice) or "skip" (it may be
-            missing).
+            `send` and `flush`, until `resolve_undecidable`), "resend" (the batch may be in the log twice) or "skip" (it
+            may be missing).
         on_corrupt (str): "raise" SpoolCorruptError on a damaged spool, or "quarantine" the damaged bytes and go on.
             Damage that is found while sending stops only the partition of the damaged records (with "raise": until the
             file is restored).
@@ -98,8 +98,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         blocked_timeout_ms (int): The producer rejects records that the cluster has blocked for this long. Records are
             blocked if their topic is missing, forbidden or invalid, if their timestamps are too far in the future, or
             if the broker fails on their batch. The time runs only while the cluster keeps giving the same answer:
-            another answer, no answer, or a restart of the producer starts it again. None: no limit. Default: seven
-            days.
+            another answer, no answer, or a restart of the producer starts the time again. None: no limit. Default:
+            seven days.
         on_blocked_topic (str): What `send` does while its topic is missing, forbidden or invalid: "raise"
             kafka-python's exception for the code (the record is not accepted), or "accept" the record, which then
             waits.
@@ -130,7 +130,9 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         self._plain = parts.form.plain and self._transactions is None
         self._open_batches = parts.accumulator.open_batches
         self.parts = parts
-        """The producer's objects, for its futures and for other clients that are built on them. Not for programs."""
+        """The producer's objects. Only for its futures, and for clients of kafkasafe that are built on these objects,
+        such as `kafkasafe.aio`; not for programs.
+        """
         if config.prometheus:
             from kafkasafe.metrics import install
 
@@ -155,8 +157,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
     ) -> RecordFuture:
         """Accept a record.
 
-        It is on disk soon after the call (`future.durable()` and `producer.durable()` wait for that), and in the
-        cluster as soon as the cluster accepts it.
+        The record is on disk soon after the call (`future.durable()` and `producer.durable()` wait for that), and in
+        the cluster as soon as the cluster accepts it.
 
         Args:
             topic: Topic name.
@@ -245,7 +247,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
 
         If the block raises an exception, none of its records is sent. At the end of the block the whole batch goes into
         the spool, and from there to the cluster in one transaction. Consumers with `isolation_level="read_committed"`
-        see all of it or nothing, exactly once, even after crashes. During an outage the batch waits in the spool.
+        see all of the batch or nothing, exactly once, even after crashes. During an outage the batch waits in the
+        spool.
 
         Args:
             transactional_id: The transactional id to use. Default: one of this producer's own ids.
@@ -294,10 +297,11 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
     def close(self, timeout: float | None = None) -> None:
         """Make all accepted records durable, wait for deliveries, and release the spool.
 
-        This includes records of earlier producers that this one adopted, in its directory and in directories next to a
-        default one. Undelivered records stay on disk, and the next producer on the directory delivers them; a warning
-        for each directory gives their number. With `spool="never"` they are lost, and `close` raises an error.
-        Calling it again does nothing. At the end of the interpreter, open producers are closed automatically.
+        This applies also to records of earlier producers that this producer has adopted, in its directory and in
+        directories next to a default one. Undelivered records stay on disk, and the next producer on the directory
+        delivers them; a warning for each directory gives their number. With `spool="never"`, undelivered records are
+        lost, and `close` raises an error. Calling `close` again does nothing. At the end of the interpreter, open
+        producers are closed automatically.
 
         Args:
             timeout: Seconds to wait for deliveries, and for a disk that fails. A disk that is only slow gets ten
@@ -314,15 +318,16 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             DataLossError: As for `flush`. `close` raises one error for all losses that have not been raised yet; the
                 error's `others` has the further losses. If a check for losses did not end in time, a WARNING says so
                 (`data_loss_unknown`), and the next producer on the directory repeats the check.
-            ValueError: The timeout is negative or nan. The producer is still open. After all other errors it is closed.
+            ValueError: The timeout is negative or nan. The producer is still open, whereas it is closed after every
+                other error.
         """
         self.parts.shutdown.close(timeout)
 
     def __del__(self) -> None:
         """Handle a producer that was dropped without `close()`: its pump goes on delivering as long as `close()` would.
 
-        This method waits a second at most, as KafkaProducer's method does, so that records of the next producer come
-        later. It takes no lock, because the garbage collector may call it at any time.
+        This method waits a second at most, as KafkaProducer's method does, so that the records of the next producer
+        come after the records of this one. It takes no lock, because the garbage collector may call it at any time.
         """
         if "parts" in vars(self) and self.parts.shutdown.drop(self):
             with contextlib.suppress(Exception):
@@ -346,8 +351,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
     def metrics(self, raw: bool = False) -> dict[str, Any]:
         """Return counters since the start as {"kafkasafe": {name: value}}, and a few values with KafkaProducer's names.
 
-        The latter are in "producer-metrics". They are rates and averages since the start; those of KafkaProducer cover
-        only the last minute.
+        The values with KafkaProducer's names are in "producer-metrics". They are rates and averages since the start;
+        KafkaProducer's own values cover only the last minute.
         """
         return self.parts.delivery.counts(raw=raw)
 

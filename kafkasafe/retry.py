@@ -44,8 +44,8 @@ class RetryEvent:
         gave_up: Why there is no next attempt: `"deadline"`, `"attempts"`, or `"verdict"` (not retriable); None
             before another attempt.
         error: The exception.
-        verdict: The verdict of `kafkasafe.classify` on the exception. If its `refresh_metadata` is set, refresh the
-            metadata in the callback, because it runs before the pause.
+        verdict: The verdict of `kafkasafe.classify` on the exception. If the verdict's `refresh_metadata` is set,
+            refresh the metadata in the callback `on_retry`, which runs before the pause.
     """
 
     call: str
@@ -127,28 +127,28 @@ class RetryPolicy:
         policy.call(consumer.partitions_for_topic, "orders")
 
     Threads, tasks and functions may share one policy; then they also share its rate limit. After
-    `kafkasafe.metrics.install(policy)`, Prometheus shows its retries, pauses and failures (`kafkasafe_retries_total`
-    ...; the label `api` is the request kind, or else the function's name).
+    `kafkasafe.metrics.install(policy)`, Prometheus shows the policy's retries, pauses and failures
+    (`kafkasafe_retries_total` ...; the label `api` is the request kind, or else the function's name).
 
     Args:
         deadline_ms: No attempt begins later than this many milliseconds after the first one began. A pause that would
             end later does not begin. None: no limit. A running attempt is not interrupted, so give the call a timeout.
         attempts: Maximum number of attempts, including the first one. None: no limit.
-        first_ms: Upper bound of the first pause. It doubles with each failure.
+        first_ms: Upper bound of the first pause. The bound doubles with each failure.
         max_ms: Upper bound of any pause of the back-off.
         rate_per_s: While a partition fails, all calls together make at most this many attempts for it in a second. A
             success removes the limit. For calls without a partition the limit applies to each call. The default, 10, is
             the value of KIP-1007 (KAFKA-19599 reports 9,000 fetches a second).
         api: The request kind for `classify`; None: any.
-        on_retry: Gets a `RetryEvent` for every failed attempt, in the thread or task of the call, before the pause. If
-            it raises, this is logged and ignored.
+        on_retry: Gets a `RetryEvent` for every failed attempt, in the thread or task of the call, before the pause. An
+            error that it raises is logged and ignored.
         reraise: True: a call that is given up raises its last error, with a note about the attempts. False: it raises
             tenacity's `RetryError`, with the last error as its cause.
         whether: Replaces `kafkasafe.classify`: returns the verdict on an error.
         wait: Replaces `first_ms` and `max_ms`: one of tenacity's waits, or a function that gets tenacity's
             `RetryCallState` and returns the seconds until the next attempt. `rate_per_s` still applies to calls with a
             partition.
-        client_id: Label of its metrics.
+        client_id: Value of the label `client_id` of the policy's metrics.
 
     Raises:
         ConfigError: An option has an invalid value.
@@ -184,7 +184,7 @@ class RetryPolicy:
         wait = wait or Backoff(
             self._first_s, self._max_s, least_s=limit.least_s, random_fraction=_times.random_fraction
         )
-        # Check the name here, so that a wrong one does not wait for the first error.
+        # Check the name here, so that a wrong name is reported at once, and not only after the first error.
         self._api = classify(0, api).api
         self.client_id = client_id
         self._rules = _Rules(deadline_s, attempts, wait, reraise, whether, on_retry, _times, limit, _Counts())
@@ -254,7 +254,7 @@ class RetryPolicy:
 
 
 class _RateLimit:
-    """Limits how often partitions that fail are tried. Any thread may call it.
+    """Limits how often partitions that fail are tried. Any thread may call its methods.
 
     Args:
         least_s: Seconds between two attempts with the same key.
@@ -272,8 +272,8 @@ class _RateLimit:
         return len(self._next_turn)
 
     def turn_s(self, key: Hashable, limit_s: float) -> float | None:
-        """Takes a turn for `key`, and returns the seconds until it. If these exceed `limit_s`, takes no turn and
-        returns None.
+        """Takes a turn for `key`, and returns the seconds until this turn. If no turn is free within `limit_s` seconds,
+        takes none and returns None.
         """
         # Usually no partition fails. In that case a look-up without the lock is enough.
         if key not in self._next_turn:
@@ -303,7 +303,7 @@ class _RateLimit:
 
 
 class _Counts:
-    """The metrics of a policy. Any thread may call it."""
+    """The metrics of a policy. Any thread may call the methods."""
 
     def __init__(self) -> None:
         self._stats = RetryStats()
@@ -397,8 +397,8 @@ class _Call:
     # --- the rate limit ---
 
     def _turn_s(self) -> float:
-        """Returns the seconds until this call's next attempt may begin. Raises the last error if that is after the
-        deadline.
+        """Returns the seconds until this call's next attempt may begin. If that is after the deadline, raises the last
+        error.
         """
         if self._partition is None:
             return 0.0
@@ -511,8 +511,8 @@ class _Call:
             log.exception("on_retry failed for %s", event, event="hook_failed")
 
     def _note(self, error: Exception) -> None:
-        """Adds a note about the attempts to the raised error, but only once, because a function may always raise the
-        same object.
+        """Adds a note about the attempts to the raised error. Removes earlier such notes, because a function may raise
+        the same object each time.
         """
         if self._tries < 2:
             return

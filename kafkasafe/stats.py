@@ -1,8 +1,8 @@
 """The counters of producers and consumers, and the definitions of the metrics made from them.
 
 Counters are plain numbers in dicts. One thread writes them (the pump's, or the one that polls a consumer), and any
-thread may read a copy, so an increment needs no lock. Prometheus's own objects take a lock for each increment. So they
-are only made from these counters, during a scrape.
+thread may read a copy, so an increment needs no lock. Prometheus's own objects take a lock for each increment. So
+Prometheus's objects are made only during a scrape, from these counters.
 
 Other sources (such as a Spark query) have their own `Definition`s and yield `Sample`s of them.
 """
@@ -40,7 +40,7 @@ class Histogram:
     """Counts of durations.
 
     Attributes:
-        counts: By bucket, not cumulative.
+        counts: Number of durations in each bucket, without the shorter durations of the buckets before it.
         sum_s: Sum of all durations, seconds.
     """
 
@@ -420,9 +420,9 @@ class RetryStats:
     """Counters of retries.
 
     Attributes:
-        retries: By (api, error): requests sent again because of the error.
-        backoff_s: By api: seconds of pauses before these requests.
-        exhausted: By api: deadlines that passed before there was an answer.
+        retries: By (api, error): number of requests that were sent again because of the error.
+        backoff_s: By api: total length of the pauses before requests were sent again, seconds.
+        exhausted: By api: number of operations that reached their deadline without a result.
         started_s: When counting began, seconds since 1970.
     """
 
@@ -433,7 +433,7 @@ class RetryStats:
         self.exhausted: collections.Counter[str] = collections.Counter()
 
     def retry_samples(self) -> Iterator[Sample]:
-        """Yield the values of these three counters."""
+        """Yield the values of `retries`, `backoff_s` and `exhausted`."""
         for pair, count in self.retries.copy().items():
             yield RETRIES["retries"], pair, count
         for api, seconds in self.backoff_s.copy().items():
@@ -446,20 +446,21 @@ class Stats(RetryStats):
     """Counters of a producer. `exhausted` counts batches that were not acknowledged within `delivery_timeout_ms`.
 
     Attributes:
-        records: By (topic, outcome): accepted, committed, rejected, timed_out, damaged, dropped.
-        errors: By (api, error): responses with an error code, and requests without a response.
-        sequence_errors: By (error, result).
-        in_doubt_resolved: By (result, evidence): number of batches.
+        records: By (topic, outcome): number of records. Outcomes: accepted, committed, rejected, timed_out, damaged,
+            dropped.
+        errors: By (api, error): number of responses with an error code, and of requests without a response.
+        sequence_errors: By (error, result of the check that followed): number of sequence errors.
+        in_doubt_resolved: By (result, evidence for it): number of batches in doubt that were resolved.
         losses: By reason: how often acknowledged records were found to be lost.
         lost_records: By topic: number of acknowledged records that were lost.
         healed_records: By topic: number of lost records that are in the log again.
         history_trimmed: By topic: how often the log no longer showed whether it ever had the acknowledged records.
         units: By outcome: number of atomic batches.
         atomic_batches_asked: How often the cluster was asked about the transaction of an atomic batch.
-        unit_failures: By action of an atomic batch: how often it failed.
-        sent_batches: Number of batches in requests, repetitions included.
-        resent_batches: Number of batches in requests that repeat an earlier request.
-        gathered_batches: Number of small batches that were joined to larger ones.
+        unit_failures: By action of an atomic batch: how often the action failed.
+        sent_batches: Number of batches sent so far; a batch that is sent twice counts twice.
+        resent_batches: How many of `sent_batches` had been sent before.
+        gathered_batches: Number of small batches that were joined into larger ones.
         undecidable_batches: Number of batches whose presence in the log could not be determined.
         in_doubt_asked: Number of batches in doubt about which the cluster was asked.
         produce_failures: Number of batches whose request got no response.
@@ -468,13 +469,13 @@ class Stats(RetryStats):
         rejected_not_kept: How often rejected records could not be written to rejected/.
         spool_write_errors: Number of writes to the spool that failed.
         spool_displaced: How often files of the spool were found moved, deleted or truncated.
-        spool_copied_bytes: Bytes of undelivered batches that were copied to free segments.
+        spool_copied_bytes: Bytes of undelivered batches that were copied so that their segments could be deleted.
         spool_missing_records: Number of records that are neither in the log nor in the spool.
         replayed_records: Number of undelivered records of earlier runs, found when a lane was opened.
         corrupt: Number of damaged ranges, found when a lane was opened.
-        fsync: Time to write a group to the spool and make it durable.
+        fsync: Time to write a group of batches to the spool and make it durable.
         durable: Time from sealing a record's batch until the batch is durable.
-        ack: Time from sealing a record's batch until its commit mark is durable.
+        ack: Time from sealing a record's batch until the mark of its acknowledgement is durable.
     """
 
     def __init__(self) -> None:
@@ -550,14 +551,15 @@ class ConsumerStats(RetryStats):
     harmless.
 
     Attributes:
-        resets: By (topic, reason): positions set by `auto_offset_reset`.
-        skipped_records: By topic: offsets that these resets skipped.
-        regressions: By (topic, reason): end offsets that went back, proven by the brokers' answers.
-        held: By (topic, reason): lower end offsets that were ignored because nothing proved a loss.
+        resets: By (topic, reason): how often `auto_offset_reset` set a position.
+        skipped_records: By topic: number of offsets that these resets skipped.
+        regressions: By (topic, reason): how often an end offset went back and the brokers' answers proved it.
+        held: By (topic, reason): how often a lower end offset was ignored because nothing proved a loss.
         divergences: By topic: how often records that were read were found to be missing from the log.
-        diverged_records: By topic: number of these offsets.
+        diverged_records: By topic: number of offsets that were read and are missing from the log.
         history_trimmed: By topic: how often the log no longer showed whether it ever had the records that were read.
-        unavailable_s: By topic: seconds that look-ups of the end waited for a leader that was not ready (78, 5).
+        unavailable_s: By topic: seconds that look-ups of offsets waited for a leader that was not ready (error codes 78
+            and 5).
         not_ready_s: By topic: seconds during which fetches failed, added once fetches work again.
     """
 

@@ -70,7 +70,7 @@ class LastTransaction:
         batch_id: Id of the transaction's batch, as `kafkasafe spool ls` shows it.
         committed: True: `read_committed` consumers see all of it. False: they see none of it.
         offsets: Offsets that were part of the transaction, by consumer group.
-        error: Why the transaction was not committed.
+        error: Why the transaction was not committed; None if it was committed.
     """
 
     batch_id: str
@@ -92,7 +92,7 @@ class TransactionFuture(RecordFuture):
     _given_partition: int
 
     def belong_to(self, transaction: _Transaction, partition: int) -> TransactionFuture:
-        """Make this the future of a record of a transaction. Partition -1: none was given."""
+        """Make this the future of a record of a transaction. `partition` is -1 if the caller chose none."""
         self._transaction, self._given_partition = transaction, partition
         return self
 
@@ -176,7 +176,7 @@ class _Transaction(AtomicBatch):
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has neither records nor offsets."""
+        """Whether the transaction has neither records nor offsets."""
         return not self._open_batches and not self.offsets
 
     def abort(self) -> None:
@@ -332,7 +332,9 @@ class Transactions:
         return future.belong_to(batch, -1 if partition is None else partition)
 
     def _check_partition_exists(self, topic: str, partition: int) -> None:
-        """Refuse a partition that the topic does not have: a commit would wait for it, and could not be undone."""
+        """Refuse a partition that the topic does not have: a commit would wait for the partition, and could not be
+        undone.
+        """
         parts = self._parts
         parts.admission.check_topic(topic)
         if topic in self._checked_topics or parts.partitioning.knows(topic) or not parts.cluster.connected:

@@ -1,10 +1,10 @@
 """Decides from the brokers' metadata whether a partition is proven not to exist.
 
-A record may name a partition that its topic does not have, or its topic may be recreated with fewer partitions. Then
-waiting does not help, and each broker reports the partition as missing. But a broker may also not know about a new
-partition yet:
+A record may name a partition that its topic does not have, or its topic may be recreated with fewer partitions. In both
+cases each broker reports the partition as missing, and waiting does not help. But a broker may also not know about a
+new partition yet:
 
-1. A topic has partitions 0 and 1. An operator adds partition 2; the controller answers.
+1. A topic has partitions 0 and 1. An operator adds partition 2, and the controller confirms the change.
 2. A program sends to partition 2. Its metadata come from broker 1, which has not heard of the change yet.
 3. Some milliseconds later broker 1 has heard of the change. But if broker 1 is cut off from the controller, it reports
    two partitions for hours, to each client that still reaches it.
@@ -12,7 +12,7 @@ partition yet:
 So one answer proves nothing. The absence is proven if two brokers still report it some seconds after the partition was
 first missing. In a cluster with one broker, that broker's report is the proof. If only one of several brokers answers,
 that broker has to report the absence for a minute. That is enough: a wrong report loses no record, because `rejected/`
-keeps it, and operators hardly ever add a partition in the very minute in which a program sends to it.
+keeps the record, and operators hardly ever add a partition in the very minute in which a program sends to it.
 
 This module has no clock: `now` is an argument, in seconds.
 """
@@ -50,7 +50,7 @@ class Absence:
         self._asked: dict[int, float] = {}
 
     def due(self, brokers: Sequence[int], now: float) -> list[int]:
-        """The brokers to ask now."""
+        """Returns which of `brokers` to ask now for the topic's number of partitions."""
         if now - self._since < _SETTLED_S:
             return []
         wanted = min(_WITNESSES, len(brokers)) - len(self._witnesses)
@@ -64,9 +64,9 @@ class Absence:
         return chosen
 
     def answered(self, node: int, topic_id: bytes, partitions: int, now: float) -> None:
-        """Notes the number of the topic's partitions that a broker reports."""
+        """Notes that broker `node` reports a topic with this id and this number of partitions."""
         if partitions > self._partition or topic_id != (self._topic_id or topic_id):
-            # The partition exists, or the topic was recreated.
+            # The partition exists, or the topic was recreated: the proof begins again.
             self._since = now
             self._witnesses.clear()
             self._asked.clear()

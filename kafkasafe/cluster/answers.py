@@ -1,4 +1,4 @@
-"""The answers of a `Cluster`, and the arguments of its requests, as plain data. See api.py for their rules."""
+"""The answers of a `Cluster`, and the arguments of its requests, as plain data. `api.py` has the rules for both."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ EARLIEST_LOCAL: Final = -4
 LATEST_TIERED: Final = -5
 """The last offset in remote storage (Kafka 3.9 and later)."""
 LIST_OFFSETS_VERSIONS: Final = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
-"""First version of ListOffsets that supports each of these (KIP-734, 405, 1005). Older ones read it as a timestamp."""
+"""For each of these constants, the first version of ListOffsets that supports it (KIP-734, 405, 1005). Older versions
+read the constant as an ordinary timestamp.
+"""
 
 NO_TOPIC_ID: Final = bytes(16)
 
@@ -38,7 +40,7 @@ class TransactionIdentity:
         producer_id: Granted by the coordinator.
         epoch: Granted by the coordinator; a newer epoch fences older epochs. With protocol 2, each transaction has its
             own epoch.
-        protocol: 1 or 2, see `cluster.transactions`.
+        protocol: Version of the transaction protocol, 1 or 2; see `cluster.transactions`.
     """
 
     transactional_id: str
@@ -52,10 +54,10 @@ class Failure:
     """A request without an answer.
 
     Attributes:
-        error: The cause; a `KafkaError` if Kafka or its client defines one for it.
+        error: The cause; a `KafkaError` if Kafka or kafka-python defines an error for this cause.
         sent: False only if the request provably never reached the socket. True does not say whether the broker has
             received the request.
-        fence: As `ProduceReply.fence`; 0 for other requests.
+        fence: For a Produce request, as `ProduceReply.fence`; 0 for other requests.
     """
 
     error: BaseException
@@ -106,7 +108,7 @@ class TopicInfo:
     """A topic in the latest metadata.
 
     Attributes:
-        topic_id: Its id, 16 bytes; `NO_TOPIC_ID` if unknown (brokers < 2.8).
+        topic_id: The topic's id, 16 bytes; `NO_TOPIC_ID` if unknown (brokers < 2.8).
         partitions: The partitions by number. While `error_code` is not 0, these are the partitions known before the
             error, if any.
         error_code: Kafka's error code for the topic as a whole; 0 for success. A broker that has just started may
@@ -134,7 +136,8 @@ class MetadataRefreshed:
     """An answer to a metadata request.
 
     Attributes:
-        cluster_id: Id of the cluster that answered; None if the brokers are old.
+        cluster_id: Id of the cluster that answered; None if the broker does not report it.
+        brokers: Node ids of the brokers that the answer contains.
         topics: All watched topics that the answer contains.
     """
 
@@ -157,14 +160,16 @@ class ProduceRequest(Generic[Token]):
 
     Attributes:
         token: Passed back with the reply.
-        data: Exactly one RecordBatch, base offset 0. It is not copied, so it must not change before the reply.
+        data: The bytes of exactly one RecordBatch with base offset 0. They are not copied, so they must not change
+            before the reply.
         fence: The newest `fence` that the caller has received for this partition; 0 before the first reply; None for
             no check. If another batch of the partition has failed since then, the cluster refuses this batch (`Failure`
-            with `StaleFenceError`, not sent). Otherwise this batch would overtake the failed one, because the caller
-            does not know about the failure yet.
+            with `StaleFenceError`, not sent). Without the check, this batch could overtake the failed batch, because
+            the caller does not know about the failure yet.
         patience_s: Time in seconds that the answer may take in addition to the time-out. On a slow connection, a batch
             may stay in the system's buffers long after it was written to the socket.
-        transaction: The transaction of the batch; None for none. The batch is stamped with its id and epoch.
+        transaction: The transaction of the batch; None if the batch belongs to no transaction. `data` has the producer
+            id and the epoch of this identity.
     """
 
     token: Token
@@ -187,8 +192,8 @@ class ProduceReply:
         log_start_offset: First offset of the log; -1 if the broker does not report it (< 1.0).
         record_errors: (index in the batch, message) of each record for which the broker refused the batch.
         error_message: The broker's description of the error, if it sent one.
-        leader_hint: (node id, leader epoch) of the leader that the broker names (KIP-951), else None. The metadata
-            already contain it.
+        leader_hint: (node id, leader epoch) of the leader that the broker names (KIP-951); None if it names none. The
+            cluster has already updated its metadata from this hint.
         fence: Number of batches of this partition that have failed so far (see `ProduceRequest.fence`).
     """
 
@@ -240,11 +245,14 @@ class HeadersFetched:
     Attributes:
         error_code: Kafka's error code; 0 for success.
         high_watermark: First offset that is not replicated yet; -1 if unknown.
-        last_stable_offset: First offset of an open transaction; -1 if unknown.
+        last_stable_offset: Offset where the earliest open transaction begins; the high watermark if no transaction is
+            open; -1 if unknown.
         log_start_offset: First offset of the log; -1 if the broker does not report it (< 1.0).
-        headers: Headers of the complete batches, in order. The first one may begin before the requested offset.
-        next_offset: Offset for the next request: after the last complete batch; without one, the requested offset.
-        markers: By offset of each transaction marker among the batches, whether it commits its transaction.
+        headers: Headers of the complete batches, in order. The first batch may begin before the requested offset.
+        next_offset: Offset for the next request: the one after the last complete batch, or the requested offset if no
+            batch is complete.
+        markers: The transaction markers among the batches, by offset. True: the marker commits its transaction. False:
+            the marker aborts it.
     """
 
     error_code: int
@@ -263,15 +271,18 @@ class RecordsFetched:
     Attributes:
         error_code: Kafka's error code; 0 for success.
         high_watermark: First offset that is not replicated yet; -1 if unknown.
-        last_stable_offset: First offset of an open transaction; -1 if unknown.
+        last_stable_offset: Offset where the earliest open transaction begins; the high watermark if no transaction is
+            open; -1 if unknown.
         log_start_offset: First offset of the log; -1 if the broker does not report it (< 1.0).
-        records: Complete batches, possibly followed by a part of another one. The first one may begin before the
-            requested offset. Their contents are not checked.
-        aborted: (producer id, first offset) of each aborted transaction with records among these; always empty with
-            read_uncommitted.
-        next_offset: Offset for the next request: after the last complete batch; without one, the requested offset.
-        diverging: (leader epoch, end offset) where the leader's log differs from the records that the client has read.
-            Only if `last_fetched_epoch` was given and the broker (2.7 and later) detected it; `records` is then empty.
+        records: Complete batches, possibly followed by the beginning of another batch. The first batch may begin before
+            the requested offset. The contents of the batches are not checked.
+        aborted: (producer id, first offset) of each aborted transaction that has records in `records`; always empty
+            with read_uncommitted.
+        next_offset: Offset for the next request: the one after the last complete batch, or the requested offset if no
+            batch is complete.
+        diverging: (leader epoch, end offset of this epoch). From this end offset on, the leader's log differs from the
+            records that the client has read. None unless `last_fetched_epoch` was given and the broker (2.7 and later)
+            found a difference; then `records` is empty.
     """
 
     error_code: int
@@ -311,7 +322,8 @@ class EpochEnd:
 
     Attributes:
         error_code: Kafka's error code, 0 for success.
-        leader_epoch: The largest epoch that is not larger than the requested one; -1 if unknown (no sign of data loss).
+        leader_epoch: The largest epoch in the leader's log that is not larger than the requested epoch; -1 if unknown
+            (which is no sign of data loss).
         end_offset: End of this epoch (exclusive); -1 if unknown.
     """
 

@@ -1,7 +1,7 @@
 """The seam between a client and its brokers: one protocol, and the answers as plain data.
 
-Producers, look-ups and the doctor send all their requests to a Kafka cluster through `Cluster`. So tests can replace
-the brokers with simulated ones, which fail on command and run in virtual time. `cluster/client/` has the real
+Producers, look-ups and `kafkasafe doctor` send all their requests to a Kafka cluster through `Cluster`. So tests can
+replace the brokers with simulated ones, which fail on command and run in virtual time. `cluster/client/` has the real
 implementation.
 
 The rules, for callers and implementations:
@@ -10,8 +10,8 @@ The rules, for callers and implementations:
   Network failures, time-outs and a closed cluster do not raise. A method raises only if the caller made a mistake in
   the call itself.
 - *An error code is an answer.* Each answer has an `error_code` (0: success; `kafkasafe.codes` has a row for each other
-  code). The other fields have a meaning only if it is 0. Some methods pass codes as `Failure` instead; their docstrings
-  say so.
+  code). The other fields have a meaning only if the code is 0. Some methods pass codes as `Failure` instead; their
+  docstrings say so.
 - *The cluster's own thread calls replies.* There are two exceptions: if the cluster is closed, or if the arguments
   cannot be sent, the method itself calls the reply before it returns. A simulated cluster without threads calls replies
   while a test advances its time. A reply must only store the answer and return: while it blocks, the cluster
@@ -28,8 +28,8 @@ The rules, for callers and implementations:
   the latest write that made progress. A request for a partition whose leader is unknown waits for the next metadata; if
   these name no leader either, the request fails (`Failure`, not sent).
 - *The cluster tracks leaders itself*: it finds the leader of a partition, watches each topic that a request names, and
-  refreshes its metadata when an answer shows that they are out of date. It never repeats a request that may have
-  reached a broker.
+  refreshes its metadata when an answer shows that the metadata are out of date. The cluster never repeats a request
+  that may have reached a broker.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ ProduceCallback: TypeAlias = Callable[[Token, ProduceReply | Failure], None]
 
 
 class StaleFenceError(kafka_errors.RetriableError, KafkaSafeError):
-    """An earlier batch of this partition failed, and the caller had not learned of it yet. Nothing was sent."""
+    """An earlier batch of this partition failed, and the caller had not learned of the failure. Nothing was sent."""
 
 
 class Clock(Protocol):
@@ -127,8 +127,8 @@ class Clock(Protocol):
         """Ms since the epoch, for the timestamps of records. May be adjusted."""
 
     def boot_id(self) -> bytes:
-        """16 bytes that identify a boot of the machine. Readings of `monotonic` of different boots are not comparable.
-        Zeros: unknown.
+        """16 bytes that identify the latest boot of the machine; zeros if unknown. Readings of `monotonic` from
+        different boots are not comparable.
         """
 
 
@@ -143,7 +143,8 @@ class Cluster(Transactions, Protocol):
     def start(self) -> None:
         """Begins to connect to a broker, and retries until it succeeds. Idempotent.
 
-        Set listeners before this call (`pin_cluster`, `create_only`, `on_metadata`). Requests made before it wait.
+        Set listeners before this call (`pin_cluster`, `create_only`, `on_metadata`). Requests made before this call
+        wait.
         """
 
     def close(self, timeout_s: float) -> bool:
@@ -162,7 +163,9 @@ class Cluster(Transactions, Protocol):
 
     @property
     def connected(self) -> bool:
-        """Whether the cluster answered the latest metadata request."""
+        """Whether the cluster has answered a metadata request, and no later request has failed while no broker was
+        usable.
+        """
 
     @property
     def closed(self) -> bool:
@@ -170,11 +173,11 @@ class Cluster(Transactions, Protocol):
 
     @property
     def last_error(self) -> BaseException | None:
-        """Why no broker can be used, by the latest attempt; None while the cluster answers, and before any attempt."""
+        """Why no broker could be used at the latest attempt; None while the cluster answers, and before any attempt."""
 
     @property
     def cluster_id(self) -> str | None:
-        """Id of the cluster that answered last; None before the first answer, and if the brokers are old."""
+        """Id of the cluster that answered last; None before the first answer, and if the broker reports no id."""
 
     # -- which cluster -------------------------------------------------------------------------------------------
 
@@ -185,17 +188,18 @@ class Cluster(Transactions, Protocol):
         `start`.
 
         On each new connection, the client first asks for the cluster id. If the connection leads to another cluster,
-        the client closes it and tries again with back-off; requests that waited for it fail with WrongClusterError (not
-        sent). Brokers that do not report an id are accepted until one has reported its id.
+        the client closes it and tries again with back-off; requests that waited for the connection fail with
+        WrongClusterError (not sent). Brokers that report no cluster id are accepted until one broker has reported an
+        id.
 
         Args:
             on_other_cluster: Listener. Gets the id of another cluster that answered.
-            on_pinned_cluster: Listener. A new connection leads to the right cluster. Called before other requests are
-                written to the connection.
+            on_pinned_cluster: Listener. Called when a new connection leads to the right cluster, before other requests
+                are written to the connection.
         """
 
     def repin(self, cluster_id: str) -> None:
-        """Makes this the cluster to communicate with from now on. Only after `pin_cluster`."""
+        """Makes `cluster_id` the cluster to communicate with from now on. Only after `pin_cluster`."""
 
     @property
     def connected_to_pinned(self) -> bool:
@@ -206,8 +210,8 @@ class Cluster(Transactions, Protocol):
     def on_metadata(self, callback: Callable[[MetadataRefreshed], None]) -> None:
         """Adds a listener for each metadata answer.
 
-        The cluster calls it after the replies to the requests for these metadata. The cluster calls the listener before
-        any reply to a request that was routed by these metadata.
+        The cluster first calls the replies of the `refresh_metadata` calls that the answer serves, then the listener,
+        and only then the replies of requests that were routed by these metadata.
         """
 
     def create_only(self, may_create: Callable[[str], bool]) -> None:
@@ -233,12 +237,12 @@ class Cluster(Transactions, Protocol):
     def refresh_metadata(self, topics: Sequence[str], reply: Reply[MetadataRefreshed]) -> None:
         """Watches these topics from now on and asks for metadata.
 
-        Topics that no answer has contained yet are requested at once, others at most once in `retry_backoff_ms`.
+        Topics that no metadata request has named yet are requested at once, others at most once in `retry_backoff_ms`.
 
         Args:
             topics: Names to watch, in addition to the topics watched already.
-            reply: Gets `MetadataRefreshed` from a request that was sent after this call, or the first `Failure`. For an
-                invalid topic name this is a `Failure` with `InvalidTopicError`, not sent.
+            reply: Gets `MetadataRefreshed` from a request that was sent after this call, or the first `Failure`. If a
+                topic name is invalid, the reply gets a `Failure` with `InvalidTopicError`, not sent.
         """
 
     def unwatch(self, topic: str) -> None:
@@ -247,8 +251,9 @@ class Cluster(Transactions, Protocol):
         """
 
     def topic_at(self, node: int, topic: str, reply: Reply[TopicInfo]) -> None:
-        """Asks one of `brokers` for its metadata of a topic: the partitions that it knows. `topic` does not change, and
-        the topic is not watched. If the broker does not exist, the reply is a `Failure` (not sent).
+        """Asks broker `node`, one of `brokers`, which partitions of a topic it knows. The call does not change what
+        `Cluster.topic` returns, and the topic is not watched. If the broker does not exist, the reply is a `Failure`
+        (not sent).
         """
 
     def list_topics(self, reply: Reply[TopicsListed]) -> None:
@@ -257,8 +262,8 @@ class Cluster(Transactions, Protocol):
     # -- writing -------------------------------------------------------------------------------------------------
 
     def init_producer_id(self, reply: Reply[ProducerIdGranted]) -> None:
-        """Asks any broker for a producer id. All error codes are failures (`Failure.code`). Producer id -1, which a
-        broker may answer shortly after its start, is a failure with code 14.
+        """Asks any broker for a producer id. Each error code becomes a `Failure` with this `code`. Producer id -1,
+        which a broker may answer shortly after its start, becomes a `Failure` with code 14.
         """
 
     def produce(
@@ -270,9 +275,9 @@ class Cluster(Transactions, Protocol):
     ) -> None:
         """Appends batches to their partitions.
 
-        Batches of one partition reach its leader in the order of the calls, as long as all succeed. When one fails,
-        some later ones may already be in flight. `ProduceRequest.fence` stops the later batches that are not in flight.
-        Nothing is sent to a new leader while the old one still has outstanding batches of the partition.
+        Batches of one partition reach its leader in the order of the calls, as long as all succeed. When a batch fails,
+        later batches of the partition may already be in flight. `ProduceRequest.fence` stops those that are not in
+        flight. No batch is sent to a new leader while the old leader still has outstanding batches of the partition.
 
         A batch counts as *sent* as soon as its bytes were passed to a connection, whether or not the broker received
         them. When a connection ends, all batches sent on it fail (`sent=True`), and all batches that waited for it fail
@@ -289,11 +294,11 @@ class Cluster(Transactions, Protocol):
         """
 
     def reach(self, topic: str, partition: int, reply: Reply[Reached]) -> None:
-        """Connects to the leader if necessary, without a request.
+        """Connects to the partition's leader if necessary, and sends no request.
 
-        So the caller can load a batch's bytes just before they can be written. The call fails for the same reasons, and
-        after the same time, as a produce request that fails without being sent. The reply comes as soon as a request
-        would be written at once.
+        The reply comes as soon as a request to the leader would be written at once. So the caller can load a batch's
+        bytes just before they can be written. The call fails for the same reasons, and after the same time, as a
+        produce request that fails without being sent.
         """
 
     # -- questions to a partition's leader -----------------------------------------------------------------------
@@ -306,8 +311,8 @@ class Cluster(Transactions, Protocol):
     ) -> None:
         """Reads batch headers from a log with isolation read_uncommitted. Does not wait for new batches.
 
-        The answer ends before the high watermark. A batch that was damaged in transit is a `Failure`. `offset` and
-        `max_bytes` are as for `fetch_records`.
+        The answer ends before the high watermark. If a batch was damaged in transit, the reply is a `Failure`. `offset`
+        and `max_bytes` are as for `fetch_records`.
         """
 
     def fetch_records(
@@ -335,8 +340,8 @@ class Cluster(Transactions, Protocol):
             max_wait_ms: How long the broker may wait for the first byte, in ms.
             current_leader_epoch: The leader epoch that the caller expects. A leader with another epoch answers 74 or
                 75 (Kafka 2.1 and later). -1: do not check the epoch.
-            last_fetched_epoch: Leader epoch of the record before `offset`; -1 for none. A leader whose log differs
-                there reports the divergence (Kafka 2.7 and later).
+            last_fetched_epoch: Leader epoch of the record before `offset`; -1 for none. A leader whose log has another
+                record there reports the divergence (Kafka 2.7 and later).
         """
 
     def list_offset(
@@ -382,8 +387,9 @@ class Cluster(Transactions, Protocol):
     def log_end_offset(self, topic: str, partition: int, reply: Reply[OffsetListed]) -> None:
         """Asks where the log ends, which may be after the high watermark.
 
-        The request comes from a debugging replica (-2), so a broker answers it whether it is the leader or not. From
-        Kafka 2.4 on, the request has a leader epoch, so a former leader answers 74 instead.
+        The request has the replica id of a debugging replica (-2), so a broker answers the request whether it is the
+        leader or not. From Kafka 2.4 on, the request also has a leader epoch, and a former leader answers error code 74
+        instead of an offset.
         """
 
     def offset_for_leader_epoch(
@@ -412,7 +418,9 @@ _TLS_ALERTS: Final = tuple(f"Invalid frame length: {0x15030000 + (minor << 8)}" 
 
 
 def in_words(error: BaseException) -> str:
-    """An error as text that begins with its name. kafka-python's errors already contain their names, some twice."""
+    """Returns an error as text that begins with the name of its class. The texts of kafka-python's errors already
+    contain this name, some of them twice.
+    """
     name, text = type(error).__name__, str(error)
     if text.startswith(f"{name}: "):
         text = f"{name}: " + text.replace(f"{name}: ", "")

@@ -1,8 +1,8 @@
 """Lets one thread make many requests with a single wake-up of the network thread.
 
 If the first of many requests woke the network thread, the network thread would compete with the thread that makes the
-others. The network thread would also send each request at once. So requests that could share one message would be sent
-separately.
+other requests. The network thread would also send each request at once. So requests that could share one message would
+be sent separately.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _deferred: Final = _DeferredWakes()
 
 @contextlib.contextmanager
 def at_once() -> Iterator[None]:
-    """In this context, requests of this thread do not wake network threads. At the end, each is woken once.
+    """In this context, requests of this thread do not wake a network thread. At the end of the context, each network
+    thread that got requests is woken once.
 
     Do not wait for an answer in this context.
     """
@@ -39,7 +40,9 @@ def at_once() -> Iterator[None]:
 
 
 def is_deferred(wake: Callable[[], None], key: int) -> bool:
-    """Whether this thread is in `at_once`. If so, `at_once` calls `wake` at its end, once per key."""
+    """Returns whether this thread is in an `at_once` context. If it is, `wake` is called once for each `key` when the
+    context ends.
+    """
     if _deferred.wakes is None:
         return False
     _deferred.wakes[key] = wake

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     import tenacity
 
-_ENOUGH: Final = 32  # no bound grows after more failures than this
+_ENOUGH: Final = 32  # after this many failures, the bound of a pause has reached `max_s`
 
 
 class Backoff:
@@ -53,7 +53,9 @@ class Backoff:
         share: float = 0.2,
         random_fraction: Callable[[], float] = random.random,
     ) -> Backoff:
-        """Pauses of `first_s`, doubling up to `max_s`, each randomly changed by at most this share (KIP-580)."""
+        """Returns pauses that begin at `first_s` and double up to `max_s`. Each is randomly longer or shorter by at
+        most `share` of its length (KIP-580).
+        """
         jitter = 2 * share / (1 + share)
         return cls(
             first_s * (1 + share),
@@ -75,6 +77,6 @@ class Backoff:
 
 
 PAUSES: Final = Backoff(0.1, 0.4, least_s=0.1)
-"""Pauses between two attempts of a look-up, a fetch, or a step of a transaction. At most ten requests are sent in a
-second (KAFKA-19599 reports 9,000), and a partition that is ready again is noticed within a second.
+"""Pauses between two attempts of a look-up, a fetch, or a step of a transaction. So each of these sends at most ten
+requests in a second (KAFKA-19599 reports 9,000), and notices within a second that a partition is ready again.
 """

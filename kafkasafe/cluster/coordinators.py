@@ -1,7 +1,7 @@
-"""Requests as data with their versions; those of `kafkasafe.cluster.transactions`, and how to read their answers.
+"""Requests as data, and which versions of them may be sent. Builds the requests of `kafkasafe.cluster.transactions`.
 
-A request has a name and fields, named as in Kafka's protocol. `Coordinated.ask` sends a request. Its answer is an
-object with the answer's fields as attributes.
+A request has a name and fields, named as in Kafka's protocol. `Coordinated.ask` sends a request. The attributes of the
+answer are its fields, also named as in the protocol.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def newest(name: str, maximum: int = 32767) -> int:
 
     Args:
         name: Kafka's name of the request.
-        maximum: The newest version whose meaning suits the caller.
+        maximum: The newest version in which the request has the meaning that the caller intends.
     """
     return min(maximum, _NEWEST.get(name, maximum))
 
@@ -99,10 +99,10 @@ class Question:
     """One request, and how to parse its answer.
 
     Attributes:
-        fields: The request's fields; dicts, and lists of dicts, for structs.
+        fields: The request's fields by name. A struct is a dict, and an array of structs is a list of dicts.
         parse: Turns the answer, whose fields are attributes, into the result.
         minimum: Oldest usable version.
-        maximum: Newest version with this meaning.
+        maximum: Newest version in which the request has the intended meaning.
     """
 
     name: str
@@ -115,7 +115,7 @@ class Question:
 def metadata_question(
     topics: Sequence[str] | None, parse: Callable[[Any], Any], *, create: bool = False
 ) -> Question:
-    """A request for metadata of these topics (None: all topics). `create`: brokers may create missing ones."""
+    """A request for metadata of these topics (None: all topics). `create`: brokers may create missing topics."""
     fields = {
         "topics": None if topics is None else [{"name": name} for name in topics],
         "allow_auto_topic_creation": create,
@@ -127,9 +127,9 @@ def metadata_question(
 
 
 class Coordinated:
-    """`Transactions` and `init_producer_id` for a `Cluster` that can send requests to a given broker or to any one.
+    """Implements `Transactions` and `Cluster.init_producer_id` with `ask`, which the subclass provides.
 
-    These protocols describe the methods.
+    The protocols `Transactions` and `Cluster` describe the methods.
     """
 
     def __init__(self) -> None:
@@ -162,7 +162,7 @@ class Coordinated:
     # -- finding -----------------------------------------------------------------------------------------------------
 
     def _coordinator(self, kind: int, key: str, reply: Callable[[Node | int | Failure], None]) -> None:
-        """Finds the coordinator. `reply` gets the broker, an error code of the search, or a `Failure`."""
+        """Finds the coordinator of `key`. `reply` gets the broker, an error code of the search, or a `Failure`."""
         known = self._coordinators.get((kind, key))
         if known is not None:
             reply(known)
@@ -175,7 +175,7 @@ class Coordinated:
         def found(answer: Node | int | Failure) -> None:
             if isinstance(answer, tuple):
                 self._coordinators[kind, key] = answer
-            # The search may have been sent. The request to the coordinator was not sent.
+            # The search may have been sent, but the request to the coordinator was not.
             reply(Failure(answer.error, sent=False) if isinstance(answer, Failure) else answer)
 
         fields = {"key": key, "key_type": kind, "coordinator_keys": [key]}
@@ -189,8 +189,8 @@ class Coordinated:
         reply: Reply[Any],
         of_code: Callable[[int], Any],
     ) -> None:
-        """Asks the coordinator of a key. Searches for the coordinator again next time if the answer shows that it may
-        have moved.
+        """Asks the coordinator of `key`. If the outcome shows that the coordinator may have moved, the next call
+        searches for it again.
         """
 
         def answered(answer: Any) -> None:
@@ -376,7 +376,7 @@ class Coordinated:
             ],
             "require_stable": require_stable,
         }
-        # v7 is the first version that can wait for open transactions (KIP-447, Kafka 2.5).
+        # v7 is the first version with the field `require_stable` (KIP-447, Kafka 2.5).
         question = Question("OffsetFetch", fields, parse, 7 if require_stable else 2, 9)
         self._through(GROUP, group, question, reply, OffsetCommitted)
 

@@ -28,16 +28,18 @@ T = TypeVar("T")
 
 
 def pause_s(failures: int) -> float:
-    """Seconds to wait after this many failures in a row."""
+    """Seconds to wait after a failure that follows `failures` other failures in a row."""
     return PAUSES.pause_s(failures + 1)
 
 
 class RunningProcedure(Generic[T]):
-    """A running procedure. When it is `done`, either `error` is set, or `result` is its return value.
+    """A running procedure. When it is `done` without being cancelled, either `error` is set, or `result` is its return
+    value.
 
     Args:
         procedure: The procedure.
-        parent: The procedure that waits for this one and for its other parts, if any.
+        parent: The procedure that has split into parts, of which this is one, and that waits for all of them; None if
+            this procedure is not a part.
     """
 
     def __init__(self, procedure: Procedure[T], parent: RunningProcedure[Any] | None = None) -> None:
@@ -157,7 +159,7 @@ class ProcedureRunner:
 
     def wait(self, timeout_s: float) -> None:
         """Waits until there is work, at most `timeout_s`."""
-        self._send()  # a procedure may have called this method
+        self._send()  # if a procedure calls this method, some requests may be unsent
         due = self.due_s()
         if not self._arrived:
             self._awake.wait(timeout_s if due is None else min(due, timeout_s))
@@ -257,4 +259,6 @@ def _error(code: int, topic: str) -> Exception:
 
 
 def _ignore(_: object) -> None:
-    """Ignores the answer: the cluster stores the metadata itself. If this request fails, so will the caller's."""
+    """Ignores the answer: the cluster stores the metadata itself. If the metadata request fails, the caller's next
+    request shows the problem.
+    """

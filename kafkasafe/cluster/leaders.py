@@ -15,7 +15,7 @@ from kafkasafe.cluster.api import NO_TOPIC_ID, PartitionInfo, TopicInfo, TopicsL
 from kafkasafe.cluster.terms import LEADER_NOT_AVAILABLE, UNKNOWN_TOPIC, TopicPartition, error_of, plausible
 
 _RELIABLE_EPOCHS: Final = 9
-"""Version of Metadata. KAFKA-9212: brokers before 2.4 may announce stale leader epochs."""
+"""First version of Metadata with reliable leader epochs. KAFKA-9212: brokers before 2.4 may announce stale ones."""
 
 
 def check_metadata(answer: Any) -> None:
@@ -57,7 +57,8 @@ class Leaders:
     """The topics that a client watches, with the leaders of their partitions.
 
     Attributes:
-        topics: By name. The mapping is replaced and never changed, so other threads see only complete answers.
+        topics: The metadata of the topics, by name. An answer replaces the whole mapping instead of changing it, so
+            other threads see only complete answers.
     """
 
     __slots__ = ("topics",)
@@ -70,8 +71,8 @@ class Leaders:
 
         Args:
             rows: The answer's rows, one for each topic.
-            watched: Names of topics. Other topics are ignored.
-            version: Version of the request.
+            watched: Names of the topics to store. Other topics are ignored.
+            version: Version of the Metadata request.
 
         Returns:
             The current metadata of the topics in the answer.

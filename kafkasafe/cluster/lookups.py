@@ -54,9 +54,10 @@ from kafkasafe.stats import ConsumerStats
 OUT_OF_RANGE: Final = 1
 REQUEST_TIMED_OUT: Final = 7
 REMOTE: Final = frozenset({-1, REQUEST_TIMED_OUT, 9})
-"""Errors of remote storage that is not ready (KIP-1007): UNKNOWN_SERVER_ERROR, REQUEST_TIMED_OUT,
-REPLICA_NOT_AVAILABLE; and OUT_OF_RANGE for an offset that the log has. Each code also has other causes. The start of
-the leader's own part of the log shows whether remote storage is the cause.
+"""Error codes of a leader whose remote storage is not ready (KIP-1007): UNKNOWN_SERVER_ERROR, REQUEST_TIMED_OUT,
+REPLICA_NOT_AVAILABLE. Such a leader may also answer OUT_OF_RANGE, which is not in this set, for an offset that the log
+has. Each of these codes also has other causes. The start of the leader's own part of the log shows whether remote
+storage is the cause.
 """
 
 Note = Callable[[Exception], None]
@@ -67,7 +68,7 @@ _NOT_AVAILABLE: Final = frozenset({5, 78})
 # NOT_LEADER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH: another broker leads, or the leader has another epoch.
 _OTHER_LEADER: Final = frozenset({6, 74, 75})
 _OLD: Final = frozenset({HeldReason.FORMER_LEADER, HeldReason.FORMER_TOPIC})
-# How many answers of a former leader or topic to tolerate before giving up.
+# After this many answers, an answer of a former leader or topic no longer causes another request.
 _OLD_ANSWERS: Final = 3
 # A value that is larger than any offset.
 _NOWHERE: Final = 2**63
@@ -95,7 +96,7 @@ class End:
 
 
 def id_of(info: TopicInfo | None) -> bytes | None:
-    """The topic's id; None if the brokers have no topic ids."""
+    """The topic's id; None if the topic is unknown or the brokers have no topic ids."""
     return info.topic_id if info is not None and any(info.topic_id) else None
 
 
@@ -142,7 +143,7 @@ class LookUps:
         return {} if isinstance(answer, Failure) else answer
 
     def give(self, timestamp: int, answers: Mapping[tuple[str, int], OffsetListed]) -> None:
-        """Keeps answers. Each one replaces the next request that would ask for it."""
+        """Keeps answers for `listed`. Each answer replaces the next request about its partition and `timestamp`."""
         for (topic, partition), answer in answers.items():
             self._given[topic, partition, timestamp] = answer
 
@@ -260,8 +261,8 @@ class LookUps:
     def start(self, topic: str, partition: int, note: Note | None = None) -> Procedure[int]:
         """The verified start of the log. Reports answers that needed verification.
 
-        A lower start that cannot be proven is finally accepted. The records from there on can be read. If the log has
-        been replaced, the old start would hide records.
+        A start that is lower than the known one, and that cannot be proven, is finally accepted: the records from there
+        on can be read. If the log has been replaced, the known start would hide records.
         """
         tries = 0
         is_fresh = False
@@ -278,7 +279,7 @@ class LookUps:
             )
             tries += 1
             if isinstance(result, Held) and not is_fresh:
-                # With old metadata, the start of a recreated topic looks like a start of this topic.
+                # With old metadata, the start of a recreated topic looks like a start of the former topic.
                 yield Ask(functools.partial(self._network().refresh_metadata, [topic]))
                 is_fresh = True
                 continue
@@ -372,16 +373,15 @@ class LookUps:
         """A verified answer to a look-up by time in a log with a remote part; None: no answer can be trusted now.
 
         1. Records 2 to 5 are remote, and the leader cannot find them. A look-up for record 2 returns 6, the first
-        record
-           on the leader's own disk, without an error.
+           record on the leader's own disk, without an error.
         2. Remote storage becomes ready.
         3. A fetch of offset 5 succeeds.
 
         The fetch does not prove that remote storage was ready at the time of the answer. So the leader is asked again
-        after the fetch, and the lower answer counts. An outage that falsifies both answers must last from one to the
-        other, and so include the fetch. If there are two outages, one for each answer, the fetched batch reveals them:
-        if it has a record that is at least as new as `timestamp`, the first such record cannot come after it. This
-        check needs a complete batch, and shows nothing if timestamps are out of order.
+        after the fetch, and the lower answer counts. A single outage that falsifies both answers would also include the
+        fetch, which would then fail. If there are two outages, one for each answer, the fetched batch reveals them: if
+        this batch has a record that is at least as new as `timestamp`, the first such record of the log cannot come
+        after the batch. This check needs a complete batch, and may find nothing if timestamps are out of order.
         """
         fetched = yield from self._read_remote(topic, partition, remote[-1], note)
         if fetched is None:
@@ -484,7 +484,7 @@ class LookUps:
         elif answer.error_code not in {0, *REMOTE, OUT_OF_RANGE}:
             noted(for_code(answer.error_code)(f"{topic}-{partition} at {offset}"))
         else:
-            # No records and no error: the broker did not receive them in time.
+            # No records and no error: the broker did not receive the records from remote storage in time.
             code = answer.error_code or REQUEST_TIMED_OUT
             reason = f"offset {offset}, which is in remote storage, cannot be read (error code {code})"
             self._not_ready(topic, partition, reason, code, note)

@@ -10,8 +10,8 @@ The rules, for networks:
   nothing else.
 - *Timers and connections never call back at once.* `call_at`, `connect` and `Connection.watch` return before they call
   a callback.
-- *Each request has one outcome*: `answered` or `failed`, in the order of the requests of a connection, and before
-  `on_closed`. A request that cannot be written fails before `send` returns.
+- *Each request has one outcome*: `answered` or `failed` is called. The outcomes come in the order of the connection's
+  requests, and before `on_closed`. A request that cannot be written fails before `send` returns.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class Request:
     """One request.
 
     Attributes:
-        fields: The request's fields, named as in Kafka's protocol; dicts, and lists of dicts, for structs.
+        fields: The request's fields, named as in Kafka's protocol. A struct is a dict, and an array of structs is a
+            list of dicts.
     """
 
     name: str
@@ -48,7 +49,7 @@ class ProduceBatches:
         version: 3 to 12.
         acks: -1 or 1.
         timeout_ms: How long the broker may wait for its replicas.
-        batches: (topic, partition, batch). Emptied when the request is encoded.
+        batches: (topic, partition, batch) for each batch. The list is emptied when the request is encoded.
         transactional_id: Transactional id of the transaction that the batches belong to; None for none.
     """
 
@@ -63,13 +64,14 @@ class ProduceBatches:
 
 @dataclass(frozen=True, slots=True)
 class ManyOffsets:
-    """A ListOffsets request, with the same timestamp for many partitions. The answer has `rows`: (topic, `OffsetRow` of
-    each).
+    """A ListOffsets request, with the same timestamp for many partitions.
+
+    The answer has `rows`. Each row is a pair: a topic, and one `OffsetRow` for each of its partitions.
 
     Attributes:
         version: 1 to 10.
-        numbers: Partitions by topic.
-        timestamp: Timestamp of each partition.
+        numbers: Partition numbers by topic.
+        timestamp: The timestamp to look up in each partition.
         isolation_level: 1: read_committed.
         timeout_ms: How long the broker may wait for remote storage.
     """
@@ -88,11 +90,11 @@ Sendable: TypeAlias = Request | ProduceBatches | ManyOffsets
 
 @dataclass(frozen=True, slots=True)
 class AllAppended:
-    """An answer to Produce which says that every batch was appended, and nothing else.
+    """An answer to Produce which says only that every batch was appended.
 
     Attributes:
-        replies: By topic and partition.
-        throttle_time_ms: As in other answers.
+        replies: The reply for each batch, by topic and partition.
+        throttle_time_ms: Kafka's field of this name: how long the broker throttled the request.
     """
 
     replies: Mapping[TopicPartition, ProduceReply]
@@ -119,8 +121,8 @@ class Connection(Protocol):
 
     @property
     def resumes_at(self) -> float | None:
-        """When a connection that takes no requests (a throttled one, for example) may take some again; 0 for soon. None
-        while it takes requests.
+        """While the connection takes no requests (because it is throttled, for example): when it may take requests
+        again, in seconds of `Network.now`; 0 for soon. None while the connection takes requests.
         """
 
     @property
@@ -158,7 +160,7 @@ class Connection(Protocol):
 
         Args:
             request: The request.
-            written: It is called when the last byte has been written.
+            written: Its method `written` is called when the last byte has been written.
             answered: Called with the answer, whose fields are attributes. A field that the version does not have is
                 None.
             failed: Called instead of `answered`, with the reason, and whether bytes may have been sent.
@@ -175,7 +177,9 @@ class Service(Protocol):
         """From any thread: makes the network thread look for a broker, as soon as it runs."""
 
     def look(self) -> None:
-        """Runs the jobs that other threads have passed to the network thread, and sends what they gathered."""
+        """Runs the jobs that other threads have passed to the network thread, and sends the questions that these jobs
+        have gathered.
+        """
 
     def shut_down(self) -> None:
         """Fails all outstanding requests, closes the connections, and stops the network. Idempotent."""
@@ -184,7 +188,9 @@ class Service(Protocol):
         """From any thread: makes the network thread call `shut_down`."""
 
     def interrupted(self, error: BaseException) -> bool:
-        """Fails all outstanding requests, as the network has ended. Returns whether it ended without `shut_down`."""
+        """Fails all outstanding requests, because the network has ended. Returns whether it ended before `shut_down`
+        was called.
+        """
 
     def begin_anew(self) -> None:
         """Prepares for connections of another loop, which will replace the one that crashed."""
@@ -197,7 +203,7 @@ class Network(Protocol):
     """Connections to the brokers of one client, their addresses, and the time.
 
     Attributes:
-        client_id: Option, with its default.
+        client_id: Option `client_id`, or its default.
         request_timeout_s: Option `request_timeout_ms`, in seconds.
         metadata_max_age_s: Option `metadata_max_age_ms`, in seconds.
         reconnect_backoff_s: Option `reconnect_backoff_ms`, in seconds.
@@ -217,7 +223,7 @@ class Network(Protocol):
         """A random number in [0, 1), for the length of pauses, and to choose among equally good brokers."""
 
     def call_at(self, when: float, call: Callable[[], None]) -> Any:
-        """Calls a function at a time of `now`. Returns a handle for `cancel`."""
+        """Calls `call` when `now` reaches `when`. Returns a handle for `cancel`."""
 
     def cancel(self, timer: Any) -> None:
         """Cancels a call that `call_at` scheduled and that has not happened yet."""
@@ -245,7 +251,7 @@ class Network(Protocol):
         """Node ids of the brokers whose addresses are known."""
 
     def learn_broker(self, endpoint: Any) -> None:
-        """Adds the address of a broker that another one named, unless it is known already."""
+        """Adds the address of a broker that another broker named, unless an address is known already."""
 
     def learn_brokers(self, brokers: Iterable[Any]) -> tuple[int, ...]:
         """Replaces the known brokers with those of a metadata answer. Returns their node ids."""

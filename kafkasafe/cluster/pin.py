@@ -12,11 +12,11 @@ from kafkasafe.logs import EventLog
 
 
 class ClusterPin:
-    """The ids of a client's cluster.
+    """Knows which cluster a client may communicate with, and which cluster answered last.
 
     Attributes:
         pinned: Whether each new connection must prove that it leads to the pinned cluster.
-        cluster_id: Id of the cluster that answered last; None before the first answer and from old brokers.
+        cluster_id: Id of the cluster that answered last; None before the first answer, and if the broker reports no id.
     """
 
     __slots__ = ("_log", "_on_other_cluster", "_on_pinned_cluster", "_pinned", "cluster_id", "pinned")
@@ -55,7 +55,9 @@ class ClusterPin:
         return answered
 
     def refusal(self, cluster_id: str | None) -> BaseException | None:
-        """Why a connection that leads to this cluster must not be used; None if it may be used."""
+        """Why a connection that leads to this cluster must not be used; None if it may be used. The first id that a
+        broker reports becomes the pinned one.
+        """
         if not self.pinned:
             return None
         cluster_id = cluster_id or None

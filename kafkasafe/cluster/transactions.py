@@ -11,7 +11,7 @@ One transaction is a sequence of requests. Any process that knows the `Transacti
 
 *Protocol 1* is that of KIP-98. Partitions and groups must be added before the client writes to them, and the identity
 stays the same from one transaction to the next. So a delayed EndTxn request can end the *next* transaction of the
-transactional id. To avoid this, a client that may have left an EndTxn unanswered first obtains a new identity, or it
+transactional id. To avoid this, a client that has sent an EndTxn and got no answer first obtains a new identity, or it
 uses a separate transactional id for each transaction.
 
 *Protocol 2* (KIP-890, Kafka 4.0 and later, if the feature `transaction.version` is at level 2) adds partitions and
@@ -67,7 +67,8 @@ class PartitionsAdded:
     """The answer to AddPartitionsToTxn.
 
     Attributes:
-        error_code: Code of the first partition that could not be added. In this case no partition was added.
+        error_code: 0 if all partitions were added. Otherwise the code of the first partition that could not be added;
+            then no partition was added.
         error_codes: Code of each partition. 55: not attempted because of another partition's error.
     """
 
@@ -84,7 +85,7 @@ class TransactionAnswer:
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """The member on whose behalf offsets are committed. The group refuses the commit if this member has left it.
+    """The member on whose behalf offsets are committed. The group refuses the commit if this member has left the group.
 
     Attributes:
         member_id: Assigned by the group's coordinator.
@@ -121,7 +122,7 @@ class OffsetsCommitted:
     """The answer to TxnOffsetCommit.
 
     Attributes:
-        error_code: Code of the first partition that has one; 0 for success.
+        error_code: Code of the first partition that has an error; 0 for success.
         error_codes: Code of each partition. Offsets without an error are part of the transaction.
     """
 
@@ -194,15 +195,15 @@ class Transactions(Protocol):
     ) -> None:
         """Takes over a transactional id: the coordinator fences older holders and aborts their open transaction.
 
-        While the coordinator is still aborting it, it answers 51.
+        While the coordinator is still aborting that transaction, it answers error code 51.
 
         Args:
-            transactional_id: The name.
+            transactional_id: The transactional id to take over.
             transaction_timeout_ms: Time after which the coordinator aborts a transaction that has not ended, ms. The
-                coordinator answers 50 if it is larger than the brokers' `transaction.max.timeout.ms`.
+                coordinator answers 50 if this time is larger than the brokers' `transaction.max.timeout.ms`.
             reply: Gets `TransactionsInitialized` or `Failure`.
-            keep: The identity that this request continues. The coordinator refuses (47 or 90) if another client has
-                taken over since then (Kafka 2.5 and later).
+            keep: The identity that this request continues. The coordinator refuses the request (47 or 90) if another
+                client has taken over since this identity was granted (Kafka 2.5 and later).
         """
 
     def add_partitions_to_transaction(
@@ -211,7 +212,7 @@ class Transactions(Protocol):
         partitions: Sequence[TopicPartition],
         reply: Reply[PartitionsAdded],
     ) -> None:
-        """Adds partitions to the transaction, all or none of them. The first one begins the transaction.
+        """Adds partitions to the transaction, all or none of them. The first partition begins the transaction.
 
         Allowed but not necessary with protocol 2.
         """
@@ -230,10 +231,12 @@ class Transactions(Protocol):
         *,
         member: GroupMember = NO_MEMBER,
     ) -> None:
-        """Writes a group's offsets as part of the transaction. They take effect when it is committed.
+        """Writes a group's offsets as part of the transaction. The offsets take effect when the transaction is
+        committed.
 
-        With protocol 1, the group is added before. 22, 25 or 82: `member`, on whose behalf to commit, is not, or no
-        longer, in the group. Brokers before 2.5 ignore the member.
+        With protocol 1, the caller must first add the group to the transaction (`add_offsets_to_transaction`). Error
+        code 22, 25 or 82: `member`, on whose behalf the offsets are committed, is not in the group, or no longer.
+        Brokers before 2.5 ignore the member.
         """
 
     def committed_offset(
@@ -257,8 +260,8 @@ class Transactions(Protocol):
         """Commits or aborts the transaction. The coordinator answers when the end is decided. Readers may see the
         records only later.
 
-        48: the coordinator did the opposite, or there is nothing to commit. 47 or 90: the transaction timed out, or
-        another client has taken over.
+        Error code 48: the coordinator did the opposite, or there is nothing to commit. Error code 47 or 90: the
+        transaction timed out, or another client has taken over.
         """
 
     def describe_transaction(self, transactional_id: str, reply: Reply[TransactionDescribed]) -> None:

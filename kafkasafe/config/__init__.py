@@ -1,4 +1,4 @@
-"""Validate the options of SafeProducer and SafeConsumer. Errors for an unknown option name the nearest known one.
+"""Validates the options of SafeProducer and SafeConsumer. The error for an unknown option suggests a similar known one.
 
 `table` has one row for each option. The rows are the fields of the configurations. `values` checks one value, `sizes`
 checks the spool's sizes, `names` checks the names of options, and `connection` checks the options that both clients

@@ -65,7 +65,7 @@ def check_connection(options: Mapping[str, Any]) -> None:
 def unprotected(options: Mapping[str, Any]) -> Iterator[tuple[list[str], str]]:
     """Yield options of SASL, then those of TLS, that have no effect because `security_protocol` does not use them.
 
-    Call it after `check_connection`. kafka-python ignores such options silently.
+    Call this function after `check_connection`. kafka-python ignores such options silently.
 
     Yields:
         The options' names, and the reason.
@@ -159,8 +159,8 @@ _CHECKS: Final[Mapping[str, Callable[[Mapping[str, Any], str], object]]] = {
     "proxy_url": optional(_proxy),
     "socks5_proxy": optional(_proxy),
 }
-"""Options that both clients have. With a wrong value, kafka-python raises without the option's name, or no connection
-succeeds."""
+"""Checks of options that both clients have. Without the check of a wrong value, kafka-python would raise an error that
+does not name the option, or no connection would succeed."""
 
 
 def _near_protocol(given: str) -> str:

@@ -54,7 +54,9 @@ def validate_consumer(options: Mapping[str, Any]) -> ConsumerConfig:
 
 
 def _is_default(name: str, value: Any) -> bool:
-    """Return whether an option must not be passed to kafka-python: it is our own, or it only has the default value."""
+    """Return whether an option must not be passed to kafka-python: it is kafkasafe's own option, or its value only
+    stands for the default.
+    """
     return (
         name in CONSUMER_DEFAULTS
         or (name == "api_version" and value == "auto")

@@ -1,6 +1,7 @@
-"""Checks of KafkaConsumer's own options. kafka-python makes some of them only after it has connected, and others never.
+"""Checks of KafkaConsumer's own options. kafka-python makes some of these checks only after connecting, others never.
 
-A consumer with such a value would start, and fail at its first `poll()` or in a rebalance, far from the option.
+Without these checks, a consumer with an unusable value would start, and would fail only at its first `poll()` or in a
+rebalance, where the error no longer points to the option.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _LEAST: Final = {
     "fetch_max_bytes": 1,
     "max_partition_fetch_bytes": 1,
 }
-"""The lowest value of each number. None stands for kafka-python's default."""
+"""The lowest permitted value of each option that is a number. The value None stands for kafka-python's default."""
 _ISOLATION: Final = ("read_uncommitted", "read_committed")
 _deserializer: Final = converter("deserialize")
 
@@ -65,7 +66,7 @@ def _check_group(given: Mapping[str, Any], options: Mapping[str, Any]) -> None:
     if not isinstance(group_id, str) or not group_id:
         raise ConfigError(f"group_id must be a non-empty string, or None for no group, not {group_id!r}")
     sendable("group_id", group_id)
-    # Without session_timeout_ms, kafka-python chooses it by the version of the brokers.
+    # If session_timeout_ms is not given, kafka-python chooses a value that depends on the version of the brokers.
     heartbeat, session = options["heartbeat_interval_ms"], given.get("session_timeout_ms")
     if None not in (heartbeat, session) and heartbeat >= session:
         raise ConfigError(

@@ -39,7 +39,7 @@ REMOVED: Final[dict[str, str]] = {
     "rebalance_timeout_ms": "it is aiokafka's name; use max_poll_interval_ms",
 }
 _NO_CIPHERS: Final = "kafka-python 3.0 does not use it; call set_ciphers() of an ssl_context"
-# Options of KafkaProducer that have no effect in a SafeProducer, and the replacement for each.
+# Options of KafkaProducer that have no effect in a SafeProducer, with the reason or the replacement for each.
 WITHOUT_EFFECT: Final[dict[str, str]] = {
     "metric_reporters": "for Prometheus, call kafkasafe.metrics.install(producer) or set prometheus=True",
     "metrics_enabled": "metrics are always on",
@@ -60,7 +60,7 @@ CONSUMER_WITHOUT_EFFECT: Final[dict[str, str]] = {
 def check_names(
     options: Mapping[str, Any], known: Mapping[str, Any], others: Mapping[str, Any], other: str, page: str
 ) -> None:
-    """Refuse an unknown option, with a hint at the one that was meant."""
+    """Refuse an unknown option. The message suggests the option that was probably meant."""
     for name in options:
         if name in DEPRECATED:
             continue

@@ -11,10 +11,10 @@ from kafkasafe.config.values import Check, anything
 
 
 class Default(enum.Enum):
-    """A placeholder for the default value in a row."""
+    """A placeholder for a value in a row."""
 
     KAFKAS = enum.auto()
-    """The default in `table.OTHER_DEFAULTS`; without one, kafka-python's default."""
+    """The default in `table.OTHER_DEFAULTS`; if there is none, kafka-python's default."""
     GIVEN = enum.auto()
     """The value that the user gave."""
 

@@ -12,8 +12,8 @@ MIB: Final = 1024 * 1024
 MIN_SPOOL_BYTES: Final = 16 * MIB
 LEAST_RECORD_BYTES: Final = 1024
 MEMORY_SEGMENT_BYTES: Final = MIB
-"""In memory, segments hold mostly marks (small entries). Small segments free the memory of delivered records early,
-because it is freed one segment at a time."""
+"""In memory, segments hold mostly marks (small entries). With small segments, the memory of delivered records is freed
+early, because memory is freed one segment at a time."""
 _SPOOL_BYTES: Final = 1024 * MIB
 _REJECTED_BYTES: Final = 256 * MIB
 _MEMORY_BYTES: Final = 32 * MIB

@@ -20,7 +20,8 @@ def spool_dir(given: str | os.PathLike[str] | None, client_id: str, servers: Any
     """Return the spool directory (absolute) and whether it is the default one.
 
     The option comes first, then the environment variable, then a directory in the user's state directory. This default
-    depends on client id and cluster address, because records left for one cluster must never be delivered to another.
+    depends on client id and cluster address, because records that were spooled for one cluster must never be delivered
+    to another.
     If the same address was written differently before, `siblings.py` finds the former directory by the cluster id.
     """
     chosen = given if given is not None else os.environ.get("KAFKASAFE_SPOOL_DIR") or None
@@ -60,10 +61,11 @@ def resolved(path: Path) -> Path:
 
 
 def take_locks_early() -> None:
-    """Take locks of Python early: otherwise the first producer of a process would take them when it is opened.
+    """Take the locks of Python's import and of `tempfile` early: otherwise the first producer of a process would take
+    them when it is opened.
 
-    1. Another thread opens a producer, and holds the lock. 2. The program forks. 3. The child opens a producer too, and
-    waits for the lock for ever, because the thread that holds it does not exist there.
+    1. Another thread opens a producer, and holds such a lock. 2. The program forks. 3. The child opens a producer too,
+    and waits for the lock for ever, because the thread that holds it does not exist in the child.
     """
     import platformdirs  # noqa: F401 - the default of spool_dir
 

@@ -80,7 +80,7 @@ class ProducerConfig:
     Attributes:
         kafka: All of KafkaProducer's options, for the connections.
         client_id: Client id, never empty.
-        spool_dir: The directory's real path, without symbolic links, resolved once.
+        spool_dir: Real path of the spool directory. Its symbolic links were resolved once, at the start.
         spool_dir_given: The absolute path as the user gave it. A producer that starts later resolves this path again.
         spool: "always": a record is on disk before it is sent. "on_error": a record is written to disk if the cluster
             does not acknowledge it within `spool_after_s`, if the buffer fills, or at close. "never": the producer
@@ -121,7 +121,8 @@ class ProducerConfig:
     key_serializer: Any = option("key_serializer", KAFKAS, converter("serialize"))
     value_serializer: Any = option("value_serializer", KAFKAS, converter("serialize"))
 
-    # Options that KafkaProducer does not have. The same code determines `spool_dir` and the two fields after it.
+    # Options that KafkaProducer does not have. (`spool_dir` and the two fields after it have no rows: one function
+    # determines all three.)
     spool: Literal["always", "on_error", "never"] = option(
         "spool", "always", choice("always", "on_error", "never")
     )
@@ -205,8 +206,8 @@ class ConsumerConfig:
         on_divergence: "raise", "seek", or a callable that gets the event and returns the offset at which to continue.
         on_event: Gets each `kafkasafe.events.ConsumerEvent`.
         offsets_path: File that keeps the highest end offsets across restarts; None: no file.
-        offsets_hold_timeout_s: If an end offset is lower than before and nothing explains it: how long the consumer
-            keeps the old value before it reports the case as unproven.
+        offsets_hold_timeout_s: How long the consumer keeps an old end offset if the new one is lower and nothing
+            explains this. After this time, the consumer reports the case as unproven.
         lineage_path: File that keeps, across restarts, the history of the records that were read; None: only committed
             offsets carry this history.
         prometheus: Whether prometheus-client's default registry collects the metrics.

@@ -52,7 +52,7 @@ def number(*, least: int, most: int | None = None) -> Callable[[Mapping[str, Any
 
 
 def seconds(*, least: int, per: int = 1000) -> Callable[[Mapping[str, Any], str], float]:
-    """Return the check of a whole number that is converted to seconds: `per` of its units are one second."""
+    """Return the check of a whole number that also converts the number to seconds: `per` units are one second."""
     whole = number(least=least)
     return lambda options, name: whole(options, name) / per
 

@@ -1,4 +1,4 @@
-"""Gives a consumer's decisions access to kafka-python's states of partitions, group and metadata.
+"""Gives the objects that decide for a consumer access to kafka-python's states of partitions, group and metadata.
 
 `each_record` is the consumer's iterator. It reads kafka-python's states without a call for each record.
 """
@@ -20,12 +20,12 @@ Leadership: TypeAlias = tuple[bytes | None, int, int]
 _IsolationLevel: TypeAlias = Literal["read_uncommitted", "read_committed"]
 
 _position: Final[Any] = functools.partial(tuple.__new__, OffsetAndMetadata)
-"""Make a position from a tuple. OffsetAndMetadata's own constructor costs as much as the rest of a record's step."""
+"""Make a position from a tuple. OffsetAndMetadata's own constructor costs as much as all other work for a record."""
 
 
 class KafkaPython:
-    """The parts of kafka-python that decisions about positions need. A *state* is its object for one assignment of a
-    partition.
+    """The parts of kafka-python that decisions about positions need. A *state* is kafka-python's object for one
+    assignment of a partition.
     """
 
     __slots__ = ("_coordinator", "_fetcher", "_manager", "_subscription", "isolation")
@@ -49,9 +49,9 @@ class KafkaPython:
         return int(self._subscription._default_offset_reset_strategy)
 
     def assigned(self) -> dict[TopicPartition, Any]:
-        """Return a copy of the assignment: states by partition. Any thread may call it.
+        """Return a copy of the assignment: states by partition. Any thread may call this method.
 
-        The copy is made under kafka-python's lock, because its I/O thread changes the assignment.
+        The copy is made under kafka-python's lock, because kafka-python's I/O thread changes the assignment.
         """
         with self._subscription._lock:
             return dict(self._subscription.assignment)
@@ -65,7 +65,7 @@ class KafkaPython:
         self._subscription.seek(tp, OffsetAndMetadata(offset, "", epoch))
 
     def hold(self, state: Any) -> None:
-        """Fetch nothing for this assignment until `release`, or until it gets another position."""
+        """Fetch nothing for this assignment until `release`, or until the assignment gets another position."""
         state._awaiting_validation = True
 
     def release(self, state: Any) -> None:
@@ -105,12 +105,12 @@ class KafkaPython:
     def consumed(
         self, unhanded: Mapping[TopicPartition, int], is_allowed: Callable[[TopicPartition, int], bool]
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return positions for a commit. Any thread may call it.
+        """Return positions for a commit. Any thread may call this method.
 
         Args:
-            unhanded: By partition, an offset that its committed offset must not exceed.
-            is_allowed: Whether the offset of a partition may be committed. Called under kafka-python's lock: no `seek`
-                can come between this check and the choice of the offset.
+            unhanded: For some partitions, the offset of the first record that the commit must not cover.
+            is_allowed: Returns whether the offset of a partition may be committed. Called under kafka-python's lock, so
+                that no `seek` can come between this check and the choice of the offset.
         """
         found = {}
         with self._subscription._lock:
@@ -130,7 +130,9 @@ class KafkaPython:
         return found
 
     def renew(self, tp: TopicPartition, state: Any) -> bool:
-        """Treat a partition as newly assigned, if `state` is its present state. Return whether it was."""
+        """If `state` is the present state of a partition, treat the partition as newly assigned. Return whether it was
+        the present state.
+        """
         with self._subscription._lock:
             if self._subscription.assignment.get(tp) is not state:
                 return False
@@ -145,7 +147,7 @@ class KafkaPython:
     def committed(
         self, partitions: Collection[TopicPartition], timeout_ms: float | None
     ) -> Mapping[Any, Any]:
-        """Fetch the group's offsets.
+        """Fetch the group's committed offsets of these partitions.
 
         Raises:
             KafkaTimeoutError: The coordinator did not answer in time.
@@ -158,12 +160,12 @@ class KafkaPython:
     def forget_committed(self) -> None:
         """Ignore answers to earlier requests for the group's offsets: the next `committed` sends a new request.
 
-        kafka-python keeps a request that was not answered in time.
+        Otherwise kafka-python would keep a request that was not answered in time, and use its late answer.
         """
         self._coordinator._offset_fetch_futures.clear()
 
     def generation(self) -> tuple[Any, Any]:
-        """Return the group's generation, and the consumer's name in it."""
+        """Return the id of the group's generation, and the consumer's member id in this generation."""
         generation = self._coordinator._generation
         return generation.generation_id, generation.member_id
 
@@ -172,22 +174,24 @@ class KafkaPython:
         return bool(self._subscription.partitions_auto_assigned())
 
     def leave_group(self, reason: str, timeout_ms: float) -> None:
-        """Leave the group, and join it again with the next poll, as another member. Its partitions are lost.
+        """Leave the group, and join it again with the next poll, as another member. The consumer loses its partitions.
 
         A static member sends no request. When it joins again under the same instance id, the group gives it a new
         member id and its former place (KIP-345).
 
         Args:
             reason: For the broker's log (KIP-800).
-            timeout_ms: How long to wait for the answer. Without an answer, the group removes the former member when its
-                session ends, and the new join takes until then.
+            timeout_ms: How long to wait for the answer. Without an answer, the group removes the former member only
+                when that member's session ends, and the new join takes until then.
         """
         self._coordinator.maybe_leave_group(reason, timeout_ms)
 
     # --- brokers ------------------------------------------------------------------------------------------------------
 
     def leadership(self, tp: TopicPartition) -> Leadership | None:
-        """Return a partition's leadership in the metadata; None without a leader. Any thread may call this."""
+        """Return a partition's leadership in the metadata; None if the partition has no leader. Any thread may call
+        this method.
+        """
         cluster = self._manager.cluster
         leader = cluster.leader_for_partition(tp)
         if leader is None or leader < 0:
@@ -213,11 +217,13 @@ class KafkaPython:
         self._manager.cluster.request_update()
 
     def is_connected(self) -> bool:
-        """Return whether a connection to a broker is open. Any thread may call it."""
+        """Return whether a connection to a broker is open. Any thread may call this method."""
         return bool(self._manager.has_connection)
 
     def wake(self) -> None:
-        """Wake `poll`. Our network thread calls this; kafka-python's futures belong to kafka-python's own thread."""
+        """Wake `poll`. Our network thread calls this method, but only kafka-python's own thread may complete
+        kafka-python's futures.
+        """
         alarm = self._fetcher._reset_task
         if isinstance(alarm, Future) and not alarm.is_done:
             with contextlib.suppress(RuntimeError):  # kafka-python's loop was closed meanwhile
@@ -232,11 +238,12 @@ def _complete(alarm: Future) -> None:
 def each_record(poll: Callable[[], Mapping[TopicPartition, list[Any]]], subscription: Any) -> Iterator[Any]:
     """Poll once, and yield the records like kafka-python's iterator.
 
-    Before a record is yielded, the position becomes the offset after it. If the partition was paused, reset, checked or
-    assigned again meanwhile, its other records are dropped. kafka-python fetches them again when their turn comes.
+    Before a record is yielded, the position of its partition becomes the offset after this record. If the partition was
+    paused, reset, checked or assigned again meanwhile, the rest of its records are dropped, and kafka-python fetches
+    them again later.
 
     Args:
-        poll: Poll without moving positions.
+        poll: Polls without moving positions.
         subscription: kafka-python's subscription state.
     """
     for tp, records in poll().items():
@@ -259,10 +266,11 @@ def each_record(poll: Callable[[], Mapping[TopicPartition, list[Any]]], subscrip
 
 
 def unreturned(iterator: Any) -> tuple[Any, OffsetAndMetadata] | None:
-    """Return the partition's state, and the position before the last record that an `each_record` yielded.
+    """Return the partition's state, and the position before the record that `iterator` (`each_record`) yielded last.
 
-    The caller of the generator calls this if an interrupt kept it from returning that record, which would otherwise be
-    skipped. The result is None if the interrupt ended the generator itself, before it moved the position.
+    The caller of the generator calls this function if an interrupt kept the caller from returning that record, which
+    would otherwise be skipped. The result is None if the interrupt ended the generator itself, before the generator
+    moved the position.
     """
     frame = iterator.gi_frame
     if frame is None:

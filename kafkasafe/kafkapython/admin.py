@@ -1,4 +1,4 @@
-"""kafka-python's admin client, for reading settings. Closes all sockets, even if it cannot connect."""
+"""kafka-python's admin client, for reading settings. All sockets are closed, even if the client cannot connect."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def open_admin(options: Mapping[str, Any]) -> Iterator[KafkaAdminClient]:
 def make_admin(options: Mapping[str, Any]) -> KafkaAdminClient:
     """Make an admin client. The caller must close it.
 
-    If it cannot connect, the constructor of kafka-python 3.0.12 would leak its thread and sockets. This function closes
-    them.
+    If the client cannot connect, the constructor of kafka-python 3.0.12 leaks a thread and sockets. This function ends
+    the thread and closes the sockets.
 
     Raises:
         KafkaError: No broker answers.
@@ -61,7 +61,8 @@ def cluster_metadata(admin: KafkaAdminClient) -> dict[str, Any]:
 def settings_of(
     admin: KafkaAdminClient, topics: Sequence[str]
 ) -> tuple[dict[str, dict[str, str | None]], dict[str, str | None], dict[str, int]]:
-    """Return the settings of topics, the settings of one broker, and the smallest number of replicas of each topic.
+    """Return the settings of the topics, the settings of one broker, and for each topic the number of replicas of its
+    partitions (the smallest one).
 
     Topics that do not exist are left out.
 
@@ -92,10 +93,10 @@ def tidy_client(**options: Any) -> Any:
     """Make the network client on which kafka-python's clients are built. Its connections close their sockets when they
     fail.
 
-    kafka-python leaves them to the garbage collector, whose ResourceWarning then fails a later test. Connections do
-    fail: for a while, the metadata still names a killed broker.
+    kafka-python leaves these sockets to the garbage collector, whose ResourceWarning then fails a later test.
+    Connections do fail: for a while, the metadata still names a killed broker.
     """
     make: Any = KafkaAdminClient.DEFAULT_CONFIG["kafka_client"]
-    client = make(manager=False, **options)  # not None: then it would create its own manager
+    client = make(manager=False, **options)  # with None, the client would create a manager
     client._manager = Manager(client._net, **options)  # type: ignore[no-untyped-call]
     return client

@@ -1,4 +1,4 @@
-"""Records of a fetched partition as Arrow batches. Only this module of the fetcher needs pyarrow."""
+"""Records of a fetched partition as Arrow batches. Of the fetcher's modules, only this one needs pyarrow."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class ArrowRecords:
     Attributes:
         kind: The form of the result.
         next_fetch_offset: Offset after the records that were taken.
-        leader_epoch: Leader epoch of the record directly before this offset; -1 if unknown.
-        bytes_read: Bytes of the response, once something was taken.
+        leader_epoch: Leader epoch of the record directly before `next_fetch_offset`; -1 if unknown.
+        bytes_read: Size of the response in bytes; 0 before records were taken.
         records_read: Number of records that were taken.
     """
 
@@ -70,7 +70,7 @@ class ArrowRecords:
         return self._decoder is not None
 
     def drain(self) -> None:
-        """Ends the object: nothing more is taken from it."""
+        """Ends the object. Nothing more can be taken from it."""
         if self._decoder is None:
             return
         self._decoder = self._old = None
@@ -80,15 +80,17 @@ class ArrowRecords:
         self._on_drain(self)
 
     def own(self) -> bool:
-        """Copies the remaining bytes, so that they do not keep the whole response. Returns False if it cannot."""
+        """Copies the remaining bytes, so that they do not keep the whole response in memory. Returns whether they could
+        be copied.
+        """
         if self._decoder is None or self._old is not None or self.kind.views:
             return False
         self._buffer = self._decoder.own_buffer()
         return True
 
     def take(self, most: int) -> Any:
-        """Takes a RecordBatch with at most this many records; None if none is left. The object is drained with the last
-        record.
+        """Takes a RecordBatch with at most `most` records. Returns None if no record is left. When the last record is
+        taken, the object is drained.
 
         Raises:
             CorruptRecordError: The next batch is damaged. This object is drained; `next_fetch_offset` has not changed.

@@ -28,8 +28,8 @@ _START_PAUSE_S: Final = 0.01
 class _ReachingManager(Manager):
     """Falls back to the bootstrap servers if no broker of the metadata can be reached (KIP-899).
 
-    kafka-python 3.0.12 does not recover when all brokers that it knew have left. Why a connection failed is only in its
-    log.
+    kafka-python 3.0.12 does not recover when all brokers that it knew have left, and reports only in its log why a
+    connection failed.
 
     Attributes:
         last_failure: Why the last connection or metadata request failed.
@@ -46,7 +46,7 @@ class _ReachingManager(Manager):
 
     @property
     def has_connection(self) -> bool:
-        """Whether a connection to a broker is open. Any thread may ask."""
+        """Whether a connection to a broker is open. Any thread may read this property."""
         return any(conn.connected for conn in list(self._conns.values()))
 
     def update_backoff(self, node_id: Any) -> Any:
@@ -71,10 +71,10 @@ class _ReachingManager(Manager):
 
 
 class _InterruptibleNet(NetworkSelector):
-    """kafka-python's event loop, which Ctrl-C in a caller's thread leaves usable.
+    """kafka-python's event loop, changed so that Ctrl-C in a caller's thread does not block it.
 
-    kafka-python 3.0.12 waits with an Event. Ctrl-C can leave the lock of an Event taken. Then the I/O thread waits for
-    this lock for ever, and so does each later call.
+    The callers of kafka-python 3.0.12 wait for an Event. Ctrl-C can leave the lock of this Event taken. Then the I/O
+    thread waits for this lock for ever, and so does each later call.
     """
 
     config: dict[str, Any]
@@ -105,7 +105,7 @@ class _InterruptibleNet(NetworkSelector):
         self.check_process()
         parent: Any = super()
         if self._closed or self._exception or self._io_thread in (None, threading.current_thread()):
-            return parent.run(coro, *args)  # it raises an error, or needs no other thread
+            return parent.run(coro, *args)  # this call raises an error, or needs no other thread
         me: Any = self
         ended = WakeFlag()
         state: dict[str, Any] = {"exception": None}
@@ -153,13 +153,13 @@ class _InterruptibleNet(NetworkSelector):
 def _tidy_client(**options: Any) -> Any:
     """Make KafkaConsumer's network client, but with our connections.
 
-    These close their sockets when they fail, and resolve names on a separate thread.
+    Our connections close their sockets when they fail, and look up names on a separate thread.
     """
     make: Any = KafkaConsumer.DEFAULT_CONFIG["kafka_client"]
     net: Any = _InterruptibleNet
     client = make(
         net=net(**options), manager=False, **options
-    )  # not None: then it would create its own manager
+    )  # with None, the client would create a manager of its own
     manager: Any = _ReachingManager
     client._manager = manager(client._net, **options)
     limit_foreign()
@@ -167,5 +167,5 @@ def _tidy_client(**options: Any) -> Any:
     return client
 
 
-# Defaults that differ from KafkaConsumer's. The shorter back-off notices soon that a cluster is back.
+# Defaults that differ from KafkaConsumer's. With a shorter back-off, the consumer notices soon that a cluster is back.
 OURS: Final[dict[str, Any]] = {"kafka_client": _tidy_client, "reconnect_backoff_max_ms": 1000}

@@ -21,8 +21,8 @@ _doubles: dict[str, Connect] = {}
 
 
 def connect(options: Mapping[str, Any]) -> Cluster:
-    """Makes a `Cluster` for these options, not started yet. If one of the servers is announced, it is the simulated
-    cluster.
+    """Makes a `Cluster` for these options, not started yet. If one of the servers is announced, the result is the
+    simulated cluster.
     """
     servers = options.get("bootstrap_servers") or ()
     for server in servers.split(",") if isinstance(servers, str) else servers:

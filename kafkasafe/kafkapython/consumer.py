@@ -61,13 +61,13 @@ class ExtendedConsumer(KafkaConsumer):
         return KafkaPython(self._subscription, self._fetcher, self._coordinator, self._manager)
 
     def _extend(self, owner: Owner, *, chooses_sizes: bool) -> None:
-        """Extend the parts. They ask the owner for decisions from now on.
+        """Extend the consumer's fetcher, coordinator and subscription. They ask the owner for decisions from now on.
 
         KafkaConsumer creates its parts itself and offers no hook, so their classes are replaced.
 
         Args:
             owner: The objects that decide.
-            chooses_sizes: Whether the fetcher chooses `max_partition_fetch_bytes`.
+            chooses_sizes: Whether the fetcher chooses `max_partition_fetch_bytes` itself.
         """
         self._owner = owner
         self._fetcher.__class__ = Fetcher
@@ -94,7 +94,7 @@ class ExtendedConsumer(KafkaConsumer):
         return failure
 
     def _leave_to_parent(self) -> bool:
-        """In a forked child: count as closed. Return whether this is one."""
+        """In a forked child, mark the consumer as closed. Return whether this process is a forked child."""
         try:
             self._net.check_process()
         except ForkedProcessError:
@@ -136,13 +136,13 @@ class ExtendedConsumer(KafkaConsumer):
         self._cluster.request_update()
 
     def seek(self, partition: Any, offset: int) -> None:
-        """See KafkaConsumer's. Begin with small requests again, because what was fetched is discarded."""
+        """See KafkaConsumer's method. Begin with small requests again, because the fetched data is discarded."""
         parent: Any = super()
         parent.seek(partition, offset)
         self._fetcher.sought(partition)
 
     def _begin_poll(self) -> None:
-        """Record that the records of earlier polls were returned.
+        """Note that the records of earlier polls were returned.
 
         Raises:
             ForkedProcessError: This is a forked child, and the parent process reads these records.
@@ -210,9 +210,9 @@ class ExtendedConsumer(KafkaConsumer):
             columns: Names of the columns to return, default all: topic, partition, offset, timestamp (ms, UTC; -1:
                 none), timestamp_type (0: the producer's, 1: the broker's), key, value, headers (a list of key and
                 value), leader_epoch (-1: none). Other columns are not decoded, which saves time.
-            views: True: do not copy keys and values. They become columns of the type `binary_view` over the received
-                responses, or over the decompressed records. Each table, slice or buffer keeps the whole responses in
-                memory. Few functions of Arrow accept views; `column.cast("binary")` copies them.
+            views: True: do not copy keys and values. Their columns have the type `binary_view` and refer to the
+                received responses, or to the decompressed records. Each table, slice or buffer keeps the whole
+                responses in memory. Few functions of Arrow accept views; `column.cast("binary")` copies them.
 
         Returns:
             A pyarrow.Table, empty if the time has run out. The records of a partition are in order.
@@ -279,14 +279,14 @@ class ExtendedConsumer(KafkaConsumer):
                 found = poll(timeout_ms, sys.maxsize if max_records is None else max_records)
             return make(found)
         except BaseException:
-            # Ctrl-C, or a lack of memory to join them. A poll that raised an error has taken nothing.
+            # Ctrl-C, or a lack of memory to join the batches. A poll that raised an error has taken nothing.
             self._give_back()
             raise
 
 
 @functools.cache
 def _arrow_tables(method: str) -> Any:
-    """Return the module `arrow_tables`. It is imported when a method needs it, because it imports pyarrow.
+    """Return the module `arrow_tables`. It is imported only when a method needs it, because it imports pyarrow.
 
     Raises:
         UsageError: pyarrow is not installed.

@@ -36,8 +36,9 @@ class Coordinator(ConsumerCoordinator):
     def need_rejoin(self) -> bool:
         """Return whether to join, or to continue a join (like `AbstractCoordinator.rejoinNeededOrPending` in Java).
 
-        If the topics of a group leader get more partitions, the leader needs to rejoin until it has assigned them. Then
-        kafka-python stops polling the join, and the member stays without partitions and heartbeats for ever.
+        When the topics of a group's leader get more partitions, the leader has to rejoin until it has assigned the new
+        partitions. Once it has assigned them, kafka-python stops polling the join, although the join is not complete.
+        The member would stay without partitions and heartbeats for ever.
         """
         parent: Any = super()
         me: Any = self
@@ -64,8 +65,8 @@ class Coordinator(ConsumerCoordinator):
         return bool(await parent.join_group_async(timeout_ms=timeout_ms))
 
     async def ensure_coordinator_ready_async(self, timeout_ms: float | None = None) -> bool:
-        """Find the coordinator. In kafka-python, `poll` raises an error if a metadata request fails after a failed
-        look-up.
+        """Find the coordinator. If a metadata request fails after a failed look-up, try again; kafka-python would raise
+        the error in `poll`.
         """
         parent: Any = super()
         me: Any = self
@@ -110,8 +111,8 @@ class Coordinator(ConsumerCoordinator):
     def _do_commit_offsets_async(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], callback: Any = None
     ) -> Future:
-        """Send a commit. kafka-python adds callbacks to a future on the caller's thread, where Ctrl-C can leave the
-        future's lock taken, so that the I/O thread waits for ever.
+        """Send a commit from the I/O thread. kafka-python adds callbacks to a future on the caller's thread. Ctrl-C
+        there can leave the future's lock taken, and then the I/O thread waits for ever.
         """
         if not all(isinstance(tp, TopicPartition) for tp in offsets) or not all(
             isinstance(each, OffsetAndMetadata) for each in offsets.values()

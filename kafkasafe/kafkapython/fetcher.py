@@ -2,8 +2,8 @@
 
 kafka-python's fetcher wraps the data fetched from a partition in a `PartitionRecords`, takes records from it, and moves
 the position after them. The fetcher also handles paused, unassigned and sought partitions, errors and metrics. While
-the application asks for whole batches, `Fetcher` replaces `PartitionRecords` with a class whose records are
-RecordBatches. So the same code decides about positions in both cases.
+the application asks for whole batches, `Fetcher` replaces `PartitionRecords` with a class from which RecordBatches are
+taken. So the same code decides about positions in both cases.
 
 While responses are full, requests become larger than kafka-python's (`limits/fetch_size`). If the application reads
 both records and batches, requests keep kafka-python's size: with larger responses, each change between records and
@@ -39,7 +39,7 @@ _CALL_BYTES: Final = 256 * 1024 * 1024
 
 
 class Fetcher(KafkaFetcher):
-    """kafka-python's fetcher, which can also return RecordBatches, with the decisions of a SafeConsumer.
+    """kafka-python's fetcher, which can also return RecordBatches, and asks a SafeConsumer's `Owner` for decisions.
 
     This class replaces the code with which kafka-python 3.0.12 resets and checks positions. It also fetches ahead while
     records wait for `poll`, and wakes the I/O thread only if a fetch can be sent. It fixes faults:
@@ -58,7 +58,7 @@ class Fetcher(KafkaFetcher):
     """The records that the present poll has taken."""
     _wanted: Kind | None = None  # None: return records
     _left_bytes: int = _CALL_BYTES
-    _sends: bool = False  # this call of `fetch_records` sends the next fetches
+    _sends: bool = False  # whether this call of `fetch_records` has begun to send the next fetches
     _found: bool = False  # the last look found records, which still have to be returned
     _size: FetchSize | None = None  # None: the size that the application has set
     _held: HeldRecords
@@ -121,7 +121,7 @@ class Fetcher(KafkaFetcher):
         """Do nothing: `validate_offsets_if_needed`, which kafka-python calls next, begins the resets, too."""
 
     def maybe_validate_positions(self) -> None:
-        """Do nothing; see above."""
+        """Do nothing; see `reset_offsets_if_needed`."""
 
     def validate_offsets_if_needed(self, timeout_ms: float | None = None) -> None:  # noqa: ARG002  # kafka-python's signature
         """Reset and check positions."""
@@ -146,7 +146,7 @@ class Fetcher(KafkaFetcher):
         return records, False
 
     def _await_response(self, timeout_ms: float | None) -> bool:
-        """Wait for a response or the result of a check, at most until one of the owner's time limits. Return False if
+        """Wait for a response or the result of a check, at most until the owner's first time limit. Return False if
         there is nothing to wait for.
         """
         awaited = list(self._fetch_futures)
@@ -184,7 +184,9 @@ class Fetcher(KafkaFetcher):
         await self._manager.wait_for(first, timeout_ms)
 
     def give_back_last(self, iterator: Any) -> None:
-        """Moves the position back before the record that an iterator (`each_record`) has yielded in vain."""
+        """Moves the position back before the record that `iterator` (`each_record`) has yielded, but that the
+        application did not get.
+        """
         found = unreturned(iterator)
         if found is not None:
             self._subscriptions.place(*found)
@@ -218,10 +220,10 @@ class Fetcher(KafkaFetcher):
         return [tp for tp in self._paused_partition_records if not self._subscriptions.is_paused(tp)]
 
     def _let_resumed_go_on(self) -> None:
-        """Lets the rest of a resumed partition and the present one take turns.
+        """Lets the records of a resumed partition take turns with the records of the present partition.
 
-        kafka-python waits until nothing is left of the present one. While each next response is fetched ahead, that
-        may never be the case.
+        kafka-python waits until no record of the present partition is left. While each next response is fetched ahead,
+        that may never be the case.
         """
         current = self._next_partition_records
         if current is not None and (resumed := self._resumed()):
@@ -229,14 +231,18 @@ class Fetcher(KafkaFetcher):
             self._paused_partition_records[current.topic_partition] = current
 
     def _rest_before(self, completed: Any) -> Any:
-        """The rest of the response before this one, if it has waited while the partition was paused; else None."""
+        """Returns the rest of the partition's earlier response, if the rest has waited while the partition was paused;
+        otherwise None. If there is a rest, `completed` is put back and waits for its turn.
+        """
         rest = self._paused_partition_records.pop(completed.topic_partition, None)
         if rest is not None:
             self._completed_fetches.appendleft(completed)
         return rest
 
     def send_fetches(self) -> Any:
-        """See kafka-python's method, which waits with records already taken: an interrupt would lose them."""
+        """See kafka-python's method. That method may wait when records are already taken, and an interrupt would then
+        lose these records.
+        """
         if self._found:
             self._send_soon()
             return []
@@ -253,7 +259,8 @@ class Fetcher(KafkaFetcher):
             self._manager.call_soon(self._send_fetches_async)
 
     def _own_what_is_paused(self) -> None:
-        """Copies the data that waits for a paused partition. As a view, it would keep the response of all partitions.
+        """Copies the data that waits for a paused partition. As a view, the data would keep the response of all
+        partitions in memory.
 
         Data that cannot be copied is fetched again when the partition is resumed.
         """
@@ -302,7 +309,7 @@ class Fetcher(KafkaFetcher):
         if records is None:
             return 0
         drained[tp].append(records)
-        # Views count with all the memory that they keep.
+        # A view counts as all the memory that it keeps in use.
         self._left_bytes -= records.get_total_buffer_size() if part.kind.views else records.nbytes
         return int(records.num_rows) if self._left_bytes > 0 else max_records
 
@@ -313,7 +320,8 @@ class Fetcher(KafkaFetcher):
             return None
         if self.owner.responses.accept(completed_fetch):
             parent: Any = super()
-            # An empty response makes this offset the position. A later fetch from there is not ahead of the position.
+            # An empty response makes this offset the position. So it becomes an ordinary number: a later fetch from
+            # there is not ahead of the position.
             usual = completed_fetch._replace(fetched_offset=int(completed_fetch.fetched_offset))
             return parent._parse_fetched_data(usual)
         tp = completed_fetch.topic_partition
@@ -360,14 +368,14 @@ class Fetcher(KafkaFetcher):
         """See kafka-python's. Creates only requests that can be sent, and also those that fetch ahead.
 
         If sending a request raises an error, kafka-python considers this broker busy forever, and counts the later
-        brokers as asked. Then nothing would read their partitions any more, and no error would report it. This happens
-        for a leader that a fetch response names before the metadata does.
+        brokers as asked. Then the partitions of all these brokers would no longer be read, and no error would report
+        that. This happens for a leader that a fetch response names before the metadata does.
 
         Requests for partitions that left a follower have no rack id: otherwise the leader would name the follower
         again.
 
         Raises:
-            SaslAuthenticationFailedError: A broker refused the client. Later calls try it again.
+            SaslAuthenticationFailedError: A broker refused the client. Later calls try again.
         """
         checked, chosen = {}, {}
         for tp, end in self._fetched_ahead().items():
@@ -413,7 +421,9 @@ class Fetcher(KafkaFetcher):
                 raise
 
     def _forget_session(self, node_id: int, error: Exception) -> None:
-        """Forgets the fetch session, because its request was not sent. The next request names every partition."""
+        """Forgets the fetch session with a broker, because the session's request was not sent. The next request names
+        every partition.
+        """
         if node_id in self._session_handlers:
             self._session_handlers[node_id].handle_error(error)
 

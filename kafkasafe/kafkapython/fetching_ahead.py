@@ -18,8 +18,8 @@ def end_of(records: Any, fetch_offset: int) -> ResponseEnd | None:
     format.
 
     Args:
-        records: The bytes of the response; None if it has none. Its CRCs are not checked.
-        fetch_offset: Offset from which it was fetched.
+        records: The batches of the response, as bytes; None if it has none. Their CRCs are not checked.
+        fetch_offset: Offset from which the response was fetched.
     """
     last = last_header(records or b"")
     return (

@@ -1,7 +1,8 @@
 """Converts Kafka frames to kafka-python's protocol classes and back, and finds topics and partitions in them.
 
 Apart from a few names, the module has no code for particular APIs. It searches a message for arrays of topics (structs
-with a `name`, `topic` or `topic_id`), and these for arrays of partitions. So it supports APIs of a new kafka-python.
+with a `name`, `topic` or `topic_id`), and the topics for arrays of partitions. So it also supports APIs that a new
+kafka-python adds.
 """
 
 from __future__ import annotations
@@ -156,8 +157,8 @@ class RequestFrame:
     Attributes:
         correlation_id: Chosen by the client.
         header: The header's bytes.
-        api: None if kafka-python does not know the API or the version, or cannot decode the frame.
-        message: The body; None in the same cases.
+        api: The API; None if kafka-python does not know the API or the version, or cannot decode the frame.
+        message: The body; None if `api` is None.
     """
 
     key: int
@@ -302,7 +303,7 @@ class Spot:
         container: The array that contains the topic.
         topic: The struct; a string if the message has only the topics' names.
         name: The topic's name; its id as text if the name is unknown.
-        partitions: Array of its partitions, structs or numbers; None if the message has none.
+        partitions: Array of the topic's partitions, structs or numbers; None if the message has no partitions.
         number: Name of the field with a partition's number; None if the partitions are numbers.
     """
 

@@ -11,7 +11,7 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """The end of records that an iterator has taken and returns one by one.
+    """The end of the records that an iterator has taken from a partition and returns one by one.
 
     Attributes:
         state: kafka-python's state of the partition.
@@ -26,10 +26,10 @@ class _Held:
 
 
 class HeldRecords:
-    """For each partition, the records of the last look, which an iterator returns one by one.
+    """Knows, for each partition, the end of the records that an iterator has taken and returns one by one.
 
-    A partition's position advances with each record that is returned. So until the last one is returned, the position
-    shows neither where to fetch nor which response comes next.
+    A partition's position advances with each record that is returned. So until the last record is returned, the
+    position shows neither where to fetch nor which response comes next.
     """
 
     def __init__(self, subscriptions: Any) -> None:
@@ -41,14 +41,14 @@ class HeldRecords:
         """Notes that an iterator has taken records.
 
         Args:
-            tp: Their partition.
-            after: Offset after the last of them.
+            tp: Partition of the records.
+            after: Offset after the last record.
             position: The position at which the partition continues.
         """
         self._held[tp] = _Held(self._subscriptions.assignment.get(tp), after, position)
 
     def let_go(self) -> None:
-        """The iterator has returned its records: the partition continues after them."""
+        """Notes that the iterator has returned its records. Each partition continues after them."""
         held, self._held = self._held, {}
         for tp, end in held.items():
             state = self._subscriptions.assignment.get(tp)
@@ -56,17 +56,21 @@ class HeldRecords:
                 self._subscriptions.place(state, end.position)
 
     def forget(self) -> None:
-        """The application sought, so the position no longer follows the records."""
+        """Forgets all records, because the application sought, and the position no longer follows the records."""
         self._held = {}
 
     def has(self, tp: TopicPartition) -> bool:
-        """Returns whether an iterator still holds records that it has not returned. Any thread may call it."""
+        """Returns whether an iterator still holds records of a partition that it has not returned. Any thread may call
+        this method.
+        """
         end = self._held.get(tp)
         position = None if end is None else end.state.position
         return end is not None and position is not None and position.offset < end.after
 
     def postpones(self, completed: Any) -> bool:
-        """Returns whether a response follows records that an iterator holds. If so, it waits for the next look."""
+        """Returns whether a response follows records that an iterator holds. If so, keeps it for
+        `put_back_postponed`.
+        """
         end = self._held.get(completed.topic_partition)
         if end is None or completed.fetched_offset != end.position.offset:
             return False
@@ -74,7 +78,7 @@ class HeldRecords:
         return True
 
     def put_back_postponed(self, responses: collections.deque[Any]) -> bool:
-        """Puts the postponed responses before these ones. Returns whether there were any."""
+        """Puts the postponed responses before these `responses`. Returns whether a response was postponed."""
         if not self._postponed:
             return False
         # This order is needed because Ctrl-C may come in between, and no response may be lost.
@@ -84,14 +88,14 @@ class HeldRecords:
 
 
 class TakenRecords:
-    """The positions before the records that the present poll has taken."""
+    """Keeps, for each partition, the position before the records that the present poll has taken."""
 
     def __init__(self, subscriptions: Any) -> None:
         self._subscriptions = subscriptions
         self._before: dict[TopicPartition, tuple[Any, OffsetAndMetadata]] = {}
 
     def begin(self) -> None:
-        """The records that were taken before have been returned."""
+        """Begins a poll: the records that earlier polls have taken were returned."""
         self._before = {}
 
     def take(self, tp: TopicPartition, state: Any) -> None:
@@ -100,7 +104,7 @@ class TakenRecords:
             self._before.setdefault(tp, (state, state.position))
 
     def forget(self, tp: TopicPartition) -> None:
-        """The application sought in this partition."""
+        """Forgets the position of a partition in which the application sought."""
         self._before.pop(tp, None)
 
     def give_back(self) -> None:

@@ -1,7 +1,7 @@
 """kafka-python's event loop, with fixes and additions.
 
-This module has only the work of a turn, which is the same for every request. It knows nothing of the requests'
-contents.
+This module has only the work of one turn of the loop, which is the same for every request. It knows nothing of the
+requests' contents.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Loop(NetworkSelector):
     """kafka-python's event loop. It also reports its end, and closes itself on its own thread.
 
     In kafka-python 3.0.12, a loop that crashes leaves its sockets open, and no callback reports its end. A task of the
-    loop costs about 50 µs. So the loop does these without tasks: reading, writing, jobs of other threads, and time
-    limits of requests.
+    loop costs about 50 µs. So the loop does the following work without tasks: reading, writing, jobs of other threads,
+    and time limits of requests.
     """
 
     def __init__(self, **configs: Any) -> None:

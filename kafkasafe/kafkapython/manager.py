@@ -1,6 +1,6 @@
-"""kafka-python's manager of connections, with its own way to open a connection.
+"""kafka-python's manager of connections, with another way to open a connection.
 
-It looks up names on other threads, opens sockets, and closes the sockets of failed connections.
+The manager looks up names on other threads, opens sockets, and closes the sockets of failed connections.
 """
 
 from __future__ import annotations

@@ -85,8 +85,8 @@ def has_settled(consumer: Any, began: float) -> bool:
     known, coordinator = consumer._subscription, consumer._coordinator
     states = list(known.assignment.values())
     if known.partitions_auto_assigned() and not states:
-        # No partition is assigned. This may be right, because other members may have them all. But kafka-python also
-        # assigns no partitions of a topic that it does not know.
+        # No partition is assigned. This may be right, because other members may have all partitions. But kafka-python
+        # also assigns no partitions of a topic that it does not know.
         cluster = coordinator._cluster
         unknown = coordinator.group_id is None or not all(
             map(cluster.partitions_for_topic, known.subscription)

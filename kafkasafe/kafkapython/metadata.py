@@ -21,7 +21,7 @@ class Metadata(ClusterMetadata):
     def __init__(self, **configs: Any) -> None:
         parent: Any = super()
         parent.__init__(**configs)
-        # kafka-python's lock guards both.
+        # kafka-python's lock guards both attributes.
         self._asked: frozenset[str] | None = (
             None  # topics of the request in flight; None: all topics, or no request
         )

@@ -1,5 +1,5 @@
-"""The network of a client, over sockets: kafka-python's event loop and its thread, which is replaced after a crash; its
-manager of connections, and its address book.
+"""The network of a client, over sockets: kafka-python's event loop on a thread of its own, the manager of connections,
+and the address book. After a crash, another loop on another thread takes over.
 
 This module knows no topics, and makes no decisions about requests.
 """
@@ -33,7 +33,7 @@ _CRASH_BACKOFF: Final = Backoff(0.1, 5.0, jitter=0.0)
 
 
 class SocketNetwork:
-    """The loop that runs on the network thread, and the connections that it serves.
+    """The loop that runs on the network thread, and the connections that the loop serves.
 
     `kafkasafe.cluster.network.Network` describes the methods.
 

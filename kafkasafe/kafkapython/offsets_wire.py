@@ -17,7 +17,7 @@ from kafka.protocol.consumer import ListOffsetsRequest, ListOffsetsResponse
 from kafkasafe.cluster.network import OffsetRow
 from kafkasafe.kafkapython.wire import uvarint
 
-# The first versions of ListOffsets with a certain field, or with the new encoding.
+# The first versions of ListOffsets with a certain field, or with the flexible encoding.
 _ISOLATION: Final = 2
 _THROTTLE: Final = 2
 _EPOCH: Final = 4
@@ -77,7 +77,7 @@ class OffsetRows:
     """A ListOffsets response.
 
     Attributes:
-        rows: By topic.
+        rows: Pairs of a topic and the rows of its partitions.
         throttle_time_ms: As in kafka-python's response.
     """
 
@@ -86,7 +86,7 @@ class OffsetRows:
 
 
 class OffsetsHeader:
-    """The header of a ListOffsets request. For kafka-python it is also the class of the response."""
+    """The header of a ListOffsets request. kafka-python also uses it as the class of the response."""
 
     __slots__ = ("api_key", "api_version", "correlation_id")
 

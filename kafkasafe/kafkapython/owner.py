@@ -68,7 +68,7 @@ class Owner(Protocol):
 
     @property
     def port(self) -> KafkaPython:
-        """kafka-python."""
+        """Gives access to kafka-python's states of partitions, group and metadata."""
 
     @property
     def followers(self) -> _Followers:

@@ -1,14 +1,14 @@
 """The records of a consumer: kafka-python's `ConsumerRecord`, with a list of headers only where one is needed.
 
 Python's garbage collector starts a collection after 700 new objects that may refer to others. A record and its list of
-headers are two of them:
+headers are two such objects:
 
 1. `poll` returns 500 records, so it makes 1,000 such objects. Each `poll` starts a collection.
-2. The records that the application holds survive it. They are counted as old objects.
+2. The records that the application holds survive the collection, and count as old objects from then on.
 3. Soon, the collector walks through all objects of the process. This took 30 % of a consumer's time.
 
-Rule: a record without headers makes its list when somebody asks for it. So a `poll` makes 500 objects, which go before
-the next 500 come.
+Rule: a record without headers makes its list of headers only when somebody asks for it. So a `poll` makes 500 objects,
+which are freed before the next `poll` makes 500 others.
 """
 
 from __future__ import annotations

@@ -45,9 +45,10 @@ _make_record: Final[Any] = functools.partial(tuple.__new__, Record)
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """The form of fetched data that are returned as batches, not as records.
+    """The form in which fetched data is returned as RecordBatches.
 
     Attributes:
+        columns: Names of the columns to decode.
         views: Whether keys and values are views of the received bytes.
     """
 
@@ -108,7 +109,7 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
     """Replaces kafka-python's `PartitionRecords`, which decodes record by record in version 3.0.12.
 
     Attributes:
-        kind: None: these are records.
+        kind: None, which stands for records instead of RecordBatches.
         working_offset: The value that `next_fetch_offset` gets when `take` returns.
         skipping: Whether `Records` has not reached the requested offset yet.
     """
@@ -128,7 +129,7 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
         buffer = records._buffer
         response: Any = buffer.obj if isinstance(buffer, memoryview) else b""
         if 2 * len(buffer) < len(response):
-            # They may wait long for `poll`, so do not keep a large response for a small part of it.
+            # The bytes may wait long for `poll`, so do not keep a large response in memory for a small part of it.
             records = MemoryRecords(bytes(buffer))
         super().__init__(fetch_offset, tp, records, key_deserializer, value_deserializer, **options)
         self.working_offset = fetch_offset
@@ -139,10 +140,11 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
         self.record_iterator: Iterator[_Decoded | _Foreign] | None = self._pieces(records)
 
     def take(self, n: int | None = None) -> list[Any]:
-        """Takes the next records, at most this many; see kafka-python's method.
+        """Takes the next records, at most `n`; see kafka-python's method.
 
         Raises:
-            Exception: The error that precedes the next record: the batch is damaged, or a deserializer raised it.
+            Exception: The next record cannot be taken, because its batch is damaged or a deserializer raised this
+                error.
         """
         self._maybe_raise_next_inline_exception()
         taken: list[Any] = []
@@ -170,7 +172,9 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
         return taken
 
     def passed(self, records: int, size_bytes: int, next_offset: int | None) -> None:
-        """Counts records that were taken or skipped. The next one has this offset or a later one; None: as before."""
+        """Counts records that were taken or skipped. The next record has `next_offset` or a later offset; None:
+        `working_offset` does not change.
+        """
         self.records_read += records
         self.bytes_read += size_bytes
         if next_offset is not None:
@@ -279,7 +283,9 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
             yield self._by_kafka_python(batch)
 
     def _reach_start(self, piece: Piece) -> bool:
-        """Skips records before the requested offset. (Brokers return whole batches.)"""
+        """Skips records before the requested offset (brokers return whole batches). Returns whether the piece has
+        records at or after this offset.
+        """
         passed = 0
         for row in piece.rows:
             offset = row[_OFFSET_FIELD]

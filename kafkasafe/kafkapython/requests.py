@@ -72,7 +72,7 @@ def kind(name: str) -> Any:
 
 
 def made(name: str, fields: Mapping[str, Any]) -> Any:
-    """Makes the request. Dicts, and lists of dicts, become structs."""
+    """Makes a request from its name and fields. Dicts in a list become structs."""
     return _struct(_REQUESTS[name], fields)
 
 

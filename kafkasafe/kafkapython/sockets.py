@@ -41,14 +41,14 @@ class Timed(Protocol):
 
 
 class _Incoming(KafkaBytes):
-    """A response that is being received. kafka-python's own class copies its bytes twice."""
+    """A response that is being received. kafka-python's own class would copy the response's bytes twice."""
 
     _idx: int
 
     @staticmethod
     def become(parser: Any) -> None:
-        """If a parser has received only a part of a response (true of all large ones), makes that response an
-        `_Incoming`.
+        """If `parser` has received only a part of a response, makes that response an `_Incoming`. All large responses
+        arrive in parts.
         """
         frame = getattr(parser, "_rbuffer", None)
         if type(frame) is KafkaBytes:
@@ -58,7 +58,7 @@ class _Incoming(KafkaBytes):
                 waiting[0] = _FetchHeader(waiting[0])
 
     def grow(self, size: int) -> None:
-        """Record that this many bytes more were received."""
+        """Note that `size` more bytes were received."""
         self._idx += size
 
     def read(self, nbytes: int | None = None) -> bytes | memoryview:
@@ -120,7 +120,7 @@ def _decoder_of_views(response: Any) -> Any:
 
 
 LINGER_RESET: Final = struct.pack("ii", 1, 0)
-"""Value of SO_LINGER that drops bytes which the kernel has not sent when the socket is closed or the process dies.
+"""Value of SO_LINGER: when the socket is closed or the process dies, the kernel drops the bytes that it has not sent.
 
 Otherwise, the kernel could still send an unanswered request minutes after the client has given the connection up.
 """
@@ -154,7 +154,7 @@ class _SocketMixin:
     _marks: collections.deque[tuple[int, Timed]] | None = None
 
     def mark(self, call: Timed) -> None:
-        """Calls `written` of a call as soon as all data that was passed to `write` so far is written."""
+        """Makes the socket call `call.written` as soon as all data that was passed to `write` so far is written."""
         if self._marks is None:
             self._marks = collections.deque()
         self._marks.append((self._written + sum(map(len, self._write_buffer)), call))
@@ -213,8 +213,8 @@ class _SocketMixin:
 
         Returns:
             The number of received bytes; whether to continue with `_sock_recv` (at the end of the response, or without
-            a large response); and the error that ended the connection. The kernel reports the reason of a broken
-            connection only once.
+            a large response); and the error that ended the connection. The caller must not drop this error, because the
+            kernel reports the reason of a broken connection only once.
         """
         frame = getattr(getattr(self._protocol, "parser", None), "_rbuffer", None)
         if not isinstance(frame, _Incoming):
@@ -268,7 +268,9 @@ class _SocketMixin:
 
 
 def _send_plain(transport: Any) -> tuple[int, BaseException | None]:
-    """Write waiting bytes to a socket without TLS. Return the number written, and the error that stopped it."""
+    """Write waiting bytes to a socket without TLS. Return the number of written bytes, and the error that stopped the
+    writing, if any.
+    """
     total = 0
     if transport._sock is None:
         return total, kafka_errors.KafkaConnectionError("Connection closed during send")

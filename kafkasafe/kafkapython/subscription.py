@@ -12,8 +12,8 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 class Subscription(SubscriptionState):
     """Makes commits that name no offsets use the offsets that another object provides.
 
-    In kafka-python 3.0.12 they use the positions. These may be after records that `kafkasafe.aio` has fetched but not
-    returned yet.
+    In kafka-python 3.0.12, such commits use the positions, which may be after records that `kafkasafe.aio` has fetched
+    but not returned yet.
     """
 
     _committable: Callable[[], dict[TopicPartition, Any]]

@@ -1,6 +1,6 @@
 """Bytes of Produce requests and of their answers, which kafka-python would encode and decode slowly.
 
-Pure, except for passing a frame to a connection.
+Pure, except for `Frame`, which a connection takes apart and writes.
 """
 
 from __future__ import annotations

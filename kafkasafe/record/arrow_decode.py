@@ -1,15 +1,16 @@
 """Decodes the records of a Fetch response into Arrow columns, many batches at once and without I/O.
 
-A response holds many batches, most of them small, and numpy has a fixed cost of about 100 µs. So the decoder goes
-through the batches one by one only for their headers (which of them are delivered, CRCs, decompression, where records
-begin), and then reads the fields of all their records together.
+A response holds many batches, most of them small, and decoding one batch with numpy has a fixed cost of about 100 µs.
+So the decoder goes through the batches one by one only to read headers, check CRCs, choose the batches to deliver,
+decompress them, and find where records begin. Then it reads the fields of the records of all batches together.
 
 Keys and values are collected as follows. The alternating starts and ends of the fields are the offsets of one Arrow
 array over the unchanged records. Every second item of that array holds the bytes between two fields. `take` copies the
 other items. As views (Arrow's `binary_view`), the bytes stay in place, and the column holds only their positions.
 
-The decoder delivers the same batches as Kafka's consumer: never control batches; with `read_committed`, no batch of a
-producer whose transaction the broker lists as aborted, from the transaction's first offset to its abort marker.
+The decoder delivers the same batches as Kafka's consumer. It never delivers control batches. With `read_committed`, it
+also leaves out the batches of each aborted transaction that the broker lists: those of the transaction's producer, from
+the transaction's first offset to its abort marker.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _Parsed: TypeAlias = tuple[Any, _Numbers, npt.NDArray[np.int32]]
 """A RecordBatch, its records' offsets and their leader epochs."""
 
 HEADERS: Final = _arrow.list_(_arrow.struct([("key", _arrow.string()), ("value", _arrow.binary())]))
-"""Arrow type of a record's headers, in order. A name may occur more than once, a value may be null, the list never."""
+"""Arrow type of a record's headers, in order. A name may occur more than once. A value may be null; the list is not."""
 
 SCHEMA: Final = _arrow.schema(
     [
@@ -68,7 +69,7 @@ _LOG_OVERHEAD: Final = 12
 _LENGTH: Final = struct.Struct(">i")
 _LENGTH_AT: Final = 8
 _MAGIC_AT: Final = 16
-_OLDEST_MESSAGE: Final = 14  # bytes of the smallest message of the oldest format after its length
+_OLDEST_MESSAGE: Final = 14  # bytes after the length field in the smallest message of the oldest format
 _COMPRESSED: Final = 0x07
 _INT32_MAX: Final = 2**31 - 1
 _MIN_RECORD_BYTES: Final = 7
@@ -97,8 +98,8 @@ class _Found:
     """A batch to deliver.
 
     Attributes:
-        at: Where it begins.
-        body: Its records, when they were compressed.
+        at: Where the batch begins in the buffer.
+        body: The decompressed records; None if the batch is not compressed.
     """
 
     at: int
@@ -110,25 +111,25 @@ class Decoder:
     """Reads a buffer of batches piece by piece, and decompresses each batch only when it is needed.
 
     Args:
-        buffer: The records of one partition in a Fetch response: whole batches, the last one may be truncated. The
+        buffer: The records of one partition in a Fetch response: batches, of which the last one may be truncated. The
             decoder does not change the buffer. Without views, the batches from `read` have their own memory, so the
             buffer is not needed after the last `read`.
-        from_offset: Records before it are left out (the first batch may begin before the requested offset).
+        from_offset: Records before this offset are left out (the first batch may begin before the requested offset).
         aborted: (producer id, first offset) of the aborted transactions that the response lists.
-        read_committed: Leave out the records of aborted transactions.
+        read_committed: Whether to leave out the records of aborted transactions.
         columns: Names of the columns to make, default all of `SCHEMA`. Omitted columns cost little.
-        check_crcs: Compare each batch's CRC.
-        max_body_bytes: Bound of one batch's decompressed records.
-        views: Keys and values are views of `buffer` (of the decompressed records, where they were compressed), which
-            then must not change any more.
+        check_crcs: Whether to check each batch's CRC.
+        max_body_bytes: Largest permitted size of one batch's decompressed records.
+        views: Whether keys and values are views instead of copies: of the decompressed records if the batch was
+            compressed, otherwise of `buffer`, which then must not change any more.
 
     Attributes:
         schema: Schema of the batches that `read` returns.
-        next_offset: After the last returned record, or the last skipped batch.
+        next_offset: Offset after the last returned record, or after the last skipped batch.
         leader_epoch: Leader epoch of the record or batch right before `next_offset`, -1 when unknown.
 
     Raises:
-        ValueError: A column has an unknown name; the buffer has 2 GiB or more, which no response has.
+        ValueError: A column has an unknown name, or the buffer has 2 GiB or more, which no response has.
     """
 
     def __init__(
@@ -177,15 +178,15 @@ class Decoder:
 
         Args:
             max_records: Largest number of records; default: limited by `max_bytes` alone.
-            max_bytes: Decompress no further batch once this many bytes of records are decoded.
+            max_bytes: No further batch is decompressed once the records of this call have this many bytes.
 
         Returns:
-            A non-empty pyarrow.RecordBatch; None at the end, when `next_offset` is after everything.
+            A non-empty pyarrow.RecordBatch; None at the end of the buffer, when `next_offset` is after all batches.
 
         Raises:
             CorruptBatchError: The next batch is damaged. All records before it were returned, and `next_offset` stays
-                unchanged. Each further call raises it again.
-            OldFormatError: The next message has an old format; as above.
+                unchanged. Each further call raises the error again.
+            OldFormatError: The next message has an old format. The rest is as for CorruptBatchError.
             ValueError: `max_records` is not positive.
         """
         if max_records is not None and max_records <= 0:
@@ -212,7 +213,7 @@ class Decoder:
         return self._ended and self._rest is None and self._error is None
 
     def _advance(self, max_records: int | None, max_bytes: int) -> None:
-        """Decode some batches into `_rest`, or note the end, or the damage."""
+        """Decode some batches into `_rest`. Note the end of the buffer, or a damaged batch."""
         found: list[_Found] = []
         count = size = 0
         after = self.next_offset, self.leader_epoch
@@ -223,7 +224,7 @@ class Decoder:
                     self._ended = True
                     break
                 if self._passes(header):
-                    # Decompress one batch at a time: its size is unknown before.
+                    # Decompress one batch at a time: the size of its records is unknown before.
                     body = self._body(self._at, header) if header.attributes & _COMPRESSED else None
                     found.append(_Found(self._at, header, body))
                     count += header.count
@@ -244,13 +245,13 @@ class Decoder:
             self.next_offset, self.leader_epoch = after
 
     def _before_damage(self, found: Sequence[_Found]) -> tuple[tuple[int, int], _Parsed]:
-        """Decode the intact batches before the first one whose records contradict its header."""
+        """Decode the intact batches before the first batch whose records contradict its header."""
         good, error = next(
             (index, its) for index, its in enumerate(map(self._damage, found)) if its is not None
         )
         header = found[good].header
         self._error = CorruptBatchError(f"Offsets {header.base_offset} to {header.last_offset}: {error}")
-        # Everything before it was returned or skipped.
+        # Everything before the damaged batch was returned or skipped.
         epoch = found[good - 1].header.partition_leader_epoch if good else self.leader_epoch
         return (max(self.next_offset, header.base_offset), epoch), self._decode(found[:good])
 
@@ -288,7 +289,7 @@ class Decoder:
         return header
 
     def _passes(self, header: BatchHeader) -> bool:
-        """Whether its records are delivered. Called for every batch, in order."""
+        """Whether the batch's records are delivered. Must be called for every batch, in order."""
         if self._aborted or self._aborting:
             while self._aborted and self._aborted[0][0] <= header.last_offset:
                 self._aborting.add(self._aborted.popleft()[1])
@@ -301,7 +302,7 @@ class Decoder:
 
     def _is_abort(self, header: BatchHeader) -> bool:
         if header.count == 0:
-            return False  # compaction removed the marker after all records of its transaction
+            return False  # compaction removes a marker only after all records of its transaction
         return is_abort(self._body(self._at, header), header.base_offset)
 
     def _body(self, at: int, header: BatchHeader) -> bytes:
@@ -363,7 +364,7 @@ def _parse(
     ends = at + lengths
     expected = np.append(starts[1:], 0)
     expected[np.cumsum(counts) - 1] = [end for _, end in areas]
-    # Each record must end where the next one begins, so a field that leaves its batch is noticed.
+    # Each record must end where the next one begins. This also detects a field that runs over the end of its batch.
     if not np.array_equal(ends, expected):
         raise CorruptBatchError("A record does not end where the next one begins")
     deltas, at = varints(data, at + 1)
@@ -416,9 +417,11 @@ def _parse(
 
 
 def _starts(source: Buffer, areas: Sequence[tuple[int, int]], counts: Sequence[int]) -> _Numbers:
-    """Where each record begins. Each length locates the next record, except in a run of equal lengths.
+    """Where each record begins. A record's length shows where the next record begins; runs of equal lengths are found
+    without reading each length.
 
-    This function reads a negative length as a positive one: the caller reads all lengths again and detects it.
+    This function reads a negative length as a positive one. The caller reads all lengths again, and detects negative
+    ones.
 
     Raises:
         CorruptBatchError: Records of one batch do not end where the batch does.
@@ -473,7 +476,7 @@ def _starts(source: Buffer, areas: Sequence[tuple[int, int]], counts: Sequence[i
 
 
 def _gather(source: Buffer, starts: _Numbers, lengths: _Numbers) -> Any:
-    """A binary column; see the top of this file."""
+    """A binary column of the fields with these starts and lengths (-1: null); see the top of this file."""
     count = len(starts)
     null = lengths < 0
     nulls = bool(null.any())

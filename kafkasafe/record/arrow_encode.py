@@ -39,8 +39,8 @@ def as_binary(column: Any) -> Any:
     """A column of strings or bytes as one array of bytes with 32-bit offsets.
 
     Raises:
-        TypeError: It is neither.
-        ValueError: More than 2 GiB: pass fewer rows.
+        TypeError: The column has another type.
+        ValueError: The column has more than 2 GiB. Pass fewer rows.
     """
     if isinstance(column, _arrow.ChunkedArray):
         column = column.combine_chunks()
@@ -116,7 +116,7 @@ def _join(*columns: Any) -> Any:
 
 
 def _header_fields(headers: Any) -> tuple[Any, _Numbers] | None:
-    """The encoded headers of each record and their number; None if no record has headers.
+    """For each record, its encoded headers and their number; None if no record has headers.
 
     Raises:
         TypeError: Not lists of structs with `key` and `value`.
@@ -135,7 +135,7 @@ def _header_fields(headers: Any) -> tuple[Any, _Numbers] | None:
     counts = np.asarray(counts, dtype=np.int64)
     if not counts.any():
         return None
-    flat = headers.flatten()  # without those of lists that are null
+    flat = headers.flatten()  # leaves out the headers of lists that are null
     if flat.null_count:
         raise ValueError("A header that is null")
     names = {flat.type.field(index).name for index in range(flat.type.num_fields)}
@@ -145,7 +145,7 @@ def _header_fields(headers: Any) -> tuple[Any, _Numbers] | None:
     if keys.null_count:
         raise ValueError("A header without a key")
     joined = _join(_row_bytes(_varints(_lengths(keys))), keys, _row_bytes(_varints(_lengths(values))), values)
-    # The headers of a record lie side by side, so the same bytes only have to be cut at the ends of records.
+    # The headers of a record lie side by side, so the joined bytes only have to be cut at the ends of records.
     offsets = np.frombuffer(joined.buffers()[1], np.int32)[joined.offset : joined.offset + len(joined) + 1]
     ends = offsets[np.cumsum(counts)].astype(np.int64)
     return _binary(np.frombuffer(joined.buffers()[2], np.uint8), ends), counts
@@ -156,9 +156,10 @@ class Rows:
     """Records as columns of bytes. All columns have the same length.
 
     Attributes:
-        keys: None: no record has a key.
+        keys: An Arrow array of bytes; None if no record has a key.
         values: An Arrow array of bytes.
-        tails: The encoded headers at the end of each record, with their number; None: no record has headers.
+        tails: The end of each record: the number of its headers, and the encoded headers. None if no record has
+            headers.
     """
 
     keys: Any | None
@@ -167,16 +168,16 @@ class Rows:
 
     @classmethod
     def of(cls, keys: Any | None, values: Any, headers: Any | None = None) -> Rows:
-        """Make rows from columns of one length.
+        """Make rows from columns of the same length.
 
         Args:
             keys: Strings or bytes; None when no record has a key.
             values: Strings or bytes.
-            headers: A list of (key, value) structs per value.
+            headers: For each value, a list of (key, value) structs; None when no record has headers.
 
         Raises:
             TypeError: A column has another type.
-            ValueError: Columns of different lengths, a header without a key, or a column above 2 GiB.
+            ValueError: The columns have different lengths, a header has no key, or a column has more than 2 GiB.
         """
         values = as_binary(values)
         keys = None if keys is None else as_binary(keys)
@@ -197,12 +198,12 @@ class Rows:
         return Rows(*(None if column is None else column[part] for column in self._columns()))
 
     def take(self, indices: npt.NDArray[np.integer[Any]]) -> Rows:
-        """These rows, in this order."""
+        """The rows with these indices, in this order."""
         wanted = _arrow.array(indices)
         return Rows(*(None if column is None else column.take(wanted) for column in self._columns()))
 
     def sizes(self) -> _Numbers:
-        """Bytes that each record takes at most in a batch, before compression."""
+        """Upper bound of each record's size in a batch before compression, in bytes."""
         sizes = _OVERHEAD_BYTES + np.maximum(_lengths(self.values), 0)
         for column in (self.keys, self.tails):
             if column is not None:
@@ -233,7 +234,7 @@ def partitions_of(keys: Any, n: int) -> _Numbers:
 
 @functools.cache
 def _table(before: bytes) -> Any:
-    """A table of `before` with the varint of -1, 0, 1 ...: looking up an entry costs less than making it."""
+    """A table: entry *i* is `before`, followed by the varint of *i* - 1. A look-up costs less than making the entry."""
     return _behind(before, np.arange(-1, _TABLE_SIZE - 1))
 
 
@@ -256,7 +257,7 @@ def records(rows: Rows, offsets: _Numbers, *, timestamp_delta: int = 0) -> tuple
     """Encode records as in a batch, one after the other.
 
     Args:
-        rows: At least one.
+        rows: The records, at least one.
         offsets: The offset delta of each record: its index in its batch.
         timestamp_delta: Timestamp of all records, relative to their batch's base timestamp, ms.
 

@@ -1,8 +1,8 @@
-"""Packs rows of many partitions into batches of each partition, a whole Arrow batch at a time.
+"""Packs rows of many partitions into record batches for each partition, a whole Arrow batch at a time.
 
 The cost of a row is its share of the calls into numpy and Arrow, so the packer makes as few calls as possible. It sorts
-the rows of an Arrow batch by partition, and then encodes all of them in one pass. Each row already has its offset delta
-in the record batch of its partition. Each record batch then gets its piece of the bytes.
+the rows of an Arrow batch by partition, and computes the offset delta that each row has in the record batch of its
+partition. Then it encodes all rows in one pass, and each record batch gets its piece of the bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class PackedBatch(NamedTuple):
 
     Attributes:
         place: Topic and partition.
-        rows: How many.
+        rows: Number of rows in the batch.
     """
 
     place: tuple[str, int]
@@ -49,12 +49,12 @@ class _Open:
     place: tuple[str, int]
     timestamp: int
     rows: int = 0
-    bytes: int = 0  # at most, before compression
+    bytes: int = 0  # upper bound of the size before compression
     body: bytearray = field(default_factory=lambda: bytearray(batch.HEADER_BYTES))
 
 
 class _Piece(NamedTuple):
-    """The sorted rows from `at` to `end` go into `batch`. `full` says whether the batch is full then."""
+    """The sorted rows from `at` to `end` go into `batch`. `full` says whether these rows fill the batch."""
 
     batch: _Open
     at: int
@@ -66,13 +66,14 @@ class ArrowPacker:
     """Collects rows by partition, and yields batches in each partition's order.
 
     Args:
-        batch_bytes: Size of a batch before compression, at most; a larger record gets a batch of its own.
-        held_bytes: Approximate bound of all held rows. Beyond it, the packer also yields batches that are not full.
-        head_rows: Most rows in the first batch of a partition, if `head_from` applies. (The sender reads such a batch
-            back.)
-        head_from: `head_rows` applies to a partition whose first piece has more rows than this. 0: it always applies.
-        head_base: Returns the base timestamp of such a first batch for its timestamp; None: its timestamp, as in all
-            other batches.
+        batch_bytes: Largest size of a batch before compression; a larger record gets a batch of its own.
+        held_bytes: Approximate bound of all held rows. Above this bound, the packer also yields batches that are not
+            full.
+        head_rows: Largest number of rows in the first batch of a partition; see `head_from`. (The sender reads such a
+            batch back.)
+        head_from: `head_rows` applies only to a partition for which the first `add` has more rows than this.
+        head_base: Computes the base timestamp of such a first batch from the timestamp of its records. None: the base
+            timestamp is the timestamp of the records, as in all other batches.
         compression: How to compress batches.
         compression_level: Level in the codec's own scale; None for the codec's default.
     """
@@ -101,7 +102,7 @@ class ArrowPacker:
     def add(
         self, topic: str, partitions: int | npt.NDArray[np.int64], rows: Rows, now: int
     ) -> Iterator[PackedBatch]:
-        """Take rows and yield full batches."""
+        """Take rows, whose timestamp is `now` (ms since the epoch), and yield the batches that are full."""
         if not len(rows):
             return
         groups: list[tuple[int, int, int]]
@@ -139,7 +140,7 @@ class ArrowPacker:
             yield from self.rest()
 
     def rest(self) -> Iterator[PackedBatch]:
-        """Yield all held rows."""
+        """Yield all held rows as batches."""
         for place, opened in list(self._open.items()):
             if opened.rows:
                 self._held -= opened.bytes
@@ -199,8 +200,8 @@ class ArrowPacker:
 
 
 def _fit(total: npt.NDArray[np.int64], at: int, end: int, room: int) -> int:
-    """The end of the rows from `at` on, before `end`, that take at most `room` bytes. `total` has the bytes before each
-    row.
+    """The largest index up to `end` such that the rows from `at` to this index take at most `room` bytes. `total` has,
+    for each row, the size of all rows before it.
     """
     return min(end, int(np.searchsorted(total, total[at] + room, side="right")) - 1)
 
@@ -227,8 +228,9 @@ def divide(data: bytearray, parts: int) -> list[bytearray]:
     """Divide a batch of an `ArrowPacker` into several smaller ones with the same records in the same order.
 
     Args:
-        data: One batch, whose records have one timestamp. The parts keep its base timestamp, but not its identity.
-        parts: The most parts to make. They have about the same number of records.
+        data: One batch, whose records all have the same timestamp. The parts keep the batch's base timestamp, but not
+            its producer id, epoch and sequence.
+        parts: Largest number of parts to make. The parts have about the same number of records.
 
     Raises:
         ValueError: The records have different timestamps.

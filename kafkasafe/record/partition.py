@@ -1,7 +1,7 @@
 """Chooses the partition for a key: Kafka's murmur2, the same for every client.
 
-kafka-python, the Java client and librdkafka's `murmur2` partitioner agree on it, so records of one key stay
-together regardless of the client that sends them.
+kafka-python, the Java client and librdkafka's `murmur2` partitioner choose the same partition for a key. So all records
+of one key are in one partition, regardless of the client that sends them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _POSITIVE: Final = 0x7FFFFFFF
 
 _WORD_BYTES: Final = 4
 _INT16_MAX: Final = 0x7FFF
-_FEW: Final = 24  # up to here the loop beats numpy's fixed cost
+_FEW: Final = 24  # up to this number of keys, a loop costs less than numpy's fixed cost
 
 
 def murmur2(key: bytes) -> int:

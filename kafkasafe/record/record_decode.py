@@ -1,8 +1,8 @@
 """Decodes the records of a RecordBatch v2 into rows of Python objects, many records at once and without I/O.
 
 This module reads only bytes that are exactly as Kafka writes them. It leaves other bytes to a reader that goes record
-by record. That reader decides which records precede the damage, and which error follows them. So all records of a piece
-from this module have passed the same checks.
+by record. That reader decides which records precede the damage, and which error follows them. So this module returns a
+piece only if all of its records have passed all checks.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _Numbers: TypeAlias = npt.NDArray[np.int64]
 _Header: TypeAlias = tuple[str, bytes | None]
 Row: TypeAlias = tuple[Any, ...]
 
-_MANY: Final = 64  # from here on numpy is cheaper, despite its fixed cost
-_SAFE: Final = 1 << 61  # numbers below it can be added without an overflow
-_LAST_SHIFT: Final = 56  # of a varint of nine bytes; Kafka writes shorter ones
-_FRONT: Final = 64  # bytes that hold a record's numbers up to its key, however long they are
+_MANY: Final = 64  # from this number of records on, numpy is cheaper, despite its fixed cost
+_SAFE: Final = 1 << 61  # numbers below this one can be added without an overflow
+_LAST_SHIFT: Final = 56  # shift of a varint's ninth byte; this module reads no longer varints
+_FRONT: Final = 64  # bytes that hold a record's numbers up to its key, however long these numbers are
 _ZIGZAG: Final = np.array([(number >> 1) ^ -(number & 1) for number in range(128)], np.int64)
 
 
 class _NoHeaders(list[_Header]):
-    """The empty list that all records without headers share, so nothing can be added."""
+    """The empty list that all records without headers share. So nothing can be added to this list."""
 
     __slots__ = ()
 
@@ -43,21 +43,22 @@ NO_HEADERS: Final[list[_Header]] = _NoHeaders()
 
 
 class _IrregularError(ValueError):
-    """Not as Kafka writes it."""
+    """The bytes are not as Kafka writes them."""
 
 
-@dataclass(slots=True)  # frozen would cost more than a record
+@dataclass(slots=True)  # making a frozen object costs more than decoding a record
 class Place:
     """What the records of a batch have in common.
 
     Attributes:
-        topic: Where they were read.
-        partition: Where they were read.
-        leader_epoch: The batch's.
+        topic: Topic of the records.
+        partition: Partition of the records.
+        leader_epoch: Leader epoch of the batch.
         timestamp_type: 0: the producer's time; 1: the broker's.
-        base_offset: The batch's.
-        base_timestamp: The batch's.
-        append_timestamp: The broker's time, which applies to all records; None: each record has its own.
+        base_offset: Base offset of the batch.
+        base_timestamp: Base timestamp of the batch, ms since the epoch.
+        append_timestamp: The broker's time, which applies to all records, ms since the epoch; None: each record has a
+            time of its own.
     """
 
     topic: str
@@ -74,11 +75,11 @@ class Piece:
     """Records that follow each other in one batch.
 
     Attributes:
-        end: Where the next record begins.
-        sizes: Bytes of each record, without the length before it.
+        end: Where the record after this piece begins in the body.
+        sizes: Size of each record in bytes, without the varint of its length.
         rows: An iterator. For each record: topic, partition, leader epoch, offset, timestamp (ms since the epoch),
-            timestamp type, key, value, headers (a new list, or `NO_HEADERS`), None, and the bytes of key, value (-1
-            for null) and headers (-1 without headers), as in kafka-python's ConsumerRecord.
+            timestamp type, key, value, headers (a new list, or `NO_HEADERS`), None, and the sizes of key, value (-1
+            for null) and headers (-1 without headers) in bytes, as in kafka-python's ConsumerRecord.
     """
 
     end: int
@@ -91,10 +92,10 @@ class Piece:
 
 
 def read(body: bytes, at: int, count: int, place: Place) -> Piece | None:
-    """Records of a batch.
+    """Reads `count` records of a batch, from byte `at` of `body` on.
 
     Returns:
-        The records; None: one of them is not as Kafka writes it.
+        The records; None if one of them is not as Kafka writes it.
     """
     if abs(place.base_offset) > _SAFE or abs(place.base_timestamp) > _SAFE:
         return None
@@ -105,15 +106,16 @@ def read(body: bytes, at: int, count: int, place: Place) -> Piece | None:
 
 
 def read_alike(body: bytes | memoryview, at: int, count: int, place: Place) -> Piece | None:
-    """Records with the layout of the first one: each field has the same size as in the first one, and no record has
-    headers.
+    """Reads records that have the layout of the first one: each field has the same size as in the first record, and no
+    record has headers.
 
-    The bytes at the same place of all records form a column, so the function never handles a single record, and does
-    not copy `body`, which may be a memoryview. All records have the first one's length, so each begins where the one
-    before it ends. The function compares these lengths, and all other bytes that define the layout.
+    The bytes at the same place of all records form a column. So the function never handles a single record, and does
+    not copy `body`, which may be a memoryview. All records have the length of the first record, so where each begins is
+    known. The function compares these lengths, and all other bytes that define the layout.
 
     Returns:
-        At least `_MANY` records; None: fewer records have this layout, and `read` has to read them.
+        At least `_MANY` and at most `count` records; None if fewer records have this layout, so that `read` has to read
+        them.
     """
     if count < _MANY or abs(place.base_offset) > _SAFE or abs(place.base_timestamp) > _SAFE:
         return None
@@ -145,7 +147,7 @@ def _read_alike(body: bytes | memoryview, at: int, count: int, place: Place) -> 
     mask = np.full(key_at, 0xFF, np.uint8)
     mask[after_size + 1 : after_offset] = 0x80
     wanted = np.frombuffer(front, np.uint8, key_at) & mask
-    wanted[after_size] = 0  # the attributes, which no version of Kafka writes
+    wanted[after_size] = 0  # the attributes: no version of Kafka sets any
     fronts = np.ndarray((count, key_at), np.uint8, body, at, (step, 1))
     backs = np.ndarray((count, length), np.uint8, body, at + value_size_at, (step, 1))
     ends = np.ndarray((count,), np.uint8, body, at + headers_at, (step,))
@@ -176,7 +178,7 @@ def _rows(
     values: tuple[Iterable[Any], Iterable[int]],
     headers: tuple[Iterable[Any], Iterable[int]],
 ) -> Iterator[Row]:
-    """Make rows from columns. Each of the last three has fields and their sizes."""
+    """Make rows from columns. Each of the last three arguments has the fields and their sizes."""
     timestamps: Iterable[int]
     if place.append_timestamp is None:
         timestamps = (time_deltas + place.base_timestamp).tolist()
@@ -201,7 +203,7 @@ def _rows(
 
 
 def _column(varints: _Bytes) -> _Numbers:
-    """Decode one varint per row of bytes. All rows have the same length."""
+    """Decode one varint from each row of bytes. All varints have the same length."""
     number = (varints[:, 0] & 0x7F).astype(np.int64)
     for index in range(1, varints.shape[1]):
         number |= (varints[:, index] & 0x7F).astype(np.int64) << (7 * index)
@@ -209,7 +211,7 @@ def _column(varints: _Bytes) -> _Numbers:
 
 
 def _copies(body: bytes | memoryview, at: int, step: int, size: int, count: int) -> Iterable[bytes | None]:
-    """`count` fields of this size, each `step` bytes after the one before."""
+    """`count` fields of this size (-1: null), each `step` bytes after the one before."""
     if size <= 0:
         return repeat(None if size < 0 else b"")
     # numpy converts untyped items ("void") to bytes faster than slicing does.
@@ -235,7 +237,7 @@ def _read_few(body: bytes, at: int, count: int, place: Place) -> Piece:
             size, at = _varint(body, at)
         end = at + size
         if body[at]:
-            raise _IrregularError  # attributes, which no version of Kafka writes
+            raise _IrregularError  # attributes are set, which no version of Kafka does
         number = body[at + 1]
         if number < 0x80:
             delta, at = (number >> 1) ^ -(number & 1), at + 2
@@ -335,9 +337,10 @@ def _read_many(body: bytes, at: int, count: int, place: Place) -> Piece:
 
 
 def _starts(body: bytes, at: int, count: int) -> tuple[list[int], int]:
-    """Where each record begins, and where the last one ends. Each length locates the next record.
+    """Where each record begins, and where the last one ends. A record's length shows where the next record begins.
 
-    This function reads a negative length as a positive one: the caller reads all lengths again and detects it.
+    This function reads a short negative length as a positive one. The caller reads all lengths again, and detects
+    negative ones.
     """
     starts: list[int] = []
     append = starts.append
@@ -383,7 +386,7 @@ def _fields(
 def _headers(
     body: bytes, at: int, end: int, count: int, names: dict[bytes, str]
 ) -> tuple[list[_Header], int, int]:
-    """A record's headers, the bytes in them, and where they end."""
+    """A record's headers, the total size of their names and values (-1 without headers), and where they end."""
     if not 0 <= count <= end - at:
         raise _IrregularError
     headers: list[_Header] = []
@@ -430,7 +433,7 @@ def _varint(body: bytes, at: int) -> tuple[int, int]:
 
 
 def _numbers(data: _Bytes, at: _Numbers) -> tuple[_Numbers, _Numbers]:
-    """The numbers at these places, and where the next field of each begins."""
+    """The numbers at these places, and where the field after each number begins."""
     first = data[at]
     longer = np.flatnonzero(first > 0x7F)
     if not longer.size:

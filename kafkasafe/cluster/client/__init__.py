@@ -1,20 +1,20 @@
-"""The client of brokers: requests to them, each answered exactly once.
+"""The client of the brokers, which sends requests and calls the reply of each exactly once.
 
-The client decides which request goes to which broker and when. The client also decides about metadata and back-off, and
+The client decides which request goes to which broker and when, when to request metadata, and how long to back off. It
 communicates through a `Network` (`kafkasafe/cluster/network.py`). Sockets, TLS, SASL, proxies, the event loop and the
 encoding of requests are kafka-python's, as `kafkasafe/kafkapython` extends them. In virtual time,
 `kafkasafe/testing/fake` provides the network.
 
-Each module uses only those listed before it:
+Each module uses only modules that are listed before it:
 
     calls.py         one request and its single outcome
     mailbox.py       jobs that other threads pass to the network thread
     schedule.py      the times of metadata requests
-    link.py          the connection to one broker; links.py all of them, and the silent ones
+    link.py          the connection to one broker; links.py: all connections, and which brokers are silent
     reachability.py  whether the cluster answers
     watched_topics.py    the topics that metadata requests name
     refresher.py     metadata requests and their effects
-    produce.py       batches become requests to leaders, in order: fences, and the brokers with unanswered batches
+    produce.py       turns batches into requests to leaders; keeps their order (fences, unanswered batches)
     questions.py         requests to a leader; broker_questions.py: to a certain broker, or to any
     transport.py     `Transport` itself: a façade, with its start, end and crash
 
@@ -25,10 +25,10 @@ Ownership. One I/O thread owns everything below the public methods. A public met
 (`Refresher.park`) until the next metadata answer. A link keeps requests that cannot be written yet (no connection,
 throttled) in their order. If the link's connection fails, the link fails all these requests.
 
-A request's journey: (1) `produce` → mailbox; (2) `ProduceRouter` finds leaders and groups by them; (3)
-`BrokerLink.submit` appends it to `waiting`, `BrokerLink.pump` connects, or writes it as soon as the connection takes
-it; (4) the reply, the end of the connection, or its timeout → `reply` is called, once; (5) codes that mean "not here"
-ask for new metadata.
+The way of a batch: (1) `produce` puts a job into the mailbox. (2) `ProduceRouter` groups batches by leader into
+requests. (3) `BrokerLink.submit` appends each request to `waiting`. `BrokerLink.pump` connects if necessary, and writes
+the request as soon as the connection takes it. (4) The answer, the end of the connection, or the request's timeout
+makes the client call `reply`, once. (5) If the error code means "not here", the client requests new metadata.
 
 Non-obvious:
 
@@ -38,26 +38,27 @@ Non-obvious:
 - A request counts as sent once its bytes are in the connection's write buffer. A request that fails earlier has
   `sent=False`: the broker cannot have seen it.
 - A request's timeout begins when its last byte has left that buffer (`Connection.send`): on a slow connection, the time
-  before that says nothing about the broker. A request also times out if the socket accepts no byte for that long.
-- The transport sends nothing to a partition's new leader while the old one has unanswered batches: otherwise the broker
-  that is faster would decide the order.
-- Questions about offsets and epochs are gathered (`BrokerLink.ask`): questions of one kind for one broker that come in
+  before that says nothing about the broker. A request also times out if the socket accepts no byte during the timeout.
+- The transport sends no batch to a partition's new leader while the old leader has unanswered batches of the partition:
+  otherwise the order of the batches would depend on which broker is faster.
+- Questions about offsets and epochs are gathered (`Links.ask`): questions of one kind for one broker that come in
   the same turn of the loop become one request. Before any other request to that broker, the link sends the gathered
-  questions, so the order is kept. The timestamp of a ListOffsets request is part of its kind: a look-up of ends must
-  not wait for a look-up by time in remote storage.
+  questions, so the order is kept. ListOffsets questions with different special timestamps are of different kinds, and
+  so are look-ups by time: a look-up of ends must not wait for a look-up by time in remote storage.
 - When a connection ends, all its requests fail, sent or not: a later batch must not overtake an earlier one that was
-  lost. The *fence* stops batches that another thread submits before it learns of the loss (see
+  lost. The *fence* stops batches that another thread submits before that thread learns of the loss (see
   `ProduceRequest.fence`).
 - The transport does not use kafka-python's metadata loop, which does not return to the bootstrap servers when all known
-  brokers have left, and logs an error ten times a second for a topic that does not exist. `ClusterMetadata` serves only
-  as the address book.
+  brokers have left, and logs an error ten times a second for a topic that does not exist. kafka-python's
+  `ClusterMetadata` serves only as the address book.
 - In kafka-python, a connection that fails while it is being initialised resets the back-off (`initialize` swallows the
   error), and one authentication failure blocks a node for ever. Links keep their own back-off.
-- A task of kafka-python's loop costs about 50 µs, and registering a socket costs as much. So requests use neither of
-  them (`Loop`, `_DirectMixin`): sockets stay registered, the output of a turn is written at its end, and one timer
-  watches all requests in flight on a link. The consumer and the admin client use kafka-python's loop unchanged.
+- A task of kafka-python's loop costs about 50 µs, and registering a socket costs as much. So a request creates no task
+  and registers no socket (`Loop`, `_DirectMixin`): sockets stay registered, the output of a turn is written at the end
+  of the turn, and one timer watches all requests in flight on a link. The consumer and the admin client use
+  kafka-python's loop unchanged.
 - kafka-python leaves the socket of a failed connection attempt to the garbage collector, looks up names on the I/O
-  thread and never gives up a TLS handshake: `Manager._build_transport` replaces that part.
+  thread and never gives up a TLS handshake: `Manager._build_transport` replaces the code that does this.
 """
 
 from kafkasafe.cluster.client.transport import Transport

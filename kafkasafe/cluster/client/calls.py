@@ -1,4 +1,4 @@
-"""One request to one broker and its single outcome: a question, and questions that share a request.
+"""Requests to one broker, each with a single outcome: one question, or several questions that share a request.
 
 A call builds its request and calls its reply. Other modules decide to which broker the request goes, and when.
 """
@@ -18,14 +18,14 @@ from kafkasafe.cluster.terms import TopicPartition, safely
 
 
 class Call:
-    """One request to one broker and its single outcome. Each subclass has its own flag which says whether the outcome
-    is known.
+    """One request to one broker, and its single outcome. Each subclass has a flag of its own which says whether the
+    outcome is known.
     """
 
     __slots__ = ("_wait_s", "deadline", "targets", "timeout_s", "written_at")
 
     identifies = False
-    """The answer to this call says which cluster the broker belongs to."""
+    """Whether the answer to this call says which cluster the broker belongs to."""
 
     def __init__(self, timeout_s: float, targets: Collection[TopicPartition] = ()) -> None:
         self._wait_s = timeout_s
@@ -108,7 +108,7 @@ class QuestionCall(Call):
 
 @dataclass(frozen=True, slots=True)
 class PartitionQuestion:
-    """A question about one partition; `wanted` has its fields in the request."""
+    """A question about one partition. `wanted` has the fields of the partition in the request."""
 
     target: TopicPartition
     wanted: Mapping[str, int]
@@ -116,7 +116,9 @@ class PartitionQuestion:
     reply: Reply[Any]
 
     def answer(self, row: Any) -> None:
-        """Replies with the broker's answer; None if the broker left the partition out."""
+        """Parses `row`, the broker's answer for the partition, and calls the reply with the result. If the broker left
+        the partition out, `row` is None, and the question fails.
+        """
         topic, partition = self.target
         try:
             if row is None:
@@ -135,7 +137,7 @@ class PartitionQuestion:
 
 @dataclass(frozen=True, slots=True)
 class OffsetsWanted:
-    """ListOffsets.
+    """The kind of a ListOffsets question. Questions of the same kind can share a request.
 
     Attributes:
         replica_id: The replica id of the request: -1 for a client, -2 for a debugging replica.
@@ -174,7 +176,7 @@ class OffsetsWanted:
 
 @dataclass(frozen=True, slots=True)
 class EpochsWanted:
-    """OffsetForLeaderEpoch."""
+    """The kind of all OffsetForLeaderEpoch questions. They can share a request."""
 
     name: ClassVar[str] = "OffsetForLeaderEpoch"
     minimum: ClassVar[int] = 0
@@ -238,7 +240,7 @@ class QuestionsCall(Call):
                 question.fail(error, sent=sent)
 
     def drop(self, is_gone: Callable[[TopicPartition], bool], error: BaseException) -> bool:
-        """Fails the unsent questions about these partitions. Returns whether other questions are left."""
+        """Fails the unsent questions about partitions that are gone. Returns whether other questions are left."""
         gone = [target for target in self.questions if is_gone(target)]
         failed = [self.questions.pop(target) for target in gone]
         self._done = not self.questions

@@ -32,7 +32,7 @@ class BrokerLink:
 
     Args:
         want_metadata: Called when the connection is lost or cannot be made.
-        watch_silence: Called when a request is in flight.
+        watch_silence: Called each time a request has been written and awaits its answer.
     """
 
     __slots__ = (
@@ -62,7 +62,7 @@ class BrokerLink:
         self.identifying = False  # whether the request for the cluster id was written
         self.waiting: collections.deque[Call] = collections.deque()
         self.gathered: dict[Wanted, list[PartitionQuestion]] = {}  # in this turn of the loop
-        self.in_flight: dict[Call, float] = {}  # in the order of writing, with the time of each
+        self.in_flight: dict[Call, float] = {}  # in the order of writing, with the time when each was written
         self.failures = 0  # connection attempts that failed since the last success
         self.not_before = 0.0
         self.suspect_until = 0.0
@@ -173,7 +173,7 @@ class BrokerLink:
             if not isinstance(result, Failure) or conn is not self.conn or not conn.connected:
                 return
             if isinstance(result.error, kafka_errors.UnsupportedVersionError):
-                self._admit(conn)  # too old for a cluster id, and for batches
+                self._admit(conn)  # the broker is too old to report a cluster id, and to accept batches
             else:
                 self.hang_up(result.error)
 
@@ -183,7 +183,7 @@ class BrokerLink:
         self._write(conn, QuestionCall(question, answered, timeout_s=timeout_s, identifies=True), now)
 
     def _admit(self, conn: Connection) -> None:
-        """The connection leads to the right cluster: waiting requests may be sent."""
+        """Notes that the connection leads to the right cluster, and sends the waiting requests."""
         if conn is self.conn and not self.ready_once:
             self.ready_once = True
             self.failures = 0
@@ -321,7 +321,7 @@ class BrokerLink:
         self.waiting = kept
 
     def silent_for(self, now: float) -> float:
-        """Seconds since the node should have answered; 0 if no answer is outstanding."""
+        """Seconds for which the node has sent nothing while an answer is outstanding; 0 if no answer is outstanding."""
         if not self.in_flight or self.conn is None:
             return 0.0
         call, since = next(iter(self.in_flight.items()))
@@ -336,7 +336,7 @@ class BrokerLink:
             self.conn.close(error)
 
     def abandon(self, error: BaseException) -> None:
-        """The loop has ended: fails waiting requests and those in flight."""
+        """Fails the waiting requests and those in flight, because the loop has ended."""
         self.drop(error)
         in_flight, self.in_flight = list(self.in_flight), {}
         for call in in_flight:

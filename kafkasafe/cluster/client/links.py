@@ -1,4 +1,4 @@
-"""The links to the brokers. Notices brokers that have been silent too long.
+"""The links to the brokers. This module also notices brokers that have been silent too long.
 
 Other modules decide which requests a link sends, and when metadata are requested.
 """
@@ -74,7 +74,7 @@ class Links:
 
     @property
     def usable(self) -> bool:
-        """Whether there is a connection to the right cluster. Any thread may call it."""
+        """Whether there is a connection to the right cluster. Any thread may read this property."""
         return any(link.usable for link in list(self._links.values()))
 
     def alive(self, now: float) -> bool:
@@ -101,7 +101,7 @@ class Links:
             link.drop_moved(self._leaders.leader_id)
 
     def drop_hung(self) -> None:
-        """Closes silent connections if another broker leads the partitions of their requests now."""
+        """Closes a silent connection if another broker now leads a partition of the requests in flight on it."""
         now = self._network.now()
         for link in list(self._links.values()):
             if link.silent_for(now) <= SILENCE_S:
@@ -113,7 +113,7 @@ class Links:
                 )
 
     def drop_bootstrap(self) -> None:
-        """Closes idle connections that served only for the first contact."""
+        """Closes idle connections to `bootstrap_servers`, which served only to find the other brokers."""
         for node, link in list(self._links.items()):
             if isinstance(node, str) and not link.busy:
                 link.hang_up()
@@ -125,7 +125,7 @@ class Links:
             link.hang_up()
 
     def abandon(self, error: BaseException) -> None:
-        """The loop has ended: fails waiting requests and those in flight."""
+        """Fails the waiting requests and those in flight, because the loop has ended."""
         for link in list(self._links.values()):
             link.abandon(error)
 
@@ -148,8 +148,8 @@ class Links:
             self._network.call_at(self._network.now() + _TICK_S, self._tick)
 
     def _tick(self) -> None:
-        """Requests metadata while a leader is silent: if it hangs, only other brokers can report that it no longer
-        leads.
+        """Requests metadata while a broker is silent: if a leader hangs, only other brokers can report who leads its
+        partitions now.
         """
         self._ticking = False
         if self._mailbox.closing:

@@ -35,15 +35,16 @@ class Mailbox:
         """Passes a job to the network thread.
 
         Args:
-            run: Called there, unless the transport closes first.
-            fail: Called instead, with the reason. If the transport is closed already, this thread calls it at once.
+            run: Called on the network thread, unless the transport closes first.
+            fail: Called instead of `run`, with the reason. If the transport is closed already, the thread that called
+                `post` calls `fail` at once.
         """
         if os.getpid() != self._pid:
             fail(ForkedProcessError("The connections belong to the parent process"))
             return
         self._jobs.append((run, fail))
-        # One wake-up serves all jobs that come before the thread looks. `look` clears the flag before it
-        # empties the mailbox, so a job that finds it set is seen.
+        # One wake-up serves all jobs that come before the network thread calls `look`. `look` clears the flag before
+        # it empties the mailbox, so it sees every job that came while the flag was set.
         if not self._woken and not at_once.is_deferred(self._wake, id(self)):
             self._wake()
         if self.ended:
@@ -74,7 +75,7 @@ class Mailbox:
         return closing
 
     def reopen(self) -> None:
-        """Prepares for another loop, which is woken when it starts, and runs the jobs that came meanwhile."""
+        """Prepares for another loop. That loop is woken when it starts, and then runs the jobs that came meanwhile."""
         self._woken = False
         self.closing = False
 

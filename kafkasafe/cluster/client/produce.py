@@ -1,4 +1,4 @@
-"""Batches become Produce requests to the leaders of their partitions, in order; and the result of each batch.
+"""Turns batches into Produce requests to the leaders of their partitions, in order, and reports each batch's result.
 
 A batch whose leader is unknown is parked until the next metadata.
 """
@@ -49,7 +49,7 @@ class ProduceRouter:
         max_request_bytes: Upper bound for the total size of several batches in one request.
 
     Attributes:
-        order: The order of batches on their partitions.
+        order: The fences and the unanswered batches of all partitions.
         request_timeout_s: Option `request_timeout_ms`, in seconds.
     """
 
@@ -164,8 +164,8 @@ class ProduceRouter:
 
 
 class RequestOrder:
-    """The fences of all partitions, and the brokers that have unanswered batches: stops batches that would overtake
-    others. Pure.
+    """Stops batches that would overtake others. To do so, it knows each partition's fence and the broker that has the
+    partition's unanswered batches. Pure.
     """
 
     __slots__ = ("_fences", "_pending")
@@ -181,7 +181,9 @@ class RequestOrder:
         return self._fences.get(target, 0)
 
     def raise_fence(self, target: TopicPartition) -> int:
-        """Notes a failed batch. Batches that a thread submits before it learns of the failure must not be sent."""
+        """Notes a failed batch, and returns the new fence. Batches that a thread submits before it learns of the
+        failure must not be sent.
+        """
         fence = self._fences.get(target, 0) + 1
         self._fences[target] = fence
         return fence
@@ -192,11 +194,11 @@ class RequestOrder:
         return None if pending is None else pending[0]
 
     def enter(self, target: TopicPartition, node_id: NodeId) -> None:
-        """Record that a batch is being sent to a node."""
+        """Notes that a batch is being sent to a node."""
         self._pending[target] = (node_id, self._pending.get(target, (node_id, 0))[1] + 1)
 
     def leave(self, target: TopicPartition) -> None:
-        """Record that a batch was answered or failed."""
+        """Notes that a batch was answered or failed."""
         node_id, count = self._pending[target]
         if count == 1:
             del self._pending[target]
@@ -209,7 +211,9 @@ class RequestOrder:
 
 
 class ProduceCall(Call):
-    """A Produce request: at most one batch for each partition, all of one transaction or of none."""
+    """A Produce request. It has at most one batch for each partition. All batches belong to one transaction, or none
+    does.
+    """
 
     __slots__ = (
         "_done", "_router", "acks", "reply", "requests", "timeout_ms", "transaction", "views",
@@ -231,7 +235,7 @@ class ProduceCall(Call):
         self._done = False
         self._router = router
         self.requests = [request for request, _ in requests]
-        # A view prevents its bytearray from being resized, so it is released as soon as possible.
+        # A view prevents its bytearray from being resized, so the views are released as soon as possible.
         self.views = [view for _, view in requests]
         self.acks = acks
         self.timeout_ms = timeout_ms
@@ -333,7 +337,9 @@ class ProduceCall(Call):
 
 
 def shared_requests(batches: Sequence[_Batch], max_bytes: int) -> list[list[_Batch]]:
-    """Splits the batches for one leader into requests: one batch for each partition, one transaction, bounded bytes."""
+    """Splits the batches for one leader into requests. Each request has at most one batch for a partition, only batches
+    of the same transaction (or of none), and at most `max_bytes` unless a single batch is larger.
+    """
     found: list[list[_Batch]] = []
     partitions: set[TopicPartition] = set()
     size = 0

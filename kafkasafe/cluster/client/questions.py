@@ -1,4 +1,4 @@
-"""Requests to a partition's leader, and the interpretation of the answers, as `kafkasafe.cluster.api` defines them.
+"""The requests to a partition's leader that `kafkasafe.cluster.api` defines, and the interpretation of their answers.
 
 A request whose leader is unknown is parked until the next metadata.
 """
@@ -337,7 +337,7 @@ class LeaderQuestions:
         self._to_leader(topic, partition, submit, fail)
 
     def _noticing(self, parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Requests metadata if an answer shows that they are out of date."""
+        """Returns `parse`, extended: it requests metadata if an answer shows that the known ones are out of date."""
 
         def parsed(answer: Any) -> Any:
             result = parse(answer)
@@ -354,7 +354,7 @@ class LeaderQuestions:
         submit: Callable[[int], None],
         fail: Callable[[BaseException], None],
     ) -> None:
-        """Calls `submit` with the leader's node id on the network thread, or `fail`."""
+        """Calls `submit` with the leader's node id on the network thread, or else `fail` with the reason."""
 
         def route(final: bool) -> None:
             leader = self._leaders.leader(topic, partition)
@@ -408,7 +408,7 @@ class _Offsets:
         self._reply = reply
 
     def add(self, answered: Sequence[tuple[str, Sequence[OffsetRow]]]) -> None:
-        """Adds the answer of one broker, which is empty after a failure. The last answer completes the reply."""
+        """Adds the answer to one request, which is empty after a failure. With the last answer, calls the reply."""
         for topic, rows in answered:
             for number, code, time_ms, offset, epoch in rows:
                 if not code and 0 <= offset < MAX_OFFSET:
@@ -419,7 +419,9 @@ class _Offsets:
 
 
 def _next_offset(records: Buffer, offset: int) -> int:
-    """The offset after the last complete batch. The batches may have old formats."""
+    """Returns the offset after the last complete batch, or `offset` if that is larger or if no batch is complete. The
+    batches may have old formats.
+    """
     at = 0
     while len(records) - at > _MAGIC_AT:
         base, length = struct.unpack_from(">qi", records, at)

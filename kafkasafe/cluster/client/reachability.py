@@ -14,10 +14,11 @@ class Reachability:
     """Knows whether the cluster answers, and logs outages and their ends.
 
     Attributes:
-        connected: Whether the cluster answered the latest metadata request.
+        connected: Whether the cluster has answered a metadata request, and no later one has failed while no broker was
+            usable.
         last_error: Why the latest try found no usable broker; None while the cluster answers, and before the first try.
         answered: Whether the cluster has answered at least once.
-        failed: Number of requests that failed since the last answer.
+        failed: Number of metadata requests that failed since the last answer.
     """
 
     def __init__(self, log: EventLog) -> None:
@@ -28,10 +29,17 @@ class Reachability:
         self.answered = False
         self._logged_at = -1e9
         self._unreachable_since: float | None = None
-        """When the log first reported that no broker can be used."""
+        """When the first warning about the present outage was logged; None if no outage has been logged."""
 
     def request_failed(self, error: BaseException, now: float, *, alive: bool) -> None:
-        """Notes that a metadata request failed. `alive`: another broker may still answer."""
+        """Notes that a metadata request failed.
+
+        Args:
+            error: Why the request failed.
+            now: Time of the failure.
+            alive: Whether there is still a usable connection to a broker that is not suspected to hang. If so, the
+                cluster does not count as unreachable.
+        """
         self.failed += 1
         if not alive:
             self.connected = False

@@ -1,6 +1,7 @@
 """Requests metadata. Chooses the topics and the broker, and applies the answer.
 
-Requests that cannot be routed before the next answer are parked here, as are replies about metadata.
+Also keeps the requests that cannot be routed before the next answer ("parked"), and the replies of callers that asked
+for metadata.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class _ParkedRequest:
     """A request that cannot be routed before the next answer.
 
     Attributes:
-        route: Routes it again. Its argument says whether this is the last try.
+        route: Routes the request again. Its argument says whether this is the last try.
         fail: Called instead of `route`, with the reason.
     """
 
@@ -50,7 +51,7 @@ class _ParkedRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """What one metadata request serves.
+    """The replies and the parked requests that one metadata request serves.
 
     Attributes:
         replies: Replies of callers that asked for metadata.
@@ -62,7 +63,7 @@ class _Waiting:
 
 
 class _AwaitingMetadata:
-    """Replies and parked requests that came since the last metadata request began."""
+    """Replies and parked requests that no metadata request serves so far."""
 
     def __init__(self) -> None:
         self._replies: list[Reply[Any]] = []
@@ -80,7 +81,9 @@ class _AwaitingMetadata:
         return parked
 
     def take(self, *, of_new: bool) -> _Waiting:
-        """Removes and returns what the request that begins now serves. One about new topics does not serve all."""
+        """Removes and returns the replies and parked requests that the metadata request which begins now serves. A
+        request about new topics serves only replies about new topics.
+        """
         replies, self._replies_of_new = self._replies_of_new, []
         if of_new:
             return _Waiting(replies)
@@ -94,7 +97,7 @@ class _Attempt:
 
     Attributes:
         of_new: Whether the request asks only about topics that no request has named yet.
-        waiting: What came before it began.
+        waiting: The replies and parked requests that this request serves.
     """
 
     link: BrokerLink
@@ -258,7 +261,9 @@ class Refresher:
         self._plan_refresh(now, result.topics if attempt.of_new else None)
 
     def _create_missing(self, link: BrokerLink, result: MetadataRefreshed) -> None:
-        """Sends a request that names only the topics to create: a broker creates the topics that a request names."""
+        """Sends a separate request that names only the topics to create, because a broker creates every topic that this
+        request names.
+        """
         if not self._auto_create:
             return
         missing = self._topics.to_create(result.topics)
@@ -272,7 +277,9 @@ class Refresher:
             )
 
     def _plan_refresh(self, now: float, of_new: Mapping[str, TopicInfo] | None) -> None:
-        """Plans the next request after an answer. `of_new`: the answer, if it was about new topics only."""
+        """Plans the next request after an answer. `of_new`: the topics of the answer, if the request was about new
+        topics only; otherwise None.
+        """
         infos = (self._leaders.topics if of_new is None else of_new).values()
         missing = any(info.error_code for info in infos)
         leaderless = any(p.leader < 0 for info in infos for p in info.partitions.values())
@@ -298,7 +305,7 @@ class Refresher:
         """Parks a request until the next metadata request is answered or fails.
 
         Args:
-            route: Called to route it again. Its argument says whether this is the last try.
+            route: Called to route the request again. Its argument says whether this is the last try.
             fail: Called instead of `route`, with the reason.
         """
         self._awaiting.park(_ParkedRequest(route, fail))

@@ -38,7 +38,9 @@ class RefreshSchedule:
         self._on_due = callback
 
     def want(self, *, urgent: bool = False) -> None:
-        """Asks for a request about all topics: as soon as possible, or `retry_backoff_ms` after the last one."""
+        """Asks for a request about all topics: at once if it is `urgent`, otherwise not before `retry_backoff_ms` have
+        passed since the last metadata request began.
+        """
         if self._mailbox.closing:
             return
         now = self._network.now()
@@ -68,7 +70,7 @@ class RefreshSchedule:
         self.no_later(self._all_due)
 
     def no_later(self, at: float) -> None:
-        """Sets the timer, unless it is set for an earlier time."""
+        """Sets the timer to the time `at`, unless the timer is set to an earlier time already."""
         if self._timer is not None:
             if self._timer_at <= at:
                 return

@@ -43,13 +43,14 @@ class Transport(Coordinated):
     """Requests to a Kafka cluster. Thread-safe; every request gets exactly one reply. `Cluster` and `Service` describe
     the methods.
 
-    `kafkapython.connect.over_sockets` makes one for brokers, and `VirtualCluster.connect` one in virtual time.
+    `kafkapython.connect.over_sockets` makes a transport that uses sockets, `VirtualCluster.connect` one in virtual
+    time.
 
     A reply is a callback that runs on the network thread. It must only store the result, because the client
     communicates with no broker until the reply returns. After `close` (and in a forked child) requests fail at once, on
     the caller's thread. A failure of the network is not raised, but passed to the reply as a `Failure`.
 
-    The transport is not usable in a child after `os.fork`: the thread stays with the parent.
+    The transport is not usable in a child after `os.fork`, because only the parent has the network thread.
 
     Args:
         network: Connections and time.

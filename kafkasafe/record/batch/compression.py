@@ -19,8 +19,8 @@ _SNAPPY_MAX_RATIO: Final = 32  # an upper bound: the densest element expands 3 b
 
 _LZ4_MAGIC: Final = b"\x04\x22\x4d\x18"
 # The header: version 01 with independent blocks (Kafka's reader refuses linked ones), the block size, and the header's
-# checksum, a constant for each size. The smallest block size that fits the batch is used, because readers allocate a
-# block.
+# checksum, a constant for each size. The smallest block size that fits the batch is used, because a reader allocates
+# memory for a whole block.
 _LZ4_FRAMES: Final = (
     (1 << 16, _LZ4_MAGIC + b"\x60\x40\x82"),
     (1 << 18, _LZ4_MAGIC + b"\x60\x50\xfb"),
@@ -43,10 +43,10 @@ _GZIP_WINDOW: Final = 31  # the largest window, with gzip's header and trailer
 
 
 def load_codec(compression: Compression) -> None:
-    """Import what `encode` needs for a compression.
+    """Import the package that `encode` needs for this compression.
 
-    Otherwise the thread that encodes the first compressed batch would import it. A producer calls this before its
-    threads start.
+    Otherwise the thread that encodes the first compressed batch would import the package. A producer calls this
+    function before its threads start.
     """
     if compression not in {Compression.NONE, Compression.GZIP}:
         _arrow()
@@ -85,7 +85,7 @@ def compress(body: Buffer, compression: Compression, level: int | None) -> bytes
 
 
 def _compress_snappy(body: Buffer) -> bytes:
-    """Xerial's framing, which Kafka's Java clients write. Java clients also read a raw block, but other
+    """Compresses with Xerial's framing, which Kafka's Java clients write. Java clients also read a raw block, but other
     clients do not.
     """
     codec = _arrow().Codec("snappy")
@@ -97,7 +97,7 @@ def _compress_snappy(body: Buffer) -> bytes:
 
 
 def _compress_lz4(body: Buffer, codec: Any) -> bytes:
-    """An LZ4 frame of independent blocks: pyarrow's own frames link them."""
+    """Makes an LZ4 frame of independent blocks. (In pyarrow's own frames, the blocks are linked.)"""
     block_bytes, frame_header = next((f for f in _LZ4_FRAMES if len(body) <= f[0]), _LZ4_FRAMES[-1])
     pieces: list[Buffer] = [frame_header]
     for start in range(0, len(body), block_bytes):
@@ -114,7 +114,7 @@ def _compress_lz4(body: Buffer, codec: Any) -> bytes:
 def decompress(stored: bytes, compression: Compression, limit: int) -> bytes:
     """Decompress the records section, but not more than `limit` bytes, regardless of the size that `stored` claims."""
     if not stored:
-        return b""  # all that compaction leaves of a batch without records
+        return b""  # if compaction removes all records of a batch, only the header is left
     errors = _codec_errors(compression)
     try:
         match compression:
@@ -184,7 +184,7 @@ def _decompress_snappy(stored: bytes, limit: int) -> bytes:
 
 
 def _decompress_snappy_block(block: bytes, limit: int) -> bytes:
-    """One raw block, which begins with a varint of its size."""
+    """Decompresses one raw block, which begins with a varint of the decompressed size."""
     size = 0
     for index, byte in enumerate(block[:5]):
         size |= (byte & 0x7F) << 7 * index

@@ -1,4 +1,4 @@
-"""The bytes of a batch → columns."""
+"""Decodes the bytes of a batch into columns."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from kafkasafe.record.batch.header import (
     verify,
 )
 
-_PADDING: Final = 64  # more than the five numbers that can be read after the end of a record
+_PADDING: Final = 64  # bytes; the five numbers that may be read after the end of the body take fewer
 _STEP: Final = 64  # records that are read one by one before a run of equal lengths is tried
-_ROW_BYTES: Final = 1024  # up to here copying rows beats slicing
+_ROW_BYTES: Final = 1024  # up to this size of a field, copying rows is faster than slicing
 _MIN_RECORD_BYTES: Final = 7  # seven fields, one byte each, when key, value and headers are empty
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """A decoded batch, column by column: index *i* of each is record *i*.
+    """A decoded batch, column by column: item *i* of each column belongs to record *i*.
 
     Attributes:
         header: The batch's header.
         keys: Keys, None for null.
         values: Values, None for null.
         headers: Record headers by record index; records without headers are left out.
-        timestamps: Ms since the epoch; all `max_timestamp` when the broker set them.
-        offsets: Offsets. Without holes (a `range`), unless the log was compacted.
+        timestamps: Ms since the epoch. If the broker set them, all are the header's `max_timestamp`.
+        offsets: Offsets. They have no holes (and are a `range`), unless the log was compacted.
     """
 
     header: BatchHeader
@@ -55,12 +55,12 @@ class Columns:
 
 
 def decode(buf: Buffer, at: int = 0, *, max_body_bytes: int = MAX_BODY_BYTES) -> Columns:
-    """The batch at byte `at`, verified, decompressed and column by column.
+    """Verifies the batch at byte `at`, decompresses it, and decodes its columns.
 
     Args:
-        buf: Bytes that hold the batch; others may follow it.
+        buf: Bytes that hold the batch; other bytes may follow.
         at: Where the batch begins.
-        max_body_bytes: Bound for the decompressed records.
+        max_body_bytes: Largest permitted size of the decompressed records.
 
     Raises:
         CorruptBatchError: As `verify`; or the records cannot be decompressed within the bound, or are not
@@ -101,7 +101,8 @@ _Parsed: TypeAlias = tuple[
 ]
 """Keys, values, headers, timestamp deltas, offset deltas."""
 
-_MANY: Final = 64  # from here on numpy is cheaper, despite its fixed cost of about 100 µs per batch
+_MANY: Final = 64
+"""From this number of records on, numpy is cheaper, despite its fixed cost of about 100 µs per batch."""
 
 
 def _parse_few(body: bytes, count: int) -> _Parsed:
@@ -157,7 +158,7 @@ def _read_headers(body: bytes, at: int, end: int, count: int) -> tuple[list[tupl
 def _parse_many(body: bytes, count: int) -> _Parsed:
     """Read field by field, each for all records at once. The result is the same as that of `_parse_few`."""
     size = len(body)
-    # A field that runs over the end reads zeros. The checks of where records end notice it.
+    # If a field runs over the end, zeros are read. The checks of where records end detect this.
     body += bytes(_PADDING)
     data = np.frombuffer(body, np.uint8)
     lengths, at = varints(data, _record_starts(body, size, count))
@@ -180,9 +181,11 @@ def _parse_many(body: bytes, count: int) -> _Parsed:
 
 
 def _record_starts(body: bytes, size: int, count: int) -> Numbers:
-    """Where each record begins. Each length locates the next record, except in a run of equal lengths.
+    """Where each record begins. A record's length shows where the next record begins; runs of equal lengths are found
+    without reading each length.
 
-    This function reads a negative length as a positive one: the caller reads all lengths again and detects it.
+    This function reads a negative length as a positive one. The caller reads all lengths again, and detects negative
+    ones.
 
     Raises:
         CorruptBatchError: A record begins after the end.
@@ -220,7 +223,7 @@ def _record_starts(body: bytes, size: int, count: int) -> Numbers:
 
 
 def _fields(body: bytes, data: Bytes, at: Numbers, ends: Numbers) -> tuple[list[bytes | None], Numbers]:
-    """The keys, or the values, of all records, and where the next field of each begins."""
+    """The keys, or the values, of all records, and where the next field of each record begins."""
     lengths, at = varints(data, at)
     shortest, longest = int(lengths.min()), int(lengths.max())
     if shortest < -1 or longest > len(body):

@@ -1,4 +1,4 @@
-"""Columns → the bytes of a batch."""
+"""Encodes columns as the bytes of a batch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def encode(
         keys: One per value, None for a null key; or None when no record has a key.
         values: At least one, None for a null value.
         timestamps: Ms since the epoch: one for all records (the fast case), or one per value.
-        headers: Record headers by record index; sparse.
+        headers: Record headers by record index; records without headers may be left out.
         compression: How to compress the records.
         compression_level: Level in the codec's own scale; None for the codec's default. NONE and SNAPPY have no levels.
 
@@ -108,18 +108,18 @@ def frame(
     compression: Compression = Compression.NONE,
     compression_level: int | None = None,
 ) -> bytearray:
-    """One whole batch, as `encode` makes it, around an existing records section.
+    """Makes one whole batch, as `encode` does, from an existing records section.
 
     Args:
         body: The records section, not compressed.
-        count: Number of its records, ≥ 1.
-        base_timestamp: The time to which their timestamp deltas are relative, ms since the epoch.
-        max_timestamp: Their largest timestamp.
-        compression: How to compress them.
+        count: Number of records in `body`, ≥ 1.
+        base_timestamp: The time to which the records' timestamp deltas are relative, ms since the epoch.
+        max_timestamp: The records' largest timestamp, ms since the epoch.
+        compression: How to compress the records.
         compression_level: As for `encode`.
 
     Raises:
-        ValueError: A level that the codec does not have; a batch above 2 GiB.
+        ValueError: The codec does not have the level, or the batch is above 2 GiB.
     """
     buf = bytearray(_BLANK_HEADER)
     buf += body if compression is Compression.NONE else compress(body, compression, compression_level)
@@ -127,10 +127,11 @@ def frame(
 
 
 def encode_control(records: Sequence[tuple[bytes, bytes]], *, timestamp: int) -> bytearray:
-    """One whole control batch: as `encode`, with the control bit set.
+    """Makes one whole control batch: like `encode`, but with the control bit set.
 
     Args:
-        records: Key and value of each control record; Kafka wants a key of int16 version and int16 type.
+        records: Key and value of each control record. Kafka expects that a key consists of an int16 version and an
+            int16 type.
         timestamp: Ms since the epoch, for all records.
 
     Raises:
@@ -199,7 +200,7 @@ _VARINTS: Final = _Cache(varint)
 
 
 def _field_bytes(length: int) -> int:
-    """Bytes that a key or value takes, including its length before it (length -1: null)."""
+    """Size of a key or value of this length (-1: null) in bytes, including the varint of the length."""
     return len(_VARINTS[length]) + max(0, length)
 
 
@@ -208,11 +209,12 @@ _FIELD_BYTES: Final = _Cache(_field_bytes)
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """The keys or the values of a batch, nulls as length -1 and empty bytes.
+    """The keys or the values of a batch.
 
     Attributes:
-        lengths: Their lengths, -1 for null.
-        uniform_length: The one length that all have, or None.
+        items: The keys or values, with empty bytes for null.
+        lengths: Length of each item, -1 for null.
+        uniform_length: The length of all items if all have the same length; otherwise None.
     """
 
     items: Sequence[Buffer]
@@ -246,7 +248,7 @@ def _as_bytes(item: object, what: str, index: int) -> bytes | bytearray | None:
     )
 
 
-# From each of these offset deltas on, the varint and so the record is one byte longer.
+# From each of these offset deltas on, the varint is one byte longer, and therefore the record.
 _OFFSET_STEPS: Final = (0, 1 << 6, 1 << 13, 1 << 20, 1 << 27, 1 << 34)
 
 
@@ -257,7 +259,9 @@ def _offset_ranges(count: int) -> list[tuple[int, int, int]]:
 
 
 def _head(fields: int, fixed: int, end: bytes) -> bytes:
-    """The end of the previous record, and a record's length and attributes."""
+    """The bytes before a record's variable fields: the `end` of the previous record, then the record's length and
+    attributes.
+    """
     return end + _VARINTS[fields + fixed] + b"\0"
 
 
@@ -266,9 +270,9 @@ def _head_of_value(value_length: int, fixed: int) -> bytes:
     return _head(_FIELD_BYTES[value_length], fixed, _EMPTY_HEADERS)
 
 
-# The tuple's index is the number of bytes that are the same for all records: attributes, offset delta, and one byte
-# each for no timestamp delta, no key and no headers. The key of each cache is the number of bytes of the other fields
-# (or the length of the value alone).
+# The index in each tuple is the number of bytes of the fields that have the same size in all records: attributes,
+# offset delta, and one byte each for no timestamp delta, no key and no headers. The key of each cache is the number of
+# bytes of the other fields, or in `_HEADS_OF_VALUE` the length of the value.
 _FIXED: Final = range(4 + len(_OFFSET_STEPS))
 _HEADS: Final = tuple(_Cache(partial(_head, fixed=fixed, end=_EMPTY_HEADERS)) for fixed in _FIXED)
 _HEADS_BEHIND_HEADERS: Final = tuple(_Cache(partial(_head, fixed=fixed, end=b"")) for fixed in _FIXED)
@@ -294,13 +298,13 @@ def _make_prefixes(count: int, fields: int, after: bytes) -> list[bytes]:
     return prefixes
 
 
-# The caches keep a few tables of each kind, because a producer's batches have similar sizes. A full one takes 3 MB.
+# The caches keep a few tables of each kind, because a producer's batches have similar sizes. A full table takes 3 MB.
 _offsets_cached = lru_cache(maxsize=6)(_make_offsets)
 _prefixes_cached = lru_cache(maxsize=6)(_make_prefixes)
 
 
 def _table(cached: _lru_cache_wrapper[list[bytes]], count: int, *key: int | bytes) -> list[bytes]:
-    """The first `count` entries of a table, made for the next power of two and kept unless it is huge."""
+    """The first `count` entries of a table. The table is made for the next power of two, and kept unless it is huge."""
     if count > _CACHED_COUNT:
         return cached.__wrapped__(count, *key)
     return cached(max(64, 1 << (count - 1).bit_length()), *key)[:count]

@@ -17,7 +17,12 @@ Numbers: TypeAlias = npt.NDArray[np.int64]
 
 
 def read_varint(body: Buffer, at: int) -> tuple[int, int]:
-    """A zigzag varint of 64 bits and where the next field begins; IndexError at the end of the body."""
+    """Reads a zigzag varint of at most 64 bits. Returns the number, and where the next field begins.
+
+    Raises:
+        IndexError: The body ends before the varint does.
+        CorruptBatchError: The number has more than 64 bits.
+    """
     number = shift = 0
     while True:
         byte = body[at]
@@ -41,8 +46,16 @@ def read_field(body: bytes, at: int, end: int) -> tuple[bytes | None, int]:
 
 
 def run_of_equal_lengths(body: Buffer, start: int, stride: int, most: int) -> int:
-    """How many records after this one have the same length. Exact, because each record proves where the next one
-    begins.
+    """How many records directly after the record at byte `start` have the same length as this record.
+
+    Such records begin `stride` bytes apart. So only the bytes at these places are compared with the first record's
+    length. The result is exact: if all records before a place have this length, a record begins at this place.
+
+    Args:
+        body: The records.
+        start: Where the first record begins.
+        stride: Size of this record, including the varint of its length.
+        most: Largest number of records to compare.
     """
     prefix = body[start : read_varint(body, start)[1]]
     data = np.frombuffer(body, np.uint8)
@@ -53,7 +66,7 @@ def run_of_equal_lengths(body: Buffer, start: int, stride: int, most: int) -> in
 
 
 def varints(data: Bytes, at: Numbers) -> tuple[Numbers, Numbers]:
-    """The zigzag varints at these positions, and where the next field of each begins."""
+    """The zigzag varints at these positions, and where the field after each varint begins."""
     number = data[at].astype(np.uint64)
     at = at + 1
     rest = np.flatnonzero(number > 0x7F)
@@ -71,7 +84,9 @@ def varints(data: Bytes, at: Numbers) -> tuple[Numbers, Numbers]:
 
 
 def field_places(data: Bytes, at: Numbers, ends: Numbers) -> tuple[tuple[Numbers, Numbers], Numbers]:
-    """Starts and lengths (-1: null) of the keys or values, and where the next field of each record begins."""
+    """Starts and lengths (-1: null) of the keys or values at these positions, and where the next field of each record
+    begins.
+    """
     lengths, at = varints(data, at)
     if (lengths < -1).any() or (lengths > ends - at).any():
         raise CorruptBatchError("A key or value that runs over the end of its record")

@@ -18,9 +18,9 @@ Headers: TypeAlias = Mapping[int, Sequence[tuple[str, Buffer | None]]]
 
 HEADER_BYTES: Final = 61
 MAX_BODY_BYTES: Final = 256 * 1024 * 1024
-"""Default bound of a batch's decompressed records."""
+"""Default for the largest permitted size of a batch's decompressed records."""
 RECORD_OVERHEAD: Final = 16
-"""The most bytes that a record without headers and timestamp takes beside its key and value."""
+"""The most bytes that a record without headers and timestamp takes in addition to its key and value."""
 
 MAGIC: Final = 2
 
@@ -72,9 +72,9 @@ class BatchHeader:
     """The 61 bytes before the records.
 
     Attributes:
-        base_offset: Offset of the first record; in a spool, its position.
-        batch_length: Bytes after this field, as Kafka counts them; `size_bytes` is the whole batch.
-        partition_leader_epoch: Leader epoch; in a spool, the destination number.
+        base_offset: Offset of the first record; in a spool, the position of the first record.
+        batch_length: Number of bytes after this field; `size_bytes` is the size of the whole batch.
+        partition_leader_epoch: Leader epoch; in a spool, the number of the destination.
         magic: Format of the batch, always 2.
         crc: CRC32C of everything from byte 21.
         attributes: Compression, timestamp type and kind of batch.
@@ -85,6 +85,7 @@ class BatchHeader:
         producer_id: -1 when the batch has none.
         producer_epoch: -1 when the batch has none.
         base_sequence: Sequence of the first record, -1 when the batch has none.
+        count: Number of records.
     """
 
     base_offset: int
@@ -180,7 +181,7 @@ def verify(buf: Buffer, at: int = 0) -> BatchHeader:
     Bytes 0–20 are outside the CRC: a spool protects them by its own manifest.
 
     Args:
-        buf: Bytes that hold the batch; others may follow it.
+        buf: Bytes that hold the batch; other bytes may follow.
         at: Where the batch begins.
 
     Raises:
@@ -214,7 +215,7 @@ def iter_headers(buf: Buffer) -> Iterator[tuple[int, BatchHeader]]:
 
 
 def last_header(buf: Buffer) -> BatchHeader | None:
-    """The header of the last whole batch of a Fetch response, without reading those before it.
+    """The header of the last whole batch of a Fetch response, without reading the headers before it.
 
     Returns:
         The header; None: the response has no whole batch, or ends with a message of a format before v2, or with bytes
@@ -230,9 +231,7 @@ def last_header(buf: Buffer) -> BatchHeader | None:
 
 
 def _whole_batches(buf: Buffer) -> Iterator[int]:
-    """Where each of several concatenated batches begins, in any message format. An incomplete one ends
-    the iteration.
-    """
+    """Where each of several concatenated batches begins, in any message format. Ends before an incomplete batch."""
     at = 0
     while len(buf) - at > _MAGIC_AT:
         (length,) = LENGTH.unpack_from(buf, at + _LENGTH_AT)
@@ -253,17 +252,17 @@ def stamp_identity(
     *,
     transactional: bool = False,
 ) -> None:
-    """Writes the batch id into a whole batch, in place, and computes its CRC again.
+    """Writes the batch id into a whole batch, in place, and computes the batch's CRC again.
 
     Args:
         buf: Exactly one batch.
         producer_id: Producer id, -1 for none.
-        producer_epoch: Its epoch, -1 for none.
+        producer_epoch: Producer epoch, -1 for none.
         base_sequence: Sequence of the first record, -1 for none.
-        transactional: Whether to mark the batch as part of a transaction. False leaves its attributes unchanged.
+        transactional: Whether to mark the batch as part of a transaction. False leaves the attributes unchanged.
 
     Raises:
-        CorruptBatchError: `buf` is not exactly one batch. It is unchanged.
+        CorruptBatchError: `buf` is not exactly one batch. `buf` is unchanged.
     """
     _check_whole(buf)
     if transactional:
@@ -273,7 +272,7 @@ def stamp_identity(
 
 
 def stamp_address(buf: bytearray, base_offset: int, partition_leader_epoch: int) -> None:
-    """Writes the two fields outside the CRC into a whole batch, in place: cheap, whatever its size.
+    """Writes the two fields outside the CRC into a whole batch, in place. This is cheap for a batch of any size.
 
     Args:
         buf: Exactly one batch.
@@ -281,7 +280,7 @@ def stamp_address(buf: bytearray, base_offset: int, partition_leader_epoch: int)
         partition_leader_epoch: Destination number; -1 on the wire.
 
     Raises:
-        CorruptBatchError: `buf` is not exactly one batch. It is unchanged.
+        CorruptBatchError: `buf` is not exactly one batch. `buf` is unchanged.
     """
     _check_whole(buf)
     _OFFSET.pack_into(buf, 0, base_offset)
@@ -300,7 +299,7 @@ def crc_and_count(buf: Buffer) -> tuple[int, int]:
 
 def _check_whole(buf: bytearray) -> None:
     if len(buf) >= HEADER_BYTES:
-        # A header object costs ten times as much.
+        # Making a header object costs ten times as much as this check.
         _, length, _, magic, _, attributes, last_delta, _, _, _, _, _, count = _HEADER.unpack_from(buf)
         if (
             magic == MAGIC
@@ -328,13 +327,13 @@ def fill_header(buf: bytearray, count: int, *, base_timestamp: int, max_timestam
     section.
 
     Raises:
-        ValueError: A batch above 2 GiB.
+        ValueError: The batch is above 2 GiB.
     """
     return finish(buf, count, base_timestamp, max_timestamp, Compression.NONE)
 
 
 def finish(buf: bytearray, count: int, base_timestamp: int, max_timestamp: int, attributes: int) -> bytearray:
-    """Fill the header before the records."""
+    """Fill in the header of `buf`, which has room for the header (`HEADER_BYTES`), then the records section."""
     if len(buf) - _LOG_OVERHEAD > _INT32_MAX:
         raise ValueError(f"A batch of {len(buf)} bytes: its length does not fit into an int32")
     _HEADER.pack_into(

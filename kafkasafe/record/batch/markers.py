@@ -1,4 +1,4 @@
-"""Transaction markers: control batches of one record, whose key is its version and type (KIP-98, ControlRecordType)."""
+"""Transaction markers: control batches of one record, whose key is a version and a type (KIP-98, ControlRecordType)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ABORT: Final = 0
 
 
 def is_abort(body: bytes, base_offset: int) -> bool:
-    """Whether a marker aborts its transaction; otherwise it commits it.
+    """Whether a marker aborts its transaction. Otherwise the marker commits the transaction.
 
     Args:
         body: The bytes after the header of the marker's batch, uncompressed.
