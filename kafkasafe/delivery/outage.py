@@ -39,7 +39,7 @@ class Outage:
         return 0.0
 
     def decided(self, now: float) -> float:
-        """Record that a leader rejected a batch, or that its log has one. Returns the same as `acked`."""
+        """Record that a leader rejected a batch, or has a batch that was in doubt. Returns the same as `acked`."""
         return 0.0 if self._began is None else self.acked(now, now)
 
     def acked(self, now: float, sealed_at: float) -> float:

@@ -25,7 +25,7 @@ from kafkasafe.stats import Stats
 log = EventLog("producer")
 
 _REFUSED_PAUSE_S: Final = 30.0
-"""Longest pause between two tries while an operator has to fix a refusal: grant a permission, create a topic."""
+"""Longest pause between two tries if only an operator can end a refusal (grant a permission, create a topic)."""
 
 
 class DeletedTopics:
@@ -40,7 +40,7 @@ class DeletedTopics:
         return topic in self._since
 
     def note(self, topic: str, now: float) -> float:
-        """Record that brokers call a topic unknown. Return when they first did."""
+        """Record that brokers call a topic unknown at the time `now`. Return the time when they first did so."""
         return self._since.setdefault(topic, now)
 
     def forget(self, topic: str) -> None:
@@ -78,9 +78,9 @@ class OwnCluster:
     """The cluster that the accepted records are for. `Binding` changes it; any thread may read it.
 
     Attributes:
-        cluster_id: Its id; None as long as neither the spool directory nor the brokers have named it.
-        stranger: The error that ends the producer, if another cluster answers than the one that the accepted records
-            are for.
+        cluster_id: Id of this cluster; None as long as neither the spool directory nor the brokers have named it.
+        stranger: The error that ends the producer, because the brokers belong to another cluster; None if there is no
+            such error.
     """
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class DeliveryProgress:
         """When the longest pause with a known end is over, monotonic seconds."""
 
     def note(self) -> None:
-        """Record progress with a batch."""
+        """Record that deliveries have made progress now."""
         self._last = self._clock.monotonic()
 
     def pause(self, until: float) -> None:
@@ -127,7 +127,7 @@ class DeliveryProgress:
 
 
 class CloseState:
-    """How far a producer has come in closing. Any thread may read it.
+    """How far the closing of a producer has come. Any thread may read this object.
 
     Attributes:
         closing: Whether `close` was called. If so, the engine begins nothing that takes long.

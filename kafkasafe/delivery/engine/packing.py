@@ -1,4 +1,4 @@
-"""Packs long backlogs: drops the parcels of batches that are to be sent much later, unless callers hold them."""
+"""Packs long backlogs: drops the parcels of batches that are to be sent much later, unless callers hold the parcels."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Packing:
         self._packs = packs(context.config)
 
     def pack(self, lane: Lane, batches: Iterable[j.Batch]) -> None:
-        """Pack the long backlogs among the partitions of these batches. Called after the batches were written."""
+        """Pack long backlogs of the partitions to which these batches belong. Called after the batches were written."""
         if not self._packs or not lane.own or len(lane.parcels) < _PARCELS:
             return
         for destination in {batch.destination for batch in batches}:

@@ -1,8 +1,8 @@
 """Checks that lanes are in their places, and restores those that are not, because the next start looks nowhere else.
 
 A lane is the directory that was locked. An operator or a cleanup job may move it, delete it, or delete files of it
-while its owner works. Then the next start does not find its records, although the fsyncs succeeded. So the engine
-checks each lane after each group, and each second, and restores a lane that is displaced:
+while its owner works. Then the next start does not find the lane's records, although the fsyncs succeeded. So the
+engine checks each lane after each group, and each second, and restores a lane that is displaced:
 
 1. If the lane was moved, the engine renames it back.
 2. If files were deleted, renamed or cut, the engine writes them again from its open files.
@@ -112,7 +112,7 @@ class PlaceKeeper:
                 if lane.lock.standing is DirectoryStanding.HERE:
                     return True
             except OSError:
-                pass  # `_restore` checks again, and reports it
+                pass  # `_restore` checks again, and reports the error
         return self._restore(lane)
 
     def is_displaced(self, lane: Lane) -> bool:
@@ -130,7 +130,7 @@ class PlaceKeeper:
     def look(self, lane: Lane) -> bool:
         """Returns whether a lane and its files are in their places. Restores the lane if it is displaced.
 
-        Call it only while no write is under way. Raises as `confirm`.
+        Call this method only while no write is under way. It raises the same errors as `confirm`.
         """
         if self._config.in_memory or lane.lock.lost:
             return not lane.lock.lost

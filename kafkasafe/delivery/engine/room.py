@@ -67,8 +67,8 @@ class RoomKeeper:
             self._context.timer(0.0, ChoreDue(Chore.LOOK_AGAIN))
 
     def _rescue(self, lane: Lane) -> None:
-        """After another process has deleted or cut files of the log, write their batches again, as far as memory has
-        them.
+        """After another process has deleted or cut files of the log, write the batches of these files again, if the
+        batches are still in memory.
         """
         self._lost += self._places.take_lost(lane)
         while self._lost:
