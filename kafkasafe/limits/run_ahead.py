@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Final
 
 RUN_AHEAD_BYTES: Final = 14 * 1024 * 1024
-"""The default: less than the producer keeps in memory, so that batches are not read back."""
+"""The default limit. It is less than the producer keeps in memory, so that batches are not read back."""
 
 PATIENCE_S: Final = 0.5
 """A partition that has acknowledged nothing for this long, although batches wait, does not count."""
@@ -46,7 +46,7 @@ class _Waiting:
 
 
 class RunAhead:
-    """Counts outstanding bytes, that is, accepted and not acknowledged, and decides whether a sender should wait.
+    """Counts outstanding bytes (accepted, but not acknowledged), and decides whether a sender should wait.
 
     Args:
         limit_bytes: How many bytes may be outstanding while the cluster answers.
