@@ -34,7 +34,7 @@ class CheckResult(enum.Enum):
     """The result of checking a `Subject`."""
 
     NONE = enum.auto()
-    """No coroutine can continue because of the change."""
+    """The change lets no coroutine continue."""
     SOME = enum.auto()
     """Some coroutines may continue. Each must be checked."""
     ALL = enum.auto()
@@ -102,7 +102,7 @@ class Fates:
         parcels, ledger = self._records.parcels, self._ledger
         if ledger.failure is not None or ledger.wrong_cluster is not None:
             return True
-        if parcels is None:  # not encoded yet; the thread that encodes notifies if parcels are done at once
+        if parcels is None:  # not encoded yet: the encoding thread notifies if parcels are done right away
             return False
         if len(parcels) > _FEW:
             return True

@@ -77,9 +77,8 @@ class GivenOffsets:
     """Tracks offsets that a program gave a producer directly, and those of a KafkaConsumer. Refuses a batch that
     continues from a dropped one.
 
-    kafkasafe cannot move the consumer of such offsets back. So after a batch was dropped, the next batch that has
-    offsets of one of the dropped batch's partitions is refused once. Later batches are assumed to contain records that
-    were read again.
+    kafkasafe cannot move the consumer of such offsets back. So after a batch was dropped, the next batch with offsets
+    of one of the same partitions is refused once. Later batches are assumed to contain records that were read again.
 
     Args:
         numbers: Draws the numbers of the readings.

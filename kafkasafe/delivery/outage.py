@@ -17,8 +17,8 @@ class Outage:
     about the topic (missing, forbidden) or about the sequence neither begins an outage nor ends one.
 
     Args:
-        now: The current time, in seconds. A producer that starts during an outage sends nothing that could fail. Its
-            outage begins now, or when the first acknowledged batch was sealed, if that is later.
+        now: The current time, in seconds. A producer that starts during an outage sends nothing that could fail. The
+            outage then begins at `now`, or when the first acknowledged batch was sealed, if that is later.
     """
 
     def __init__(self, now: float) -> None:

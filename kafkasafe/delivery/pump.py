@@ -63,7 +63,7 @@ class PumpState:
     Attributes:
         gauges: The values of the gauges, by name.
         last_acked_offsets: Offset of the last acknowledged record, by (topic, partition).
-        refused: Destinations that the cluster refuses, confirmed by a second answer.
+        refused: Destinations that the cluster refuses. A second answer has confirmed each refusal.
         units: Number of atomic batches without an outcome, by step.
     """
 
@@ -420,7 +420,7 @@ class Pump:
         predecessor.follow(lambda: self._post(Preceded(predecessor)))
 
     def set_patience(self, patience: Patience, timeout_s: float) -> bool:
-        """Gives a retiring pump another patience, counted from `retire`. Returns whether it ended in `timeout_s`."""
+        """Gives a retiring pump a new patience, counted from `retire`. Returns whether it ended within `timeout_s`."""
         self._post(_SetPatience(patience))
         return self.join(timeout_s)
 
@@ -536,12 +536,14 @@ class Pump:
 
     @property
     def refused_topics(self) -> Mapping[str, RefusedDestination]:
-        """Topics that the cluster refuses as a whole, by name, confirmed by a second answer."""
+        """Topics that the cluster refuses as a whole, by name. A second answer has confirmed each refusal."""
         return self.engine.endings.refused_topics
 
     @property
     def refused_partitions(self) -> Mapping[tuple[str, int], RefusedDestination]:
-        """Partitions that the cluster refuses although it accepts their topics, confirmed by a second answer."""
+        """Partitions that the cluster refuses although it accepts their topics. A second answer has confirmed each
+        refusal.
+        """
         return self.engine.endings.refused_partitions
 
     @property

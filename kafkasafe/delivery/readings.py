@@ -157,7 +157,7 @@ class ReadingRun:
         self.broken = False
         self._claims: deque[OffsetClaim] = deque()
         self._left: list[OffsetClaim] = []
-        """Batches whose producer the program closed before the outcome."""
+        """Batches whose producer the program closed before there was an outcome."""
 
     def place(self, first: int) -> None:
         """Set the position where the reading begins, which differs from the group's offset."""
@@ -328,7 +328,7 @@ class Readings(Generic[_Partition]):
         return run is not None and run.waits
 
     def goes_on(self, partition: _Partition, group_offset: int) -> bool:
-        """Whether the reading continues: no batch of it was dropped, and nothing else has moved the group.
+        """Whether the reading continues: none of its batches was dropped, and nothing else has moved the group.
 
         Otherwise another reading begins at the group's offset, even if the consumer is already there. The reason: the
         consumer may have handed out records that are in no batch, and other members have processed these records

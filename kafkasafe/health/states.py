@@ -90,14 +90,14 @@ class ProducerSeen:
         displaced: Whether the disk trouble is that the spool's path leads to another directory.
         undurable_s: How long the oldest record has waited for the disk, seconds.
         disk_patience_s: How long a record may wait for the disk, seconds.
-        needed_bytes: Number of bytes that the next open batch may need in addition to the present ones.
+        needed_bytes: Number of bytes that the next batch may need, in addition to those of the open batches.
         in_memory: Whether the spool has no files.
         spool_bytes: Number of bytes that count against `spool_max_bytes`.
         spool_max_bytes: The producer's option.
         callbacks_behind: Whether `send` waits for callbacks of earlier records.
         blocked: Topics and partitions for which the cluster accepts nothing at present, with the reason.
         damaged: Partitions whose next batch is damaged on disk.
-        losses: Errors about lost records that the next calls raise.
+        losses: Number of errors about lost records that the next calls raise.
         connected: Whether the cluster answers.
         network_error: Why the cluster does not answer; None if no error is known.
         waiting_records: Number of records without an outcome.

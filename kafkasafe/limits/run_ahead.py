@@ -61,7 +61,9 @@ class RunAhead:
         """The earliest time at which a partition can stop counting."""
 
     def is_reached(self, more_bytes: int = 0) -> bool:
-        """Return whether a sender should wait. `more_bytes` are accepted but not counted yet. For any thread."""
+        """Return whether a sender should wait. `more_bytes` are accepted, but not counted yet. Any thread may call this
+        method.
+        """
         return self._outstanding_bytes + more_bytes >= self._ceiling_bytes
 
     def has_eased(self, more_bytes: int = 0) -> bool:

@@ -129,8 +129,8 @@ class UplinkBudget:
 
         Args:
             ticket: Ticket of the batch.
-            timed_out: Whether the request timed out. Then the link was too slow for the bytes in flight, or the broker
-                hangs.
+            timed_out: Whether the request timed out. If so, the link was too slow for the bytes in flight, or the
+                broker hangs.
         """
         self.out_bytes -= ticket.size_bytes
         self.ready = False

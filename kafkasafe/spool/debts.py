@@ -44,7 +44,7 @@ class LaneReader:
 
         Args:
             tail: Whether to leave out the batches at the end of the log that a crash tore. The lane's next owner reuses
-                their positions. Only for a lane without an owner.
+                their positions. Allowed only for a lane without an owner.
 
         Raises:
             OSError: The lane cannot be read.
@@ -113,7 +113,7 @@ class LaneReader:
             self._read.append(name)
         now = self._before.copy()
         if names:
-            # The owner may have just deleted this segment. The next reading finds the segment after it.
+            # The owner may have just deleted this segment. The next call of `owed` finds the segment after it.
             with contextlib.suppress(FileNotFoundError):
                 self._segment(names[-1], None, now)
         return now

@@ -52,7 +52,7 @@ class ExchangeStep(enum.Enum):
     """1: the batch is staged without a batch id, so it cannot have been sent."""
     PREPARE_ACKNOWLEDGED = "prepare_acknowledged"
     """2: the batch is staged under its id. The spool does not record whether step 3 has happened. If anything was sent
-    to the partition, only the cluster knows.
+    to the partition, only the cluster knows this.
     """
     COMMITTED = "committed"
     """3: the cluster has the batch, according to a query. Its offset is not known."""
@@ -114,8 +114,7 @@ def fates(
 
     Args:
         marks: (position, marks) of each group, in log order.
-        unfinished: Maps the position of each batch that the journal found unfinished to whether the batch may have been
-            sent.
+        unfinished: The unfinished batches according to the journal: position → whether the batch may have been sent.
         blind_before: The position before which damage destroyed marks about batches; -1 if damage destroyed no marks.
         dropped: Maps the position of each dropped batch to the reason why its atomic batch was dropped. This is not in
             `marks`: the marks name the atomic batch, but not its batches.

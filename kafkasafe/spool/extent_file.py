@@ -100,7 +100,7 @@ class ExtentFile:
         """Write the claims again, and claim that everything before `position` is durable. The claims are durable on
         return, unless the file cannot be written.
 
-        The claim about the beginning keeps its number: a claim with a larger number may still be on the disk.
+        The claim about the beginning keeps its number, so that a newer claim that may still be on the disk stays valid.
         """
         try:
             if self._handle < 0 or not self.in_place:

@@ -36,7 +36,7 @@ class UndeliveredRecords:
     Attributes:
         partition: The partition; -1 while no partition is chosen.
         batches: Number of batches.
-        records: Number of records in them.
+        records: Number of records in these batches.
         in_doubt_batches: Number of batches that may have been sent.
     """
 
@@ -122,7 +122,7 @@ def extent_of(files: Files, lane: Path, found: Log) -> str:
 
 
 def resent_in(log: Log) -> list[m.Resent]:
-    """Marks about files in `rejected/` of any lane whose records were resent into this lane."""
+    """The marks about resent files: files in `rejected/` of any lane, whose records were resent into this lane."""
     return [
         mark
         for entry in log.entries
@@ -258,7 +258,8 @@ def inspect(lane: Path, *, files: Files, resent: Collection[m.Resent] = ()) -> I
     journal = journal_of(found)
     resent = (*resent, *resent_in(found))
     try:
-        # Read the notes before the files: a file that is resent meanwhile loses its note first.
+        # Read the notes before the files. If a file is resent in between, `missing` reads the notes again, and the
+        # file's note is gone, because a resend removes the note first.
         notes = read_notes(files, lane)
     except OSError as error:
         raise SpoolError(f"{lane} cannot be read: {error}") from error

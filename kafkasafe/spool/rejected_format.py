@@ -127,7 +127,8 @@ def decode(content: codec.Buffer, name_position: int) -> RejectedContent:
 
     Args:
         content: The whole file.
-        name_position: The number in the file's name. In a file of an earlier version, this number is the position.
+        name_position: The number in the file's name. In a file of an earlier version, this number is the batch's
+            position.
 
     Raises:
         ValueError: The file is incomplete, or has another format.

@@ -1,4 +1,4 @@
-"""One segment of a lane: where its batches are, and how far its bytes are valid."""
+"""One segment of a lane: where its batches are, and how many of its bytes are valid."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class StoredSegment:
         self.written_ms = written_ms
 
     def cut(self, position: int, size_bytes: int, records: int) -> None:
-        """Keep only the part before `position`, which has `size_bytes` and `records`."""
+        """Keep only the part before `position`, which has `size_bytes` bytes and `records` records."""
         self.records = records
         self.batches.cut(position)
         self.size_bytes = size_bytes

@@ -29,7 +29,7 @@ class SegmentWriter:
         self._unwritten_at = 0
         self._continued: tuple[int, int] | None = None
         """First position and handle of a segment in which a write failed only because the disk was full. After the
-        repair, the spool continues it.
+        repair, the spool continues this segment.
         """
         self._promised_bytes = 0
         self._promised_records = 0
@@ -136,7 +136,7 @@ class SegmentWriter:
         """Remove everything at and after `position`. Everything before `position` is promised.
 
         The spool never continues a segment whose fsync failed. The spool continues a segment if a write failed only
-        because the disk was full, because of this case:
+        because the disk was full. Otherwise, this could happen:
 
         1. The disk has room for marks, but not for the next batch.
         2. Each attempt to write the batch fails, and is followed by a mark.

@@ -28,7 +28,7 @@ class LeftBehind:
         path: The spool directory.
         cluster_id: Id of the cluster to which the records belong; None if no producer on the directory ever reached a
             cluster.
-        same_client: Whether the directory's producers had the same client id.
+        same_client: Whether the directory's producers had the client id of the producer that searches.
         lanes: Numbers of these lanes.
         content: Names and sizes of the lanes' segments, to recognise a change of the directory.
     """

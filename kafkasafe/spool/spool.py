@@ -36,7 +36,7 @@ to 2.6 kB for an atomic batch, which may have only a few hundred bytes on disk.
 _DIVIDED_SEGMENT_BYTES: Final = 1024 * 1024
 """Maximum size of a segment with batches to be divided.
 
-While the log is more than `_DIVIDED_SEGMENTS` times as large, the maximum grows with the log. The reasons for a
+While the log is more than `_DIVIDED_SEGMENTS` times as large as this, the maximum grows with the log. The reasons for a
 maximum:
 
 1. The spool divides a batch by writing its records once more, at the end of the log.
@@ -111,10 +111,10 @@ class Spool:
                 also ends when it has 16,384 batches.
             sync: With "group" and "each", the method `sync` calls fdatasync. With "os", the operating system decides
                 when to write.
-            snapshot: The marks that a new segment begins with.
+            snapshot: Returns the marks with which a new segment begins.
             on_corrupt: With "raise", damage is an error. With "quarantine", this method copies damaged bytes to
                 quarantine/, and keeps the batches after them.
-            clock_ms: Ms since the epoch, for the timestamps of control batches.
+            clock_ms: Returns ms since the epoch, for the timestamps of control batches.
             each: Called with each entry in log order while the log is read, up to the first torn or damaged entry.
                 These calls come before anything is changed or refused.
 
@@ -183,7 +183,7 @@ class Spool:
             closed: Whether the group records an orderly close.
             makes_room: Whether the batches replace other batches, whose space is free afterwards. If so, the batches
                 may use the reserve.
-            divisible: Whether the batches will be divided. If so, their segments stay small.
+            divisible: Whether the batches will be divided. If so, the segments that contain them stay small.
             more: Whether another group follows before `sync`. If so, both groups go to the disk in one write. The
                 caller must not change the batches before that write.
 
@@ -241,7 +241,8 @@ class Spool:
                     self._to_disk()
                     self._segments.see_written(self.synced_position)
                 except OSError as error:
-                    # Some file systems allocate space only at writeback.
+                    # Some file systems allocate space only at writeback, so the sync may be the first to find the disk
+                    # full.
                     self._reserve.give_up(error)
                     raise self._failed("synced", error) from error
             self.synced_position = self.next_position
@@ -529,7 +530,7 @@ class Spool:
     # -- failure ---------------------------------------------------------------------------------------------------
 
     def _failed(self, what: str, error: OSError) -> SpoolWriteError:
-        """Reset to the last promised position. The next write or recovery repairs the files."""
+        """Reset the log to the last promised position. The next write or recovery repairs the files."""
         self._writer.fail(may_continue=error.errno in NO_ROOM and not self._sync_failed)
         self._repair = True
         self.next_position = self.synced_position

@@ -127,7 +127,8 @@ class UnitLog:
 def steps_of(
     groups: Iterable[tuple[int, Sequence[m.Mark], Sequence[tuple[int, bool]]]],
 ) -> tuple[dict[int, BatchTimes], list[UnitLog]]:
-    """Returns the times of plain batches by position, and all atomic batches, in the order of the log.
+    """Returns the times of plain batches by position, and all atomic batches. The atomic batches are in the order of
+    the log.
 
     Args:
         groups: A tuple for each group: the time at which it was written (ms since the epoch), its marks, and a pair

@@ -1,4 +1,4 @@
-"""The state that all parts of the engine share: its ports, its lanes, its timers, its counters, and how it ends."""
+"""The state that all parts of the engine share: ports, lanes, timers, counters, and how the engine ends."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Timers:
         return self._waiting[0][0] if self._waiting else float("inf")
 
     def add(self, delay_s: float, message: Message) -> None:
-        """Process this message after a delay, in seconds."""
+        """Process `message` after `delay_s`."""
         heapq.heappush(self._waiting, (self._clock.monotonic() + delay_s, next(self._numbers), message))
 
     def take(self, now: float) -> Message | None:
@@ -111,7 +111,7 @@ class DeliveryProgress:
         self._last = self._clock.monotonic()
 
     def pause(self, until: float) -> None:
-        """Record a pause that ends at this time, monotonic seconds."""
+        """Record a pause that ends at `until`, monotonic seconds."""
         self._pause_until = max(self._pause_until, until)
 
     def patience_ends(self, patience: Patience, began: float, *, paused: bool = False) -> float:
@@ -218,7 +218,7 @@ class EngineContext:
         return Moment(self.clock.wall_ms(), self.clock.boot_id(), int(self.clock.monotonic() * 1000))
 
     def timer(self, delay_s: float, message: Message) -> None:
-        """Process this message after a delay, in seconds."""
+        """Process `message` after `delay_s`."""
         self.timers.add(delay_s, message)
 
     def open(self, own: Lane) -> None:
@@ -246,7 +246,7 @@ class EngineContext:
         self.log.info("This machine slept for %.0f s", seconds, seconds=seconds, event="machine_slept")
 
     def emit(self, event: events.Event) -> None:
-        """Call the user's hook."""
+        """Call the user's hook `on_event`, if there is one."""
         if self.config.on_event is None:
             return
         try:
@@ -265,5 +265,5 @@ class EngineContext:
 
 
 def text(error: BaseException) -> str:
-    """An error with its name."""
+    """The name and the message of an error, as text."""
     return f"{type(error).__name__}: {error}"

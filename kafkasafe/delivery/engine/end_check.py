@@ -76,8 +76,8 @@ class EndCheck:
                     self._failed(failed.code)
 
     def _has_all(self) -> Procedure[bool]:
-        """Check the log for signs that it lacks acknowledged records. If there is a sign, report the suspicion to the
-        journal, and return False.
+        """Check whether there are signs that the log lacks acknowledged records. If there is a sign, report the
+        suspicion to the journal, and return False.
         """
         check, leader = self._check, self._leader
         gone = self._lane.journal.missing.proven.get(check.destination, "")

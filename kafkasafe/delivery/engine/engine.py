@@ -1,8 +1,8 @@
 """The engine takes messages, lets the journal decide, and carries out the decisions: sends requests, writes groups.
 
 The engine has no thread. Its owner (`Pump`) first calls `open` and `listen`. Then the owner starts a thread. On this
-thread it calls `begin`, then repeatedly `step` for each message and `turn` after these messages, and `shut` at the end.
-Other threads post messages with `EngineContext.post`.
+thread, the owner calls `begin`, then repeatedly `step` for each message and `turn` after these messages, and `shut` at
+the end. Other threads post messages with `EngineContext.post`.
 """
 
 from __future__ import annotations
@@ -80,11 +80,12 @@ _LOOK_AGAIN_S: Final = 0.1
 
 
 class PlaceLooks:
-    """Callers' questions whether the producer's own lane is in its place. One check answers all earlier questions.
+    """Callers' questions about whether the producer's own lane is in its place. One check answers all earlier
+    questions.
 
     Attributes:
-        looked: Number of the latest answered question: a later check has found the lane in its place. Any thread may
-            read it.
+        looked: Number of the latest question after which a check has found the lane in its place. Any thread may read
+            it.
     """
 
     def __init__(self, context: EngineContext, ledger: Ledger, disk: DiskWriter) -> None:
@@ -300,7 +301,9 @@ class Engine:
             self.predecessor.stored(end_position, owes=bool(own.journal.views.owes(end_position)))
 
     def drop(self) -> None:
-        """Record that the program dropped this producer: it accepts nothing more, and later producers wait for it."""
+        """Record that the program dropped this producer, which accepts nothing more. Later producers wait for its
+        records.
+        """
         self.predecessor.drop()
 
     def _follow(self, predecessor: Predecessor) -> None:

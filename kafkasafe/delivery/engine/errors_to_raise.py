@@ -60,13 +60,13 @@ class ErrorsToRaise:
         return bool(self.undecided)
 
     def ask_about(self, lane: Lane, batch: j.Batch, error: UndecidableError) -> None:
-        """Raise this error until the application decides about the batch."""
+        """Let calls raise this error until the application decides about the batch."""
         with self._guard.lock:
             self.undecided[lane, batch.handle] = batch, error
             self._guard.waiters.notify_all()
 
     def hand_over(self, lane: Lane) -> None:
-        """Raise no error about this lane's batches any more: another producer owns the lane."""
+        """Let calls raise no error about this lane's batches any more: another producer owns the lane."""
         with self._guard.lock:
             for key in [key for key in self.undecided if key[0] is lane]:
                 del self.undecided[key]

@@ -69,7 +69,7 @@ class WriteBacklog:
         return self._retry_at > now
 
     def pause(self, until: float) -> None:
-        """Record a pause that ends at this time, monotonic seconds."""
+        """Record a pause that ends at `until`, monotonic seconds."""
         self._retry_at = until
 
     def end_pause(self) -> None:
@@ -149,7 +149,7 @@ class Divisions:
         return bool(self.unwritten_bytes) or self._room_at > now
 
     def pause(self, until: float) -> None:
-        """Wait for space until this time, monotonic seconds."""
+        """Wait for space until `until`, monotonic seconds."""
         self._room_at = until
 
     def end_pause(self) -> None:
@@ -279,7 +279,7 @@ class LossChecks:
         """Maps a destination to the last acknowledged offset that was reported as unproven."""
 
     def see_leader(self, destination: int, epoch: int) -> bool:
-        """Record a partition's leader epoch. Returns whether to check the log, because the epoch is newer."""
+        """Record a partition's leader epoch. Returns whether the log has to be checked: whether the epoch is new."""
         before = self._epochs.get(destination)
         self._epochs[destination] = epoch
         return before is None or epoch > before
@@ -364,7 +364,7 @@ class Copying:
         self.before = -1
 
     def fail(self, next_at: float) -> None:
-        """Stop copying after a failed write. The engine checks again at this time."""
+        """Stop copying after a failed write. The engine checks again at `next_at`."""
         self.before = -1
         self._look_at = next_at
 

@@ -25,7 +25,7 @@ from kafkasafe.errors import KafkaSafeError, WrongClusterError
 
 
 class AwaitedLanes:
-    """The lanes of other producers that `flush` and `close` wait for. The engine changes it; any thread may read it."""
+    """The lanes of other producers that `flush` and `close` wait for. Any thread may read this object."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
@@ -82,7 +82,7 @@ class Ledger:
         room: How much room the spool has.
         errors: Errors that the next calls raise.
         lanes: Other producers' lanes. `flush` and `close` wait until these lanes have no unfinished records.
-        ahead: How far callers run ahead of the cluster.
+        ahead: Counts the bytes that callers have submitted, and whose outcome is not known yet.
         failure: The error that ended the producer; None while it works.
         wrong_cluster: The error to raise while another cluster answers instead of ours, and records wait for ours.
         doubted: Partitions where acknowledged records of the producer's own lane may be lost. The engine asks the
@@ -208,7 +208,9 @@ class Ledger:
                 self.waiters.notify_all()
 
     def oldest_age_s(self) -> float:
-        """How many seconds the oldest record without a final outcome has waited; 0 if there is none. For any thread."""
+        """How many seconds the oldest record without a final outcome has waited; 0 if there is none. Callable from any
+        thread.
+        """
         oldest = self.parcels.oldest
         if oldest is None:
             return 0.0
@@ -284,7 +286,7 @@ class Ledger:
         """End the producer: every parcel without a final outcome gets an error.
 
         Args:
-            error: The error of durable parcels.
+            error: The error of durable parcels; with `final`, of all parcels.
             final: Whether an error ended the producer, rather than `close`.
             elsewhere: Where the producer's own lane is, if it is not in its place.
         """

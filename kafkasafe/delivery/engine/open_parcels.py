@@ -100,7 +100,7 @@ class Ahead:
 
 
 class OpenParcels:
-    """See the module. `Ledger` and the engine change it with the lock held; any thread may read it."""
+    """See the module. `Ledger` and the engine change this object with the lock held; any thread may read it."""
 
     def __init__(self, guard: Guard, ahead: Ahead) -> None:
         self._guard = guard

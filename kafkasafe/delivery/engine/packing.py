@@ -16,7 +16,7 @@ from kafkasafe.spool.log_content import BatchEntry, Entry, LostEntry, MarksEntry
 from kafkasafe.spool.recovery import replay_one
 
 _PARCELS: Final = 4096
-"""Number of batches of a lane below which nothing is packed."""
+"""Nothing is packed while a lane has fewer batches than this."""
 
 
 def packs(config: ProducerConfig) -> bool:

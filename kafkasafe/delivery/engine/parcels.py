@@ -20,7 +20,7 @@ from kafkasafe.record import batch as codec
 UNCHOSEN: Final = j.UNCHOSEN
 
 _GIVEN: Final = "kafkasafe.partition"
-"""Earlier versions kept the partition that the caller chose in a header of this name."""
+"""Name of the header in which earlier versions kept the partition that the caller chose."""
 _INT32_DIGITS: Final = 10
 
 Indexes = npt.NDArray[np.int64]
@@ -264,11 +264,11 @@ Choose = Callable[[str, int, Sequence[bytes | None], Sequence[bytes | None]], In
 
 
 def given_partitions(columns: codec.Columns, runs: Sequence[tuple[int, int, int]] | None) -> dict[int, int]:
-    """Maps the index of each record for which the caller gave a partition to that partition. Used for batches that have
-    records with and without a given partition.
+    """Returns the partitions that the caller gave: index of the record → partition. Used for batches that have records
+    with and without a given partition.
 
     Args:
-        columns: The batch. Headers that an earlier version added are removed from it.
+        columns: The batch. This function removes headers that an earlier version added.
         runs: See `journal.Batch.given`.
     """
     if runs is not None:

@@ -8,9 +8,10 @@ engine checks each lane after each group, and each second, and restores a lane t
 2. If files were deleted, renamed or cut, the engine writes them again from its open files.
 3. If the lane was deleted, the engine creates another directory with all of its files.
 
-If the engine cannot restore the lane (another volume is mounted there, a permission is missing), the owner continues
-with its open files: it writes and delivers batches, but reports none as durable. If the lane was deleted, its open
-directory takes no new files. Then the owner delivers the batches that were written, and later batches wait in memory.
+If the engine cannot restore the lane (for example, another volume is mounted there, or a permission is missing), the
+owner continues with its open files: it writes and delivers batches, but reports none as durable. If the lane was
+deleted, its open directory takes no new files. Then the owner delivers the batches that were written, and later batches
+wait in memory.
 """
 
 from __future__ import annotations

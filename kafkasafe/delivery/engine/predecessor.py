@@ -58,7 +58,7 @@ class Predecessor:
         self.is_dropped = True
 
     def stored(self, end_position: int, *, owes: bool) -> None:
-        """Record that everything that the producer accepted is on disk, in the lane and before this position."""
+        """Record that everything that the producer accepted is on disk, in the lane, before `end_position`."""
         self.is_dropped = False
         self.owes = owes
         self.end_position = end_position

@@ -275,7 +275,7 @@ class OutcomeInquiry:
         log_end = good(ended).offset
         begin, read_from, shrunk_to = max(0, ask.from_offset), 0, -1
         if ask.from_offset > (end := log_end if cut_at < 0 else min(cut_at, log_end)):
-            # The log ends before acknowledged records: read everything that is left of it.
+            # The log ends before acknowledged records: read everything that is left of the log.
             begin, read_from, shrunk_to = log_start, log_start, end
         scan = _scan(ask.doubt, begin, log_start, log_end)
         yield from _read_pages(self._context, self._leader, scan, polls=_SCAN_PATIENCE)

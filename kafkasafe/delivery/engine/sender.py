@@ -189,7 +189,7 @@ class Sender:
                     self._context.post(FoundDamaged(lane, batch, str(error)))
                 else:
                     self._on_produced(Sent(lane, batch, -1), t.Failure(error, sent=False))
-                # # No later batch may overtake the damaged one.
+                # No later batch may overtake the damaged one.
                 damaged = SpoolError(f"an earlier batch of the partition is damaged on disk: {error}")
                 for other, later in self._send_queue.take_back((topic, partition)):
                     self._on_produced(Sent(other, later, -1), t.Failure(damaged, sent=False))
@@ -475,7 +475,7 @@ class Sender:
 
 
 def _with_remedy(error: BaseException) -> str:
-    """An error with its name. If the error is a broker's answer, the text also has the remedy."""
+    """The name and message of an error, as text. If the error is a broker's answer, the text also has the remedy."""
     if not isinstance(error, kafka_errors.BrokerResponseError) or error.errno is None:
         return text(error)
     return f"{text(error)}. {classify_code(error.errno).explanation}"

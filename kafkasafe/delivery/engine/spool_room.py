@@ -73,7 +73,7 @@ class UndurableParcels:
 
 
 class SpoolRoom:
-    """The state of the disk, as the engine saw it last. Any thread may read this object, without disk access."""
+    """The last known state of the disk. Any thread may read this object, which does not access the disk."""
 
     def __init__(self, config: ProducerConfig, guard: Guard, undurable: UndurableParcels) -> None:
         self._config = config

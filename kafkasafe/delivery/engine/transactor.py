@@ -368,7 +368,7 @@ class Transactor:
             case t.ProduceReply():
                 message = answer.error_message or message
             case x.OffsetsCommitted() if answer.error_codes:
-                # # If `error_codes` is empty, the group's coordinator could not be found.
+                # If `error_codes` is empty, the group's coordinator could not be found.
                 code, message = self._refused_offset(answer)
             case x.PartitionsAdded():
                 refused = {at: each for at, each in answer.error_codes.items() if each not in _NOT_REFUSED}

@@ -1,4 +1,4 @@
-"""The file CLUSTER names the cluster to which a spool directory's records belong. No other cluster may get them."""
+"""The file CLUSTER names the cluster that a spool directory's records are for. No other cluster may get the records."""
 
 from __future__ import annotations
 

@@ -53,8 +53,8 @@ class SpoolDirectory:
     Attributes:
         path: The directory.
         owners: Finds out which processes own the lanes.
-        strange: Maps the number of each entry that has a lane's name, but is not a lane, to the reason. `dead_lanes`
-            adds these entries.
+        strange: Entries that have a lane's name, but are not lanes: number in the name → reason. `dead_lanes` adds
+            these entries.
     """
 
     def __init__(self, path: Path, files: Files) -> None:
@@ -206,8 +206,8 @@ class SpoolDirectory:
         return [number for number in self.lanes() if self.owners.client(number) in {"", client}]
 
     def _take_any(self, client: str) -> LaneLock | None:
-        """Takes the lowest suitable free lane, or else a new lane. Takes no new lane if another process has adopted a
-        suitable lane, because the caller can ask for that one.
+        """Takes the lowest free lane of `_mine`, or else a new lane. Takes no new lane if another process has adopted a
+        lane of `_mine`, because the caller can ask that process for the lane.
         """
         mine = self._mine(client)
         for candidate in mine if client else range(_MAX_LANES):
@@ -363,7 +363,7 @@ class SpoolDirectory:
         """Whether the directory's own files exist, and FORMAT is intact.
 
         Raises:
-            OSError: It cannot be determined.
+            OSError: This cannot be determined.
         """
         if not has_format(self.path, self._files):
             return False
@@ -446,7 +446,7 @@ class SpoolDirectory:
                 if set(self._files.list(self.lane_path(number))) <= {LOCK_NAME.name}:
                     lock.replace(number, *taken)
                     return
-                give_up(self._files, *taken)  # it has the content of an owner that has died
+                give_up(self._files, *taken)  # the lane has the content of an owner that has died
         raise LaneBusyError(f"All {_MAX_LANES} lanes of {self.path} belong to live processes")
 
     def owner(self, number: int) -> tuple[int, str]:

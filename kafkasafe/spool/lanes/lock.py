@@ -137,7 +137,7 @@ class LaneLock:
 
     @property
     def held(self) -> bool:
-        """False after `release`, and in a forked child."""
+        """Whether this process holds the lock: false after `release`, and in a forked child."""
         return self._handle >= 0
 
     @property
