@@ -52,8 +52,8 @@ class Clocks:
             self._ours[address] = max_timestamp
 
     def stamped(self, now: float) -> None:
-        """Record that a broker stamped a record with the broker's time (LogAppendTime). No other producer's clock
-        counts now.
+        """Record that a broker stamped a record with its own time (LogAppendTime). Other producers' clocks then do not
+        count.
         """
         self._next = now + _HOUR_S
         self._others.clear()

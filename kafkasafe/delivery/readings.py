@@ -199,8 +199,8 @@ class ReadingRun:
 
     @property
     def undecided(self) -> list[OffsetClaim]:
-        """The batches that may still move the group. A batch's own producer may deliver the batch, or another producer
-        may do so after the own producer has ended.
+        """The batches that may still move the group. A batch's own producer may deliver the batch. If that producer has
+        ended, another one may deliver it.
         """
         return [*self._left, *(claim for claim in self._claims if claim.fate() in _UNDECIDED)]
 

@@ -59,7 +59,7 @@ def closing_timeout(timeout: Any) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """When waiting for deliveries ends.
+    """Decides when a wait for deliveries ends.
 
     Attributes:
         idle_s: How long the wait goes on without progress.

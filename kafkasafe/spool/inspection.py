@@ -219,7 +219,7 @@ def start_error(lane: Path, *, files: Files) -> SpoolError | None:
     """Returns the error that a producer with `on_corrupt="raise"` would raise if it started on this lane now; None if
     the producer would start.
 
-    Changes nothing and takes no lock, so the lane must not have an owner. Like a start, this function does not read the
+    Changes nothing and takes no lock. The lane must not have an owner. Like a start, this function does not read the
     content of large batches. A producer finds damage in a large batch when it sends the batch.
     """
     try:

@@ -459,7 +459,7 @@ class DiskWriter:
             self.watch_undurable()
 
     def spill(self, age_s: float) -> None:
-        """`spool="on_error"`: write the parcels that have been only in memory for at least `age_s` to disk. If the
+        """`spool="on_error"`: write to disk the parcels that have been only in memory for at least `age_s`. If the
         parcels in memory have too many bytes, write all of them.
         """
         before = self._context.clock.monotonic() - age_s

@@ -402,7 +402,7 @@ class Lane:
         return self.write_backlog.has_decision
 
     def report_held_back(self, *, held_back: bool) -> None:
-        """Record the last report, which says whether batches of this lane wait for batches of other lanes."""
+        """Record whether the last report said that batches of this lane wait for batches of other lanes."""
         self.held_back = held_back
 
     def bind(self, cluster_id: str, assumed: str | None) -> None:

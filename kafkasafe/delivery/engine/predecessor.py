@@ -1,4 +1,4 @@
-"""A producer of this process that accepts nothing more, as other producers on its spool directory see it."""
+"""What other producers on a spool directory need to know about a producer of this process that was dropped."""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@ class RoomKeeper:
         self._disk = disk
         self._places = places
         self._lost: list[tuple[int, int]] = []
-        """Ranges that the log of the producer's own lane has lost. A range leaves the list when its batches, which are
-        in memory, have been written again.
+        """Ranges of positions (first, end) that the log of the producer's own lane has lost. A range leaves the list
+        when its batches, which are in memory, have been written again.
         """
 
     def keep(self, lane: Lane) -> None:

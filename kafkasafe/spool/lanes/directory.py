@@ -372,8 +372,8 @@ class SpoolDirectory:
     def restore(self, lock: LaneLock | None = None) -> None:
         """Creates the missing parts of the directory, and puts back the lane of `lock`.
 
-        If the lane was moved, this moves it back as a whole, in one step, but the lane may get another number. If the
-        lane was deleted, an empty lane replaces it, and the caller has to write the content again.
+        If the lane was moved, this method moves the lane back as a whole, in one step. The lane may get another number.
+        If the lane was deleted, an empty lane replaces it, and the caller has to write the content again.
 
         Raises:
             LaneBusyError: The lane's lock was deleted and another process has the lane, or running processes own all
