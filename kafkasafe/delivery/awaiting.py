@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 _SLICE: Final = 256
 """Maximum number of checks and wake-ups in one iteration of the loop."""
 _FEW: Final = 8
-"""If no more than this many subjects or parcels are concerned, the notifying thread itself checks them for progress
-before it wakes the loop.
+"""The notifying thread itself checks up to this many subjects or parcels for progress before it wakes the loop. If
+there are more, it wakes the loop without a check.
 """
 
 
@@ -34,7 +34,7 @@ class CheckResult(enum.Enum):
     """The result of checking a `Subject`."""
 
     NONE = enum.auto()
-    """No coroutine can continue because of the change."""
+    """The change lets no coroutine continue."""
     SOME = enum.auto()
     """Some coroutines may continue. Each must be checked."""
     ALL = enum.auto()
@@ -42,10 +42,10 @@ class CheckResult(enum.Enum):
 
 
 class Subject(Protocol):
-    """Something for which many coroutines wait together."""
+    """Something that many coroutines wait for."""
 
     def stirred(self) -> bool:
-        """Whether `look` may find progress. May be called from any thread. Once True, it stays True."""
+        """Whether `look` may find progress. Any thread may call this method. Once the result is True, it stays True."""
 
     def look(self) -> CheckResult:
         """Returns the progress since the previous call. Must be called on the loop's thread."""
@@ -64,7 +64,7 @@ class AcceptedRecords(Protocol):
     parcels: list[Parcel] | None
 
     def locate(self, index: int, /) -> tuple[Parcel, Any]:
-        """The parcel that contains a record."""
+        """Returns the parcel that contains the record with this index, and the record's place in the parcel."""
 
 
 class _Plain:
@@ -85,7 +85,7 @@ class Fates:
 
     Args:
         records: The records.
-        ledger: The ledger of their producer.
+        ledger: The ledger of the producer that accepted the records.
         durable: Whether coroutines wait only until the records are on disk.
     """
 
@@ -102,7 +102,7 @@ class Fates:
         parcels, ledger = self._records.parcels, self._ledger
         if ledger.failure is not None or ledger.wrong_cluster is not None:
             return True
-        if parcels is None:  # not encoded yet; the thread that encodes notifies if parcels are done at once
+        if parcels is None:  # not encoded yet: the encoding thread notifies if parcels are done right away
             return False
         if len(parcels) > _FEW:
             return True
@@ -216,7 +216,7 @@ class LoopWaits:
             self._waiting.remove(self)
 
     def _stirred(self) -> bool:
-        """Whether to wake the loop. A loop that is woken competes with the notifying thread for the GIL."""
+        """Whether to wake the loop. A loop that is woken in vain competes with the notifying thread for the GIL."""
         if len(self._groups) > _FEW:
             return True
         try:
@@ -231,7 +231,7 @@ class LoopWaits:
 
         Args:
             ready: A check without side effects.
-            timeout_s: None: no limit.
+            timeout_s: How long to wait; None: no limit.
             about: Key of the subject. Coroutines with the same key are checked together.
         """
         if ready():
@@ -254,9 +254,9 @@ class LoopWaits:
 
         Args:
             about: Key of the subject. Coroutines with the same key are checked together.
-            entry: What this coroutine waits for.
+            entry: What this coroutine waits for, as the subject's `is_ready` expects it.
             subject: Makes the subject. Called for the first coroutine that waits for it.
-            timeout_s: None: no limit.
+            timeout_s: How long to wait; None: no limit.
         """
         waiter: asyncio.Future[bool] = self._loop.create_future()
         known = group = self._groups.get(about)
@@ -267,7 +267,7 @@ class LoopWaits:
         group.entries[waiter] = entry
         timer = None
         try:
-            # If no coroutine waited for the subject before, its last change may not have woken this loop.
+            # If no coroutine waited for the subject before, the subject's last change may not have woken this loop.
             if known is None and group.subject.is_ready(entry):
                 return True
             if timeout_s is not None:
@@ -283,7 +283,7 @@ class LoopWaits:
                     self._waiting.remove(self)
 
     def _look(self) -> None:
-        # Reset the flag before the check, so that a thread that notifies from here on makes the loop check again.
+        # Reset the flag before the check, so that a thread that notifies after this line makes the loop check again.
         self._rung = False
         for group in self._groups.values():
             if not group.due:

@@ -65,7 +65,7 @@ class BatchFate:
             unit = self._decision.accepted
             if unit is None:
                 return OffsetsFate.DROPPED if self._late else OffsetsFate.FORGOTTEN
-            # The unit may refer to the producer, which a consumer must not keep alive.
+            # Keep only the unit's head. The unit may refer to the producer, which a consumer must not keep alive.
             self._head, self._decision = unit.head, None
         if not self._head.done:
             return OffsetsFate.WAITING
@@ -77,9 +77,8 @@ class GivenOffsets:
     """Tracks offsets that a program gave a producer directly, and those of a KafkaConsumer. Refuses a batch that
     continues from a dropped one.
 
-    kafkasafe cannot move the consumer of such offsets back. So after a batch was dropped, the next batch that has
-    offsets of one of the dropped batch's partitions is refused once. Later batches are assumed to contain records that
-    were read again.
+    kafkasafe cannot move the consumer of such offsets back. So after a batch was dropped, the next batch with offsets
+    of one of the same partitions is refused once. Later batches are assumed to contain records that were read again.
 
     Args:
         numbers: Draws the numbers of the readings.
@@ -103,10 +102,10 @@ class GivenOffsets:
     def offer(
         self, fate: Callable[[], OffsetsFate], given: m.GroupOffsets, *, informed: bool
     ) -> tuple[dict[u.GroupPartition, u.Reading], list[OffsetClaim]]:
-        """Registers a batch that is about to move the group.
+        """Registers a batch that is about to commit offsets for the group.
 
         Args:
-            fate: The batch's outcome.
+            fate: Returns the batch's outcome.
             given: The offsets.
             informed: Whether the program was informed of all dropped batches before this one.
 
@@ -141,8 +140,8 @@ class GivenOffsets:
 
 
 Offer: TypeAlias = Callable[[Callable[[], OffsetsFate], ProducerLane], tuple[Any, ...]]
-"""Offers a consumer's positions to a batch. The arguments are a function that returns the batch's fate, and the lane of
-the batch's producer.
+"""Type of the functions that offer a consumer's positions to an atomic batch. The first argument is a function that
+returns the outcome of the batch. The second argument is the lane of the producer that will write the batch.
 """
 
 
@@ -157,7 +156,7 @@ def offering(consumer: object) -> Offer | None:  # noqa: ARG001  # decides by it
 
 
 def check_settings(consumer: Any) -> None:
-    """Raises for a consumer whose settings break the promise of atomic batches.
+    """Raises an error if a consumer's settings break the promise of atomic batches.
 
     A consumer with automatic commits may commit offsets before the batch with its records is delivered. 1. It polls
     records 0 to 9, and a batch with them goes into the spool. 2. It commits 10. 3. The batch is dropped, or the machine

@@ -1,8 +1,8 @@
 """The thread that runs the application's callbacks. Callbacks may block, send, or wait for the producer.
 
 The pump holds a lock while it marks a record as done and passes the record's callbacks to this thread. A caller takes
-the same lock to see that the record is done. So if a caller then queues a marker and waits for it, the record's
-callbacks have run by the end of the wait.
+the same lock to see that the record is done. So if a caller then queues a marker and waits until the thread reaches the
+marker, the record's callbacks have run.
 
 The number of due callbacks is bounded: while `full` is true, `send` should wait. The number of callbacks of records
 that are not done is bounded by the size of the spool.
@@ -23,11 +23,11 @@ from kafkasafe.logs import EventLog, apart
 log = EventLog("producer")
 
 _DUE_LIMIT: Final = 100_000
-"""From this many due callbacks on, `send` waits for some of them to finish."""
+"""If this many callbacks are due, `send` waits for some of them to finish."""
 _DUE_MOST: Final = 1_000_000
-"""From this many due callbacks on, `send` waits even if no callback finishes."""
+"""If this many callbacks are due, `send` waits even if no callback finishes."""
 _STUCK_S: Final = 1.0
-"""A callback that takes longer than this may be waiting for the thread that sends."""
+"""A callback that takes longer than this may be waiting for the thread in `send`, so that thread stops waiting."""
 _CLOSE_STUCK_S: Final = 10.0
 _LOOK_EVERY_S: Final = 0.25
 
@@ -88,7 +88,7 @@ class CallbackThread:
         Args:
             functions: The application's functions. If one of them raises an exception, the thread logs it and calls the
                 others.
-            arguments: Their arguments, in the same order.
+            arguments: The argument of each function, in the same order.
             due: Number of due callbacks that this call represents.
         """
         self._current = functions_left = iter(functions)
@@ -121,7 +121,7 @@ class CallbackThread:
         return due >= _DUE_MOST or now - self._seen_at < _STUCK_S
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Waits until all earlier jobs have run. Returns False on timeout. Does not wait on the thread itself."""
+        """Waits until all earlier jobs have run. Returns False on timeout. Does not wait if a callback calls it."""
         if self.is_current_thread():
             return True
         if not self._started:

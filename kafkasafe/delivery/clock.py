@@ -60,7 +60,7 @@ class SleepingClock:
 
 
 class SystemClock:
-    """This machine's time: `kafkasafe.cluster.api.Clock`."""
+    """The clocks of this machine. Implements `kafkasafe.cluster.api.Clock`."""
 
     monotonic = staticmethod(time.monotonic)
     elapsed = staticmethod(elapsed_s)
@@ -72,7 +72,7 @@ class SystemClock:
 
     @staticmethod
     def boot_id() -> bytes:
-        """Id of the running kernel; zeros if it has none."""
+        """Id of the current boot; zeros if the system does not report one."""
         return _boot_id()
 
 
@@ -83,7 +83,7 @@ def read_clock() -> Clock:
 
 @functools.cache
 def _boot_id() -> bytes:
-    """Id of the running kernel; zeros if it has none."""
+    """Id of the current boot; zeros if the system does not report one."""
     with contextlib.suppress(OSError, ValueError):
         return uuid.UUID(_BOOT_ID.read_text(encoding="ascii").strip()).bytes
     return bytes(16)

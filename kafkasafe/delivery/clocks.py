@@ -24,11 +24,12 @@ class Clocks:
     """Decides when the engine asks for other producers' timestamps, and what the answers mean. See the module.
 
     The engine asks at most once an hour about the same partition, and at most once a minute in total. It does not ask
-    in a producer's first minute, or in the hour after a broker stamped a record itself.
+    in the first minute after a producer's start, or in the hour after a broker stamped a record with the broker's own
+    time.
 
     Args:
         now: Monotonic seconds.
-        state_age_s: How long after a batch's own timestamp a broker is certain to keep the producer state.
+        state_age_s: For how long after a batch's timestamp a broker certainly keeps the producer state.
     """
 
     def __init__(self, now: float, state_age_s: float) -> None:
@@ -39,7 +40,9 @@ class Clocks:
         self._ours: dict[_Address, int] = {}
         self._others: dict[_Address, int] = {}
         self.at_least_ms = 0
-        """Lower bound of the brokers' time if the other producers' clocks are right, in ms since the epoch."""
+        """Lower bound of the brokers' time, in ms since the epoch, if the other producers' clocks are right; 0 if
+        unknown.
+        """
 
     def sent(self, address: _Address, max_timestamp: int) -> None:
         """Record the largest timestamp of a batch of this producer, so that it does not count as one from another
@@ -49,7 +52,9 @@ class Clocks:
             self._ours[address] = max_timestamp
 
     def stamped(self, now: float) -> None:
-        """Record that a broker stamped a record itself (LogAppendTime), so other producers' clocks no longer count."""
+        """Record that a broker stamped a record with its own time (LogAppendTime). Other producers' clocks then do not
+        count.
+        """
         self._next = now + _HOUR_S
         self._others.clear()
         self.at_least_ms = 0
@@ -67,7 +72,8 @@ class Clocks:
         self._next_of.pop(address, None)
 
     def listed(self, address: _Address, timestamp: int, now: float, now_ms: int) -> bool:
-        """Record the answer in place of the partition's previous one. The latest timestamp of all partitions matters.
+        """Record a partition's answer, in place of the previous one. `at_least_ms` follows from the latest of all
+        answers.
 
         Args:
             address: The partition.
@@ -76,7 +82,7 @@ class Clocks:
             now_ms: This machine's time, in ms since the epoch.
 
         Returns:
-            Whether to warn that other clocks are so far ahead that brokers may drop our producer state. True at most
+            Whether to warn that other clocks are so far ahead that brokers may drop this producer's state. True at most
             once an hour.
         """
         if self._ours.get(address, -1) < timestamp < _NO_TIME_MS:

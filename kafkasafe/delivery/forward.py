@@ -1,8 +1,8 @@
 """Copying forward: decides how much of the front of a log is worth copying.
 
-The spool deletes a log only from the front, so one waiting batch keeps everything that was written after it. The remedy
-is that of log-structured stores: write the waiting batches of the first segments once more at the end, and delete the
-segments.
+The spool deletes a log only from the front, so one waiting batch prevents the deletion of everything that was written
+after it. The remedy is that of log-structured stores: write the waiting batches of the first segments once more at the
+end, and delete the segments.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Segment:
 
     Attributes:
         end_position: Position where the next segment begins.
-        size_bytes: Its size.
+        size_bytes: Size of the segment.
     """
 
     end_position: int
@@ -32,8 +32,8 @@ def copy_before(
     The less room is left, the more is copied:
 
     - If the log uses at most half of its limit, nothing is copied.
-    - If it uses more, the first segments are worth copying if waiting batches make up at most half of their bytes. The
-      fewest such segments are chosen.
+    - If it uses more, the first segments are worth copying if waiting batches make up at most half of the segments'
+      bytes. The fewest such segments are chosen.
     - If it uses more than three quarters, waiting batches may make up to three quarters of the first segments' bytes.
 
     Args:

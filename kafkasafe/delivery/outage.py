@@ -17,8 +17,8 @@ class Outage:
     about the topic (missing, forbidden) or about the sequence neither begins an outage nor ends one.
 
     Args:
-        now: The current time, in seconds. A producer that starts during an outage sends nothing that could fail. Its
-            outage begins now, or when the first acknowledged batch was sealed, if that is later.
+        now: The current time, in seconds. A producer that starts during an outage sends nothing that could fail. The
+            outage then begins at `now`, or when the first acknowledged batch was sealed, if that is later.
     """
 
     def __init__(self, now: float) -> None:
@@ -39,7 +39,7 @@ class Outage:
         return 0.0
 
     def decided(self, now: float) -> float:
-        """Record that a leader rejected a batch, or that its log has one. Returns the same as `acked`."""
+        """Record that a leader rejected a batch, or has a batch that was in doubt. Returns the same as `acked`."""
         return 0.0 if self._began is None else self.acked(now, now)
 
     def acked(self, now: float, sealed_at: float) -> float:

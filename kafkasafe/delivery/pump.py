@@ -51,8 +51,8 @@ from kafkasafe.spool.own_lane import OwnLane
 from kafkasafe.spool.refusals import RefusedDestination
 
 _BACKLOG: Final = 64
-"""From this many waiting messages on, callers should pause, because a turn takes all messages before it advances the
-work in progress.
+"""If this many messages wait, callers should pause, because a turn takes all messages before it advances the work in
+progress.
 """
 
 
@@ -61,9 +61,9 @@ class PumpState:
     """The state of a pump at one moment.
 
     Attributes:
-        gauges: By name.
-        last_acked_offsets: By (topic, partition).
-        refused: Destinations that the cluster refuses, confirmed by a second answer.
+        gauges: The values of the gauges, by name.
+        last_acked_offsets: Offset of the last acknowledged record, by (topic, partition).
+        refused: Destinations that the cluster refuses. A second answer has confirmed each refusal.
         units: Number of atomic batches without an outcome, by step.
     """
 
@@ -100,7 +100,8 @@ class Pump:
             before their topic was known.
         seal_due: Called in each turn with the time. Seals open batches that have lingered, and returns the time of the
             next call.
-        on_topic: Called when a topic's partition count is known and no record waits for its partition to be chosen.
+        on_topic: Called with a topic and its partition count, when no record of the topic waits for a partition to be
+            chosen.
         released: Context in which a caller waits. It releases the locks that the caller's thread may hold, for example
             in a signal handler.
     """
@@ -159,7 +160,7 @@ class Pump:
         self.own_lane = OwnLane(own.spool.lane_id, own.lock.path.absolute(), self._config.in_memory)
 
     def start(self) -> None:
-        """Starts the threads. From now on no other thread may use the journal."""
+        """Starts the threads. After that, only the pump's thread may use the journal."""
         self.engine.listen()
         self._context.cluster.start()
         self._thread.start()
@@ -209,9 +210,9 @@ class Pump:
         """Waits until `ready()` returns True. Returns False on timeout.
 
         The caller's thread evaluates `ready` without `lock`. So `ready` may only read values that change atomically. If
-        the pump makes the awaited change and other changes while it holds `lock` once, all of these changes are
-        complete when this method returns. With `choosy`, the pump evaluates `ready` before it wakes the caller. For
-        this, the code that makes a change on which `ready` depends must notify the callers afterwards.
+        the pump makes the awaited change together with other changes, without releasing `lock` in between, all of these
+        changes are complete when this method returns. With `choosy`, the pump evaluates `ready` before it wakes the
+        caller. Code that makes a change on which such a `ready` depends must notify the callers afterwards.
         """
         if timeout is not None:
             timeout = min(timeout, threading.TIMEOUT_MAX)
@@ -400,7 +401,7 @@ class Pump:
         Takes no lock, because the garbage collector may call it.
 
         Args:
-            patience: Counted from now on.
+            patience: How long the pump waits for deliveries, counted from this call.
             then: Called on the pump's thread at its end.
         """
         began = time.monotonic()
@@ -419,7 +420,7 @@ class Pump:
         predecessor.follow(lambda: self._post(Preceded(predecessor)))
 
     def set_patience(self, patience: Patience, timeout_s: float) -> bool:
-        """Gives a retiring pump this patience, counted from its retirement. Returns whether it ended in time."""
+        """Gives a retiring pump a new patience, counted from `retire`. Returns whether it ended within `timeout_s`."""
         self._post(_SetPatience(patience))
         return self.join(timeout_s)
 
@@ -535,12 +536,14 @@ class Pump:
 
     @property
     def refused_topics(self) -> Mapping[str, RefusedDestination]:
-        """Topics that the cluster refuses as a whole, by name, confirmed by a second answer."""
+        """Topics that the cluster refuses as a whole, by name. A second answer has confirmed each refusal."""
         return self.engine.endings.refused_topics
 
     @property
     def refused_partitions(self) -> Mapping[tuple[str, int], RefusedDestination]:
-        """Partitions that the cluster refuses although it accepts their topics, confirmed by a second answer."""
+        """Partitions that the cluster refuses although it accepts their topics. A second answer has confirmed each
+        refusal.
+        """
         return self.engine.endings.refused_partitions
 
     @property
@@ -555,7 +558,7 @@ class Pump:
 
     @property
     def producer_id_refusal(self) -> str:
-        """Why the own lane has no producer id, with the remedy. Empty if no request for one has failed."""
+        """Why the producer's own lane has no producer id, with the remedy. Empty if no request for an id has failed."""
         return self._context.own.producer_id.refusal
 
     def doubts(self) -> list[str]:

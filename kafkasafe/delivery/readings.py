@@ -1,9 +1,9 @@
 """Decides when a consumer goes back: compares its position with the offsets to which atomic batches moved its group.
 
-A *reading* is one run of a consumer through a partition: from the position where it is placed until it is moved away.
-Each atomic batch with the consumer's offsets continues the previous one. If one of these batches is dropped, `units`
-also drops the later ones of the reading. The consumer then has to return to the group's offset, where a new reading
-begins.
+A *reading* is one run of a consumer through a partition: from the position where the consumer is placed until the
+consumer is moved away. Each atomic batch with the consumer's offsets continues the previous one. If one of these
+batches is dropped, `units` also drops the later batches of the reading. The consumer then has to return to the group's
+offset, where a new reading begins.
 
 A consumer keeps its position through a rebalance, although another member may have had the partition in between. So
 after a rebalance, the group's offset is compared with the offsets that the reading's own batches committed
@@ -36,7 +36,7 @@ _Partition = TypeVar("_Partition", bound=Hashable)
 
 
 class OffsetsFate(enum.Enum):
-    """The fate of a batch with a consumer's offsets, as far as the consumer's process knows."""
+    """What the consumer's process knows about the outcome of a batch with the consumer's offsets."""
 
     OPEN = "open"
     """The program has not committed the batch yet."""
@@ -52,12 +52,12 @@ class OffsetsFate(enum.Enum):
     DROPPED = "dropped"
     """The producer gave up the batch without keeping its records, so the consumer has to read them again."""
     LEFT = "left"
-    """The program closed the batch's producer before the outcome, so another producer may deliver the batch."""
+    """The program closed the batch's producer before there was an outcome. Another producer may deliver the batch."""
 
 
 _UNDECIDED: Final = frozenset({OffsetsFate.OPEN, OffsetsFate.WAITING, OffsetsFate.LEFT})
 _UNMOVED: Final = frozenset({OffsetsFate.FORGOTTEN, OffsetsFate.REJECTED})
-"""Fates of batches that did not move the group, so that their reading continues."""
+"""Outcomes that do not move the group's offset. The reading continues."""
 
 
 class Numbers:
@@ -122,7 +122,7 @@ class OffsetClaim:
 
     Attributes:
         offset: Offset of the next record to be read.
-        fate: Returns the fate of the batch. Callable from any thread.
+        fate: Returns the outcome of the batch. Callable from any thread.
         carrier: Carrier of the batch; None: not known.
         void: Whether the consumer was moved back. If so, the batch must not be committed any more.
     """
@@ -157,7 +157,7 @@ class ReadingRun:
         self.broken = False
         self._claims: deque[OffsetClaim] = deque()
         self._left: list[OffsetClaim] = []
-        """Batches whose producer the program closed before the outcome."""
+        """Batches whose producer the program closed before there was an outcome."""
 
     def place(self, first: int) -> None:
         """Set the position where the reading begins, which differs from the group's offset."""
@@ -168,7 +168,7 @@ class ReadingRun:
         self._claims.append(claim)
 
     def look(self) -> None:
-        """Evaluate the fates of the batches in the order in which they were made, up to the first one that is open."""
+        """Evaluate the batches in the order in which they were made, up to the first batch without an outcome."""
         while self._claims:
             claim = self._claims[0]
             match claim.fate():
@@ -199,13 +199,13 @@ class ReadingRun:
 
     @property
     def undecided(self) -> list[OffsetClaim]:
-        """The batches that may still move the group. A batch's own producer may deliver it, or another producer after
-        the end of its own one.
+        """The batches that may still move the group. A batch's own producer may deliver the batch. If that producer has
+        ended, another one may deliver it.
         """
         return [*self._left, *(claim for claim in self._claims if claim.fate() in _UNDECIDED)]
 
     def elsewhere(self, mine: Carrier) -> list[OffsetClaim]:
-        """Return the undecided batches of producers other than this carrier's."""
+        """Return the undecided batches of producers other than that of `mine`."""
         return [
             claim
             for claim in self._claims
@@ -293,7 +293,7 @@ class Readings(Generic[_Partition]):
 
         Args:
             partition: The partition.
-            number: From `draw`.
+            number: A number from `draw`.
             start: The group's offset; NONE if the group has no offset; None if the offset is not known.
         """
         self.end(partition)
@@ -328,7 +328,7 @@ class Readings(Generic[_Partition]):
         return run is not None and run.waits
 
     def goes_on(self, partition: _Partition, group_offset: int) -> bool:
-        """Whether the reading continues: no batch of it was dropped, and nothing else has moved the group.
+        """Whether the reading continues: none of its batches was dropped, and nothing else has moved the group.
 
         Otherwise another reading begins at the group's offset, even if the consumer is already there. The reason: the
         consumer may have handed out records that are in no batch, and other members have processed these records
@@ -358,7 +358,7 @@ class Earlier(Generic[_Partition]):
         self._tidy(partition)
 
     def elsewhere(self, partition: _Partition, mine: Carrier) -> list[OffsetClaim]:
-        """Return the batches that a lane other than this carrier's may still commit.
+        """Return the batches that a lane other than that of `mine` may still commit.
 
         Three kinds of batches are left out. The carrier's own lane compares its batches itself. The group refuses the
         batches of a former member. Batches that were left in memory are lost. If the last request of a lost batch began

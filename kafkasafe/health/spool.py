@@ -1,4 +1,4 @@
-"""Decides from outside whether a producer could accept records in a spool directory, and what needs an operator."""
+"""Decides, without a producer, whether one could accept records in a spool directory, and what needs an operator."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class LaneSeen:
     Attributes:
         name: Name of the lane's directory.
         owner_pid: Pid of the process that seems to own the lane; 0 if none does.
-        strays_to: The other directory at which the owner has the lane open; empty if the owner has
-            no other one, or if this is unknown.
+        strays_to: The directory where the owner has the lane open, if it is another directory; otherwise, or if
+            unknown, empty.
         size_bytes: Size of the lane's log.
         waiting_records: Number of records that are not delivered.
-        oldest_s: How long the oldest of them has waited, seconds.
+        oldest_s: How long the oldest of these records has waited, seconds.
         in_doubt_batches: How many of the waiting batches may have been sent.
         undecidable_batches: How many of these the owner found undecidable. They wait for `resolve_undecidable`.
         rejected_records: Number of records in `rejected/`, including those in deleted files.
@@ -54,7 +54,8 @@ class SpoolSeen:
             take the lane, and raise an error.
         free_bytes: Free space of the volume.
         read_only: Whether the volume is read-only.
-        not_writable: A path that a producer of this user needs to write, but may not write; empty if it may write all.
+        not_writable: A path that a producer of this user needs to write, but may not write; empty if there is no such
+            path.
         limit_bytes: Maximum size of a lane's log; None if unknown.
         max_age_s: Maximum age of a waiting record; None: no limit.
     """
@@ -75,11 +76,12 @@ class SpoolHealth:
 
     Attributes:
         ready: Whether a producer could accept records in the directory.
-        reasons: Why a producer could not; empty if it could.
+        reasons: Why a producer could not accept records; empty if it could.
         warnings: Problems that need an operator but do not prevent a producer from accepting records.
-        room_bytes: Number of bytes that the lane with the least room could accept, as far as its limit is known.
+        room_bytes: Number of bytes that the lane with the least room could accept. If the lanes' limit is unknown, only
+            the volume's free space counts.
         waiting_records: Number of records that are not delivered.
-        oldest_record_age_s: How long the oldest of them has waited, seconds; 0 if none waits.
+        oldest_record_age_s: How long the oldest of these records has waited, seconds; 0 if none waits.
     """
 
     ready: bool

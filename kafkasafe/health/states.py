@@ -49,7 +49,7 @@ class ProducerHealth:
         connected: Whether the cluster answers.
         network_error: Why no broker can be used; None if the reason is unknown or a broker can be used.
         waiting_records: Number of records in the spool without an outcome; with `spool="never"`, of records in memory.
-        oldest_record_age_s: How long the oldest of them has waited, seconds; 0 if none waits.
+        oldest_record_age_s: How long the oldest of these records has waited, seconds; 0 if none waits.
         undecidable_batches: Number of batches that wait for `resolve_undecidable`.
         spool_bytes: Number of bytes that count against `spool_max_bytes`.
         spool_max_bytes: The producer's option.
@@ -81,7 +81,7 @@ class ProducerSeen:
 
     Attributes:
         closed: Why the producer no longer accepts records; empty while it is open.
-        forked: Whether it is closed because it belongs to the parent process.
+        forked: Whether the producer is closed because it belongs to the parent process.
         failure: The error that ended the producer; empty if none did.
         wrong_cluster: The evidence that another cluster answers; else empty.
         undecidable: The evidence about each batch that waits for a decision.
@@ -89,19 +89,19 @@ class ProducerSeen:
         disk_full: Whether the disk trouble is a lack of space.
         displaced: Whether the disk trouble is that the spool's path leads to another directory.
         undurable_s: How long the oldest record has waited for the disk, seconds.
-        disk_patience_s: How long a record may wait for the disk.
-        needed_bytes: Number of bytes that the next open batch may need in addition to the present ones.
+        disk_patience_s: How long a record may wait for the disk, seconds.
+        needed_bytes: Number of bytes that the next batch may need, in addition to those of the open batches.
         in_memory: Whether the spool has no files.
         spool_bytes: Number of bytes that count against `spool_max_bytes`.
         spool_max_bytes: The producer's option.
         callbacks_behind: Whether `send` waits for callbacks of earlier records.
         blocked: Topics and partitions for which the cluster accepts nothing at present, with the reason.
         damaged: Partitions whose next batch is damaged on disk.
-        losses: Errors about lost records that the next calls raise.
+        losses: Number of errors about lost records that the next calls raise.
         connected: Whether the cluster answers.
-        network_error: Why it does not answer.
+        network_error: Why the cluster does not answer; None if no error is known.
         waiting_records: Number of records without an outcome.
-        oldest_s: How long the oldest of them has waited, seconds.
+        oldest_s: How long the oldest of these records has waited, seconds.
     """
 
     closed: str
@@ -247,7 +247,7 @@ _STOPS: Final[_Rules] = {
 }
 _WARNINGS: Final[_Rules] = {
     # This is a warning and not a reason: the next send() raises the error once, and later calls succeed. Without
-    # traffic, no call would ever raise it.
+    # traffic, no call would ever raise the error.
     "data_loss": lambda seen: (
         f"The next calls raise {_counted(seen.losses, 'error')} about lost records, once each"
         if seen.losses
@@ -270,7 +270,7 @@ class ConsumerHealth:
     """The health of a consumer at one moment.
 
     Attributes:
-        ready: Whether the program polls, and no partition waits for a decision of the program. It does not depend on
+        ready: Whether the program polls, and no partition waits for a decision of the program. This does not depend on
             brokers.
         reasons: Why the client is not ready; empty if it is ready.
         connected: Whether a connection to a broker is open.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 FREE_BYTES: Final = 4 * 1024 * 1024
-"""Disk space reserved for marks. Without room for them, the spool could never delete anything."""
+"""Disk space reserved for marks. Without room for marks, the spool could never delete anything."""
 
 
 @dataclass(frozen=True, slots=True)

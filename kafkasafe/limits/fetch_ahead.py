@@ -1,4 +1,4 @@
-"""Decides where to fetch ahead: before the application has received all records of the last response. Pure.
+"""Decides from which partitions to fetch ahead: before the application has received all records of the last response.
 
 kafka-python fetches from a partition only after the application has received all records of the last response. So it
 decodes and waits in turns. A fetch ahead starts at the offset where the waiting response ends. Its answer
@@ -47,8 +47,8 @@ class ResponseEnd:
     """The end of a response.
 
     Attributes:
-        fetch_offset: Offset from which it was fetched.
-        end_offset: Offset after its last complete batch.
+        fetch_offset: Offset from which the response was fetched.
+        end_offset: Offset after the response's last complete batch.
         leader_epoch: Leader epoch of that batch.
     """
 
@@ -58,17 +58,17 @@ class ResponseEnd:
 
 
 class FetchAhead(Generic[_Place]):
-    """The ends of the responses that wait for the application. One thread uses it."""
+    """The ends of the responses that wait for the application. Only one thread may use this object."""
 
     def __init__(self) -> None:
         self._ends: dict[_Place, ResponseEnd] = {}
 
     def arrived(self, place: _Place, end: ResponseEnd | None, available_offset: int) -> None:
-        """A response of a partition has arrived.
+        """Record that a response of a partition has arrived.
 
         Args:
             place: The partition.
-            end: Its end; None: it has no complete batch.
+            end: End of the response; None if the response has no complete batch.
             available_offset: The high watermark, or the last stable offset if only committed records are read.
         """
         if end is None or end.end_offset >= available_offset:
@@ -77,14 +77,14 @@ class FetchAhead(Generic[_Place]):
             self._ends[place] = end
 
     def keep(self, places: Collection[_Place]) -> None:
-        """Forget all partitions except these, the assigned ones."""
+        """Forget all partitions except `places`, the assigned partitions."""
         if len(self._ends) > len(places):
             self._ends = {place: end for place, end in self._ends.items() if place in places}
 
     def choose(
         self, positions: Iterable[tuple[_Place, int]], fetch_bytes: int, *, count: int = 0
     ) -> dict[_Place, ResponseEnd]:
-        """Return where to fetch ahead.
+        """Return the partitions from which to fetch ahead, each with the end of its last response.
 
         Args:
             positions: The positions of the partitions for which exactly one response waits.

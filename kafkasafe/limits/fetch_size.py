@@ -8,7 +8,7 @@ worth nothing:
 3. The consumer connects again and asks for the same 48 MB. It never gets a record.
 
 Rule: begin small, and double the size only after a full response that came so soon that one of twice the size would
-still come early. So no request is much larger than one that was answered.
+still come early. So no request is much larger than a request that was answered.
 
 Records that are returned one by one stay in memory longer than batches, so their sizes have a lower limit:
 
@@ -91,12 +91,12 @@ class FetchSize:
         return self.bytes
 
     def limit(self, most: int) -> None:
-        """Use at most this size from now on, but not less than the first size, and not more than the largest one."""
+        """From now on, use at most the size `most`, but at least the first size and at most the largest size."""
         self._limit = max(self._least, min(self._most, most))
         self.bytes = min(self.bytes, self._limit)
 
     def answered(self, size: int, sent_at: float, now: float) -> None:
-        """A request of this size was answered.
+        """Record that a request was answered.
 
         Args:
             size: Bytes of the partition with the most bytes in the response.

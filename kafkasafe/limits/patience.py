@@ -11,8 +11,8 @@ def seconds_of(timeout_ms: float) -> float:
     """Convert a caller's time-out from ms to seconds.
 
     Raises:
-        TypeError: It is not a number.
-        ValueError: It is nan.
+        TypeError: The time-out is not a number.
+        ValueError: The time-out is nan.
     """
     if not isinstance(timeout_ms, (int, float)):
         raise TypeError(f"timeout_ms must be a number of milliseconds, not {timeout_ms!r}")
@@ -28,8 +28,8 @@ def timeout_of(timeout: Any) -> float:
     neither before nor after any time, so a wait with it ends at once, or never.
 
     Raises:
-        TypeError: It is not a number.
-        ValueError: It is nan, or larger than any float.
+        TypeError: The time-out is not a number.
+        ValueError: The time-out is nan, or larger than any float.
     """
     said = "timeout must be a number of seconds, or None, not"
     if isinstance(timeout, (str, bytes, bytearray)):
@@ -49,8 +49,8 @@ def closing_timeout(timeout: Any) -> float | None:
     """Check the time-out of `close`, in seconds.
 
     Raises:
-        TypeError: It is not a number.
-        ValueError: It is negative, nan, or larger than any float.
+        TypeError: The time-out is not a number.
+        ValueError: The time-out is negative, nan, or larger than any float.
     """
     if timeout is not None and (timeout := timeout_of(timeout)) < 0:
         raise ValueError(f"Invalid timeout: {timeout}")
@@ -59,12 +59,12 @@ def closing_timeout(timeout: Any) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """When waiting for deliveries ends.
+    """Decides when a wait for deliveries ends.
 
     Attributes:
         idle_s: How long the wait goes on without progress.
-        pause_s: The longest wait for the known end of a pause; `close` does not wait for the end of a longer one. 0:
-            it does not wait for pauses.
+        pause_s: The longest wait for the known end of a pause. `close` does not wait for the end of a longer pause. 0:
+            `close` does not wait for pauses.
     """
 
     idle_s: float

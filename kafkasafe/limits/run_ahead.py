@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Final
 
 RUN_AHEAD_BYTES: Final = 14 * 1024 * 1024
-"""The default: less than the producer keeps in memory, so that batches are not read back."""
+"""The default limit. It is less than the producer keeps in memory, so that batches are not read back."""
 
 PATIENCE_S: Final = 0.5
 """A partition that has acknowledged nothing for this long, although batches wait, does not count."""
@@ -46,7 +46,7 @@ class _Waiting:
 
 
 class RunAhead:
-    """Counts outstanding bytes, that is, accepted and not acknowledged, and decides whether a sender should wait.
+    """Counts outstanding bytes (accepted, but not acknowledged), and decides whether a sender should wait.
 
     Args:
         limit_bytes: How many bytes may be outstanding while the cluster answers.
@@ -61,7 +61,9 @@ class RunAhead:
         """The earliest time at which a partition can stop counting."""
 
     def is_reached(self, more_bytes: int = 0) -> bool:
-        """Return whether a sender should wait. `more_bytes` are accepted but not counted yet. For any thread."""
+        """Return whether a sender should wait. `more_bytes` are accepted, but not counted yet. Any thread may call this
+        method.
+        """
         return self._outstanding_bytes + more_bytes >= self._ceiling_bytes
 
     def has_eased(self, more_bytes: int = 0) -> bool:

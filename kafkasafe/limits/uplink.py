@@ -39,10 +39,10 @@ class Ticket:
 
     Attributes:
         node: The broker's id, -1 when it is not known.
-        size_bytes: Its size.
-        read_bytes: How many of its bytes were read back from disk.
-        sent_at: Seconds.
-        delivered_bytes: How many bytes the link had delivered before.
+        size_bytes: Size of the batch.
+        read_bytes: How many bytes of the batch were read back from disk.
+        sent_at: When the batch was sent, seconds.
+        delivered_bytes: How many bytes the link had delivered before the batch was sent.
     """
 
     node: int
@@ -84,7 +84,7 @@ class UplinkBudget:
 
     @property
     def window_bytes(self) -> float:
-        """How many bytes may be in flight; a single batch may exceed it."""
+        """How many bytes may be in flight. A single batch may exceed this limit."""
         return max(self._few_bytes, self.bytes_per_s * self._timeout_s * _SHARE)
 
     def has_room(self, size_bytes: int) -> bool:
@@ -99,7 +99,7 @@ class UplinkBudget:
 
         Args:
             size_bytes: Size of the batch.
-            timeouts: How often it timed out before.
+            timeouts: How often the batch timed out before.
         """
         patience_s = self._timeout_s * timeouts
         rate = self.bytes_per_s
@@ -129,7 +129,8 @@ class UplinkBudget:
 
         Args:
             ticket: Ticket of the batch.
-            timed_out: The request timed out: the link was too slow for the bytes in flight, or the broker hangs.
+            timed_out: Whether the request timed out. If so, the link was too slow for the bytes in flight, or the
+                broker hangs.
         """
         self.out_bytes -= ticket.size_bytes
         self.ready = False

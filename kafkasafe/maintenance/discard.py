@@ -1,4 +1,4 @@
-"""Gives up rejected records on purpose. Notes this, so that their files do not count as deleted by mistake."""
+"""Discards rejected records, and notes this, so that their files do not count as deleted by mistake."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from kafkasafe.spool.rejected_notes import mark_discarded, read_notes
 
 @dataclass(frozen=True, slots=True)
 class Discardable:
-    """A file of `rejected/` that a discard gives up.
+    """A file of `rejected/` that can be discarded.
 
     Attributes:
         lane: Directory of the lane.
         topic: Topic of the records; "?" if unknown.
-        partition: -1 if it was never chosen, or is unknown.
-        records: Number of records, as far as known.
+        partition: Partition of the records; -1 if it was never chosen, or is unknown.
+        records: Number of records; 0 if the file cannot be read.
         error: Why the file cannot be read; empty if it can be read.
         missing: Whether the file was already deleted by hand.
     """
@@ -82,7 +82,7 @@ def find_discardable(
 
 
 def discard(directory: SpoolDirectory, wanted: Collection[Discardable]) -> None:
-    """Gives files up. Durable on return. After a crash, some files may be unchanged: call it again.
+    """Discards files. Durable on return. After a crash, some files may be unchanged: call this function again.
 
     Args:
         directory: The spool directory. Producers may be using it.

@@ -58,13 +58,13 @@ class SpooledBatch:
     """One batch in a lane.
 
     Attributes:
-        position: Spool position of its first record.
+        position: Spool position of the batch's first record.
         partition: Partition; -1 while it is not chosen.
         identity: Batch id; None while the batch has none.
         max_timestamp: Newest timestamp, ms since the epoch.
-        known: The outcome, as far as the spool knows it.
-        file: The batch's file in `rejected/`; None if it has none.
-        given: While the partition is not chosen: see `journal.Batch`.
+        known: The outcome according to the spool.
+        file: The batch's file in `rejected/`; None if there is none.
+        given: While no partition is chosen, the partitions that callers gave for some records: see `journal.Batch`.
     """
 
     lane: str
@@ -86,11 +86,11 @@ class LaneContent:
 
     Attributes:
         log: The log, as it was read.
-        journal: The unfinished batches.
+        journal: The journal, with the unfinished batches.
         batches: The batches, in the order of their positions.
         rejected: The files in `rejected/`, including those that cannot be read.
-        extent: The problem with the lane's `extent`; empty if it is valid.
-        times: By position of each batch outside atomic batches, the times at which it reached its steps.
+        extent: The problem with the lane's `extent`; empty if the extent is valid.
+        times: Maps the position of each batch outside atomic batches to the times at which the batch reached its steps.
         units: The atomic batches with their steps, in the order of the log.
     """
 
@@ -128,7 +128,7 @@ class LaneContent:
 
     @property
     def damage(self) -> tuple[str, ...]:
-        """One sentence per damaged range; or one sentence if the lane has no intact group and is unreadable."""
+        """One sentence per damaged range, and one sentence if the log has bytes, but no intact group."""
         texts = tuple(map(str, self.log.damage))
         if self.log.torn is not None and self.log.torn[1] == 0 and not self.log.groups:
             texts += (f"{self.log.torn[0].name} has no intact group",)
@@ -164,7 +164,7 @@ class LaneContent:
 
 
 def _may_be_sent(journal: Journal, batch: Batch) -> bool:
-    """Whether the batch may be in a log. For a part of an atomic batch: whether brokers have all of it."""
+    """Whether the batch may be in a partition's log. Also true if the brokers have the batch's whole atomic batch."""
     return journal.views.may_be_sent(batch) or (batch.unit is not None and batch.unit.phase is Phase.STAGED)
 
 
@@ -243,7 +243,7 @@ def _logged_batches(
         header = entry.header
         waiting = unfinished.get(entry.position)
         identity = _identity(header) if waiting is None else waiting.identity
-        # If no mark names a batch, the mark that finished it was deleted together with its segment.
+        # If no mark names a batch, the mark that finished the batch was deleted together with the mark's segment.
         fate = known.get(entry.position, SpoolFate(SpoolOutcome.COMMITTED))
         fate = _completed(fate, identity, is_held=entry.position in held)
         yield SpooledBatch(
@@ -262,7 +262,7 @@ def _logged_batches(
 
 
 def _completed(fate: SpoolFate, identity: BatchId | None, *, is_held: bool) -> SpoolFate:
-    """An outcome according to the marks, with what the batch's id and its file in `rejected/` say."""
+    """Completes an outcome according to the marks with what the batch's id and its file in `rejected/` show."""
     if fate.fate is SpoolOutcome.NOT_SENT:
         return replace(fate, identified=identity is not None)
     if fate.fate is SpoolOutcome.REJECTED and not is_held:
@@ -403,7 +403,7 @@ def _wait(
 def _examined(
     transport: Cluster, place: _Place, note: Callable[[Exception], None]
 ) -> Procedure[list[Examined]]:
-    """Examines one partition, again if another leader was elected meanwhile, whose log may differ."""
+    """Examines one partition. If another leader was elected meanwhile, does this again: its log may differ."""
     for _ in range(_LEADERS):
         before = _leader(transport, place)
         found = yield from _read(transport, place, note)
@@ -454,7 +454,7 @@ def _read(transport: Cluster, place: _Place, note: Callable[[Exception], None]) 
                     "offset_for_leader_epoch",
                     lambda reply: transport.offset_for_leader_epoch(topic, partition, epoch, reply),
                 )
-            # The log reaches back far enough, but does not have the epoch. So it is a different log.
+            # A log that begins before `begin`, but does not know the epoch, is another log.
             cut_at = ended.end_offset if ended.end_offset >= 0 else start.offset
     end = yield from asked("list_offsets", lambda reply: transport.log_end_offset(topic, partition, reply))
     if begin > (end.offset if cut_at < 0 else min(cut_at, end.offset)):

@@ -31,8 +31,8 @@ class Prunable:
     """A lane, and whether it may be deleted.
 
     Attributes:
-        bytes: Size of all its files.
-        kept: Why it is kept; empty if it may be deleted.
+        bytes: Size of all files in the lane.
+        kept: Why the lane is kept; empty if it may be deleted.
     """
 
     number: int
@@ -59,7 +59,7 @@ def find_prunable(directory: SpoolDirectory, older_than_s: float) -> Iterator[Pr
 
 
 def _resent(directory: SpoolDirectory) -> list[m.Resent]:
-    """Files that lanes mark as resent. Marks of unreadable lanes are unknown, so other lanes are kept, too."""
+    """Marks that name resent files. The marks in unreadable lanes are unknown: because of this, more lanes are kept."""
     resent: list[m.Resent] = []
     for number in directory.lanes():
         with contextlib.suppress(SpoolError):
@@ -119,7 +119,7 @@ def prune_lane(directory: SpoolDirectory, number: int) -> str:
     """Deletes a lane, unless a process has taken it, or records wait in it now.
 
     Returns:
-        Why it was kept; empty if it was deleted.
+        Why the lane was kept; empty if it was deleted.
 
     Raises:
         SpoolError: The lane cannot be deleted.
@@ -130,7 +130,7 @@ def prune_lane(directory: SpoolDirectory, number: int) -> str:
     except LaneBusyError as error:
         return f"in use by process {error.pid}"
     try:
-        # Under the lock no process writes, so this content is what will be deleted.
+        # While this process holds the lock, no other process writes. So this content is what will be deleted.
         if kept := _content(directory, lane, _resent(directory)):
             return kept
         doomed = directory.path / f"{_DOOMED}{lane.name}-{os.getpid()}"

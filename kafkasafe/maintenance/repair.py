@@ -40,7 +40,7 @@ class RepairStep:
 
     Attributes:
         what: "cut": cuts off a torn tail. "address": restores bytes 0 to 20 of a batch. "quarantine": copies the bytes
-            to quarantine/. The copy shows that their damage was reported, so that the lane can be opened.
+            to quarantine/. The copy shows that the damage was reported, so that the lane can be opened.
         segment: File name.
         start: First byte.
         end: End of the bytes (exclusive).
@@ -99,7 +99,7 @@ def plan_repair(lane: Path, *, files: Files) -> Plan:
         elif step.what != "quarantine" or not already_quarantined(files, lane, damage):
             steps.append(step)
     if found.torn is not None and not found.groups:
-        # The lane has no intact group. Nothing distinguishes a torn first write from complete damage.
+        # The lane has no intact group. Nothing distinguishes a torn first write from damage to complete bytes.
         left += [
             f"{path.name}: {size} bytes without an intact group. If it was ever in use, restore it from a copy. A"
             " producer that opens the lane assumes that a crash tore the first write: it continues without the file,"

@@ -1,7 +1,7 @@
-"""Returns rejected records to the spool, and sets a batch aside that blocks others.
+"""Returns rejected records to the spool, and sets aside a batch that blocks others.
 
-A file of `rejected/` is written into a lane in one atomic group, together with a mark that names it. The file is
-deleted when that group is durable. So after a crash, its records count in exactly one of the two places
+A file of `rejected/` is written into a lane in one atomic group, together with a mark that names the file. The file is
+deleted when that group is durable. So after a crash, the file's records count in exactly one of the two places
 (docs/spool-format.md, Rejected batches).
 """
 
@@ -36,8 +36,8 @@ class Resendable:
     """A file of `rejected/` that can be resent.
 
     Attributes:
-        topic: Topic of all its records.
-        partition: -1 if it was never chosen.
+        topic: Topic of all records in the file.
+        partition: Partition of all records in the file; -1 if it was never chosen.
     """
 
     lane: str
@@ -126,13 +126,13 @@ def bring_back(
 ) -> ResendResult:
     """Returns rejected records to a lane without an owner, in the order of their rejection.
 
-    On return they are durable there, and deleted from `rejected/`. The producer that adopts or drains the lane delivers
-    them.
+    On return, the records are durable in that lane, and deleted from `rejected/`. The producer that adopts or drains
+    the lane delivers them.
 
     Args:
         directory: The spool directory. Producers may be using it.
         topics: Only these topics; empty: all.
-        progress: Called repeatedly with (files done, files).
+        progress: Called repeatedly with (number of files done, number of all files).
         clock_ms: Returns ms since the epoch.
 
     Raises:
@@ -181,7 +181,7 @@ def set_aside(
 
     Raises:
         LaneBusyError: A process owns the lane.
-        UsageError: The lane has no unfinished batch.
+        UsageError: The lane has no unfinished batch at `position`.
         SpoolError: The batch may be in the cluster's log, or the lane cannot be read or written. The batch stays in the
             lane.
     """
@@ -223,7 +223,7 @@ def set_aside(
 
 @contextlib.contextmanager
 def _own_lane(lock: LaneLock, clock_ms: Callable[[], int]) -> Iterator[tuple[LaneLock, Spool, Journal]]:
-    """Opens a lane whose lock the caller has, and closes it in an orderly way: (lock, log, journal) of the lane."""
+    """Context with (lock, log, journal) of a lane whose lock the caller has. Closes the lane in an orderly way."""
     journal = Journal()
     try:
         spool, entries = Spool.open(

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 
 class OfOneProcess:
-    """Base class of objects with threads, locks and connections. A copy would share these, or lack them."""
+    """Base class of objects with threads, locks and connections. A copy would share or lack these."""
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Called by pickle and copy.

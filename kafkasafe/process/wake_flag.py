@@ -6,7 +6,7 @@ import threading
 
 
 class WakeFlag:
-    """An Event without a lock that an interrupt (Ctrl-C) could leave taken: each method is a single call into C."""
+    """Like an Event, but an interrupt (Ctrl-C) cannot leave a lock taken: each method is a single call into C."""
 
     def __init__(self) -> None:
         self._cleared = threading.Lock()
@@ -22,5 +22,5 @@ class WakeFlag:
         self._cleared.acquire(blocking=False)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until it is set. It is clear again on return."""
+        """Wait until the flag is set, or until the timeout. The flag is clear on return."""
         self._cleared.acquire(timeout=timeout_s)

@@ -1,6 +1,6 @@
 """Finds out which batches other lanes have not delivered yet. Takes no locks.
 
-The owner of a lane may write to the log meanwhile. So an incomplete end of the log is read again the next time. The
+The owner of a lane may write to the log meanwhile. So each call of `LaneReader.owed` reads the last segment again. The
 control batches contain the sizes of the data batches. A data batch is read only to check whether it is damaged.
 """
 
@@ -33,7 +33,7 @@ class LaneReader:
         self._read: list[str] = []
         """Segments that were read to their end."""
         self._before = Owed()
-        """The undelivered batches that these segments show."""
+        """The undelivered batches according to the segments in `_read`."""
         self._where: dict[int, tuple[str, int, m.ManifestEntry]] = {}
         """Maps the position of each batch without an outcome to its segment, its byte offset and its manifest entry."""
         self._whole: set[int] = set()
@@ -43,8 +43,8 @@ class LaneReader:
         """Returns the batches that the lane has not delivered yet. A lane that does not exist has none.
 
         Args:
-            tail: Whether to leave out the batches at the end that a crash may have torn, because the next owner reuses
-                their positions. Use it only for a lane without an owner.
+            tail: Whether to leave out the batches at the end of the log that a crash tore. The lane's next owner reuses
+                their positions. Allowed only for a lane without an owner.
 
         Raises:
             OSError: The lane cannot be read.
@@ -57,14 +57,14 @@ class LaneReader:
                 self._where = {at: where for at, where in self._where.items() if at in found.open}
                 self._whole.intersection_update(self._where)
                 self._leave_out(found, tail=tail)
-                # The owner may have copied the batches of a segment to the end of the log, which was not read yet, and
-                # deleted the segment.
+                # During this call, the owner may have copied batches of the first segment to the end of the log, and
+                # deleted the segment. If the first segment has changed, read again.
                 if first == self._names()[:1]:
                     return found
             raise OSError(errno.EBUSY, f"The segments of {self.path} keep changing")
 
     def _leave_out(self, owed: Owed, *, tail: bool) -> None:
-        """Removes damaged batches. No owner can deliver a damaged batch, so other lanes must not wait for it."""
+        """Removes damaged batches from `owed`. No owner can deliver a damaged batch, so other lanes must not wait."""
         todo = sorted(owed.open)
         if tail:
             for at in todo:
@@ -108,12 +108,12 @@ class LaneReader:
         if names:
             self._before.begins(int(names[0][:20]))
         for name, following in zip(names[len(self._read) :], names[len(self._read) + 1 :], strict=False):
-            with contextlib.suppress(FileNotFoundError):  # all of its batches are finished
+            with contextlib.suppress(FileNotFoundError):  # deleted: all batches of the segment are finished
                 self._segment(name, int(following[:20]), self._before)
             self._read.append(name)
         now = self._before.copy()
         if names:
-            # The owner may have just deleted this segment. The next reading finds the segment after it.
+            # The owner may have just deleted this segment. The next call of `owed` finds the segment after it.
             with contextlib.suppress(FileNotFoundError):
                 self._segment(names[-1], None, now)
         return now
@@ -128,7 +128,7 @@ class LaneReader:
                 except m.UnknownFormatError:
                     raise
                 except m.MarkError:
-                    # If the end is incomplete, the owner is writing it, or a crash tore it.
+                    # An incomplete end of the last segment is not damage: the owner is writing it, or a crash tore it.
                     if limit is not None:
                         owed.note_damage()
                     return
@@ -149,7 +149,7 @@ class LaneReader:
                 self._where.update(places)
                 moves = limit is None and any(isinstance(mark, m.Moved) for mark in marks)
                 if moves and not all(self._is_whole(at) for at, _ in places):
-                    # A group that a crash tore does not count. The batches that it names are still at their former
+                    # Ignore a group that a crash tore. The batches that the group copies are still at their former
                     # places.
                     for at, _ in places:
                         del self._where[at]

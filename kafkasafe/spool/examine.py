@@ -31,11 +31,11 @@ class SpoolOutcome(enum.Enum):
     """The cluster rejected the batch, and `rejected/` does not have it any more: it was resent, or deleted by hand."""
     DROPPED = "dropped"
     """The batch belongs to an atomic batch that was dropped, so it is not delivered. `rejected/` does not have the
-    batch, because the consumers of the atomic batch read the same records again, or because the batch was resent, or
-    deleted by hand.
+    batch for one of these reasons: the atomic batch's consumers read their records again, or the batch was resent, or
+    it was deleted by hand.
     """
     REPLACED = "replaced"
-    """Other batches hold the batch's records."""
+    """The records of the batch are in other batches now."""
     LOST = "lost"
     """The cluster acknowledged the batch and then lost it. The producer does not send it again."""
     UNKNOWN = "unknown"
@@ -49,10 +49,10 @@ class ExchangeStep(enum.Enum):
     """
 
     PREPARED = "prepared"
-    """1: the batch is staged. Without a batch id, it cannot have been sent."""
+    """1: the batch is staged without a batch id, so it cannot have been sent."""
     PREPARE_ACKNOWLEDGED = "prepare_acknowledged"
-    """2: the batch is staged under its id. The spool does not record whether step 3 has happened. Only the cluster
-    knows, unless nothing was sent to the partition yet.
+    """2: the batch is staged under its id. The spool does not record whether step 3 has happened. If anything was sent
+    to the partition, only the cluster knows this.
     """
     COMMITTED = "committed"
     """3: the cluster has the batch, according to a query. Its offset is not known."""
@@ -70,8 +70,8 @@ class SpoolFate:
     """The outcome of one batch according to the spool.
 
     Attributes:
-        base_offset: Its acknowledged base offset, -1 when unknown.
-        note: Human-readable text: why the batch was refused.
+        base_offset: The base offset that the cluster acknowledged; -1 if unknown.
+        note: Human-readable reason why the batch was refused, or its atomic batch dropped; empty for other outcomes.
         identified: Whether a batch that was not sent has a batch id already.
     """
 
@@ -82,7 +82,9 @@ class SpoolFate:
 
     @property
     def step(self) -> ExchangeStep | None:
-        """The last step of KAFKA-156 that is known to be done; None if the batch ended otherwise or marks are lost."""
+        """The last step of KAFKA-156 that is known to be done; None if the batch ended in another way, or if marks
+        about it are lost.
+        """
         match self.fate:
             case SpoolOutcome.NOT_SENT:
                 return ExchangeStep.PREPARE_ACKNOWLEDGED if self.identified else ExchangeStep.PREPARED
@@ -108,15 +110,14 @@ def fates(
     blind_before: int = -1,
     dropped: Mapping[int, str] | None = None,
 ) -> dict[int, SpoolFate]:
-    """Maps the position of each batch that the spool's marks name, and of each unfinished batch, to its outcome.
+    """Returns the outcomes of the batches that the spool's marks name, and of the unfinished batches, by position.
 
     Args:
         marks: (position, marks) of each group, in log order.
-        unfinished: Maps the position of each batch that the journal found unfinished to whether the batch may have been
-            sent.
+        unfinished: The unfinished batches according to the journal: position → whether the batch may have been sent.
         blind_before: The position before which damage destroyed marks about batches; -1 if damage destroyed no marks.
-        dropped: Maps the position of a batch to the reason why its atomic batch was dropped. Marks name only the atomic
-            batch.
+        dropped: Maps the position of each dropped batch to the reason why its atomic batch was dropped. This is not in
+            `marks`: the marks name the atomic batch, but not its batches.
     """
     fates_found = {
         position: SpoolFate(SpoolOutcome.DROPPED, note=reason) for position, reason in (dropped or {}).items()
@@ -181,17 +182,17 @@ class Finding(enum.Enum):
     """The outcome of a batch that may have been sent, according to the cluster."""
 
     COMMITTED = "committed"
-    """It is in the log, and replicated."""
+    """The batch is in the log, and replicated."""
     APPENDED = "appended"
     """The leader has the batch, but its replicas have not confirmed it yet: a change of leaders may remove it."""
     ABSENT = "absent"
-    """It is not in the log."""
+    """The batch is not in the log."""
     UNDECIDABLE = "undecidable"
-    """The outcome cannot be determined: see the evidence."""
+    """The outcome cannot be determined. `ExaminedBatch.evidence` says why."""
     NOT_ANSWERED = "not_answered"
     """The cluster did not answer."""
     NOT_SENT = "not_sent"
-    """It was never sent."""
+    """The batch was never sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +200,7 @@ class ExaminedBatch:
     """The outcome of one batch, with the evidence.
 
     Attributes:
-        evidence: Human-readable text: the observations.
+        evidence: Human-readable text: the observations that led to `finding`.
         offsets: Base offsets of the batch in the partition. There are several if the log has the batch more than once.
     """
 
@@ -214,12 +215,12 @@ class Examination:
 
     Attributes:
         batches: The batches, in the order in which they would be sent.
-        start_offset: The lowest offset that the first of these batches can have.
+        start_offset: The lowest offset that the first of `batches` can have.
         end_offset: The leader's log end, including records above the high watermark.
-        next_offset: Where the next page starts.
-        hidden_before: The offset before which a part of the range could not be read, because it was trimmed or
-            compacted; -1 if the whole range was read.
-        log_start_offset: The log's start.
+        next_offset: The offset where the next page of headers starts.
+        hidden_before: The offset before which a part of the range could not be read, because that part was trimmed or
+            compacted; -1 if there is no such part.
+        log_start_offset: The partition's log start offset when it was last read.
     """
 
     batches: Sequence[BatchId]
@@ -257,12 +258,12 @@ class Examination:
         next_offset: int,
         log_start_offset: int,
     ) -> None:
-        """Take one page.
+        """Process one page of batch headers.
 
         Args:
             headers: (base offset, last offset, producer id, epoch, base sequence, records) of each batch, ascending.
-            next_offset: Where the page ends (exclusive).
-            log_start_offset: The log's start when it was read.
+            next_offset: The offset after the page.
+            log_start_offset: The log start offset when the page was read.
         """
         self._trim(log_start_offset)
         for base_offset, last_offset, producer_id, epoch, base_sequence, count in headers:
@@ -272,7 +273,7 @@ class Examination:
                 self.hidden_before = base_offset
             index = self._wanted.get((producer_id, epoch, base_sequence))
             if index is not None:
-                # Compaction removes records from a batch, and keeps its offsets.
+                # Compaction removes records from a batch, but does not change the batch's first and last offset.
                 if last_offset - base_offset + 1 == self.batches[index].count:
                     self._found.setdefault(index, []).append(base_offset)
                 else:
@@ -281,7 +282,7 @@ class Examination:
         self.next_offset = max(self.next_offset, next_offset)
 
     def verdicts(self, views: Mapping[int, ProducerView]) -> list[ExaminedBatch]:
-        """The verdict on each batch, in order.
+        """Returns the verdict on each batch, in the order of `batches`.
 
         Args:
             views: The leader's producer state, by producer id. Empty if the leader cannot be asked.
@@ -348,8 +349,8 @@ class Examination:
         return ExaminedBatch(Finding.ABSENT, f"{where}{later}")
 
     def _neighbours(self, index: int) -> tuple[int, int]:
-        """Offsets of the nearest batches of the same producer id and epoch that were found before and after a batch; -1
-        if there is none.
+        """Returns the base offsets of the nearest found batches before and after a batch; -1 if there is none. Only
+        batches with the same producer id and epoch count.
         """
         batch = self.batches[index]
 
@@ -371,6 +372,6 @@ def _seen(batch: BatchId, view: ProducerView | None) -> bool | None:
         return None
     if sequence_distance(batch.last_sequence, view.last_sequence) >= 0:
         return True
-    # The leader's last sequence is inside the batch. Boundaries are part of a batch id, so the leader has another
-    # batch.
+    # If the leader's last sequence is inside the batch, the leader has a batch with other boundaries. That is another
+    # batch, and the state shows nothing about this one.
     return False if sequence_distance(batch.base_sequence, view.last_sequence) < 0 else None

@@ -1,4 +1,5 @@
-"""Where a lane's log must begin and end, as claims with a checksum: the file `extent` of `docs/spool-format.md`.
+"""The file `extent` (see `docs/spool-format.md`): claims about where a lane's log begins and ends, each with a
+checksum.
 
 Whole files can vanish, and the log itself does not show that its first or last files are missing.
 """
@@ -27,15 +28,15 @@ _CRC: Final = struct.Struct(">I")
 
 @dataclass(frozen=True, slots=True)
 class LogEndClaim:
-    """One end of a log.
+    """A claim about the beginning or the end of a log.
 
     Attributes:
-        lane_id: 16 bytes: the lane's id.
+        lane_id: The lane's id, 16 bytes.
         number: If two claims are about the same end, the one with the larger number is valid.
         position: In a claim about the beginning, the log's first position. Nothing from this position on may be
             missing. In a claim about the end, the position after the last record. Everything before this position was
             durable.
-        records: Number of data records before this position, counted since the creation of the file.
+        records: Number of data records before `position`, counted since the file `extent` was created.
     """
 
     lane_id: bytes
@@ -58,7 +59,7 @@ class Extent:
         return None if claim is None else claim.lane_id
 
     def of(self, lane_id: bytes | None) -> Extent:
-        """The claims about this lane; all claims if `lane_id` is None."""
+        """The claims about the lane with the id `lane_id`; all claims if `lane_id` is None."""
         if lane_id is None:
             return self
         begin, end = (c if c is not None and c.lane_id == lane_id else None for c in (self.begin, self.end))
@@ -72,7 +73,7 @@ def encode_claim(claim: LogEndClaim) -> bytes:
 
 
 def decode_extent(content: bytes) -> Extent:
-    """Read the claims of a file. A torn or damaged claim counts as missing."""
+    """Decode the claims in the content of the file `extent`. A torn or damaged claim counts as missing."""
     begins = [claim for slot in BEGIN_SLOTS if (claim := _decode(content, slot)) is not None]
     begin = max(begins, key=lambda claim: claim.number, default=None)
     end = _decode(content, END_SLOT)
@@ -82,11 +83,11 @@ def decode_extent(content: bytes) -> Extent:
 
 
 def extent_trouble(content: bytes | None, lane_id: bytes | None) -> str:
-    """Why a lane's `extent` proves less than it should; empty if it is complete.
+    """Describes what is wrong with a lane's `extent`; empty if the file is complete.
 
     Args:
         content: Content of the file, None if the file is missing.
-        lane_id: Id of the lane's log, None if the log has none.
+        lane_id: Id of the lane according to its log; None if the log does not show it.
     """
     if content is None:
         return "the file extent is missing"

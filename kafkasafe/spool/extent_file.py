@@ -26,7 +26,7 @@ class ExtentFile:
         self._handle = -1
         self._begin = found.extent.begin
         self._end = found.extent.end
-        # Number of records before the first segment, as the claims count records. Missing records count, too.
+        # Number of records before the first segment, counted as in `LogEndClaim.records`. Missing records count, too.
         self._before = 0
         if self._end is not None:
             self._before = (
@@ -50,7 +50,8 @@ class ExtentFile:
             self._drop()
 
     def begins(self, segments: Sequence[StoredSegment], going: int) -> None:
-        """Claim that the log begins after its first `going` segments, which the caller deletes next. Durable on return.
+        """Claim that the log begins after its first `going` segments, which the caller deletes next. The claim is
+        durable on return.
 
         Raises:
             OSError: The claim could not be written, and the old one could not be withdrawn.
@@ -72,7 +73,7 @@ class ExtentFile:
         self._before += segment.records
 
     def ends(self, position: int, segments: Sequence[StoredSegment]) -> None:
-        """Claim that everything before this position is durable. The claim itself need not survive a crash."""
+        """Claim that everything before `position` is durable. The claim itself need not survive a crash."""
         if self._handle < 0:
             return
         claim = self._end_at(position, segments)
@@ -92,19 +93,19 @@ class ExtentFile:
 
     @property
     def in_place(self) -> bool:
-        """Whether the file still has its name. Also true if it is not open."""
+        """Whether the open file is still the lane's `extent`. Also true if no file is open."""
         return self._handle < 0 or self._files.identity_of(self._path) == self._files.identity(self._handle)
 
     def restore(self, segments: Sequence[StoredSegment], position: int) -> None:
-        """Write the claims again, and claim that everything before this position is durable. Durable on return, unless
-        the file cannot be written.
+        """Write the claims again, and claim that everything before `position` is durable. The claims are durable on
+        return, unless the file cannot be written.
 
-        The claim about the beginning keeps its number: a claim with a larger number may still be on the disk.
+        The claim about the beginning keeps its number, so that a newer claim that may still be on the disk stays valid.
         """
         try:
             if self._handle < 0 or not self.in_place:
                 self.close()
-                # `_write_claims` makes all claims durable below, so `_open` need not do it first.
+                # Do not call `_open`, which would sync the old claims: `_write_claims` below makes all claims durable.
                 self._handle = self._files.open(self._path, write=True, create=True)
             if self._begin is None:
                 self._write_begin(segments[0].first_position, self._before)
@@ -114,7 +115,7 @@ class ExtentFile:
             self._drop()
 
     def _open(self) -> None:
-        """Open the file, or create it. Claims that exist already are durable on return.
+        """Open the file, or create it. Claims that exist already are durable on return. Otherwise this could happen:
 
         1. The sync of a claim fails, and the owner dies before it deletes the file.
         2. The next owner reads this claim from the page cache, and overwrites the older claim, the only durable one.
@@ -143,8 +144,8 @@ class ExtentFile:
         number = 0 if self._begin is None else self._begin.number + 1
         claim = LogEndClaim(self._lane_id, number, position, records)
         content = encode_claim(claim)
-        # Overwrite the older of two claims: a torn write leaves the newer one. The first claim writes the whole file,
-        # so that later claims need no more room on the disk.
+        # Overwrite the older of two claims: a torn write leaves the newer one. For the first claim, write the whole
+        # file, so that later claims need no more room on the disk.
         at = BEGIN_SLOTS[number % len(BEGIN_SLOTS)]
         if self._begin is None:
             self._files.truncate(self._handle, 0)

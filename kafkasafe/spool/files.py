@@ -1,7 +1,7 @@
-"""The seam between the spool and the disk: one small protocol, and the real implementation.
+"""The interface between the spool and the disk: one small protocol, and the real implementation.
 
-The spool accesses the disk only through `Files`. So tests can replace it with a disk that loses power, fills up or lies
-(`kafkasafe.testing.disk`). A failed operation raises an OSError, and the spool decides what the error means.
+The spool accesses the disk only through `Files`. So tests can replace the real disk with one that loses power, fills up
+or lies (`kafkasafe.testing.disk`). A failed operation raises an OSError, and the spool decides what the error means.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _DIRECTORY_MODE: Final = 0o700
 _FALLOC_FL_KEEP_SIZE: Final = 1
 _HERE: Final = Path()
 _PLACES: Final = 64
-"""Number of paths that are kept in memory, because each written group uses the same few paths."""
+"""Maximum number of resolved paths that `DirectoryFiles` keeps. Each written group uses the same few paths."""
 
 
 class Files(Protocol):
     """A disk. A handle is an int; all sizes and offsets are in bytes. A handle must not be used by two threads at once.
 
     Content is durable only after `sync_data` of the file, a name only after `sync_directory` of its directory. After a
-    failed `sync_data`, the state of data written since the last successful one is unknown and stays unknown. The kernel
-    marks the pages as clean, so a later success proves nothing about them.
+    failed `sync_data`, it is unknown whether the data written since the last successful `sync_data` are durable. It
+    stays unknown: the kernel marks the pages as clean, so a later success proves nothing about them.
 
     `at` is the handle of a directory (`open_directory`). Relative paths start from it, as in openat(2). The handle
     refers to the directory itself, even after the directory is moved. After the directory was removed, nothing can be
@@ -52,7 +52,7 @@ class Files(Protocol):
         """Opens an existing file; with `create`, creates it if necessary. FileNotFoundError if it does not exist."""
 
     def open_directory(self, path: Path, *, at: int | None = None) -> int:
-        """Opens an existing directory. NotADirectoryError if it is a file."""
+        """Opens an existing directory. NotADirectoryError if the path is a file."""
 
     def close(self, handle: int) -> None:
         """Closes a handle, and releases its lock."""
@@ -67,22 +67,22 @@ class Files(Protocol):
         """A directory's current path, for messages; None if it was deleted, or if the system does not report it."""
 
     def writev(self, handle: int, buffers: Sequence[Buffer], offset: int) -> int:
-        """Writes at most `IOV_MAX` buffers at an offset in one system call. Returns the bytes written, maybe fewer."""
+        """Writes at most `IOV_MAX` buffers at an offset in one system call. Returns how many bytes were written."""
 
     def read(self, handle: int, offset: int, size: int) -> bytes:
         """Reads up to `size` bytes from an offset. Returns fewer bytes only at the end of the file."""
 
     def read_into(self, handle: int, offset: int, buffer: bytearray) -> int:
-        """Fills a buffer from an offset. Returns the number of bytes, which is smaller only at the end of the file."""
+        """Fills `buffer` from `offset`. Returns the number of bytes read, fewer only at the end of the file."""
 
     def sync_data(self, handle: int) -> None:
         """fdatasync: contents and size are durable on return."""
 
     def truncate(self, handle: int, size: int) -> None:
-        """Truncates at `size`, and frees space that was reserved after it."""
+        """Truncates the file to `size` bytes, and frees space that was reserved after its end."""
 
     def preallocate(self, handle: int, size: int) -> bool:
-        """Reserves space without changing the file's size. False if that is impossible. Never raises."""
+        """Reserves space without changing the file's size. Returns False if that is impossible. Never raises."""
 
     def size(self, handle: int) -> int:
         """Size of an open file."""
@@ -91,7 +91,7 @@ class Files(Protocol):
         """Names in a directory, in no particular order."""
 
     def make_directory(self, path: Path, *, at: int | None = None) -> bool:
-        """Creates a directory and its parents. False if it existed. In both cases its name is durable on return."""
+        """Creates a directory and its parents. Returns False if it existed. Its name is durable on return."""
 
     def sync_directory(self, path: Path, *, at: int | None = None) -> None:
         """Makes the names in a directory durable."""
@@ -100,17 +100,17 @@ class Files(Protocol):
         """Deletes a file."""
 
     def rename(self, source: Path, target: Path, *, at: int | None = None, to: int | None = None) -> None:
-        """Renames a file or directory. Atomically replaces the target, a file or an empty directory.
+        """Renames a file or directory. If `target` is a file or an empty directory, replaces it atomically.
 
         Args:
             source: The old name.
             target: The new name, in the same file system; otherwise OSError (EXDEV).
-            at: Directory of `source`.
-            to: Directory of `target`.
+            at: Handle of the directory where `source` starts.
+            to: Handle of the directory where `target` starts.
         """
 
     def lock(self, handle: int) -> bool:
-        """Takes an exclusive flock(2) without waiting. False if it is already taken."""
+        """Takes an exclusive flock(2) without waiting. Returns False if the file is already locked."""
 
     def free_bytes(self, path: Path, *, at: int | None = None) -> int:
         """Space available to this user on the file system of `path`."""
@@ -126,7 +126,7 @@ class OsFiles:
 
     def open(self, path: Path, *, write: bool = False, create: bool = False, at: int | None = None) -> int:
         flags = (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT if create else 0)
-        # Do not wait for a pipe that has the name of a file.
+        # With O_NONBLOCK, opening does not wait if the path is a pipe.
         handle = os.open(path, flags | os.O_NONBLOCK, _FILE_MODE, dir_fd=at)
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             os.close(handle)
@@ -225,7 +225,8 @@ class OsFiles:
             missing.append(there)
             there = there.parent
         # The process that created this directory may have died before the directory's name was durable. If this process
-        # has no permission to read the parent, another user created the directory long ago.
+        # has no permission to read the parent, do not sync it, and assume that another user created the directory long
+        # ago.
         with contextlib.suppress(PermissionError):
             self.sync_directory(there.parent, at=at)
         made = False
@@ -272,7 +273,9 @@ class OsFiles:
 
 
 def _is_directory(path: Path, at: int | None) -> bool:
-    """Like `Path.is_dir`. `.`, the last parent of a relative path, is a directory, so the search for parents ends."""
+    """Like `Path.is_dir`, but raises if even the last parent (`/` or `.`) does not exist: a search for parents ends
+    there.
+    """
     try:
         return stat.S_ISDIR(os.stat(path, dir_fd=at).st_mode)
     except (FileNotFoundError, NotADirectoryError):
@@ -282,12 +285,12 @@ def _is_directory(path: Path, at: int | None) -> bool:
 
 
 class DirectoryFiles:
-    """A disk on which the path of one directory leads to the open directory, even after it was moved.
+    """A disk on which one path leads to an open directory, even after that directory was moved.
 
-    All other paths are unchanged. Implements `Files`; paths below `path` are relative to the handle.
+    Paths below `path` are resolved from the handle of the directory. All other paths are unchanged. Implements `Files`.
 
     Attributes:
-        path: The directory's path when it was opened, or the path given to `now_at`.
+        path: The path that leads to the open directory.
     """
 
     __slots__ = ("_below", "_files", "_handle", "_places", "path")
@@ -297,7 +300,7 @@ class DirectoryFiles:
         self.now_at(path, handle)
 
     def now_at(self, path: Path, handle: int) -> None:
-        """Changes the path, or the directory. The caller closes the former handle."""
+        """Makes `path` lead to the open directory `handle`. The caller closes the former handle."""
         self.path = path
         self._handle = handle
         self._below = f"{path}/"
@@ -399,7 +402,7 @@ class DirectoryFiles:
 
 @contextlib.contextmanager
 def opened(files: Files, path: Path, *, write: bool = False, create: bool = False) -> Iterator[int]:
-    """Context with the handle of a file. The end of the context closes the file.
+    """Context manager: opens a file, gives its handle, and closes the file at the end.
 
     Raises:
         FileNotFoundError: The file does not exist, and `create` is false.
@@ -455,7 +458,7 @@ class WholeFiles:
             self._buffer.append(0)
             del self._buffer[size:]
         except BufferError:
-            # A memoryview of the previous file still exists, so its bytes must not change.
+            # A memoryview of the previous file's bytes still exists. Those bytes must not change, so use new memory.
             self._buffer = bytearray()
         if len(self._buffer) < size:
             self._buffer = bytearray(size)
@@ -463,7 +466,7 @@ class WholeFiles:
 
 
 def read_whole(files: Files, path: Path) -> bytes | None:
-    """Returns a small file's content; None if it does not exist.
+    """Returns a small file's content; None if the file does not exist.
 
     Raises:
         OSError: The file cannot be read.
@@ -488,7 +491,7 @@ def write_all(files: Files, handle: int, buffers: Sequence[Buffer], offset: int)
     """Writes all buffers, with as few system calls as possible. Durable only after `sync_data`.
 
     Raises:
-        OSError: A part may have been written.
+        OSError: Not all bytes could be written. A part of them may have been written.
     """
     rest: list[Buffer] = [buffer for buffer in buffers if len(buffer)]
     while rest:
@@ -521,8 +524,8 @@ def replace_whole(files: Files, path: Path, content: bytes) -> None:
     """Atomically replaces a small file's content. Durable on return.
 
     Raises:
-        OSError: The content could not be replaced. The file has the old or the new content. The new one may not survive
-            a power failure.
+        OSError: An operation failed. The file has the old or the new content, and the new content may not survive a
+            power failure.
     """
     beside = path.with_name(path.name + ".new")
     write_whole(files, beside, content)

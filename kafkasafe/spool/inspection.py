@@ -34,9 +34,9 @@ class UndeliveredRecords:
     """The undelivered records of one partition.
 
     Attributes:
-        partition: Partition; -1 while it is not chosen.
+        partition: The partition; -1 while no partition is chosen.
         batches: Number of batches.
-        records: Number of records in them.
+        records: Number of records in these batches.
         in_doubt_batches: Number of batches that may have been sent.
     """
 
@@ -49,7 +49,7 @@ class UndeliveredRecords:
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """The state of a lane.
+    """What `inspect` found in a lane.
 
     Attributes:
         segments: Number of segments.
@@ -58,19 +58,23 @@ class Inspected:
         size_bytes: Size of all segments.
         next_position: Position after the last record.
         damage: One sentence per damaged range.
-        untold: The sentences about damage that has not been given up yet: `quarantine/` has no copy of the bytes.
-        torn_bytes: Number of bytes that recovery would cut off. None of them were reported as durable.
+        untold: The sentences of `damage` about ranges that have no copy in `quarantine/`. No producer has reported
+            them.
+        torn_bytes: Number of bytes in the torn tail, which recovery would cut off. No caller was informed that they are
+            durable.
         closed: Whether the last owner closed the lane in an orderly way.
         unfinished: Number of batches and atomic batches without an outcome.
-        doubted: Number of partitions where acknowledged records may be lost; the next producer asks the cluster.
+        doubted: Number of partitions where acknowledged records may be lost. The next producer asks the cluster about
+            them.
         waiting: Undelivered records, by partition.
         rejected_bytes: Size of the files in `rejected/`.
         rejected_unreadable: One sentence per damaged file in `rejected/`.
-        rejected_missing: One sentence per file that was deleted, but neither resent nor discarded.
-        rejected_discarded: Number of records that `kafkasafe spool discard` has given up.
+        rejected_missing: One sentence per file of `rejected/` that was deleted, but neither resent nor discarded.
+        rejected_discarded: Number of records that `kafkasafe spool discard` has discarded.
         extent: The problem with the lane's `extent` (see `extent_of`); empty if the extent is valid.
         oldest_ms: When the oldest undelivered batch was written, ms since the epoch, or -1.
-        undecidable: For each batch that waits for a decision, the position of the group that records this.
+        undecidable: For each undelivered batch that waits for an operator's decision, the position of the group that
+            records this.
     """
 
     segments: int
@@ -118,7 +122,7 @@ def extent_of(files: Files, lane: Path, found: Log) -> str:
 
 
 def resent_in(log: Log) -> list[m.Resent]:
-    """Marks about files in `rejected/` of any lane whose records were resent into this lane."""
+    """The marks about resent files: files in `rejected/` of any lane, whose records were resent into this lane."""
     return [
         mark
         for entry in log.entries
@@ -139,7 +143,7 @@ def missing(files: Files, lane: Path, notes: Notes, resent: Collection[m.Resent]
     Args:
         files: The disk.
         lane: The lane's directory.
-        notes: The lane's notes. The caller must have read them before it read the files.
+        notes: The lane's notes. The caller must have read them before the files.
         resent: Marks, from all lanes, that name resent files.
     """
     try:
@@ -147,7 +151,7 @@ def missing(files: Files, lane: Path, notes: Notes, resent: Collection[m.Resent]
     except FileNotFoundError:
         there = {mark.file for mark in resent if mark.lane == lane.name}
     except OSError:
-        return ()  # `read_rejected` reports it
+        return ()  # `read_rejected` reports this error
     gone = [name for name in sorted(notes.kept) if name not in there]
     if gone:
         # Files that were resent meanwhile have no note any more.
@@ -212,10 +216,10 @@ def read_lane(lane: Path, *, files: Files) -> Log:
 
 
 def start_error(lane: Path, *, files: Files) -> SpoolError | None:
-    """Returns the error that a producer with `on_corrupt="raise"` raises if it starts on this lane now. None: it
-    starts.
+    """Returns the error that a producer with `on_corrupt="raise"` would raise if it started on this lane now; None if
+    the producer would start.
 
-    Changes nothing and takes no lock, so the lane must not have an owner. Like a start, this function does not read the
+    Changes nothing and takes no lock. The lane must not have an owner. Like a start, this function does not read the
     content of large batches. A producer finds damage in a large batch when it sends the batch.
     """
     try:
@@ -235,7 +239,7 @@ def inspect(lane: Path, *, files: Files, resent: Collection[m.Resent] = ()) -> I
     Args:
         lane: The lane's directory.
         files: The disk.
-        resent: Files of `rejected/` that other lanes mark as resent.
+        resent: Marks of other lanes that name resent files of `rejected/`.
 
     Raises:
         SpoolFormatError: A newer kafkasafe has written the lane.
@@ -254,7 +258,8 @@ def inspect(lane: Path, *, files: Files, resent: Collection[m.Resent] = ()) -> I
     journal = journal_of(found)
     resent = (*resent, *resent_in(found))
     try:
-        # Read the notes before the files: a file that is resent meanwhile loses its note first.
+        # Read the notes before the files. If a file is resent in between, `missing` reads the notes again, and the
+        # file's note is gone, because a resend removes the note first.
         notes = read_notes(files, lane)
     except OSError as error:
         raise SpoolError(f"{lane} cannot be read: {error}") from error

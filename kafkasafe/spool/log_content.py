@@ -121,7 +121,7 @@ class Log:
         doomed: Segments after a torn tail. They have to be deleted.
         next_position: Position after the last record.
         synced_position: Position after the last record that is proven to have been durable.
-        lane_id: Id of the lane; None if it has no group.
+        lane_id: Id of the lane; None if neither a group nor `extent` shows it.
         closed: Whether an orderly close wrote the last group.
         manifest: Maps (segment, byte offset) of each damaged data batch to its entry in the manifest of its group.
         skipped: Positions of torn batches. Intact batches of the same group follow each of them.

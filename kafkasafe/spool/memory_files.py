@@ -1,7 +1,7 @@
-"""Files in memory, for `spool="never"`. The files end with the process, and need no system calls.
+"""Files in memory, for `spool="never"`. The files are lost when the process ends. They need no system calls.
 
-The journal needs a log for its marks, and with `spool="never"` the log is in these files. Callers are never informed
-that anything in them is durable.
+The journal needs a log for its marks, and with `spool="never"` the log is in these files. No caller is ever informed
+that anything in these files is durable.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Reads a segment without the content of its large batches. So a start takes no longer if more bytes wait in the lane.
+"""Reads a segment without the content of its large batches. So large batches that wait in the lane hardly slow down a
+start.
 
 Kafka's brokers also trust the segments before their recovery point, and check a batch only when they read it.
 
@@ -7,7 +8,7 @@ confirm the header: the manifest of the group confirms bytes 0 to 20, the positi
 the preceding batch of the same sequence confirms the id. If there is no preceding batch, the content is read. The
 content of a copy is read too, because the log may still have the original, which recovery uses if the copy is damaged.
 So a batch whose content is not read cannot change the result of recovery for other batches, and `Spool.read` checks all
-of its bytes before anything is sent.
+bytes of the batch before it is sent.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class OutlineReader:
         self._files = files
         self._lane_id = lane_id
         self._next: dict[tuple[int, int, int], int] = {}
-        """Maps (destination, producer id, epoch) to the sequence that the next batch must have after the batches that
-        were read.
+        """Maps (destination, producer id, epoch) to the base sequence that the next batch must have, according to the
+        batches that were read.
         """
 
     def read(self, index: int, segment: StoredSegment, limit: int) -> list[ReadGroup] | None:
@@ -153,7 +154,7 @@ class _Window:
         self._ahead_bytes = _NEAR_BYTES
 
     def get(self, at: int, size: int) -> bytes:
-        """Returns `size` bytes from a byte offset on, or fewer at the end of the file."""
+        """Returns the `size` bytes that start at the byte offset `at`, or fewer at the end of the file."""
         start = at - self._at
         if not 0 <= start <= len(self._content) - size:
             continues = 0 <= start <= len(self._content)

@@ -1,4 +1,6 @@
-"""The lane of an open producer. Consumers use it to find out whether another lane may still commit their offsets."""
+"""The lane of an open producer. Consumers use `OwnLane` to find out whether another lane may still commit their
+offsets.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ class OwnLane:
         return not self.in_memory and not other.in_memory and self.path.parent == other.path.parent
 
     def may_move(self, lines: Collection[u.GroupPartition]) -> bool:
-        """Return whether the lane has an atomic batch without an outcome that moves one of these offsets.
+        """Return whether the lane has an unfinished atomic batch that commits offsets for one of `lines`.
 
         Reads the whole lane without taking its lock, because another process may own the lane and deliver the batch.
         """

@@ -15,7 +15,8 @@ log = EventLog("spool")
 
 
 def quarantine_damage(files: Files, lane: Path, found: Log, on_corrupt: str) -> None:
-    """Copy damaged bytes to quarantine/, or raise. Damage with a copy in quarantine/ was already reported.
+    """Copy damaged bytes to quarantine/, or raise. Damage that has a copy in quarantine/ was reported before, and is
+    skipped.
 
     Raises:
         SpoolCorruptError: There is unreported damage, and `on_corrupt` is "raise".
@@ -83,7 +84,7 @@ def copy_aside(files: Files, lane: Path, damaged: Sequence[Damage]) -> None:
 
 
 def keep_torn(files: Files, lane: Path, found: Log) -> None:
-    """Copy a torn tail to quarantine/ before it is cut off, in case it is damage that looks like a crash."""
+    """Copy a torn tail to quarantine/ before it is cut off, because it may be damage that looks like a crash."""
     if found.torn is None:
         return
     for path, at in (found.torn, *((doomed, 0) for doomed in found.doomed)):
@@ -96,7 +97,7 @@ def keep_torn(files: Files, lane: Path, found: Log) -> None:
         except OSError as error:
             if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
                 raise
-            # Bytes that a crash tore were never durable, so the lane opens without the copy.
+            # The lane opens without the copy: no caller was informed that the bytes of a torn tail are durable.
             log.warning(
                 "%s: no room for a copy of the torn tail of %s",
                 lane,

@@ -1,4 +1,4 @@
-"""Reads a lane back: the content of its segments, the torn tail that a crash may have left, and damage.
+"""Reads a lane's log: the content of its segments, the torn tail that a crash may have left, and damage.
 
 `scan` reads all segments. It returns the content of the segments, and the place where a torn tail must be cut off.
 `scan` changes nothing. The spool cuts the tail off. The rules are those of `docs/spool-format.md`, section Recovery.
@@ -47,7 +47,7 @@ def journal_of(log: Log) -> Journal:
 
 
 def replay_one(entry: Entry, journal: Journal) -> None:
-    """Passes one entry to a journal, in log order. After the last one, the caller calls `Recovery.recovered_log`."""
+    """Passes one entry to a journal. After the last entry in log order, the caller calls `Recovery.recovered_log`."""
     match entry:
         case MarksEntry(position, marks, _):
             journal.recovery.recover_marks(position, marks)
@@ -78,17 +78,17 @@ def scan(files: Files, lane: Path, each: Callable[[Entry], None] | None = None) 
         files: The disk.
         lane: The lane's directory.
         each: Gets the entries before the first torn or damaged place, one by one, while the log is read. `Log.entries`
-            then contains only the other entries. In segments that are certain to be durable, the content of large
-            batches is then not read, because `Spool.read` checks it later. A caller that passes `each` must hold the
-            lane's lock.
+            then contains only the other entries. If `each` is given, the content of large batches is not read in
+            segments that are certain to be durable, because `Spool.read` checks it later. A caller that passes `each`
+            must hold the lane's lock.
 
     Raises:
         SpoolFormatError: A newer kafkasafe has written the lane.
         OSError: A file cannot be read.
     """
-    # If the lane has an owner, the owner may move the claimed beginning and end forward during the scan. So use the end
-    # that is read before the log, because the log certainly reaches it. Use the beginning that is read after the log,
-    # because no batch after it was deleted during the scan.
+    # If the lane has an owner, the owner may move the claimed beginning and end forward during the scan. So use the
+    # claimed end that was read before the log, because the log certainly reaches that end. Use the claimed beginning
+    # that is read after the log, because no batch after that beginning was deleted during the scan.
     before = read_extent(files, lane)
     names = sorted(name for name in files.list(lane) if SEGMENT_NAME.fullmatch(name))
     writers = {name: _writer(files, lane / name) for name in names}
@@ -177,23 +177,23 @@ def read_extent(files: Files, lane: Path) -> Extent:
 
 
 class _Whole:
-    """The groups before the first one that is not intact. Nothing later in the log can change their meaning.
+    """Processes the groups before the first one that is not intact. Nothing later in the log can change their meaning.
 
-    So they are processed while they are read, and their entries are not kept if `each` takes them. All later groups are
-    kept until the reader knows up to where the log was durable.
+    So these groups are processed while they are read. If there is an `each`, it gets their entries, and the entries are
+    not kept. All later groups are kept until it is known up to which position the log was durable.
 
     Attributes:
         extent: The claims, as they were before the log was read.
-        entries: The groups' entries; empty if `each` takes them.
+        entries: The entries of the processed groups; empty if there is an `each`, which gets these entries instead.
         rest: The first group that is not intact, and all later groups.
         ended: Whether all further groups belong to `rest`.
-        synced: The largest position before which everything was durable, according to a group of the log.
-        known_torn: Positions that earlier recoveries skipped, according to the groups of the log.
-        declared: Destinations with their names as text.
+        synced: The position before which everything was durable: the largest one that a group of the log states.
+        known_torn: Positions of torn batches that earlier recoveries skipped, according to marks in the log.
+        declared: Maps the number of each destination to its topic and partition as text.
         closed: Whether an orderly close wrote the last group.
         end_position: Position after the last group, or -1.
-        between: Number of records passed to `each` between the claimed beginning and the claimed end.
-        after: Number of records passed to `each` after the claimed end.
+        between: Number of records passed to `each` that lie between the claimed beginning and the claimed end.
+        after: Number of records passed to `each` that lie after the claimed end.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class _Whole:
         self.closed = False
         self.end_position = -1
         self.between = self.after = 0
-        # (segment, position after it, byte after it) of groups that are not yet proven to have been durable.
+        # (segment, end position, end byte) of each group that is not yet proven to have been durable.
         self._unproven: deque[tuple[int, int, int]] = deque()
 
     def end(self) -> None:
@@ -267,7 +267,7 @@ class _Whole:
             self.between += records
 
     def prove(self, synced: int) -> None:
-        """Notes that everything before this position was durable."""
+        """Notes that everything before the position `synced` was durable."""
         while self._unproven and self._unproven[0][1] <= synced:
             segment, _, end = self._unproven.popleft()
             self.segments[segment].prove(end)
@@ -440,8 +440,8 @@ def _cut_at(item: ReadGroup, torn: list[tuple[int, m.ManifestEntry]]) -> tuple[i
 
 
 def _missing_front(lane: Path, segments: list[StoredSegment], extent: Extent) -> Damage | None:
-    """The damage if the first segments, or all segments, are missing although the extent does not show that they were
-    released.
+    """Returns the damage if the first segments, or all segments, are missing; None if no segment is missing. A segment
+    before the claimed beginning was released, and is not missing.
     """
     begin, end = extent.begin, extent.end
     if segments:

@@ -1,4 +1,4 @@
-"""Describes, for callers and logs, destinations that the cluster refuses for a reason that may pass."""
+"""Describes the destinations that the cluster refuses for the time being, for callers and logs."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class RefusedDestination:
         partition: Partition; -1 while none is chosen.
         code: Kafka's error code.
         reason: The cluster's explanation.
-        since: `time.monotonic()` of the first such answer.
-        confirmed: Whether the refusal is certain: neither a single stray answer nor a topic that is merely new explains
-            it.
-        whole: Whether the cluster refuses the destination as a whole, not only a single batch or a query about it.
+        since: `time.monotonic()` of the first refusal.
+        confirmed: Whether the refusal is certain. It is not certain while a single stray answer, or a topic that was
+            just created, may explain it.
+        whole: Whether the cluster refuses the destination as a whole, and not only a single batch or a query.
     """
 
     topic: str
@@ -63,7 +63,7 @@ class RefusedDestination:
 
     @property
     def age_s(self) -> float:
-        """Seconds since the first such answer."""
+        """Seconds since the first refusal."""
         return max(0.0, time.monotonic() - self.since)
 
     def __str__(self) -> str:
@@ -83,7 +83,7 @@ def counted(number: int, one: str, many: str = "") -> str:
 
 
 def read_needed(topic: str, batches: int, reason: str) -> str:
-    """A message that batches stay in doubt because the permission to ask (DescribeProducers, Fetch) is missing."""
+    """Says that batches stay in doubt, because the permission for DescribeProducers and Fetch is missing."""
     return (
         f"READ on topic {topic} is needed to find out the outcome of {counted(batches, 'batch', 'batches')} that may be"
         f" in the log already ({reason})"
@@ -91,7 +91,7 @@ def read_needed(topic: str, batches: int, reason: str) -> str:
 
 
 def refused(journals: Iterable[j.Journal]) -> list[RefusedDestination]:
-    """The destinations that are refused now, oldest first. May be called from any thread."""
+    """The destinations that are refused now, oldest refusal first. May be called from any thread."""
     found = []
     for journal in journals:
         for destination, denial, batches, records in journal.views.denials():
@@ -128,7 +128,7 @@ def error_for_send(
     refused: RefusedDestination, spool_dir: Path, *, of_topic: bool = True
 ) -> kafka_errors.KafkaError:
     """The error that `send` raises if the topic, or one of its partitions, is refused: kafka-python's exception for the
-    code.
+    error code.
     """
     where = f"Topic {refused.topic}" if of_topic else f"{refused.topic}-{refused.partition}"
     error: kafka_errors.KafkaError = kafka_errors.for_code(refused.code)(

@@ -30,9 +30,9 @@ class KeptFile:
     """A file of `rejected/`.
 
     Attributes:
-        content: Its content; None if it cannot be read.
+        content: The file's content; None if the file cannot be read.
         entries: The entries that count as rejected.
-        error: Why it cannot be read.
+        error: Why the file cannot be read; empty if it can.
     """
 
     path: Path
@@ -42,7 +42,7 @@ class KeptFile:
     error: str = ""
 
     def is_of(self, lane_id: bytes | None) -> bool:
-        """Whether its positions belong to the log with this id, and not to an earlier directory of this path."""
+        """Whether the file's positions belong to the lane with this id, and not to an earlier lane at the same path."""
         return self.content is not None and self.content.lane_id in {b"", lane_id}
 
     @property
@@ -66,7 +66,7 @@ class KeptFile:
 
 @dataclass(frozen=True, slots=True)
 class RejectedRecords:
-    """The kept records of one partition and one reason.
+    """The rejected records of one partition that have the same reason.
 
     Attributes:
         partition: Partition; -1 if it was never chosen.
@@ -110,12 +110,12 @@ def read_rejected(
     waits: pure.Waits,
     resent: Collection[m.Resent] = (),
 ) -> list[KeptFile]:
-    """The files of a lane's `rejected/` that count, and those that cannot be read, in the order of rejection.
+    """Returns the files of a lane's `rejected/` that count, and those that cannot be read, in the order of rejection.
 
     Args:
         files: The disk.
         lane: The lane's directory.
-        lane_id: Id of the lane's log; None if it has none.
+        lane_id: Id of the lane; None if its log does not show it.
         waits: The unfinished batches of the lane's log, see `waits_of`.
         resent: Marks that name resent files, which do not count. The caller must have read them before this call.
     """
@@ -155,7 +155,7 @@ def _read(files: Files, path: Path, lane_id: bytes | None, waits: pure.Waits) ->
 
 
 def rejected_names(files: Files, lane: Path) -> list[str]:
-    """Names of the files in a lane's `rejected/`, in the order of rejection; empty if it does not exist.
+    """Names of the files in a lane's `rejected/`, in the order of rejection; empty if the directory does not exist.
 
     Raises:
         OSError: The directory cannot be listed.
@@ -217,7 +217,7 @@ class RejectedStore:
     _number: int = 0
     """Number of the file that is being written. The number stays the same until the writing succeeds."""
     _stale: Path | None = None
-    """A file that a failed attempt may have left under a valid name."""
+    """A file that a failed `keep` may have left under a valid name."""
     _undeleted: list[str] = field(default_factory=list)
 
     @property
@@ -229,7 +229,7 @@ class RejectedStore:
         return sum(records for records, _ in list(self._known.values()))
 
     def open(self, waits: pure.Waits, resent: Collection[m.Resent] = ()) -> list[str]:
-        """Reads the directory, and deletes files that a crash has left and that do not count.
+        """Reads the directory. Deletes drafts that a crash left, and files without an entry that counts.
 
         Returns:
             A message for each file that cannot be read.
@@ -273,7 +273,7 @@ class RejectedStore:
         return troubles
 
     def _take_notes(self) -> None:
-        """Makes missing notes, for files that a crash or an earlier version left without one."""
+        """Makes missing notes, for files that a crash or an earlier version left without a note."""
         with contextlib.suppress(OSError):
             notes = read_notes(self.files, self.lane)
             for name in self._known.keys() - notes.kept.keys() - notes.discarded.keys():
@@ -284,7 +284,7 @@ class RejectedStore:
     def keep(
         self, batches: Sequence[pure.Refused], destination: m.Destination, *, cluster_id: str, now_ms: int
     ) -> Path:
-        """Writes rejected batches of one destination into a new file. Durable on return.
+        """Writes rejected batches of one destination into a new file, which is durable on return.
 
         Raises:
             OSError: The batches are not kept yet. Call `keep` again.
@@ -327,8 +327,8 @@ class RejectedStore:
             self._stale = lane / _FOLDER / self._stale.name
 
     def tidy(self) -> None:
-        """Deletes the file that a failed attempt left, because its batches may be delivered after all. If the deletion
-        fails, the next call tries again.
+        """Deletes the file that a failed `keep` left, because the batches in that file may be delivered after all. If
+        the deletion fails, the next call tries again.
         """
         if self._stale is not None:
             with contextlib.suppress(OSError):
@@ -338,8 +338,8 @@ class RejectedStore:
                 self._stale = None
 
     def undeleted(self) -> list[str]:
-        """Names of files that do not count but may still exist. A mark has to name each of them. Each name is returned
-        once.
+        """Returns the names of files that do not count, but may still exist. The caller has to write a mark that names
+        each file. Each name is returned once.
         """
         names, self._undeleted = self._undeleted, []
         if self._stale is not None:

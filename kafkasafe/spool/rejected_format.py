@@ -21,7 +21,7 @@ Waits = Mapping[int, tuple[int, int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A batch to be kept.
+    """A batch to be kept in `rejected/`.
 
     Attributes:
         position: Position in the lane's log.
@@ -40,10 +40,10 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A kept batch.
+    """A batch in a file of `rejected/`.
 
     Attributes:
-        position: Former position in the lane's log.
+        position: Position that the batch had in the lane's log.
         at: Byte offset in the file.
         code: Kafka's error code, `OPERATOR`, or -1 when it is not known.
         reason: Human-readable text; empty if unknown.
@@ -60,7 +60,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class RejectedContent:
-    """The contents of a file.
+    """The content of a file of `rejected/`.
 
     Attributes:
         entries: The batches, all of one destination, in the order in which they were sent.
@@ -89,14 +89,14 @@ def is_full(used_bytes: int, limit_bytes: int) -> str:
 
 
 def most_bytes(batch: Batch) -> int:
-    """Upper bound of the bytes that a batch adds to its file: the bytes of the batch, and of its marks."""
+    """Upper bound of the size that a batch adds to its file: the bytes of the batch, and of the marks about it."""
     return batch.size_bytes + m.bytes_of_each(batch.fault.message, batch.given)
 
 
 def encode(
     batches: Sequence[Refused], destination: m.Destination, *, lane_id: bytes, cluster_id: str, now_ms: int
 ) -> list[bytearray]:
-    """Encodes the file for batches of one destination, in pieces. Writes the addresses into the data in place."""
+    """Returns the file for batches of one destination, in pieces. Writes the addresses into `Refused.data`."""
     marks: list[m.Mark] = [destination]
     marks += [m.Rejected(batch.position, batch.code, batch.reason) for batch in batches]
     marks += [m.Given(i, batch.given) for i, batch in enumerate(batches) if batch.given is not None]
@@ -127,7 +127,8 @@ def decode(content: codec.Buffer, name_position: int) -> RejectedContent:
 
     Args:
         content: The whole file.
-        name_position: The number in the file's name. In a file of an earlier version, this number is the position.
+        name_position: The number in the file's name. In a file of an earlier version, this number is the batch's
+            position.
 
     Raises:
         ValueError: The file is incomplete, or has another format.
@@ -164,8 +165,8 @@ def decode(content: codec.Buffer, name_position: int) -> RejectedContent:
 
 
 def marks_to_set_aside(queue: Sequence[Batch], position: int, absent: Collection[int]) -> list[m.Mark] | str:
-    """The marks that end an unfinished batch and give new ids to the later batches, or a text that says why this is
-    impossible.
+    """Returns the marks that end an unfinished batch and give new ids to the later batches. If this is impossible,
+    returns a text that says why.
 
     Args:
         queue: The unfinished batches of the batch's destination, in order.

@@ -1,15 +1,15 @@
-"""Notes of the files that a lane's `rejected/` should contain: for each of them there is an empty file.
+"""Notes about the files that a lane's `rejected/` should contain. Each note is an empty file in `rejected-notes/`.
 
 If a file of `rejected/` is deleted by hand, or by a program that deletes `*.log`, its note remains. A resend removes
-both. `kafkasafe spool discard` marks the note, which then shows that the file was given up on purpose.
+the file and the note. `kafkasafe spool discard` marks the note, which then shows that the records were discarded on
+purpose.
 
-1. First the file becomes durable in `rejected/`, then its note is made. After a crash between the two, the lane's next
-   owner makes the note.
-2. A resend removes the note, then the file, then the note again, because an owner that opens the lane between the first
-   two steps makes the note again. If a crash interrupts the resend, a log still has the mark of the resend,
-   and the next owner of that lane repeats all steps.
-3. A discard marks the note, then removes the file. After a crash between the two, the file counts as rejected until the
-   discard is repeated.
+1. First the file becomes durable in `rejected/`, then its note is made. After a crash between these steps, the lane's
+   next owner makes the note. 2. A resend removes the note, then the file, then the note again, because an owner that
+   opens the lane between the first two steps makes the note again. If a crash interrupts the resend, the log of the
+   lane with the resent records still has the mark of the resend, and that lane's next owner repeats all steps. 3. A
+   discard marks the note, then removes the file. After a crash between these steps, the file counts as rejected until
+   the discard is repeated.
 
 Notes are optional: without a note the records are safe, but their deletion by hand goes unnoticed.
 """
@@ -67,7 +67,7 @@ def note(files: Files, lane: Path, name: str, records: int) -> None:
 
 
 def forget(files: Files, lane: Path, name: str) -> None:
-    """Removes the notes of a file. Durable on return.
+    """Removes the notes of a file. The removal is durable on return.
 
     Raises:
         OSError: A note may still exist.

@@ -1,7 +1,7 @@
 """A file in a lane's directory that keeps room on the disk for decisions and for the division of batches.
 
 On a full disk, a decision (a mark) frees more room than it takes, because it lets segments be deleted. So the lane
-keeps room for marks that no batch may take:
+keeps room for marks, which batches must not use:
 
 1. Other programs fill the disk. Batches can no longer be written, and they wait in memory.
 2. The cluster acknowledges the batches of the oldest segment. Their marks find no room.
@@ -49,12 +49,12 @@ class Reserve:
         self._lane = lane
 
     def forget(self) -> None:
-        """Forget the size, because the lane's files were written again. The next use reads it again."""
+        """Forget the size, because the lane's files were written again. The next use reads the size again."""
         self._size = None
 
     @staticmethod
     def wanted(to_divide_bytes: int, segment_bytes: int) -> int:
-        """Return how large the reserve has to be."""
+        """Return how many bytes the reserve has to have."""
         if not to_divide_bytes:
             return _MARKS_BYTES
         # 1. Twice the size of a segment, because the parts of its batches may need a second segment.
@@ -63,7 +63,7 @@ class Reserve:
         return _MARKS_BYTES + -(-extra // _STEP_BYTES) * _STEP_BYTES
 
     def ensure(self, wanted: int) -> bool:
-        """Make the reserve at least this large.
+        """Make the reserve at least `wanted` bytes large.
 
         Returns:
             False if the disk has no room for the reserve. In this case, the disk has no room for batches, either.
@@ -77,8 +77,8 @@ class Reserve:
                 return True
             with opened(self._files, self._path, write=True, create=True) as handle:
                 self._files.truncate(handle, there)
-                # Write more than is wanted, and cut it off again: this leaves the room free that marks need. The
-                # content is random, because some file systems compress it.
+                # Write more than `wanted` bytes, and cut off the rest again: this proves that marks still have free
+                # room. The content is random, because some file systems compress it.
                 write_all(self._files, handle, [os.urandom(wanted + _MARKS_BYTES - there)], there)
                 self._files.sync_data(handle)
                 self._files.truncate(handle, wanted)
@@ -90,12 +90,13 @@ class Reserve:
         return True
 
     def shrink_to(self, wanted: int) -> None:
-        """Free the part of the reserve that exceeds this size."""
+        """Free the part of the reserve that exceeds `wanted` bytes."""
         if self._size is not None and self._size > wanted:
             self._shrink(wanted)
 
     def lend(self, size_bytes: int) -> bool:
-        """Ensure that there is room for a group of this size that may use the reserve, and for marks after the group.
+        """Ensure that there is room for a group of `size_bytes`, which may use the reserve, and for marks after the
+        group.
 
         If the reserve has to grow for this, `end_loan` shrinks it again. The group does not rely on the volume's free
         bytes, because another program may use them before the group is written.
@@ -131,7 +132,7 @@ class Reserve:
             self.give_up(error)
 
     def give_up(self, error: OSError) -> None:
-        """Delete the reserve if the error means a full disk, because a decision found no room."""
+        """Delete the reserve, because a mark found no room. Do nothing if `error` does not mean a full disk."""
         if error.errno not in NO_ROOM or self._size == 0:
             return
         self._size = 0
@@ -149,7 +150,7 @@ class Reserve:
             )
 
     def restore_after_release(self, wanted: int) -> None:
-        """Create a spent reserve again: as large as wanted, or at least large enough for marks."""
+        """If the reserve was given up, create it again: `wanted` bytes large, or at least large enough for marks."""
         if self._size == 0 and not self.ensure(wanted):
             self.ensure(_MARKS_BYTES)
 
@@ -163,7 +164,7 @@ class Reserve:
             self._size = 0
             if _NAME in self._files.list(self._lane):
                 size = size_of(self._files, self._path)
-                # A shorter reserve is useless.
+                # A reserve that is too small for marks is useless.
                 self._size = size if size >= _MARKS_BYTES else 0
         return self._size
 

@@ -1,4 +1,4 @@
-"""One segment of a lane: where its batches are, and how far its bytes are valid."""
+"""One segment of a lane: where its batches are, and how many of its bytes are valid."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Places(Mapping[int, Stored]):
         self._rest[3 * index : 3 * index] = array("I", (stored.size_bytes, stored.crc, stored.destination))
 
     def cut(self, position: int) -> None:
-        """Keep only the batches before this position."""
+        """Keep only the batches before `position`."""
         count = bisect_left(self._positions, position)
         del self._positions[count:], self._at[count:], self._rest[3 * count :]
 
@@ -79,12 +79,12 @@ class StoredSegment:
     """One segment file.
 
     Attributes:
-        first_position: Position of its first record, which is also its name.
+        first_position: Position of the segment's first record. It is also the file's name.
         size_bytes: Number of valid bytes. Bytes after them were abandoned.
-        batches: Its data batches, by position.
+        batches: The places of the segment's data batches, by position.
         records: Number of records in these batches.
         proven_bytes: Offset before which all bytes were durable, according to a later group.
-        written_ms: When its last group was written, ms since the epoch; 0 if unknown.
+        written_ms: When the segment's last group was written, ms since the epoch; 0 if unknown.
     """
 
     path: Path
@@ -104,16 +104,16 @@ class StoredSegment:
         self.written_ms = max(self.written_ms, written_ms)
 
     def ends_at(self, size_bytes: int) -> None:
-        """Note where its valid bytes end."""
+        """Note that only the first `size_bytes` of the segment are valid."""
         self.size_bytes = size_bytes
 
     def add(self, entry: m.ManifestEntry, at: int, records: int) -> None:
-        """Add an intact data batch that begins at this byte."""
+        """Add an intact data batch that begins at the byte `at`."""
         self.batches.add(entry.position, Stored(at, entry.size_bytes, entry.crc, entry.destination))
         self.records += records
 
     def prove(self, end: int) -> None:
-        """Record that all bytes before this one were durable."""
+        """Record that all bytes before the byte `end` were durable."""
         self.proven_bytes = end
 
     # -- while it is written -----------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ class StoredSegment:
     def append(
         self, control_bytes: int, manifest: Sequence[m.ManifestEntry], end_position: int, written_ms: int
     ) -> None:
-        """Add a group after its valid bytes: a control batch of this size, then data batches."""
+        """Add a group after the valid bytes: a control batch of `control_bytes`, then data batches."""
         at = self.size_bytes + control_bytes
         for entry in manifest:
             self.batches.add(entry.position, Stored(at, entry.size_bytes, entry.crc, entry.destination))
@@ -132,7 +132,7 @@ class StoredSegment:
         self.written_ms = written_ms
 
     def cut(self, position: int, size_bytes: int, records: int) -> None:
-        """Keep only the part before this position, which has this many bytes and records."""
+        """Keep only the part before `position`, which has `size_bytes` bytes and `records` records."""
         self.records = records
         self.batches.cut(position)
         self.size_bytes = size_bytes

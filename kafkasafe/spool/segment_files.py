@@ -19,7 +19,7 @@ _HELD: Final = 64
 lost.
 """
 _READERS: Final = 16
-"""Maximum number of other segments that stay open after they were read. The segments that were read last stay open."""
+"""Maximum number of other segments that stay open after they were read. Those that were opened last stay open."""
 _COPY_BYTES: Final = 1024 * 1024
 _UNREADABLE: Final = frozenset({errno.ENOENT, errno.EIO, errno.ESTALE})
 
@@ -30,12 +30,12 @@ class SegmentFiles:
     def __init__(self, files: Files) -> None:
         self._files = files
         self._held: dict[int, int] = {}
-        """By first position, in the order of opening."""
+        """Maps the first position of each segment that is held open to its handle, in the order of opening."""
         self._readers: dict[int, int] = {}
         self._identities: dict[int, Identity] = {}
 
     def add(self, segment: StoredSegment, handle: int) -> None:
-        """Adds a segment that was just created. Takes over the handle.
+        """Adds a segment that was just created. This object will close the handle.
 
         Raises:
             OSError: The file's identity cannot be determined. The handle is closed.
@@ -54,16 +54,16 @@ class SegmentFiles:
                 self._files.close(handle)
 
     def limit(self) -> None:
-        """Notes that the newest segment gets no more records. The segment stays open unless too many are held."""
+        """Notes that the newest segment gets no more records. It stays open, unless too many segments are held open."""
         if len(self._held) > _HELD:
             at = next(reversed(self._held))
             self._files.close(self._held.pop(at))
 
     def handle(self, segment: StoredSegment) -> int:
-        """Returns a handle for reading.
+        """Returns a handle for reading a segment.
 
         Raises:
-            OSError: The segment cannot be opened, or another file has its name.
+            OSError: The segment cannot be opened, or another file has the segment's name.
         """
         at = segment.first_position
         handle = self._held.get(at, self._readers.get(at, -1))
@@ -120,7 +120,7 @@ class SegmentFiles:
         return True
 
     def _content(self, segment: StoredSegment, at: int, size: int) -> bytes:
-        """Reads this many bytes. The result is empty if the file has fewer bytes, or cannot be read.
+        """Reads `size` bytes from the byte `at`. The result is empty if the file has fewer bytes, or cannot be read.
 
         Raises:
             OSError: The bytes may be readable later.
@@ -134,7 +134,7 @@ class SegmentFiles:
         return content if len(content) == size else b""
 
     def clear_name(self, path: Path) -> None:
-        """If another file has a segment's name, moves it out of the way. Deletes it only if it is empty.
+        """Frees a segment's name. Moves a file that has the name to quarantine/, or deletes the file if it is empty.
 
         Raises:
             OSError: The file may still have the name.
@@ -152,7 +152,7 @@ class SegmentFiles:
         self._files.sync_directory(folder)
 
     def unlink(self, segment: StoredSegment) -> None:
-        """Deletes a segment. If another file has its name, that file stays.
+        """Deletes a segment. If another file has the segment's name, that file stays.
 
         Raises:
             OSError: The segment may still exist.

@@ -22,7 +22,7 @@ from kafkasafe.spool.segment_files import SegmentFiles
 class SegmentList(Sequence[StoredSegment]):
     """The segments of one lane, in order. Not thread-safe.
 
-    `Spool` and `StoredSegment` describe the methods that they have, too.
+    `Spool` and `StoredSegment` have methods of the same names, and describe them.
     """
 
     def __init__(self, lane: Path, files: Files, segments: Sequence[StoredSegment]) -> None:
@@ -34,7 +34,7 @@ class SegmentList(Sequence[StoredSegment]):
         for segment in self._segments:
             self._held.open(segment)
         self._lost: set[int] = set()
-        """First positions of segments whose content was lost while this process had them."""
+        """First positions of the segments whose content was lost while this process owned the lane."""
         self._deletions_undurable = False
 
     @overload
@@ -103,7 +103,7 @@ class SegmentList(Sequence[StoredSegment]):
     # -- the first segments ------------------------------------------------------------------------------------------
 
     def delete_first(self) -> StoredSegment:
-        """Delete the first segment. `sync_deletions` makes that durable.
+        """Delete the first segment. `sync_deletions` makes the deletion durable.
 
         Raises:
             OSError: The file cannot be deleted, or an earlier deletion cannot be made durable. Nothing was changed.
@@ -119,7 +119,9 @@ class SegmentList(Sequence[StoredSegment]):
         return segment
 
     def sync_deletions(self) -> None:
-        """Make deletions durable, one by one, because a log with a hole in its middle would be damaged."""
+        """Make the last deletion durable. `delete_first` does this before the next deletion, because otherwise a crash
+        could leave a log with a hole in its middle.
+        """
         if self._deletions_undurable:
             self._files.sync_directory(self._lane)
             self._deletions_undurable = False
@@ -131,10 +133,10 @@ class SegmentList(Sequence[StoredSegment]):
     # -- the last segment --------------------------------------------------------------------------------------------
 
     def create(self, position: int) -> int:
-        """Begin a segment at this position. Its name is not durable yet.
+        """Begin a segment at `position`. The segment's name is not durable yet.
 
         Returns:
-            The handle of its file, for writing.
+            The handle of the segment's file, for writing.
         """
         segment = StoredSegment(self._lane / segment_name(position), position)
         try:
@@ -155,7 +157,7 @@ class SegmentList(Sequence[StoredSegment]):
         self.used_bytes += segment.size_bytes - before
 
     def shorten(self, size_bytes: int) -> None:
-        """End the last segment at this byte. Its batches are still listed."""
+        """End the last segment at the byte `size_bytes`. The batches after that byte are still listed."""
         segment = self._segments[-1]
         self.used_bytes -= segment.size_bytes - size_bytes
         segment.ends_at(size_bytes)
@@ -166,7 +168,7 @@ class SegmentList(Sequence[StoredSegment]):
         segment.cut(position, size_bytes, records)
 
     def delete_last(self) -> None:
-        """Delete the last segment: durable on return."""
+        """Delete the last segment. The deletion is durable on return."""
         segment = self._segments[-1]
         self._unlink(segment)
         self._files.sync_directory(self._lane)
@@ -197,8 +199,8 @@ class SegmentList(Sequence[StoredSegment]):
         return segment.first_position in self._lost or self.has_file(segment)
 
     def see_written(self, synced_position: int) -> None:
-        """Check that every segment has its name, and that segments with new records since the last promise are
-        complete.
+        """Check that every segment's file still has its name, and that the files with records after `synced_position`
+        are complete.
 
         Raises:
             FileNotFoundError: A check failed. The caller must not promise anything.
@@ -217,7 +219,7 @@ class SegmentList(Sequence[StoredSegment]):
                 raise FileNotFoundError(errno.ENOENT, "It was deleted, moved or cut", str(segment.path))
 
     def write_again(self, segment: StoredSegment) -> bool:
-        """Write a segment again from the file that is held open. False: its content is lost.
+        """Write a segment again from the file that is held open. Return False if the content is lost.
 
         Raises:
             OSError: The segment is not restored yet.

@@ -1,7 +1,7 @@
 """Reads one segment of a lane, group by group, and judges damaged bytes by their form.
 
-Damage that a crash may have left differs in form from damage to complete bytes. The rules are those of
-`docs/spool-format.md`, section Recovery.
+The form of the damage shows whether a crash may have left it, or whether complete bytes were changed later. The rules
+are those of `docs/spool-format.md`, section Recovery.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ Content: TypeAlias = bytes | bytearray
 
 @dataclass(frozen=True, slots=True)
 class ReadGroup:
-    """An intact control batch, with its data batches (None for a damaged one).
+    """An intact control batch, with its data batches. The header of a damaged data batch is None.
 
-    `torn` contains those of the damaged batches that a crash may have left in their present state.
+    `torn` contains the damaged batches that a crash may have left like this.
     """
 
     segment: int
@@ -115,7 +115,7 @@ class SegmentReader:
             yield Bad(index, at, at, position, torn=True, end_position=bound)
 
     def _bound(self, limit: int | None, end: LogEndClaim | None) -> int | None:
-        """Position that the segment must reach. It is the beginning of the next segment or, for the last segment, the
+        """The position that the segment must reach: the beginning of the next segment or, for the last segment, the
         claimed end.
         """
         if limit is not None or end is None:
@@ -165,8 +165,8 @@ class SegmentReader:
     def _resync(
         self, content: Content, at: int, position: int
     ) -> tuple[int, tuple[m.Group, list[m.Mark], int] | None]:
-        """Returns the first intact group from a byte on, as (its byte, the group). If no intact group follows, returns
-        (end of the segment, None).
+        """Finds the first intact group that begins at the byte `at` or later, and has at least the position `position`.
+        Returns (byte offset, group), or (end of the segment, None) if there is no such group.
         """
         earliest = at
         found = content.find(_GROUP_KEY, at)
@@ -183,7 +183,7 @@ class SegmentReader:
 
 
 def group_at(content: Content, at: int) -> tuple[m.Group, list[m.Mark], int] | None:
-    """The intact control batch at a byte, of any lane: its group, its marks and its size."""
+    """The control batch at the byte `at`, of any lane: its group, its marks and its size. None if it is not intact."""
     try:
         header = codec.read_header(content, at)
         if not header.is_control:
@@ -231,8 +231,8 @@ def _may_be_torn(content: Content, start: int, end: int) -> bool:
     """Whether a crash may have left a batch like this. If not, the batch was complete once, and was changed later.
 
     Disks write whole sectors, so a sector that was never written is all zeros. If the process was still writing to a
-    sector, only its end may be zeros. Data that the file system had not written yet is missing at the end of the file.
-    etcd's write-ahead log also judges by sectors.
+    sector, only the end of the sector may be zeros. Data that the file system had not written yet is missing at the end
+    of the file. etcd's write-ahead log also judges by sectors.
     """
     if end > len(content):
         return True

@@ -29,7 +29,7 @@ class SegmentWriter:
         self._unwritten_at = 0
         self._continued: tuple[int, int] | None = None
         """First position and handle of a segment in which a write failed only because the disk was full. After the
-        repair, the spool continues it.
+        repair, the spool continues this segment.
         """
         self._promised_bytes = 0
         self._promised_records = 0
@@ -42,25 +42,25 @@ class SegmentWriter:
 
     @property
     def has_unwritten(self) -> bool:
-        """Whether groups wait for the next one."""
+        """Whether groups wait to be written together with the next group."""
         return bool(self._unwritten)
 
     def has_reserved(self, size_bytes: int, segment_bytes: int) -> bool:
-        """Whether this many bytes are reserved on the disk for the last segment, whose maximum size is given."""
+        """Whether the last segment, of at most `segment_bytes`, has `size_bytes` more reserved on the disk."""
         if self._handle < 0 or self._preallocated >= _NEVER_PREALLOCATED:
             return False
         left = min(self._preallocated, segment_bytes) - self._segments[-1].size_bytes
         return left >= size_bytes
 
     def promise(self) -> None:
-        """Record that everything that was written is promised."""
+        """Record that everything that was written is promised to be durable."""
         self._promised_bytes = self._segments[-1].size_bytes if self._segments else 0
         self._promised_records = self._segments[-1].records if self._segments else 0
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
     def begin(self, position: int) -> None:
-        """Begin a segment at this position. Its name is not durable yet."""
+        """Begin a segment at `position`. The segment's name is not durable yet."""
         self._handle = self._segments.create(position)
         self._preallocated = 0
 
@@ -72,7 +72,7 @@ class SegmentWriter:
         end_position: int,
         written_ms: int,
     ) -> None:
-        """Add a group, which `write_out` writes."""
+        """Add a group to the last segment. `write_out` writes it to the file."""
         if not self._unwritten:
             self._unwritten_at = self._segments[-1].size_bytes
         self._unwritten.append(control)
@@ -133,10 +133,10 @@ class SegmentWriter:
         self._handle = -1
 
     def put_back(self, position: int) -> None:
-        """Remove everything after this position. Everything before this position is promised.
+        """Remove everything at and after `position`. Everything before `position` is promised.
 
         The spool never continues a segment whose fsync failed. The spool continues a segment if a write failed only
-        because the disk was full:
+        because the disk was full. Otherwise, this could happen:
 
         1. The disk has room for marks, but not for the next batch.
         2. Each attempt to write the batch fails, and is followed by a mark.

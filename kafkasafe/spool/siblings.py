@@ -22,15 +22,15 @@ _Content = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class LeftBehind:
-    """A directory with undelivered records that no process owns.
+    """A spool directory with undelivered records in lanes that no process owns.
 
     Attributes:
         path: The spool directory.
         cluster_id: Id of the cluster to which the records belong; None if no producer on the directory ever reached a
             cluster.
-        same_client: Whether the directory's producers had the same client id.
-        lanes: Numbers of the lanes with such records.
-        content: Segments with their sizes, to recognise a change of the directory.
+        same_client: Whether the directory's producers had the client id of the producer that searches.
+        lanes: Numbers of these lanes.
+        content: Names and sizes of the lanes' segments, to recognise a change of the directory.
     """
 
     path: Path
@@ -58,8 +58,8 @@ class Siblings:
     def look(
         self, stop: Callable[[], bool] = lambda: False, *, same_client: bool = False
     ) -> list[LeftBehind]:
-        """Returns all directories of earlier processes, sorted by path. If `stop` ends the search, the next search
-        finds the other directories.
+        """Returns all directories where earlier processes left undelivered records, sorted by path. If `stop` ends the
+        search, the next search finds the other directories.
 
         Args:
             stop: Returns whether to end early.

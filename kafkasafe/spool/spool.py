@@ -36,21 +36,24 @@ to 2.6 kB for an atomic batch, which may have only a few hundred bytes on disk.
 _DIVIDED_SEGMENT_BYTES: Final = 1024 * 1024
 """Maximum size of a segment with batches to be divided.
 
-This maximum applies while the log is at most `_DIVIDED_SEGMENTS` times as large. The reasons for a maximum:
+While the log is more than `_DIVIDED_SEGMENTS` times as large as this, the maximum grows with the log. The reasons for a
+maximum:
 
 1. The spool divides a batch by writing its records once more, at the end of the log.
 2. The spool deletes a segment when all batches of the segment are divided.
-3. So dividing the first segment needs as much space as the segment has. Dividing the next segment needs no more space.
+3. So dividing the first segment needs as much free space as the segment has. Dividing the next segment uses the space
+that the first segment has freed.
 """
 _DIVIDED_SEGMENTS: Final = 512
 
 
 class Spool:
-    """One lane's log. Made by `open`; not thread-safe.
+    """The log of one lane. `open` creates this object. Not thread-safe.
 
     Attributes:
-        next_position: The position the next record gets.
-        synced_position: `sync()` has promised everything before this position.
+        next_position: The position that the next record gets.
+        synced_position: Everything before this position is promised: `open` recovered it, or `sync` has returned since
+            it was written. It is durable, unless the option `sync` is "os".
     """
 
     def __init__(
@@ -102,16 +105,16 @@ class Spool:
         """Open a lane whose lock the caller holds.
 
         Args:
-            lane: Its directory.
+            lane: The lane's directory.
             files: The disk.
-            segment_bytes: Maximum size of a segment, which only a single larger group exceeds. A segment also ends when
-                it has 16,384 batches.
-            sync: With "group" and "each", `sync` is an fdatasync. With "os", the operating system decides when to
-                write.
-            snapshot: The marks that a new segment begins with.
+            segment_bytes: Maximum size of a segment. Only a segment with a single larger group exceeds it. A segment
+                also ends when it has 16,384 batches.
+            sync: With "group" and "each", the method `sync` calls fdatasync. With "os", the operating system decides
+                when to write.
+            snapshot: Returns the marks with which a new segment begins.
             on_corrupt: With "raise", damage is an error. With "quarantine", this method copies damaged bytes to
                 quarantine/, and keeps the batches after them.
-            clock_ms: Ms since the epoch, for the timestamps of control batches.
+            clock_ms: Returns ms since the epoch, for the timestamps of control batches.
             each: Called with each entry in log order while the log is read, up to the first torn or damaged entry.
                 These calls come before anything is changed or refused.
 
@@ -121,7 +124,7 @@ class Spool:
 
         Raises:
             SpoolCorruptError: The log has damage other than a torn tail. Nothing was changed.
-            SpoolFormatError: Written by a newer kafkasafe. Nothing was changed.
+            SpoolFormatError: A newer kafkasafe has written the lane. Nothing was changed.
             SpoolError: The files cannot be read or written; the message says which.
         """
         try:
@@ -152,7 +155,7 @@ class Spool:
 
     @property
     def lane_id(self) -> bytes:
-        """Random, made with the lane."""
+        """The lane's id: random bytes, made with the lane."""
         return self._lane_id
 
     @property
@@ -175,20 +178,20 @@ class Spool:
 
         Args:
             marks: The marks, in the order in which they were decided.
-            batches: (destination, batch) of each. Their address is stamped in place.
+            batches: (destination, bytes) of each batch. The batch's address is written into the bytes.
             atomic: Whether recovery must keep either the whole group or nothing of it.
             closed: Whether the group records an orderly close.
             makes_room: Whether the batches replace other batches, whose space is free afterwards. If so, the batches
                 may use the reserve.
-            divisible: Whether the batches will be divided. If so, their segments stay small.
-            more: Whether another group follows before `sync`. If so, both go to the disk in one write. The caller must
-                not change the batches until then.
+            divisible: Whether the batches will be divided. If so, the segments that contain them stay small.
+            more: Whether another group follows before `sync`. If so, both groups go to the disk in one write. The
+                caller must not change the batches before that write.
 
         Returns:
             The position of each batch.
 
         Raises:
-            SpoolWriteError: The log is back at the last promised position: write everything since then again.
+            SpoolWriteError: The log was reset to `synced_position`. Write everything after this position again.
         """
         if self._closed:
             raise SpoolError(f"{self._lane} is closed")
@@ -223,10 +226,10 @@ class Spool:
             always: Whether to sync even with the option "os".
 
         Returns:
-            The synced position: everything before it is promised.
+            `synced_position`. Everything before it is promised.
 
         Raises:
-            SpoolWriteError: The log is back at the last promised position: write everything since then again.
+            SpoolWriteError: The log was reset to `synced_position`. Write everything after this position again.
         """
         if self.synced_position < self.next_position:
             if self._repair:
@@ -238,7 +241,8 @@ class Spool:
                     self._to_disk()
                     self._segments.see_written(self.synced_position)
                 except OSError as error:
-                    # Some file systems allocate space only at writeback.
+                    # Some file systems allocate space only at writeback, so the sync may be the first to find the disk
+                    # full.
                     self._reserve.give_up(error)
                     raise self._failed("synced", error) from error
             self.synced_position = self.next_position
@@ -260,7 +264,7 @@ class Spool:
         """Copy the damaged data batch at a position to quarantine/. The copy is durable on return.
 
         Raises:
-            SpoolError: It cannot be read or written.
+            SpoolError: The batch cannot be read, or its copy cannot be written.
         """
         return self._segments.quarantine(position)
 
@@ -280,10 +284,10 @@ class Spool:
         """Delete the oldest segments whose batches are all done; never the last segment.
 
         Args:
-            before_position: Everything before it is done.
+            before_position: All batches before this position are done.
             retain_bytes: How many bytes of done batches are kept nevertheless.
             retain_since_ms: Segments written at this time (ms since the epoch) or later are kept nevertheless.
-            at_most_bytes: Stop once this many bytes are freed. Only whole segments are deleted.
+            at_most_bytes: Stop once at least this many bytes are freed. Only whole segments are deleted.
 
         Returns:
             Bytes freed.
@@ -291,7 +295,7 @@ class Spool:
         Raises:
             SpoolError: A file cannot be deleted, or its deletion is not durable. The log is still complete.
         """
-        # A segment's snapshot replaces the marks before it: it must be durable before earlier segments are deleted.
+        # A segment's snapshot replaces all earlier marks, so it must be durable before earlier segments are deleted.
         bound = min(before_position, self.synced_position - 1)
         done = [
             segment
@@ -309,7 +313,7 @@ class Spool:
                 break
             going += 1
         if going:
-            # From now on, if a segment after this position is missing, recovery reports damage.
+            # Once this is claimed, recovery reports damage if a segment after the new beginning is missing.
             try:
                 self._extent.begins(self._segments, going)
             except OSError as error:
@@ -331,7 +335,7 @@ class Spool:
 
         Args:
             closed_mark: Whether to record that this close was orderly, if anything was written at all.
-            marks: The last marks. They are written in any case.
+            marks: The last marks. With `closed_mark`, they are written even if nothing was written before.
 
         Raises:
             SpoolWriteError: The mark could not be written. The files are closed, and promised records are not affected.
@@ -358,7 +362,7 @@ class Spool:
     # -- where it stands ---------------------------------------------------------------------------------------------
 
     def stands_at(self, lane: Path) -> None:
-        """Note the directory's new path. It was moved on the disk already."""
+        """Note the directory's new path. The directory was moved on the disk already."""
         self._lane = lane
         self._segments.stands_at(lane)
         self._extent.stands_at(lane)
@@ -377,13 +381,13 @@ class Spool:
         """Write deleted, renamed or cut files again. Their content comes from the files that are held open. The new
         files are durable on return.
 
-        Call it only while nothing that was written waits for `sync`.
+        Call this method only while nothing that was written waits for `sync`.
 
         Returns:
             (first position, end position) of each segment whose content is lost.
 
         Raises:
-            SpoolWriteError: Some files are not restored yet; call it again.
+            SpoolWriteError: Some files are not restored yet; call this method again.
         """
         if self.synced_position < self.next_position:
             raise SpoolError(f"{self._lane}: something is written and not synced")
@@ -422,7 +426,7 @@ class Spool:
     def _portions(
         self, marks: Sequence[m.Mark], batches: Sequence[tuple[int, bytearray]], limit: int, *, atomic: bool
     ) -> Iterator[tuple[Sequence[m.Mark], Sequence[tuple[int, bytearray]]]]:
-        """Split a group that is larger than a segment into several groups, if that is allowed."""
+        """Split a group that is larger than half a segment into several groups, unless it is atomic."""
         start, size = 0, 0
         for index, (_, data) in enumerate(batches):
             if not atomic and size and size + len(data) > limit // 2:
@@ -526,7 +530,7 @@ class Spool:
     # -- failure ---------------------------------------------------------------------------------------------------
 
     def _failed(self, what: str, error: OSError) -> SpoolWriteError:
-        """Reset to the last promised position. The next write or recovery repairs the files."""
+        """Reset the log to the last promised position. The next write or recovery repairs the files."""
         self._writer.fail(may_continue=error.errno in NO_ROOM and not self._sync_failed)
         self._repair = True
         self.next_position = self.synced_position
@@ -547,15 +551,15 @@ class Spool:
     # -- the reserve -------------------------------------------------------------------------------------------------
 
     def keep_room(self, to_divide: int) -> None:
-        """Adapt the reserve to divisions of this many bytes. The reserve shrinks now, and grows with the next data."""
+        """Adapt the reserve to the division of `to_divide` bytes. It shrinks now, and grows with the next batches."""
         self._to_divide = to_divide
         self._reserve.shrink_to(self._wanted_reserve())
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether there is room for a group of this size that will itself make room, and for marks after the group.
+        """Whether there is room for a group of `size_bytes` that lets other batches be deleted, and for marks after it.
 
-        The group may use the reserve. If the reserve is too small, it grows until the group is written, because others
-        may use the volume's free bytes.
+        The group may use the reserve. If the reserve is too small, it is enlarged until the group is written, because
+        other programs may use the volume's free bytes.
         """
         return self._writer.has_reserved(size_bytes, self._segment_bytes) or self._reserve.lend(size_bytes)
 

@@ -11,8 +11,8 @@ from kafkasafe.spool.examine import ExchangeStep
 
 @dataclass(slots=True)
 class BatchTimes:
-    """When the spool recorded the steps of a plain batch, ms since the epoch; -1 if it has not yet, or if this is no
-    longer known.
+    """When the spool recorded the steps of a plain batch, ms since the epoch; -1 for a step that is not recorded, or
+    whose time is no longer known.
 
     Attributes:
         prepared_ms: The batch was written to the spool.
@@ -25,7 +25,7 @@ class BatchTimes:
     commit_acknowledged_ms: int = -1
 
     def identify(self, written_ms: int) -> None:
-        """Note when the batch id was written. The batch may be sent under this id."""
+        """Note when the batch's id was written. The batch may be sent after that."""
         self.prepare_acknowledged_ms = written_ms
 
     def commit(self, written_ms: int) -> None:
@@ -38,19 +38,19 @@ class UnitLog:
     """An atomic batch, as recorded by the marks.
 
     Attributes:
-        unit_id: 16 bytes.
+        unit_id: Id of the atomic batch, 16 bytes.
         transactional_id: Transactional id of the latest transaction; before the first transaction, the id that the user
             gave.
         producer_id: Producer id of the latest transaction; -1 before the first one.
         producer_epoch: Producer epoch of the latest transaction; -1 before the first one.
-        positions: Positions of its batches; the parts of a divided one take its place.
+        positions: Positions of the batches in it. The parts of a divided batch replace that batch.
         groups: Consumer groups whose offsets are part of the atomic batch.
-        outcome: None until it is decided.
-        reason: Why it was dropped.
+        outcome: How the atomic batch ended; None until this is decided.
+        reason: Why the atomic batch was dropped; empty if it was not.
         prepared_ms: When the whole batch was written to the spool.
-        prepare_acknowledged_ms: When the spool recorded that the brokers have the whole atomic batch. From then on it
+        prepare_acknowledged_ms: When the spool recorded that the brokers have the whole atomic batch. After that, it
             may be committed.
-        ended_ms: When the spool recorded its outcome.
+        ended_ms: When the spool recorded `outcome`.
         offsets: Maps the position of each batch to its base offset.
     """
 
@@ -89,7 +89,7 @@ class UnitLog:
 
     @property
     def transaction(self) -> tuple[str, int, int]:
-        """Transactional id, producer id and epoch of the transaction. Other atomic batches may share it."""
+        """Transactional id, producer id and epoch of the transaction. Other atomic batches may be in it, too."""
         return self.transactional_id, self.producer_id, self.producer_epoch
 
     @property
@@ -127,7 +127,8 @@ class UnitLog:
 def steps_of(
     groups: Iterable[tuple[int, Sequence[m.Mark], Sequence[tuple[int, bool]]]],
 ) -> tuple[dict[int, BatchTimes], list[UnitLog]]:
-    """Returns the times of plain batches by position, and all atomic batches, in the order of the log.
+    """Returns the times of plain batches by position, and all atomic batches. The atomic batches are in the order of
+    the log.
 
     Args:
         groups: A tuple for each group: the time at which it was written (ms since the epoch), its marks, and a pair
@@ -260,7 +261,7 @@ class _Steps:
         replaced: dict[int, list[int]] = {}
         for index, (position, identified) in enumerate(batches):
             if index in moved:
-                # The batch was copied forward unchanged. The segment with the first copy may be deleted already.
+                # The batch was copied forward unchanged. The segment with the original may be deleted already.
                 self.times[position] = self.times.pop(moved[index], BatchTimes())
                 continue
             if index not in members:
@@ -279,7 +280,7 @@ class _Steps:
 def undecidable_in(
     groups: Iterable[tuple[int, Sequence[m.Mark], Sequence[tuple[int, bool]]]],
 ) -> dict[int, int]:
-    """Positions of batches that wait for an operator's decision, each with the position of the group that records it.
+    """Maps the position of each batch that waits for an operator's decision to the position of the group that says so.
 
     Args:
         groups: For each group: its position, its marks, and (position, has an id) of its batches.

@@ -1,4 +1,4 @@
-"""Asks each broker about partitions with waiting records, to find those that the cluster does not have."""
+"""Asks each broker about partitions with waiting records, to find the partitions that the cluster does not have."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from kafkasafe.delivery.engine.context import EngineContext
 from kafkasafe.delivery.engine.leader import RunningInquiry
 
 _GRACE_S: Final = 60.0
-"""If only one of several brokers answers, that broker must report a partition as missing for this long before it counts
-as missing.
+"""If only one of several brokers answers, that broker must report a partition as missing for this long before the
+partition counts as missing.
 """
 
 

@@ -14,8 +14,8 @@ from kafkasafe.errors import SpoolCorruptError, SpoolError, WrongClusterError
 from kafkasafe.spool.inspection import inspect
 
 _ASTRAY_S: Final = 2.0
-"""If only another cluster answers for this long, the engine concludes that this cluster has replaced ours. Before that,
-a single wrong address may be the cause, and the transport tries other brokers.
+"""If only another cluster answers for this long, the engine concludes that the other cluster has replaced ours. Before
+that, a single wrong address may be the cause, and the transport tries other brokers.
 """
 
 
@@ -30,7 +30,7 @@ class Binding:
         self._astray_since: float | None = None
 
     def bind(self, cluster_id: str) -> None:
-        """Check that the records in the spool directory are for this cluster, before anything is sent to it."""
+        """Check, before anything is sent to a cluster, that the records in the spool directory are for that cluster."""
         attempt = 0
         while True:
             try:

@@ -1,4 +1,4 @@
-"""The state that all parts of the engine share: its ports, its lanes, its timers, its counters, and how it ends."""
+"""The state that all parts of the engine share: ports, lanes, timers, counters, and how the engine ends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from kafkasafe.stats import Stats
 log = EventLog("producer")
 
 _REFUSED_PAUSE_S: Final = 30.0
-"""Longest pause between two tries while an operator has to fix a refusal: grant a permission, create a topic."""
+"""Longest pause between two tries if only an operator can end a refusal (grant a permission, create a topic)."""
 
 
 class DeletedTopics:
@@ -40,7 +40,7 @@ class DeletedTopics:
         return topic in self._since
 
     def note(self, topic: str, now: float) -> float:
-        """Record that brokers call a topic unknown. Return when they first did."""
+        """Record that brokers call a topic unknown at the time `now`. Return the time when they first did so."""
         return self._since.setdefault(topic, now)
 
     def forget(self, topic: str) -> None:
@@ -64,7 +64,7 @@ class Timers:
         return self._waiting[0][0] if self._waiting else float("inf")
 
     def add(self, delay_s: float, message: Message) -> None:
-        """Process this message after a delay, in seconds."""
+        """Process `message` after `delay_s`."""
         heapq.heappush(self._waiting, (self._clock.monotonic() + delay_s, next(self._numbers), message))
 
     def take(self, now: float) -> Message | None:
@@ -78,9 +78,9 @@ class OwnCluster:
     """The cluster that the accepted records are for. `Binding` changes it; any thread may read it.
 
     Attributes:
-        cluster_id: Its id; None as long as neither the spool directory nor the brokers have named it.
-        stranger: The error that ends the producer, if another cluster answers than the one that the accepted records
-            are for.
+        cluster_id: Id of this cluster; None as long as neither the spool directory nor the brokers have named it.
+        stranger: The error that ends the producer, because the brokers belong to another cluster; None if there is no
+            such error.
     """
 
     def __init__(self) -> None:
@@ -107,11 +107,11 @@ class DeliveryProgress:
         """When the longest pause with a known end is over, monotonic seconds."""
 
     def note(self) -> None:
-        """Record progress with a batch."""
+        """Record that deliveries have made progress now."""
         self._last = self._clock.monotonic()
 
     def pause(self, until: float) -> None:
-        """Record a pause that ends at this time, monotonic seconds."""
+        """Record a pause that ends at `until`, monotonic seconds."""
         self._pause_until = max(self._pause_until, until)
 
     def patience_ends(self, patience: Patience, began: float, *, paused: bool = False) -> float:
@@ -127,7 +127,7 @@ class DeliveryProgress:
 
 
 class CloseState:
-    """How far a producer has come in closing. Any thread may read it.
+    """How far the closing of a producer has come. Any thread may read this object.
 
     Attributes:
         closing: Whether `close` was called. If so, the engine begins nothing that takes long.
@@ -218,7 +218,7 @@ class EngineContext:
         return Moment(self.clock.wall_ms(), self.clock.boot_id(), int(self.clock.monotonic() * 1000))
 
     def timer(self, delay_s: float, message: Message) -> None:
-        """Process this message after a delay, in seconds."""
+        """Process `message` after `delay_s`."""
         self.timers.add(delay_s, message)
 
     def open(self, own: Lane) -> None:
@@ -246,7 +246,7 @@ class EngineContext:
         self.log.info("This machine slept for %.0f s", seconds, seconds=seconds, event="machine_slept")
 
     def emit(self, event: events.Event) -> None:
-        """Call the user's hook."""
+        """Call the user's hook `on_event`, if there is one."""
         if self.config.on_event is None:
             return
         try:
@@ -265,5 +265,5 @@ class EngineContext:
 
 
 def text(error: BaseException) -> str:
-    """An error with its name."""
+    """The name and the message of an error, as text."""
     return f"{type(error).__name__}: {error}"

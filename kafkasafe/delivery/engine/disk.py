@@ -1,4 +1,4 @@
-"""Writes groups to disk with one fsync each, retries on a failing disk, and deletes segments that are done."""
+"""Writes groups to disk with one fsync each, retries on a failing disk, and deletes segments whose batches are done."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _MEMORY_BYTES: Final = MEMORY_BYTES // 2
 before it sends them. The limit is higher if `run_ahead_bytes` is above its default.
 """
 _MANY_TO_DIVIDE_BYTES: Final = 256 * 1024
-"""If batches without chosen partitions have more bytes than this, the cause is an outage. Fewer bytes may merely wait
-for the first metadata of their topic, which are about to arrive.
+"""If batches without chosen partitions have more bytes than this, the cause is presumably an outage. Fewer bytes may
+merely wait for the first metadata of their topic, which are about to arrive.
 """
 SPILL_EVERY_S: Final = 0.05
 
@@ -45,7 +45,7 @@ class DiskWriter:
         self._ledger = ledger
         self._places = places
         self._withheld: dict[Lane, list[Parcel]] = {}
-        """Parcels on disk, but in a lane that the next start would not find."""
+        """Parcels on disk, but in a lane that the next start would not find. They do not count as durable yet."""
         self.memory = 0
         """Bytes of the durable, unfinished batches that are still in memory. Batches that were read back from disk do
         not count.
@@ -203,7 +203,7 @@ class DiskWriter:
                     )
                 lane.spool.sync()
             finally:
-                # Reset both fields even after a failure: with spool="on_error", these bytes may go to a broker next.
+                # Reset the address even after a failure: with spool="on_error", these bytes may go to a broker next.
                 for parcel in parcels:
                     if parcel.data is not None:
                         codec.stamp_address(parcel.data, 0, -1)
@@ -235,8 +235,8 @@ class DiskWriter:
         """Before batches without partitions are written, reserve the space that dividing them will need.
 
         Returns:
-            The bytes of all batches that wait for their division, including `batches`; 0 if no batch of `batches` has
-            to wait.
+            The bytes of all batches that wait for their division, including those in `batches`; 0 if no batch in
+            `batches` has to wait.
         """
         size = sum(batch.size_bytes for batch in batches if lane.journal.views.chooses(batch.destination))
         if size:
@@ -279,7 +279,7 @@ class DiskWriter:
                     self.drop(parcel)
 
     def _stamped(self, parcel: Parcel, batch: j.Batch) -> bytearray:
-        """The batch's bytes, stamped with its id, as the spool writes them."""
+        """The batch's bytes, stamped with the batch's id, as the spool writes them."""
         data = parcel.writable()
         if data is None:
             raise AssertionError(f"The bytes of {batch} were released before they were written")
@@ -336,7 +336,7 @@ class DiskWriter:
         return data
 
     def release(self, lane: Lane) -> None:
-        """Delete segments whose batches are all done, unless `retain_acked_*` keeps them and there is space."""
+        """Delete segments whose batches are all done. If space is short, also those that `retain_acked_*` keeps."""
         if lane.lock.lost:
             return
         position = lane.journal.views.release_position
@@ -375,9 +375,9 @@ class DiskWriter:
             self.publish_used()
 
     def tell_newest(self, lane: Lane, position: int) -> None:
-        """Before segments up to this position are deleted, repeat the marks of the newest acknowledged batches.
+        """Before segments up to `position` are deleted, repeat the marks of the newest acknowledged batches.
 
-        The marks are skipped while writes fail, because writes may need the space that the deletion frees.
+        While writes fail, the marks are not written, because writes may need the space that the deletion frees.
         """
         starts = [first for _, first, _ in lane.spool.segments[1:] if first <= position]
         if starts and not lane.write_backlog.attempt:
@@ -459,7 +459,7 @@ class DiskWriter:
             self.watch_undurable()
 
     def spill(self, age_s: float) -> None:
-        """`spool="on_error"`: write the parcels that have been only in memory for at least `age_s` to disk. If the
+        """`spool="on_error"`: write to disk the parcels that have been only in memory for at least `age_s`. If the
         parcels in memory have too many bytes, write all of them.
         """
         before = self._context.clock.monotonic() - age_s
@@ -505,11 +505,12 @@ def _groups(
     runs: Sequence[tuple[j.UnitGroup | None, Sequence[j.Batch]]],
     data: Sequence[tuple[int, bytearray]],
 ) -> list[tuple[list[m.Mark], list[tuple[int, bytearray]], bool]]:
-    """Divides a persist, with these `runs`, into the groups to write: (marks, batches, atomic) of each.
+    """Divides `persist` into the groups to write. Returns (marks, batches, atomic) of each group.
 
     If callers gave the partitions of some records of a batch, a mark names these partitions. The batch then begins a
-    new group, because the spool splits a group that is too large, and writes all of its marks with the first batch. A
-    unit is always one group.
+    new group, because the spool splits a group that is too large, and writes all marks of the group with the first
+    batch. A unit is always one group. `runs` are those of `persist`, and `data` are (destination, bytes) of all batches
+    in them.
     """
     groups: list[tuple[list[m.Mark], list[tuple[int, bytearray]], bool]] = []
     if persist.marks:

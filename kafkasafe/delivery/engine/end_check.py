@@ -1,4 +1,4 @@
-"""Finds lost acknowledged records by the end offsets of a leader epoch and of the log."""
+"""Finds lost acknowledged records: checks whether a leader epoch, or the log, ends before an acknowledged offset."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class EndCheck:
     Args:
         context: See `EngineContext`.
         lane: The lane.
-        check: The last acknowledged offset, and its leader epoch.
+        check: The last acknowledged offset, and the leader epoch under which it was acknowledged.
         idle: Whether this is a routine check of an idle partition. Such a check is dropped if the partition becomes
-            active. Otherwise an acknowledgement from another leader caused the check, and the engine repeats it until
-            there is an answer.
+            active. If false, an acknowledgement from another leader caused the check, and the engine repeats the check
+            until there is an answer.
         elected: Whether another leader has been elected since that offset was acknowledged. If so, the check also
             reports the case that the leader's log cannot prove that no records are lost.
     """
@@ -76,8 +76,8 @@ class EndCheck:
                     self._failed(failed.code)
 
     def _has_all(self) -> Procedure[bool]:
-        """Check the log for signs that it lacks acknowledged records. If there is a sign, report the suspicion to the
-        journal, and return False.
+        """Check whether there are signs that the log lacks acknowledged records. If there is a sign, report the
+        suspicion to the journal, and return False.
         """
         check, leader = self._check, self._leader
         gone = self._lane.journal.missing.proven.get(check.destination, "")
@@ -122,7 +122,7 @@ class EndCheck:
             journal.suspect(check.destination, Cause.LOG_END, what, from_offset=end_offset)
 
     def _compare_begin(self, log_start: int) -> None:
-        """If the log begins after all acknowledged records, report that nothing proves that it had them."""
+        """If the log begins after all acknowledged records, report that nothing proves that it had these records."""
         check, lane = self._check, self._lane
         if log_start <= check.last_acked_offset:
             return

@@ -45,16 +45,16 @@ class Endings:
         self._disk = disk
         self._losses = losses
         self.refused_topics: Mapping[str, RefusedDestination] = {}
-        """Maps the name of each topic of which the cluster refuses all partitions to the refusal. Any thread may read
-        the mapping, because it is replaced, never changed.
+        """Topics of which the cluster refuses all partitions: topic name → refusal. Any thread may read the mapping,
+        because it is replaced, never changed.
         """
         self.refused_partitions: Mapping[tuple[str, int], RefusedDestination] = {}
-        """Maps (topic, partition) to the refusal, for topics that the cluster otherwise accepts. Any thread may read
-        this mapping, too, because it is replaced, never changed.
+        """Refused partitions of topics that the cluster otherwise accepts: (topic, partition) → refusal. Any thread may
+        read this mapping, too, because it is replaced, never changed.
         """
 
     def resolve(self, lane: Lane, resolutions: Sequence[j.Resolution]) -> None:
-        """Finish the parcels of batches whose fate is final and durable."""
+        """Finish the parcels of batches whose outcome is final and durable."""
         finished = []
         for resolution in resolutions:
             batch = resolution.batch
@@ -62,7 +62,7 @@ class Endings:
                 self._losses.is_back(lane, batch)
             parcel = lane.parcels.pop(batch.handle, None)
             if parcel is None:
-                continue  # divided: its children report the fate
+                continue  # divided: the parcel's children report the outcome
             match resolution.fate:
                 case j.Fate.COMMITTED:
                     self._deliver(lane, batch, parcel)
@@ -253,7 +253,7 @@ class Endings:
             self.publish_refused()
 
     def refused(self, topic: str | None = None) -> list[RefusedDestination]:
-        """Refused destinations with pending records, oldest first. With `topic`, only those that this topic waits for.
+        """Refused destinations with pending records, oldest first. With `topic`, only those for which this topic waits.
 
         Any thread may call this method.
         """

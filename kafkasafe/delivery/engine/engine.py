@@ -1,8 +1,8 @@
 """The engine takes messages, lets the journal decide, and carries out the decisions: sends requests, writes groups.
 
 The engine has no thread. Its owner (`Pump`) first calls `open` and `listen`. Then the owner starts a thread. On this
-thread it calls `begin`, then repeatedly `step` for each message and `turn` after these messages, and `shut` at the end.
-Other threads post messages with `EngineContext.post`.
+thread, the owner calls `begin`, then repeatedly `step` for each message and `turn` after these messages, and `shut` at
+the end. Other threads post messages with `EngineContext.post`.
 """
 
 from __future__ import annotations
@@ -80,11 +80,12 @@ _LOOK_AGAIN_S: Final = 0.1
 
 
 class PlaceLooks:
-    """Callers' questions whether the producer's own lane is in its place. One check answers all earlier questions.
+    """Callers' questions about whether the producer's own lane is in its place. One check answers all earlier
+    questions.
 
     Attributes:
-        looked: Number of the latest question that was followed by a check that found the lane in its place. Any thread
-            may read it.
+        looked: Number of the latest question after which a check has found the lane in its place. Any thread may read
+            it.
     """
 
     def __init__(self, context: EngineContext, ledger: Ledger, disk: DiskWriter) -> None:
@@ -95,7 +96,7 @@ class PlaceLooks:
         self.looked = 0
 
     def ask(self, number: int) -> None:
-        """Record that a caller asks. Numbers grow."""
+        """Record a caller's question. Later questions have larger numbers."""
         self._asked = max(self._asked, number)
 
     def answer(self) -> None:
@@ -117,7 +118,8 @@ class Engine:
         context: The state that all parts of the engine share.
         choose: (topic, partitions, keys, values) → partition of each record, for records that were accepted before
             the topic was known.
-        on_topic: Called when a topic's partition count is known and no record waits for its partition to be chosen.
+        on_topic: Called with a topic and its partition count, when no record of the topic waits for a partition to be
+            chosen.
         newest_reading: Returns the number of the reading that a consumer of this process began last.
     """
 
@@ -165,7 +167,7 @@ class Engine:
         """Open the producer's own lane.
 
         Raises:
-            SpoolError: It cannot be opened.
+            SpoolError: The lane cannot be opened.
         """
         own = self._lanes.open_lane(lock, own=True)
         self._context.open(own)
@@ -299,7 +301,9 @@ class Engine:
             self.predecessor.stored(end_position, owes=bool(own.journal.views.owes(end_position)))
 
     def drop(self) -> None:
-        """Record that the program dropped this producer: it accepts nothing more, and later producers wait for it."""
+        """Record that the program dropped this producer, which accepts nothing more. Later producers wait for its
+        records.
+        """
         self.predecessor.drop()
 
     def _follow(self, predecessor: Predecessor) -> None:
@@ -332,7 +336,7 @@ class Engine:
                 lane.journal.decide(batch, resend=resend)
 
     def shut(self) -> None:
-        """Close network and lanes. Parcels without a fate get an error; batches on disk stay for the next owner."""
+        """Close network and lanes. Parcels without an outcome get an error; batches on disk stay for the next owner."""
         lanes = self._context.lanes
         self.left = left = self._left_at_end()
         # Close the network first: lanes record when the last request was sent, so no request may follow.
@@ -393,7 +397,8 @@ class Engine:
                 self.endings.notice(lane, notice)
             # Publish doubts after the notices have reported a loss, and before callers see that a batch is done.
             self._losses.publish_doubted(lane)
-            # A spill may include batches that this turn resolves or divides. Write it before their bytes are dropped.
+            # A spill may include batches that this turn resolves or divides. Write the spill before the bytes of these
+            # batches are dropped.
             spilled = (
                 bool(ready.persist.batches or ready.persist.units)
                 and lane.own

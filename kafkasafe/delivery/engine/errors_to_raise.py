@@ -36,7 +36,7 @@ def _one_loss(
 
 
 class ErrorsToRaise:
-    """See the module. The engine adds and withdraws errors; callers raise them. Any thread may read it.
+    """See the module. The engine adds and withdraws errors; callers raise them. Any thread may read this object.
 
     Attributes:
         undecided: The batches that wait for a decision, by lane and handle, with their errors.
@@ -60,13 +60,13 @@ class ErrorsToRaise:
         return bool(self.undecided)
 
     def ask_about(self, lane: Lane, batch: j.Batch, error: UndecidableError) -> None:
-        """Raise this error until the application decides about the batch."""
+        """Let calls raise this error until the application decides about the batch."""
         with self._guard.lock:
             self.undecided[lane, batch.handle] = batch, error
             self._guard.waiters.notify_all()
 
     def hand_over(self, lane: Lane) -> None:
-        """Raise no error about this lane's batches any more: another producer owns it."""
+        """Let calls raise no error about this lane's batches any more: another producer owns the lane."""
         with self._guard.lock:
             for key in [key for key in self.undecided if key[0] is lane]:
                 del self.undecided[key]
@@ -131,8 +131,8 @@ class ErrorsToRaise:
         self.damage.pop(address, None)
 
     def raise_damage(self, topic: str | None = None) -> None:
-        """Raise an error if a partition of this topic waits because of a batch that is damaged on disk. None: of any
-        topic.
+        """Raise an error if a partition of `topic` (None: of any topic) waits because of a batch that is damaged on
+        disk.
         """
         if not self.damage:
             return

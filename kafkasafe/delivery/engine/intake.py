@@ -47,7 +47,7 @@ class _Growing:
     """The unit that was taken last. Batches may join it until the journal decides what to write.
 
     Attributes:
-        lane: Its lane.
+        lane: The unit's lane.
         unit: The unit with the batches taken so far.
         topic: The topic whose batches may still join the unit; empty if no batch may.
         left: Maximum number of batches that may still join.
@@ -198,9 +198,9 @@ class Intake:
 
         1. A disk is full of batches whose partitions only become known now.
         2. The engine divides them in portions, as long as there is space for a portion (`Spool.has_room`).
-        3. When all batches of a segment are divided, the engine deletes it (`Engine.drive`). The deletion makes space
-           for the next portion.
-        4. If the disk has no space for the next portion, divisions wait, and nothing else does.
+        3. When all batches of a segment are divided, the engine deletes the segment (`Engine.drive`). The deletion
+           makes space for the next portion. 4. If the disk has no space for the next portion, divisions wait, and
+           nothing else does.
         """
         # A batch that an earlier call left undivided may also be in `divides`. Such a batch may also need no division
         # any more, because the journal has sent the batch again or given it up.

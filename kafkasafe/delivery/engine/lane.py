@@ -17,7 +17,8 @@ from kafkasafe.spool.spool import Spool
 
 
 class WriteBacklog:
-    """Groups that wait because writes to the disk fail, in the order of writing. Decisions overtake batches.
+    """Groups that wait because writes to the disk fail. Groups with decisions are written before groups with only
+    batches.
 
     Attributes:
         attempt: Number of consecutive failures to write.
@@ -68,7 +69,7 @@ class WriteBacklog:
         return self._retry_at > now
 
     def pause(self, until: float) -> None:
-        """Record a pause that ends at this time, monotonic seconds."""
+        """Record a pause that ends at `until`, monotonic seconds."""
         self._retry_at = until
 
     def end_pause(self) -> None:
@@ -148,7 +149,7 @@ class Divisions:
         return bool(self.unwritten_bytes) or self._room_at > now
 
     def pause(self, until: float) -> None:
-        """Wait for space until this time, monotonic seconds."""
+        """Wait for space until `until`, monotonic seconds."""
         self._room_at = until
 
     def end_pause(self) -> None:
@@ -176,18 +177,18 @@ class ReleaseCheck:
     def __init__(self) -> None:
         self._position = -1
         self._excess = 0
-        """Bytes by which the lane exceeded half of `spool_max_bytes` after the last deletion; negative if it was
+        """Bytes by which the lane exceeded half of `spool_max_bytes` after the last deletion; negative if the lane was
         smaller.
         """
 
     def is_due(self, position: int, excess: int, more: int) -> bool:
-        """Whether a check is due, because another position may be released, or because the excess grew by more than
-        `more` bytes.
+        """Whether a check is due, because `position` has changed since the last check, or because the excess grew by
+        more than `more` bytes.
         """
         return position != self._position or excess > max(self._excess + more, 0)
 
     def note(self, position: int, excess: int) -> None:
-        """Record that a check was made at this position, with this excess."""
+        """Record that a check was made with this release position and this excess."""
         self._position, self._excess = position, excess
 
     def freed(self, size: int) -> None:
@@ -226,7 +227,7 @@ class Rejections:
         return self._paths.pop(handle)
 
     def stop(self, destination: int, until: float) -> None:
-        """Let a destination wait: its next batch is damaged, and the engine reads it again at this time."""
+        """Let a destination wait, because its next batch is damaged. The engine reads that batch again at `until`."""
         self._stopped[destination] = until
 
     def stopped(self, now: float) -> set[int]:
@@ -278,7 +279,7 @@ class LossChecks:
         """Maps a destination to the last acknowledged offset that was reported as unproven."""
 
     def see_leader(self, destination: int, epoch: int) -> bool:
-        """Record a partition's leader epoch. Returns whether to check the log: the epoch is newer than the last one."""
+        """Record a partition's leader epoch. Returns whether the log has to be checked: whether the epoch is new."""
         before = self._epochs.get(destination)
         self._epochs[destination] = epoch
         return before is None or epoch > before
@@ -363,7 +364,7 @@ class Copying:
         self.before = -1
 
     def fail(self, next_at: float) -> None:
-        """Stop copying after a failed write. The engine checks again at this time."""
+        """Stop copying after a failed write. The engine checks again at `next_at`."""
         self.before = -1
         self._look_at = next_at
 
@@ -401,7 +402,7 @@ class Lane:
         return self.write_backlog.has_decision
 
     def report_held_back(self, *, held_back: bool) -> None:
-        """Record the last report, which says whether batches of this lane wait for batches of other lanes."""
+        """Record whether the last report said that batches of this lane wait for batches of other lanes."""
         self.held_back = held_back
 
     def bind(self, cluster_id: str, assumed: str | None) -> None:
@@ -418,7 +419,7 @@ class Lane:
 
     def disown(self) -> None:
         """Write a mark for each file in `rejected/` that no longer counts but could not be deleted. The mark voids the
-        file. Without it, the records in the file would be sent again.
+        file. Without the mark, the records in the file would be sent again.
         """
         for name in self.rejected.undeleted():
             self.journal.disown(m.Resent(self.lock.path.name, name))

@@ -91,7 +91,7 @@ class LaneKeeper:
         self._results: dict[Path, _Read | SpoolError] = {}
 
     def open_lane(self, lock: LaneLock, *, own: bool) -> Lane:
-        """Read a lane back: its log, its journal, and a parcel for each unfinished batch.
+        """Read a lane's log into a new journal, and create a parcel for each unfinished batch.
 
         Raises:
             SpoolError: The lane cannot be opened; the lock is released.
@@ -228,7 +228,7 @@ class LaneKeeper:
 
     def _retire(self, lane: Lane) -> None:
         """Delete the files of rejected records that were resent into this lane. Until a file is deleted, the lane keeps
-        its mark.
+        the mark that names the file.
         """
         for mark in lane.journal.views.resent:
             try:
@@ -297,7 +297,7 @@ class LaneKeeper:
             gone = [
                 n for n in self._ledger.lanes.left_behind if n not in there or directory.owners.is_owned(n)
             ]
-            # This comes last: an error after it would lose the locks.
+            # Call `dead_lanes` last: an error after it would lose the locks that it returns.
             found = directory.dead_lanes(now=now, grace_s=0.0 if hurried else _GRACE_S)
         except (OSError, SpoolError) as error:
             # There are too many open files, or the directory cannot be read for now. The producer's own lane still
@@ -327,7 +327,7 @@ class LaneKeeper:
             self.adopt_lane(lock)
 
     def adopt_lane(self, lock: LaneLock) -> None:
-        """Read back a lane of any directory on another thread, to drain it afterwards."""
+        """Start a thread that reads back a lane of any directory. Afterwards, the engine drains the lane."""
         self._reading.add(lock.path)
         self._ledger.lanes.adopt(lock.path)
         self._context.beside(functools.partial(self._read_beside, lock))
@@ -422,7 +422,7 @@ class LaneKeeper:
         left = lane.journal.views.unfinished
         self._ledger.errors.hand_over(lane)
         self._release(lane)
-        # `dead_lanes` does not offer an unchanged lane again, but the restarted owner may die before it writes
+        # `dead_lanes` does not return an unchanged lane again, but the restarted owner may die before it writes
         # anything.
         self._context.directory.offer_again(lane.lock.number)
         self._log.info(
@@ -487,8 +487,8 @@ class LaneKeeper:
 
 
 def _taken(entries: list[Entry]) -> Iterator[Entry]:
-    """Yield entries in order of position. Drop each entry from the list, because the batches made from them need the
-    memory.
+    """Yield entries in order of position. Drop each entry from the list, because the batches that are made from the
+    entries need the memory.
     """
     entries.reverse()
     while entries:

@@ -23,7 +23,7 @@ class RunningInquiry:
     """An inquiry of the engine: a generator that asks the cluster and pauses. The inbox and the timers drive it.
 
     Args:
-        context: See there.
+        context: See `EngineContext`.
         name: The name of the inquiry in transcripts.
         procedure: Yields an `Ask` or a `Pause`, and receives the answer with `send`. At most one request is in flight.
     """
@@ -102,11 +102,11 @@ class Leader:
     Each method returns a request. The argument `step` is the request's name in transcripts.
 
     Args:
-        context: See there.
+        context: See `EngineContext`.
         lane: The lane.
         topic: Topic name.
         partition: Partition number.
-        note: Called before each request.
+        note: Called with the topic and the partition before each request.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
-"""The engine's state that callers read: parcels without a fate, and errors to be raised.
+"""The engine's state that callers read: parcels without a final outcome, and errors to be raised.
 
-The engine changes it with `lock` held. Callers take the lock only while they hold `SafeProducer._lock`. So a signal
-handler that calls the producer can detect that it interrupted a call. The locks are reentrant, so the handler can take
-both. The handler releases them while it waits (`Accumulator.released`). All code takes the lock by `with`: if a signal
-handler raised (Ctrl-C) right after an acquire(), the lock would stay taken.
+The engine changes this state with `lock` held. Callers take the lock only while they hold `SafeProducer._lock`. So a
+signal handler that calls the producer can detect that it interrupted a call. The locks are reentrant, so the handler
+can take both. The handler releases them while it waits (`Accumulator.released`). All code takes the lock by `with`: if
+a signal handler raised (Ctrl-C) right after an acquire(), the lock would stay taken.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kafkasafe.errors import KafkaSafeError, WrongClusterError
 
 
 class AwaitedLanes:
-    """The lanes of other producers that `flush` and `close` wait for. The engine changes it; any thread may read it."""
+    """The lanes of other producers that `flush` and `close` wait for. Any thread may read this object."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
@@ -35,7 +35,7 @@ class AwaitedLanes:
 
     @property
     def left_behind(self) -> AbstractSet[int]:
-        """Lanes without an owner that held unfinished records when this producer began, and still do."""
+        """Numbers of the lanes without an owner that have had unfinished records since this producer began."""
         return self._left_behind
 
     def expect(self, numbers: Iterable[int]) -> None:
@@ -77,19 +77,20 @@ class Ledger:
     """See the module.
 
     Attributes:
-        parcels: Parcels without a fate.
+        parcels: Parcels without a final outcome.
         undurable: Parcels that are not on disk yet.
         room: How much room the spool has.
         errors: Errors that the next calls raise.
         lanes: Other producers' lanes. `flush` and `close` wait until these lanes have no unfinished records.
-        ahead: How far callers run ahead of the cluster.
-        failure: The error that ended the producer.
+        ahead: Counts the bytes that callers have submitted, and whose outcome is not known yet.
+        failure: The error that ended the producer; None while it works.
         wrong_cluster: The error to raise while another cluster answers instead of ours, and records wait for ours.
-        doubted: Partitions where acknowledged records of the producer's own lane may be lost; the engine asks the
-            cluster.
+        doubted: Partitions where acknowledged records of the producer's own lane may be lost. The engine asks the
+            cluster about them.
         names: Maps a user's transactional id to None if the id was taken over, or to the error with which the cluster
             refuses it.
-        name_trouble: Maps a transactional id to the reason why it is not taken over yet, or to an empty string.
+        name_trouble: Maps a transactional id to the reason why it is not taken over yet; to an empty string if there is
+            none.
     """
 
     def __init__(self, context: EngineContext) -> None:
@@ -181,10 +182,10 @@ class Ledger:
             self.wrong_cluster = None
 
     def settled(self, number: int) -> bool:
-        """Whether the fate of all parcels up to this number is final, and `flush` waits for nothing else.
+        """Whether all parcels up to `number` have a final outcome, and `flush` waits for nothing else.
 
-        Besides parcels, `flush` waits until no acknowledged records are in doubt, until the fate of lost records that
-        the engine sent again is final, and until lanes that earlier producers left are drained or have another owner.
+        Besides parcels, `flush` waits until no acknowledged records are in doubt, until lost records that the engine
+        sent again have a final outcome, and until lanes that earlier producers left are drained or have another owner.
         """
         # Read `doubted` first: the engine revives parcels before it ends the doubt, so `parcels` then includes them.
         return not self.doubted and not self.lanes.left_behind and self.parcels.settled(number)
@@ -207,7 +208,9 @@ class Ledger:
                 self.waiters.notify_all()
 
     def oldest_age_s(self) -> float:
-        """How long the oldest record without a fate has waited, seconds; 0 without one. Any thread may call it."""
+        """How many seconds the oldest record without a final outcome has waited; 0 if there is none. Callable from any
+        thread.
+        """
         oldest = self.parcels.oldest
         if oldest is None:
             return 0.0
@@ -260,7 +263,7 @@ class Ledger:
             parcel.end()
             self.parcels.remove(parcel)
             self.ahead.finish(parcel)
-            # Call the watcher before callers wake, because they may wait for its effect.
+            # Call the watcher before callers wake, because callers may wait for the watcher's effect.
             watcher = parcel.take_watcher()
             if watcher is not None:
                 watcher(parcel)
@@ -280,11 +283,11 @@ class Ledger:
             self.finish(parcel)
 
     def fail(self, error: BaseException, *, final: bool = True, elsewhere: Elsewhere | None = None) -> None:
-        """End the producer: every parcel without a fate gets an error.
+        """End the producer: every parcel without a final outcome gets an error.
 
         Args:
-            error: The error of durable parcels.
-            final: This error ended the producer.
+            error: The error of durable parcels; with `final`, of all parcels.
+            final: Whether an error ended the producer, rather than `close`.
             elsewhere: Where the producer's own lane is, if it is not in its place.
         """
         with self.lock:

@@ -126,7 +126,7 @@ class LossWatch:
             self._ledger.doubt([lane.journal.views.address(number) for number in doubted])
 
     def missing(self, lane: Lane, hole: j.Hole) -> None:
-        """Report records that are missing from the spool, although no damage was found when it was opened."""
+        """Report records that are missing from the spool, although no damage was found when the lane was opened."""
         topic, partition = lane.journal.views.address(hole.destination)
         message = (
             f"{topic}-{partition}: {counted(hole.records, 'record')} of {lane.name} that precede its pending records"
@@ -150,11 +150,11 @@ class LossWatch:
             self._ledger.errors.lose(SpoolCorruptError(f"{message}. Raised once", damage=(message,)))
 
     def is_back(self, lane: Lane, batch: j.Batch) -> None:
-        """Record that a lost batch that was sent again is in the log."""
+        """Record that a lost batch, which the engine sent again, is in the log."""
         self._context.stats.healed_records[lane.journal.views.address(batch.destination)[0]] += batch.count
 
     def comes_not_back(self, lane: Lane, batch: j.Batch) -> None:
-        """Record that a lost batch that was sent again was rejected."""
+        """Record that a lost batch, which the engine sent again, was rejected."""
         topic, partition = lane.journal.views.address(batch.destination)
         path = lane.rejections.path(batch.handle)
         last_offset = batch.place + batch.count - 1
@@ -212,8 +212,8 @@ class LossWatch:
         EndCheck(self._context, self._deleted, lane, check, idle=True, elected=elected).begin()
 
     def check_epoch(self, lane: Lane, check: j.EpochCheck) -> None:
-        """After an acknowledgement by another leader, check whether its log lacks records that were acknowledged before
-        the election.
+        """After an acknowledgement by another leader, check whether that leader's log lacks records that were
+        acknowledged before the election.
         """
         EndCheck(self._context, self._deleted, lane, check, idle=False, elected=True).begin()
 
@@ -235,7 +235,7 @@ class LossWatch:
 
     @staticmethod
     def compare_topic(lane: Lane, destination: int, info: t.TopicInfo | None) -> None:
-        """Notify the journal if the topic has another id. Then it is a new topic, without the acknowledged records."""
+        """Notify the journal if the topic has another id. It is then a new topic, without the acknowledged records."""
         known = lane.journal.views.topic_id(destination)
         if (
             info is not None

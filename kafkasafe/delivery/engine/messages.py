@@ -89,8 +89,8 @@ class PinnedClusterReached:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A batch in flight. `leader_epoch` is the leader epoch at the time of sending. Without a ticket, the batch was not
-    sent.
+    """A batch that was to be sent. `leader_epoch` is the leader epoch at the time of sending. If there is no ticket,
+    the batch was not sent.
     """
 
     lane: Lane
@@ -152,7 +152,7 @@ class LookedAround:
 
 @dataclass(frozen=True, slots=True)
 class LanesRead:
-    """The records that the lanes of other processes still owe, or the error that prevented reading a lane."""
+    """Maps lanes of other processes to the records that the lanes still owe, or to the error of the reading."""
 
     results: Mapping[Path, Owed | Exception]
 
@@ -230,7 +230,7 @@ class ProducerIdDue:
 
 @dataclass(frozen=True, slots=True)
 class EpochCheckDue:
-    """The pause before the repetition of a check of a leader epoch's end is over."""
+    """The pause is over after which the end of a leader epoch is checked again."""
 
     lane: Lane
     check: j.EpochCheck
@@ -259,8 +259,8 @@ UnitAnswer: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class UnitAnswered:
-    """The answer to a request of a unit's transaction. `step` says which request it was, if the action
-    takes several.
+    """The answer to a request of a unit's transaction. `step` says which request it was, if the action takes several
+    requests.
     """
 
     lane: Lane

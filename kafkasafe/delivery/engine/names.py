@@ -31,8 +31,8 @@ class RefusedNames:
         """Record a request that got an error, or no answer.
 
         Returns:
-            Whether the error concerns the topic or partition of a user's offset or of a marker, and has lasted for
-            `blocked_timeout_s`.
+            Whether the error has lasted for `blocked_timeout_s`, and is about a topic or partition: that of a user's
+            offset, or that of a marker.
         """
         name, group = _name(lane, action)
         unreadable, destination = _of_marker(lane, action) if code == _FORBIDDEN_TOPIC else ("", -1)
@@ -104,8 +104,8 @@ class RefusedNames:
 
 
 def refused_names(lanes: Iterable[Lane], topic: str | None = None) -> Iterator[RefusedDestination]:
-    """Refused names, with the units that wait for them. With `topic`, only names for which records of that topic wait.
-    Any thread may call this function.
+    """Yields the refused names for which units wait. With `topic`, only names for which records of that topic wait. Any
+    thread may call this function.
     """
     for lane in lanes:
         for name, found in lane.names.items():
@@ -135,10 +135,10 @@ def _is_of_offsets(action: u.Request) -> bool:
 
 
 def _of_marker(lane: Lane, action: u.Request) -> tuple[str, int]:
-    """The permission that a unit's marker needs in addition to those of its records, and the marker's destination.
+    """Returns the permission that is needed to write a unit's marker, as a text, and the marker's destination.
 
-    The marker is an offset of the first batch's partition, and offsets need READ. The result is ("", -1) if the request
-    writes no such marker.
+    The marker is an offset that is committed for the partition of the unit's first batch. This needs READ, unlike the
+    writing of records. The result is ("", -1) if the request writes no such marker.
     """
     if not isinstance(action, u.CommitOffsets) or action.index >= 0 or not action.transaction.batches:
         return "", -1
@@ -147,8 +147,8 @@ def _of_marker(lane: Lane, action: u.Request) -> tuple[str, int]:
 
 
 def _name(lane: Lane, action: u.Request) -> tuple[str, str]:
-    """Returns two strings: the refused id or group as a text such as "group orders" (one text for all of the lane's own
-    ids), and the name of the group if it is a user's, otherwise "".
+    """Returns (text, group). `text` names the refused id or group, such as "group orders"; all of the lane's own ids
+    have the same text. `group` is the name of the refused group if it is a user's group, otherwise "".
     """
     if isinstance(action, u.CommitOffsets) and action.index >= 0:
         group = action.transaction.offsets[action.index].group

@@ -1,4 +1,4 @@
-"""The parcels without a fate: those in memory, and those whose batches are packed."""
+"""The parcels without a final outcome: those in memory, and those whose batches are packed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _NONE: Final = float("inf")
 
 
 class Ahead:
-    """Measures how far callers run ahead of the cluster: the bytes of parcels from `submit` until their fate is known.
+    """Measures how far callers run ahead of the cluster: the bytes of parcels from `submit` until their outcome is
+    known.
 
     Only the pump's thread changes the counts, because a Ctrl-C in a caller could interrupt an addition and leave a
     wrong sum. A caller only registers its parcels. Batches that earlier runs of the program left in the spool do not
@@ -68,7 +69,7 @@ class Ahead:
             self._counts.withdrawn((parcel.topic, parcel.partition), parcel.size_bytes)
 
     def finish(self, parcel: Parcel) -> None:
-        """Stop counting a parcel whose fate is known."""
+        """Stop counting a parcel whose outcome is known."""
         if parcel.ahead and self._counts is not None:
             parcel.count_ahead(counted=False)
             now = self._clock.monotonic()
@@ -99,7 +100,7 @@ class Ahead:
 
 
 class OpenParcels:
-    """See the module. `Ledger` and the engine change it with the lock held; any thread may read it."""
+    """See the module. `Ledger` and the engine change this object with the lock held; any thread may read it."""
 
     def __init__(self, guard: Guard, ahead: Ahead) -> None:
         self._guard = guard
@@ -137,18 +138,18 @@ class OpenParcels:
                 self.open[parcel.number] = parcel
 
     def revive(self, parcel: Parcel) -> None:
-        """Give a new number to a parcel whose batch is sent again, so that its fate is open again."""
+        """Add a parcel, with a new number, whose lost batch is sent again. Callers wait again for its outcome."""
         with self._guard.lock:
             self._revived_number = next(self.numbers)
             parcel.renumber(self._revived_number)
             self.open[parcel.number] = parcel
 
     def remove(self, parcel: Parcel) -> None:
-        """Remove a parcel whose fate is final. Call with the ledger's lock held."""
+        """Remove a parcel whose outcome is final. Call with the ledger's lock held."""
         self.open.pop(parcel.number, None)
 
     def take_all(self) -> list[Parcel]:
-        """Take all parcels without a fate, at the end of the producer. Call with the ledger's lock held."""
+        """Take all parcels without a final outcome, at the end of the producer. Call with the ledger's lock held."""
         undone = [*self.open.values(), *list(self._live.values())]
         self.open.clear()
         self._live.clear()
@@ -177,8 +178,8 @@ class OpenParcels:
                 self._ahead.withdraw(parcel)
 
     def pack_unseen(self, packed: j.Packed) -> None:
-        """Register batches of earlier incarnations that were packed while the log was read. They have no parcels that
-        callers hold.
+        """Register batches of earlier incarnations that were packed while the log was read. No caller holds parcels of
+        these batches.
         """
         with self._guard.lock, self._moving():
             self._packed_from[packed.destination] = packed.first_number
@@ -203,7 +204,7 @@ class OpenParcels:
         return parcel
 
     def unpacked(self, destination: int, parcel: Parcel, next_number: int) -> None:
-        """Return a parcel to the open ones. `next_number` is the number of its partition's next packed parcel,
+        """Put a parcel back into `open`. `next_number` is the number of the next packed parcel of the same destination,
         or -1.
         """
         with self._guard.lock, self._moving():
@@ -225,7 +226,7 @@ class OpenParcels:
         return self.open.get(self.open.least or 0)
 
     def flushed(self, number: int) -> bool:
-        """Whether the fate of every parcel up to this number is final."""
+        """Whether every parcel up to `number` has a final outcome."""
         while True:
             moves = self._moves
             least, packed = self.open.least, self._first_packed
@@ -234,12 +235,12 @@ class OpenParcels:
             time.sleep(0)  # some parcels are being packed or unpacked
 
     def settled(self, number: int) -> bool:
-        """Whether the fate of every parcel up to this number, and of every parcel that was sent again, is final."""
+        """Whether every parcel up to `number`, and every parcel that was sent again, has a final outcome."""
         return self.flushed(max(number, self._revived_number))
 
     def records(self, number: int) -> int:
-        """About how many records without a fate are in parcels up to this number. If a packed parcel is among these
-        parcels, the records of all packed parcels are included.
+        """About how many records are in the parcels up to `number`. If a packed parcel is among these parcels, the
+        records of all packed parcels are included.
         """
         packed = self._packed_records if self._first_packed <= number else 0
         return packed + sum(parcel.count for parcel in list(self.open.values()) if parcel.number <= number)

@@ -1,8 +1,8 @@
 """Holds back destinations of a lane until records of earlier incarnations in the spool directory are delivered.
 
-`journal/order.py` decides. A lane owes the records that it has not delivered yet. For lanes of this process, their
-journals know these debts. For lanes of other processes, a separate thread reads the debts from the lanes' logs, as long
-as held-back batches depend on them.
+`journal/order.py` decides. A lane owes the records that it has not delivered yet. The journals of this process know the
+debts of its lanes. A separate thread reads the debts of other processes' lanes from the lanes' logs, as long as
+held-back batches depend on these debts.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from kafkasafe.spool.refusals import counted
 _LOOK_EVERY_S: Final = 0.1
 _READ_EVERY_S: Final = 0.5
 _STORED_MOST_S: Final = 30.0
-"""How long other producers wait until a dropped producer has written everything that it accepted. After this time, the
-thread of the dropped producer seems to hang.
+"""How long, at most, other producers wait until a dropped producer has written everything that it accepted. After this
+time, they assume that the thread of the dropped producer hangs.
 """
 _NAMED: Final = 5
 """Maximum number of lanes that a log message names."""
@@ -78,8 +78,9 @@ class LaneOrder:
         debts, dead = [], []
         try:
             with directory.births():
-                # The logs are read later. Each log already contains everything that earlier incarnations wrote, because
-                # an owner announces where its own incarnation begins before it writes anything.
+                # The logs are read later. Each log already contains everything that earlier incarnations wrote. `begun`
+                # separates this from the records of the present owner: an owner announces where its incarnation begins
+                # before it writes anything.
                 others = [
                     (number, directory.owners.begun(number), directory.owners.is_owned(number))
                     for number in directory.lanes()
@@ -117,16 +118,16 @@ class LaneOrder:
             self._dropped[predecessor] = lane.spool.next_position, until
         if predecessor.over:
             self._followed.discard(predecessor)
-            # Read its lane at once.
+            # Read the predecessor's lane at once.
             self._forget_view(self._context.directory.lane_path(predecessor.lane))
             self._read_at = 0.0
         self.look()
 
     def _owed_by_dropped(self, lane: Lane) -> int:
-        """Record what is owed to dropped producers that have written everything.
+        """Record what the lanes of dropped producers owe, once these producers have written everything.
 
         Returns:
-            The position from which the producer's own lane waits for dropped producers, `NEVER` if it waits for none.
+            The position in the producer's own lane from which batches wait for dropped producers; `NEVER` if none wait.
         """
         held_from = NEVER
         for predecessor, (position, until) in list(self._dropped.items()):
@@ -258,7 +259,8 @@ class LaneOrder:
         if isinstance(result, Exception):
             if path not in self._views:
                 self._not_kept(path, result)
-            # Otherwise the failure may be temporary: keep the last known debts until the lane can be read again.
+            # If the lane was read before, the failure may be temporary: keep the last known debts until it can be read
+            # again.
             result = self._views.get(path, Owed())
         elif result.damaged:
             self._not_kept(path, SpoolError("a part of it cannot be read"))

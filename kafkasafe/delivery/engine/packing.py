@@ -1,4 +1,4 @@
-"""Packs long backlogs: drops the parcels of batches that are to be sent much later, unless callers hold them."""
+"""Packs long backlogs: drops the parcels of batches that are to be sent much later, unless callers hold the parcels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kafkasafe.spool.log_content import BatchEntry, Entry, LostEntry, MarksEntry
 from kafkasafe.spool.recovery import replay_one
 
 _PARCELS: Final = 4096
-"""Number of batches of a lane below which nothing is packed."""
+"""Nothing is packed while a lane has fewer batches than this."""
 
 
 def packs(config: ProducerConfig) -> bool:
@@ -73,7 +73,7 @@ class Packing:
         self._packs = packs(context.config)
 
     def pack(self, lane: Lane, batches: Iterable[j.Batch]) -> None:
-        """Pack the long backlogs among the partitions of these batches. Called after the batches were written."""
+        """Pack long backlogs of the partitions to which these batches belong. Called after the batches were written."""
         if not self._packs or not lane.own or len(lane.parcels) < _PARCELS:
             return
         for destination in {batch.destination for batch in batches}:

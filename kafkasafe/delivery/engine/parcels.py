@@ -20,7 +20,7 @@ from kafkasafe.record import batch as codec
 UNCHOSEN: Final = j.UNCHOSEN
 
 _GIVEN: Final = "kafkasafe.partition"
-"""Earlier versions kept the partition that the caller chose in a header of this name."""
+"""Name of the header in which earlier versions kept the partition that the caller chose."""
 _INT32_DIGITS: Final = 10
 
 Indexes = npt.NDArray[np.int64]
@@ -31,7 +31,7 @@ class UnitHandle:
     """A unit as callers see it: parcels that are delivered together, or not at all. They are handed over in one call.
 
     Attributes:
-        unit_id: 16 bytes, never given twice.
+        unit_id: The unit's id: 16 bytes, never given twice.
         transactional_id: The user's transactional id; empty if the unit uses one of the lane's own ids.
         offsets: Offsets of consumer groups that are part of the unit.
         readings: For each partition of a group: the consumer's reading (`Reading`) to which the offset belongs.
@@ -63,23 +63,25 @@ class Parcel:
         data: The batch's bytes; None while only the spool has them.
         size_bytes: Size of the batch.
         count: Number of records.
-        max_timestamp: Ms since the epoch.
+        max_timestamp: Largest timestamp of a record, ms since the epoch.
         taken: Whether the pump's thread has taken the parcel.
         durable: Whether the parcel is on disk (or in the cluster).
-        done: Whether the parcel's fate is final: see `error`, `base_offset`, `children`.
+        done: Whether the parcel's outcome is final: see `error`, `base_offset`, `children`.
         error: Why the parcel was not delivered.
         base_offset: Offset of the parcel's first record; -1 if the parcel is in the log at an unknown offset.
-        log_append_time: Ms, -1 unless the broker set it.
+        log_append_time: Timestamp that the broker gave the records, ms since the epoch; -1 if the broker gave none.
         children: The parts of a divided parcel: (child, indexes of the child's records in this parcel).
         parent: The parcel of which this one is a part, or the first of `parents`.
         parents: The small pending parcels that were joined into this one, if any.
         shift: If this parcel was joined into another one, the index of its first record there.
-        given: For records without a chosen partition, the partitions that the caller gave: see `journal.Batch`.
-        unit_handle: The handle of its unit. The first parcel of a unit has no records: it stands for the whole unit.
+        given: If `partition` is UNCHOSEN, the partitions that the caller gave for some of the records: see
+            `journal.Batch`.
+        unit_handle: The handle of the parcel's unit; None if the parcel is not part of a unit. The first parcel of a
+            unit has no records: it stands for the whole unit.
         watcher: A function that is called once with the parcel when the parcel is done, with the lock held. Parts of
             the parcel inherit the function.
-        keeper: Set while the parcel's batch is packed. Then only callers hold the parcel, so `watch` adds it to this
-            dict, by number.
+        keeper: Set while the parcel's batch is packed. Then only callers hold the parcel, so `watch` adds the parcel to
+            this dict, by number.
     """
 
     topic: str
@@ -208,7 +210,7 @@ class Parcel:
         self.watcher = parent.watcher
 
     def join(self, child: Parcel, shift: int) -> None:
-        """Record that the parcel was joined into another one, in which its records begin at this index."""
+        """Record that the parcel was joined into `child`. Its records begin there at the index `shift`."""
         self.shift = shift
         self.children = [(child, np.arange(self.count))]
         self.first_open = 0
@@ -241,7 +243,7 @@ class Parcel:
         self.expired = True
 
     def end(self) -> None:
-        """Record that the parcel's fate is final."""
+        """Record that the parcel's outcome is final."""
         self.done = True
 
     def take_watcher(self) -> Callable[[Parcel], None] | None:
@@ -262,11 +264,11 @@ Choose = Callable[[str, int, Sequence[bytes | None], Sequence[bytes | None]], In
 
 
 def given_partitions(columns: codec.Columns, runs: Sequence[tuple[int, int, int]] | None) -> dict[int, int]:
-    """Maps the index of each record for which the caller gave a partition to that partition. Used for batches that have
-    records with and without a given partition.
+    """Returns the partitions that the caller gave: index of the record → partition. Used for batches that have records
+    with and without a given partition.
 
     Args:
-        columns: The batch. Headers that an earlier version added are removed from it.
+        columns: The batch. This function removes headers that an earlier version added.
         runs: See `journal.Batch.given`.
     """
     if runs is not None:

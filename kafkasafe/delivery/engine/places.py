@@ -1,16 +1,17 @@
 """Checks that lanes are in their places, and restores those that are not, because the next start looks nowhere else.
 
 A lane is the directory that was locked. An operator or a cleanup job may move it, delete it, or delete files of it
-while its owner works. Then the next start does not find its records, although the fsyncs succeeded. So the engine
-checks each lane after each group, and each second, and restores a lane that is displaced:
+while its owner works. Then the next start does not find the lane's records, although the fsyncs succeeded. So the
+engine checks each lane after each group, and each second, and restores a lane that is displaced:
 
 1. If the lane was moved, the engine renames it back.
 2. If files were deleted, renamed or cut, the engine writes them again from its open files.
 3. If the lane was deleted, the engine creates another directory with all of its files.
 
-If the engine cannot restore the lane (another volume is mounted there, a permission is missing), the owner continues
-with its open files: it writes and delivers batches, but reports none as durable. If the lane was deleted, its open
-directory takes no new files. Then the owner delivers the batches that were written, and later batches wait in memory.
+If the engine cannot restore the lane (for example, another volume is mounted there, or a permission is missing), the
+owner continues with its open files: it writes and delivers batches, but reports none as durable. If the lane was
+deleted, its open directory takes no new files. Then the owner delivers the batches that were written, and later batches
+wait in memory.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class PlaceKeeper:
                 if lane.lock.standing is DirectoryStanding.HERE:
                     return True
             except OSError:
-                pass  # `_restore` checks again, and reports it
+                pass  # `_restore` checks again, and reports the error
         return self._restore(lane)
 
     def is_displaced(self, lane: Lane) -> bool:
@@ -130,7 +131,7 @@ class PlaceKeeper:
     def look(self, lane: Lane) -> bool:
         """Returns whether a lane and its files are in their places. Restores the lane if it is displaced.
 
-        Call it only while no write is under way. Raises as `confirm`.
+        Call this method only while no write is under way. It raises the same errors as `confirm`.
         """
         if self._config.in_memory or lane.lock.lost:
             return not lane.lock.lost

@@ -1,4 +1,4 @@
-"""A producer of this process that accepts nothing more, as other producers on its spool directory see it."""
+"""What other producers on a spool directory need to know about a producer of this process that was dropped."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ class Predecessor:
     in a notebook cell that is run again creates the second producer before it drops the first.
 
     1. The first one has accepted record 1. No broker answers, so the record waits in lane-000.
-    2. The second one is made, on lane-001. Lane-000 has a living owner, so nothing in it counts as an earlier
-       incarnation's.
-    3. The first one is dropped. This producer goes on delivering for some seconds.
-    4. The second one accepts record 2, with the same key. The brokers come back, and both lanes are delivered at once.
+    2. The second one is made, on lane-001. Lane-000 has a living owner, so its records do not count as records of an
+       earlier incarnation. 3. The first one is dropped. This producer goes on delivering for some seconds. 4. The
+       second one accepts record 2, with the same key. The brokers come back, and both lanes are delivered at once.
 
     So from step 3 on, the first producer counts as an earlier incarnation: it accepts nothing more. From that step on,
     the second producer holds back its batches until lane-000 owes none of the records that the first one accepted. The
-    second producer cannot do so from step 2 on: until the first producer is dropped, it may accept more records, and
-    the wait for them might never end.
+    second producer does not hold them back from step 2 on: until the first producer is dropped, the first one may
+    accept more records, and a wait for those records might never end.
 
     The engine of the dropped producer writes this object, on its own thread. Any thread may read it.
 
     Attributes:
-        lane: Number of its lane.
+        lane: Number of the producer's lane.
         lane_id: Id of that lane.
         end_position: Position in that lane after everything that the producer accepted; None while a part of it is not
             on disk.
@@ -59,7 +58,7 @@ class Predecessor:
         self.is_dropped = True
 
     def stored(self, end_position: int, *, owes: bool) -> None:
-        """Record that everything that the producer accepted is on disk, in the lane and before this position."""
+        """Record that everything that the producer accepted is on disk, in the lane, before `end_position`."""
         self.is_dropped = False
         self.owes = owes
         self.end_position = end_position

@@ -1,4 +1,4 @@
-"""Inquiries to leaders: are batches in doubt in the log, and which acknowledged batches does the log lack?"""
+"""Inquiries to leaders: does the log have the batches in doubt, and which acknowledged batches does it lack?"""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _read_pages(context: EngineContext, leader: Leader, log: Scan | Survey, *, p
     """Read the log page by page.
 
     Args:
-        context: See there.
+        context: See `EngineContext`.
         leader: The leader that has the log.
         log: The log to read.
         polls: Maximum number of times to read again if the replicas have not confirmed anything new.
@@ -103,7 +103,7 @@ def _scan(doubt: Sequence[BatchId], begin: int, log_start: int, log_end: int) ->
 
 
 class Baseline:
-    """Finds the end of a partition's log before the lane sends the first batch to it."""
+    """Finds the end of a partition's log before the lane sends the first batch to that partition."""
 
     def __init__(self, context: EngineContext, lane: Lane, ask: j.Ask, leader: Leader) -> None:
         self._context = context
@@ -127,7 +127,7 @@ class Baseline:
 
 
 class Confirmation:
-    """Asks a leader for the producer state of a batch that it refused. Without producer state, the journal trusts the
+    """Asks the leader that refused a batch for its producer state. Without producer state, the journal trusts the
     refusal.
     """
 
@@ -213,8 +213,8 @@ class OutcomeInquiry:
         """Whether the producer state can be believed.
 
         A leader that lost its log accepts any sequence number. If it accepts one late request, its producer state looks
-        as if the log had all earlier batches. So a state that shows several batches is believed only if, as far as the
-        leader can tell, the log still reaches the offset where these batches can begin.
+        as if the log had all earlier batches. So a state that shows several batches is believed only if the log,
+        according to the leader, still reaches the offset where these batches can begin.
         """
         ask = self._ask
         epoch = self._lane.journal.views.leader_epoch(ask.destination)
@@ -268,14 +268,14 @@ class OutcomeInquiry:
             result: t.EpochEnd | t.Failure = yield self._leader.offset_for_leader_epoch(epoch, "epoch")
             if not unsupported(result):
                 end_offset = good(result).end_offset
-                # A log that reaches back that far, but does not know the epoch, is another log.
+                # A log that begins before `from_offset`, but does not know the epoch, is another log.
                 cut_at = end_offset if end_offset >= 0 else log_start
                 whole = end_offset >= ask.from_offset
         ended: t.OffsetListed | t.Failure = yield self._leader.log_end_offset("end")
         log_end = good(ended).offset
         begin, read_from, shrunk_to = max(0, ask.from_offset), 0, -1
         if ask.from_offset > (end := log_end if cut_at < 0 else min(cut_at, log_end)):
-            # The log ends before acknowledged records: read everything that is left of it.
+            # The log ends before acknowledged records: read everything that is left of the log.
             begin, read_from, shrunk_to = log_start, log_start, end
         scan = _scan(ask.doubt, begin, log_start, log_end)
         yield from _read_pages(self._context, self._leader, scan, polls=_SCAN_PATIENCE)
@@ -418,7 +418,7 @@ class Inquiries:
         if not ask.doubt:
             self._running(Baseline(context, lane, ask, leader), leader).go_on()
         elif ask.confirm:
-            # This request does not delay the partition's calm, because the refused batch already does.
+            # This request is not recorded with `in_trouble`, because the refused batch already was.
             leader = Leader(context, lane, *address)
             confirmation = Confirmation(context, self._sequence_errors, lane, ask, leader)
             self._running(confirmation, leader).go_on()

@@ -1,4 +1,4 @@
-"""Transactional ids and groups that the cluster refuses, of one lane."""
+"""The transactional ids and groups that the cluster refuses to one lane."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class RefusedName:
     Attributes:
         code: Kafka's error code.
         reason: What the cluster said.
-        since: Time of the first such answer. All times are `EngineContext.now`.
-        last_at: Time of the latest such answer.
-        counted_from: Since when the cluster has given this answer and no other, without a long silence.
+        since: Time of the first refusal. All times are `EngineContext.now`.
+        last_at: Time of the latest refusal.
+        counted_from: Time since which the cluster has given no other answer than this refusal, without a long silence.
         transactional_id: The transactional id whose units wait; empty if the units of the lane's own ids wait. If
             `group` is set, `group` alone decides which units wait.
         group: The group whose offsets the waiting units have; empty if the refusal is not about a user's group.
@@ -38,11 +38,11 @@ class RefusedName:
     reported: bool = False
 
     def begin_again(self, now: float) -> None:
-        """Measure the duration of the refusal from now on: the cluster gave another answer, or did not answer."""
+        """Measure the duration of the refusal from `now`, because the cluster gave another answer, or no answer."""
         self.counted_from = now
 
     def repeat(self, now: float, reason: str) -> None:
-        """Record the same answer again. After a long silence, measure the duration of the refusal from now on."""
+        """Record another refusal with the same code. After a long silence, measure the duration from `now`."""
         if now - self.last_at > SILENCE_S:
             self.counted_from = now
         self.last_at, self.reason = now, reason
@@ -71,7 +71,7 @@ class RefusedName:
 class NameRefusals:
     """Maps texts such as "group orders" to the transactional ids and groups that the cluster refuses to one lane.
 
-    Any thread may read it.
+    Any thread may read this object.
     """
 
     __slots__ = ("_found",)
@@ -83,7 +83,7 @@ class NameRefusals:
         return bool(self._found)
 
     def get(self, name: str) -> RefusedName | None:
-        """The refusal of a name, None if the cluster does not refuse it."""
+        """The refusal of a name; None if the cluster does not refuse the name."""
         return self._found.get(name)
 
     def add(self, name: str, refused: RefusedName) -> None:
@@ -95,5 +95,5 @@ class NameRefusals:
         return self._found.pop(name, None)
 
     def items(self) -> Iterable[tuple[str, RefusedName]]:
-        """(name, refusal) of each."""
+        """(name, refusal) of each refused name."""
         return list(self._found.items())

@@ -1,5 +1,5 @@
-"""Saves copies of given-up batches in `rejected/`, or in `quarantine/` if they are damaged, before their end is
-decided.
+"""Saves a copy of each batch that is given up, before the batch's end is recorded: in `rejected/`, or in `quarantine/`
+if the batch is damaged.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Rejects:
         self._disk = disk
 
     def put_aside(self, lane: Lane, aside: j.Aside) -> None:
-        """Write rejected batches durably to `rejected/`, before their marks are decided. If this fails, they wait."""
+        """Write rejected batches durably to `rejected/`, before marks about them. If this fails, the batches wait."""
         if self._config.in_memory:
             # With `spool="never"`, only the futures and the dead-letter handler get the rejected batches.
             lane.rejections.keep((batch.handle for batch in aside.batches), None)

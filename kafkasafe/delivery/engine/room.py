@@ -35,8 +35,8 @@ class RoomKeeper:
         self._disk = disk
         self._places = places
         self._lost: list[tuple[int, int]] = []
-        """Ranges that the log of the producer's own lane has lost. A range leaves the list when its batches, which are
-        in memory, have been written again.
+        """Ranges of positions (first, end) that the log of the producer's own lane has lost. A range leaves the list
+        when its batches, which are in memory, have been written again.
         """
 
     def keep(self, lane: Lane) -> None:
@@ -67,8 +67,8 @@ class RoomKeeper:
             self._context.timer(0.0, ChoreDue(Chore.LOOK_AGAIN))
 
     def _rescue(self, lane: Lane) -> None:
-        """After another process has deleted or cut files of the log, write their batches again, as far as memory has
-        them.
+        """After another process has deleted or cut files of the log, write the batches of these files again, if the
+        batches are still in memory.
         """
         self._lost += self._places.take_lost(lane)
         while self._lost:

@@ -80,7 +80,7 @@ class SendQueue:
             self._line_up(address, self._context.leader(*address))  # in the order of their turns
 
     def due(self) -> Iterator[tuple[Address, QueuedBatch, int]]:
-        """Batches to send now: partition, batch, node. The caller must pass each to `sent` before it takes the next."""
+        """Yields each (partition, batch, node) to send now. Before taking the next one, the caller must call `sent`."""
         for node in list(self._turns):
             turns = self._turns[node]
             link = self._link(node)
@@ -115,8 +115,8 @@ class SendQueue:
         return self.memory_bytes + batch.size_bytes <= MEMORY_BYTES
 
     def sent(self, node: int, size_bytes: int, *, read: bool, timeouts: int) -> tuple[Ticket, float]:
-        """Record that a batch of `due` is sent. Returns the batch's ticket, and the extra time that the answer may
-        take, in seconds.
+        """Record that a batch, which `due` has yielded, is sent. Returns the batch's ticket, and the extra time that
+        the answer may take, in seconds.
         """
         link = self._link(node)
         patience_s = link.patience_s(size_bytes, timeouts)

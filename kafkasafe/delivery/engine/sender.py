@@ -41,17 +41,17 @@ from kafkasafe.errors import SpoolCorruptError, SpoolError
 
 _CALM: Final = 8
 """A partition in trouble continues as soon as no more than this many requests about it have failed, or have asked about
-a failure, in the last `_CALM_S` seconds. Until the next check, at most eleven more follow: four of an inquiry (producer
-state, log start, log end, log), five batches that fail, and two of a loss check (end of a leader epoch, log start). So
-there are at most 19 such requests in two seconds, whatever the answers.
+a failure, in the last `_CALM_S` seconds. Until the next check, at most eleven more requests follow: four of an inquiry
+(producer state, log start, log end, log), five batches that fail, and two of a loss check (end of a leader epoch, log
+start). So there are at most 19 such requests in two seconds, whatever the answers.
 """
 _CALM_S: Final = 2.0
 
 _NOT_THE_CLUSTER: Final = (t.StaleFenceError, SpoolError)
-"""Why a batch may be sent later although the cluster answers: an earlier batch failed, or the disk did."""
+"""Errors that delay a batch although the cluster answers: an earlier batch failed, or the disk failed."""
 
 _ID_FAILURES: Final = 3
-"""After this many refusals of a producer id, they are logged as a WARNING. Fewer are normal while brokers start."""
+"""After this many failed requests for a producer id, the log level is WARNING. Fewer are normal while brokers start."""
 
 _TURN_S: Final = 0.01
 """Average time between two inquiries of the producer. Each takes four or five requests."""
@@ -155,12 +155,12 @@ class Sender:
         return leader
 
     def _has_news(self, address: tuple[str, int]) -> bool:
-        """Whether the leader has changed since the last request to this partition. That request failed."""
+        """Whether the leader has changed since the last request to this partition, which failed."""
         leader = self._context.leader(*address)
         return leader is not None and leader.leader >= 0 and leader != self._tried.get(address, leader)
 
     def link_answered(self, message: LinkAnswered) -> None:
-        """Send held batches if their leader's connection is ready. If the connection failed, fail the batches."""
+        """Send held batches if their leader's connection is ready. If it failed, the batches count as failed."""
         failure = message.answer
         for address in self._send_queue.reached(message):
             if isinstance(failure, t.Failure):
@@ -189,7 +189,7 @@ class Sender:
                     self._context.post(FoundDamaged(lane, batch, str(error)))
                 else:
                     self._on_produced(Sent(lane, batch, -1), t.Failure(error, sent=False))
-                # No later batch may overtake it.
+                # No later batch may overtake the damaged one.
                 damaged = SpoolError(f"an earlier batch of the partition is damaged on disk: {error}")
                 for other, later in self._send_queue.take_back((topic, partition)):
                     self._on_produced(Sent(other, later, -1), t.Failure(damaged, sent=False))
@@ -475,7 +475,7 @@ class Sender:
 
 
 def _with_remedy(error: BaseException) -> str:
-    """An error with its name. If the error is a broker's answer, the text also has the remedy."""
+    """The name and message of an error, as text. If the error is a broker's answer, the text also has the remedy."""
     if not isinstance(error, kafka_errors.BrokerResponseError) or error.errno is None:
         return text(error)
     return f"{text(error)}. {classify_code(error.errno).explanation}"

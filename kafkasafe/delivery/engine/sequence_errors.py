@@ -20,14 +20,15 @@ Address = tuple[str, int]
 
 
 class SequenceErrors:
-    """The last error of each partition, until it is judged.
+    """The last sequence error of each partition, until the error is judged.
 
     The verdict on batches in doubt also judges the sequence error. UNKNOWN_PRODUCER_ID usually puts no batch in doubt:
     it says that the batch was not appended. For this error, the engine makes the distinction of KAFKA-5793:
 
     1. A broker (Kafka 1.0 to 2.4) answers a batch with this error, and reports where its log starts.
     2. If the log starts after the last acknowledged offset, retention removed the producer's records. Nothing is lost.
-    3. Otherwise the log should still have the records. The engine reads it to find out whether they are lost.
+    3. Otherwise the log should still have the records. The engine reads the log to find out whether these records are
+    lost.
 
     Args:
         stats: Counts the verdicts.
@@ -59,12 +60,12 @@ class SequenceErrors:
             self._stats.sequence_errors[found[0], verdict] += 1
 
     def absent(self, address: Address) -> None:
-        """Count a pending refusal that is confirmed: the batch is not in the log, and no loss was found."""
+        """Count a pending UNKNOWN_PRODUCER_ID that is confirmed: the batch is not in the log, and no loss was found."""
         name, trimmed = self._pending.get(address, ("", False))
         if name == _UNKNOWN_PRODUCER:
             self.judged(address, "retention" if trimmed else "none")
 
     def lost(self, address: Address) -> None:
-        """Count a pending refusal as a loss: the log lacks acknowledged records of the partition."""
+        """Count a pending UNKNOWN_PRODUCER_ID as a loss: the log lacks acknowledged records of the partition."""
         if self._pending.get(address, ("", False))[0] == _UNKNOWN_PRODUCER:
             self.judged(address, "loss")

@@ -20,7 +20,7 @@ BACKLOG_BYTES: Final = 32 * 1024 * 1024
 class UndurableParcels:
     """The accepted parcels that are not on disk yet.
 
-    `Ledger` changes it, with its lock held; any thread may read it.
+    `Ledger` changes this object, with the ledger's lock held. Any thread may read it.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -54,15 +54,15 @@ class UndurableParcels:
         self._by_number.clear()
 
     def spooled(self, number: int) -> bool:
-        """Whether every parcel up to this number is durable."""
+        """Whether every parcel up to `number` is durable."""
         return first(self._by_number, number + 1) > number
 
     def last_number(self) -> int:
-        """The number that the newest parcel that is not durable has."""
+        """The number of the newest parcel that is not durable; 0 if there is none."""
         return last(self._by_number)
 
     def records(self, number: int) -> int:
-        """Number of records, in parcels up to this number, that are neither on disk nor in the cluster."""
+        """Number of records, in parcels up to `number`, that are neither on disk nor in the cluster."""
         waiting = list(self._by_number.values())
         return sum(p.count for p in waiting if p.number <= number and not p.done)
 
@@ -73,7 +73,7 @@ class UndurableParcels:
 
 
 class SpoolRoom:
-    """The state of the disk, as the engine saw it last. Any thread may read it. It does not access the disk."""
+    """The last known state of the disk. Any thread may read this object, which does not access the disk."""
 
     def __init__(self, config: ProducerConfig, guard: Guard, undurable: UndurableParcels) -> None:
         self._config = config

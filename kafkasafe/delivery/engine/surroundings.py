@@ -1,4 +1,4 @@
-"""Looks for spool directories whose default names differ only in how the addresses are spelled, or in the client id."""
+"""Looks for other default spool directories, whose names differ in the spelling of addresses, or in the client id."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Surroundings:
         self._config = context.config
         self._disk = disk
         self._lanes = lanes
-        # Other directories may be for the same cluster only if this one has a default name.
+        # Other directories may be for the same cluster only if this producer's directory has a default name.
         self._siblings = (
             Siblings(context.directory.path, context.files) if context.config.spool_dir_is_default else None
         )
@@ -43,8 +43,7 @@ class Surroundings:
         """Whether a thread is reading the directories beside this producer's."""
         self.left_behind_records = 0
         self.unread: dict[Path, int] = {}
-        """Maps each directory of this cluster and client id to its number of records, if not all of its lanes are open.
-        """
+        """Directories of this cluster and client id with lanes that are not open yet: path → number of records."""
 
     def begin(self) -> None:
         """Before a broker answers, look for records that a producer of this cluster would adopt.
@@ -147,7 +146,7 @@ class Surroundings:
         return True
 
     def refused(self, path: Path, error: SpoolError) -> None:
-        """Record a directory that cannot be adopted. The engine tries again after its content changes."""
+        """Record a directory that cannot be adopted. The engine tries again after the directory's content changes."""
         content = self._taken.get(path)
         if content is not None:
             self._refused[path] = content

@@ -112,10 +112,9 @@ class TopicKeeper:
         """Apply the metadata of topics. `fresh`: the metadata have just arrived.
 
         1. A program uses 5,000 topics, and one answer has the metadata of all.
-        2. The engine divides the records that wait for them, and writes the parts together: one fsync for each 8 MiB,
-           not for each topic.
-        3. Callers learn a topic's partitions only after the parts are written, so that no record overtakes one that
-           waited.
+        2. The engine divides the records that wait for these topics, and writes the parts together: one fsync for each
+           8 MiB, not for each topic. 3. Callers learn a topic's partitions only after the parts are written, so that no
+           record overtakes one that waited.
         """
         found: list[tuple[str, t.TopicInfo]] = []
         size = 0

@@ -40,7 +40,7 @@ _REFUSED_NAMES: Final = frozenset({31, 50, 53})
 
 
 def marker_group(transactional_id: str) -> str:
-    """The group whose offset is a transactional id's marker. The prefix separates it from a user's groups."""
+    """The group whose offset is a transactional id's marker. The prefix separates this group from a user's groups."""
     return transactional_id if transactional_id.startswith(_OURS) else f"{_OURS}marker-{transactional_id}"
 
 
@@ -127,7 +127,7 @@ class Transactor:
         self._context.cluster.end_transaction(keep, False, self._then(lane, action, "aborted"))
 
     def _aborted(self, lane: Lane, action: u.InitProducerId, answer: x.TransactionEnded) -> None:
-        """Go on after EndTxn. If another producer has taken over the id meanwhile, InitProducerId shows it."""
+        """Go on after EndTxn. If another producer has taken over the id meanwhile, InitProducerId shows this."""
         kept, after, code = action.keep, answer.identity, answer.error_code
         goes_on = False if kept is None or code not in _OVER else lane.journal.units.aborted(action, code)
         if goes_on is None:
@@ -242,8 +242,8 @@ class Transactor:
 
     @staticmethod
     def _marker_place(lane: Lane, transaction: u.Transaction) -> tuple[str, int] | None:
-        """An existing partition under which the marker is committed, because the marker is an offset. None if the
-        transaction has no partition.
+        """The existing partition for which the marker, which is an offset, is committed. None if the transaction has no
+        partition.
         """
         if transaction.batches:
             return lane.journal.views.address(transaction.batches[0].destination)
@@ -267,7 +267,7 @@ class Transactor:
 
     @staticmethod
     def _outcome(action: u.DescribeTxn, answer: x.TransactionDescribed) -> bool | None:
-        """The outcome; None if the broker cannot tell it (before Kafka 3.0). Then fencing and the marker show it."""
+        """The outcome; None if the broker cannot tell it (before Kafka 3.0). Fencing and the marker then show it."""
         grant = action.transaction.grant
         if answer.error_code:
             return None
@@ -368,7 +368,7 @@ class Transactor:
             case t.ProduceReply():
                 message = answer.error_message or message
             case x.OffsetsCommitted() if answer.error_codes:
-                # Without `error_codes`, the group's coordinator could not be found.
+                # If `error_codes` is empty, the group's coordinator could not be found.
                 code, message = self._refused_offset(answer)
             case x.PartitionsAdded():
                 refused = {at: each for at, each in answer.error_codes.items() if each not in _NOT_REFUSED}

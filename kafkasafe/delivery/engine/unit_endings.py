@@ -28,7 +28,7 @@ class UnitEndings:
         self._rejects = rejects
 
     def refuse(self, lane: Lane, unit: u.Unit) -> None:
-        """Write a unit's batches durably to `rejected/`, before the mark that ends the unit is decided."""
+        """Write a unit's batches durably to `rejected/`, before the mark that ends the unit is written."""
         batches = [batch for batch in unit.batches if isinstance(batch, j.Batch)]
         left = [batch for batch in batches if batch.handle not in lane.rejections]
         if self._config.in_memory:
@@ -37,7 +37,8 @@ class UnitEndings:
         if any(batch.position < 0 for batch in left):
             # 1. A batch was divided, because its topic's partitions are known now.
             # 2. In the same turn, another batch of the unit is found damaged, so the unit is given up.
-            # 3. `rejected/` names the positions of the parts, which get them only at the end of the turn.
+            # 3. A file in `rejected/` names the positions of the parts, but the parts get positions only at the end of
+            # the turn.
             lane.journal.units.put_aside(unit, kept=False, reason="Parts of it are not on disk yet")
             return
         for destination in dict.fromkeys(batch.destination for batch in left):
@@ -76,7 +77,7 @@ class UnitEndings:
         lane.journal.units.put_aside(unit, kept=True)
 
     def resolve(self, lane: Lane, ended: Sequence[tuple[u.Unit, j.Fate]]) -> None:
-        """Finish units whose fate is final and durable. Their batches were finished before."""
+        """Finish units whose outcome is final and durable. The units' batches were finished before."""
         for unit, fate in ended:
             records = sum(batch.count for batch in unit.batches)
             outcome = fate.value

@@ -38,7 +38,7 @@ class _ConditionalWakeFlag(WakeFlag):
     def set(self) -> None:
         try:
             ready = self._ready()
-        except Exception:  # the waiting thread raises it, not the notifying one
+        except Exception:  # the waiting thread raises the error, not the notifying one
             ready = True
         if ready:
             super().set()
@@ -48,7 +48,7 @@ class Wakeable(Protocol):
     """A flag that any thread can set: a `WakeFlag`, or the flag of an event loop (`delivery/awaiting.py`)."""
 
     def set(self) -> None:
-        """Set it. Never blocks."""
+        """Set the flag. Never blocks."""
 
 
 class WaitingCallers:
@@ -89,7 +89,7 @@ class WaitingCallers:
         Args:
             ready: Checks the condition, without side effects.
             timeout: Seconds, None for no limit.
-            choosy: `ready` may also be called by the notifying thread, with any lock held.
+            choosy: Whether the notifying thread may call `ready`, too, with any lock held.
         """
         end = None if timeout is None else time.monotonic() + timeout
         wake_flag = _ConditionalWakeFlag(ready) if choosy else WakeFlag()

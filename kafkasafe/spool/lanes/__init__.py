@@ -1,4 +1,4 @@
-"""A spool directory and its lanes, and their owners.
+"""A spool directory, its lanes, and the owners of the lanes.
 
 The process that holds the flock(2) on a lane's lock file owns the lane. The kernel releases the lock when the process
 dies, for whatever reason. So a dead process never owns a lane, and two running processes never own the same lane. A

@@ -1,4 +1,4 @@
-"""The file CLUSTER names the cluster to which a spool directory's records belong. No other cluster may get them."""
+"""The file CLUSTER names the cluster that a spool directory's records are for. No other cluster may get the records."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ClusterFile:
     """The file CLUSTER of one directory.
 
     Attributes:
-        known: Id of the cluster, as last read or written; empty before that.
+        known: Id of the cluster, as last read, written, or set by `keep`; empty before that.
     """
 
     __slots__ = ("_files", "_path", "known")
@@ -37,15 +37,15 @@ class ClusterFile:
         write_whole(self._path, "CLUSTER", f"{cluster_id}\n".encode(), self._files)
 
     def keep(self, cluster_id: str) -> None:
-        """Notes the id that the file must contain, whatever it contains now."""
+        """Notes the id that the file must contain, whatever the file contains now."""
         self.known = cluster_id
 
     def bind(self, cluster_id: str, *, drained: Callable[[], bool]) -> tuple[str | None, bool]:
-        """Stores durably which cluster the records in this directory belong to. No other cluster may get them.
+        """Stores durably which cluster the records in this directory belong to. No other cluster may get these records.
 
         Args:
-            cluster_id: Id of the cluster that answers.
-            drained: Returns whether no record waits in any lane. If none waits, the directory may change to this
+            cluster_id: Id of the cluster to which the producer is connected.
+            drained: Returns whether no record waits in any lane. If none waits, the directory may change to another
                 cluster.
 
         Returns:
@@ -59,7 +59,8 @@ class ClusterFile:
         try:
             handle = open_lockable(self._files, self._path / FORMAT_NAME)
             try:
-                # Two processes may make their first contact with different clusters. One must see the other's id.
+                # Two processes may make their first contact with different clusters. The lock ensures that one of them
+                # sees the id that the other wrote.
                 for _ in range(_BIND_TRIES):
                     if self._files.lock(handle):
                         break

@@ -48,12 +48,13 @@ _NO_LANE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.EI
 
 
 class SpoolDirectory:
-    """A directory of lanes, made by `open`.
+    """A spool directory, which contains lanes.
 
     Attributes:
         path: The directory.
         owners: Finds out which processes own the lanes.
-        strange: Entries that have a lane's name but are not lanes: lane number → reason. `dead_lanes` finds them.
+        strange: Entries that have a lane's name, but are not lanes: number in the name → reason. `dead_lanes` adds
+            these entries.
     """
 
     def __init__(self, path: Path, files: Files) -> None:
@@ -72,8 +73,9 @@ class SpoolDirectory:
         """Opens a spool directory. Creates it if it does not exist.
 
         Raises:
-            SpoolFormatError: It contains something else, or a newer kafkasafe has written it. Nothing was changed.
-            SpoolError: It cannot be created, read or written.
+            SpoolFormatError: The directory contains something else, or a newer kafkasafe has written it. Nothing was
+                changed.
+            SpoolError: The directory cannot be created, read or written.
         """
         try:
             make_format(path, files)
@@ -91,8 +93,8 @@ class SpoolDirectory:
         """Opens an existing spool directory read-only.
 
         Raises:
-            SpoolFormatError: It contains something else, or a newer kafkasafe has written it.
-            SpoolError: It cannot be read.
+            SpoolFormatError: The directory contains something else, or a newer kafkasafe has written it.
+            SpoolError: The directory cannot be read.
         """
         try:
             check_format(path, files)
@@ -141,18 +143,18 @@ class SpoolDirectory:
     ) -> LaneLock:
         """Takes ownership of a lane: the requested one, or a free one.
 
-        With `client`, it prefers the lowest free lane whose last owner had this client id, or drained the lane. The
-        second choice is a lane of this kind that another process has adopted: this method asks that process to hand the
-        lane back. The last choice is a new lane.
+        With `client`, this method prefers the lowest free lane whose last owner had this client id, or drained the
+        lane. The second choice is a lane of this kind that another process has adopted: this method asks that process
+        to hand the lane back. The last choice is a new lane.
 
         Args:
             number: Number of the requested lane.
             client: Client id of the producer that takes the lane.
-            wait: Sleeps for a number of seconds, while this method waits until a lane is handed back. None: do not ask
-                for a lane.
+            wait: Function that sleeps for a given number of seconds. This method calls it while it waits until a lane
+                is handed back. If `wait` is None, this method asks no process for a lane.
 
         Raises:
-            LaneBusyError: Another running process owns the requested lane, or others own all lanes.
+            LaneBusyError: Another running process owns the requested lane, or running processes own all lanes.
             SpoolError: The lane cannot be created or locked.
         """
         try:
@@ -198,14 +200,14 @@ class SpoolDirectory:
         )
 
     def _mine(self, client: str) -> list[int]:
-        """Lanes of this client id, and lanes without a client id. All lanes if `client` is empty."""
+        """Numbers of the lanes with this client id, and of those without one. All lanes if `client` is empty."""
         if not client:
             return self.lanes()
         return [number for number in self.lanes() if self.owners.client(number) in {"", client}]
 
     def _take_any(self, client: str) -> LaneLock | None:
-        """The lowest suitable free lane, or else a new lane, unless another process has adopted a lane of
-        this client id.
+        """Takes the lowest free lane of `_mine`, or else a new lane. Takes no new lane if another process has adopted a
+        lane of `_mine`, because the caller can ask that process for the lane.
         """
         mine = self._mine(client)
         for candidate in mine if client else range(_MAX_LANES):
@@ -229,8 +231,8 @@ class SpoolDirectory:
     def _ask_back(
         self, number: int, client: str, wait: Callable[[float], None] | None, patience_s: float
     ) -> LaneLock | None:
-        """Asks the process that adopted a lane to hand it back. None if that process does not, or if another process
-        asks already.
+        """Asks the process that adopted a lane to hand it back. Returns None if that process does not hand it back in
+        time, or if another process is already asking for it.
         """
         path = self.lane_path(number) / "wanted"
         handle = open_lockable(self._files, path, create=True)
@@ -258,8 +260,8 @@ class SpoolDirectory:
 
     @contextlib.contextmanager
     def births(self) -> Iterator[None]:
-        """Context for taking lanes and for finding out their owners. Processes take turns, because finding out
-        an owner locks the lane for a moment.
+        """Context for taking lanes and for finding out their owners. Processes take turns, because finding out who owns
+        a lane locks the lane for a moment.
 
         Raises:
             OSError: The lock cannot be opened.
@@ -284,10 +286,10 @@ class SpoolDirectory:
 
     @contextlib.contextmanager
     def resending(self) -> Iterator[None]:
-        """Context for returning rejected records to lanes: only one process at a time.
+        """Context for returning rejected records to lanes. Only one process at a time can be in it.
 
         Raises:
-            LaneBusyError: Another process does this now.
+            LaneBusyError: Another process is resending records now.
             SpoolError: The lock file cannot be locked.
         """
         path = self.path / "RESEND"
@@ -307,12 +309,12 @@ class SpoolDirectory:
     def dead_lanes(self, *, now: float = 0.0, grace_s: float = 0.0) -> list[LaneLock]:
         """Takes ownership of lanes with content but without an owner, and returns these lanes.
 
-        A lane that was offered before and has not changed since is offered again only after `offer_again`.
+        A lane that was returned before and has not changed since is returned again only after `offer_again`.
 
         Args:
             now: The time in seconds.
-            grace_s: How long a lane must have been seen without an owner. So a producer that restarts gets its own lane
-                back.
+            grace_s: How long a lane must have been without an owner before it is taken. So a producer that restarts
+                gets its own lane back.
 
         Raises:
             SpoolError: The directory cannot be read.
@@ -353,7 +355,7 @@ class SpoolDirectory:
         return taken
 
     def offer_again(self, number: int) -> None:
-        """Notes that a lane could not be adopted, so that `dead_lanes` offers it again."""
+        """Notes that a lane could not be adopted, so that `dead_lanes` returns it again."""
         self._offered.pop(number, None)
 
     @property
@@ -361,7 +363,7 @@ class SpoolDirectory:
         """Whether the directory's own files exist, and FORMAT is intact.
 
         Raises:
-            OSError: It cannot be determined.
+            OSError: This cannot be determined.
         """
         if not has_format(self.path, self._files):
             return False
@@ -370,12 +372,13 @@ class SpoolDirectory:
     def restore(self, lock: LaneLock | None = None) -> None:
         """Creates the missing parts of the directory, and puts back the lane of `lock`.
 
-        If the lane was moved, this moves it back as a whole, in one step, but the lane may get another number. If the
-        lane was deleted, an empty one replaces it, so its content has to be written again.
+        If the lane was moved, this method moves the lane back as a whole, in one step. The lane may get another number.
+        If the lane was deleted, an empty lane replaces it, and the caller has to write the content again.
 
         Raises:
-            LaneBusyError: The lane's lock was deleted and another process has the lane, or others own all lanes.
-            SpoolError: This is impossible at the moment. Some steps may have been carried out.
+            LaneBusyError: The lane's lock was deleted and another process has the lane, or running processes own all
+                lanes.
+            SpoolError: The directory cannot be restored at the moment. Some steps may have been carried out.
         """
         try:
             self._make_again()
@@ -415,7 +418,7 @@ class SpoolDirectory:
                 )
 
     def _fetch(self, lock: LaneLock) -> None:
-        """Renames a lane that was moved. Copies nothing, so after a crash the lane is in exactly one place."""
+        """Moves a lane back with one rename. Copies nothing, so after a crash the lane is in exactly one place."""
         there = set(self.lanes())
         number = next(n for n in (lock.number, *range(_MAX_LANES)) if n not in there)
         parent = self._files.open_directory(Path(".."), at=lock.directory)
@@ -443,18 +446,18 @@ class SpoolDirectory:
                 if set(self._files.list(self.lane_path(number))) <= {LOCK_NAME.name}:
                     lock.replace(number, *taken)
                     return
-                give_up(self._files, *taken)  # the lane is another owner's, which has died
+                give_up(self._files, *taken)  # the lane has the content of an owner that has died
         raise LaneBusyError(f"All {_MAX_LANES} lanes of {self.path} belong to live processes")
 
     def owner(self, number: int) -> tuple[int, str]:
-        """(pid, text) of a lane's lock file; (0, "") if it has none."""
+        """(pid, text) of a lane's lock file; (0, "") if there is no text."""
         return self.owners.owner(number)
 
     def starting_lanes(self) -> dict[int, str]:
-        """Lanes without an owner on which a new producer would start: lane number → client id of such a producer.
+        """Lanes without an owner on which a new producer would start. Maps their numbers to that producer's client id.
 
-        The client id is empty for a lane that a producer of any client id may take. For messages: it does not touch
-        the locks.
+        The client id is empty for a lane that a producer with any client id may take. Only for messages, because this
+        method does not touch the locks.
 
         Raises:
             OSError: The directory cannot be read.
@@ -467,14 +470,15 @@ class SpoolDirectory:
             try:
                 self._files.list(self.lane_path(number))
             except (FileNotFoundError, NotADirectoryError):
-                continue  # `take_lane` passes it over
+                continue  # `take_lane` skips this lane
             except PermissionError:
                 pass
             found[number] = client
         return found
 
     def content(self, number: int) -> tuple[tuple[str, int], ...]:
-        """Segments of a lane with their sizes, to recognise a change of the lane. Without segments, the lane's extent.
+        """Names and sizes of a lane's segments, to recognise a change of the lane. If it has no segments, those of its
+        `extent`.
 
         Raises:
             OSError: The lane cannot be read.
@@ -485,7 +489,7 @@ class SpoolDirectory:
         segments = [name for name in names if name.endswith(".log")]
         for name in segments or names:
             if name.endswith(".log") or name == "extent":
-                # If it does not exist, the lane's owner has just released this segment.
+                # If the file does not exist, the lane's owner has just released this segment.
                 with contextlib.suppress(FileNotFoundError):
                     content.append((name, size_of(self._files, lane / name)))
         return tuple(content)
@@ -523,7 +527,7 @@ class SpoolDirectory:
         return lock
 
     def _take(self, lane: Path) -> tuple[int, int] | None:
-        """Locks a lane. Returns handles of its directory and its lock; None if another process owns it."""
+        """Locks a lane. Returns the handles of directory and lock file; None if another process owns the lane."""
         for _ in range(_TAKE_TRIES):
             self._files.make_directory(lane)
             with contextlib.ExitStack() as opened:

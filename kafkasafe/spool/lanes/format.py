@@ -33,7 +33,7 @@ def format_lost(path: Path, names: Collection[str]) -> tuple[str, str] | None:
     """Describes the problem of a spool directory that has lost its file FORMAT.
 
     Returns:
-        (the problem, the remedy); None if FORMAT is not missing.
+        (the problem, the remedy); None if FORMAT exists, or if there are no lanes.
     """
     lanes = [name for name in names if LANE.fullmatch(name)]
     if FORMAT_NAME in names or not lanes:
@@ -62,9 +62,9 @@ def _restore(path: Path) -> str:
 
 
 def make_format(path: Path, files: Files) -> None:
-    """Ensures that this is a spool directory of this format. Makes a new one if it is empty.
+    """Ensures that `path` is a spool directory of this format. Writes FORMAT if the directory is empty.
 
-    A directory with lanes but without FORMAT is valid, because the content of a lane names its own format.
+    Also writes FORMAT if the directory has lanes but no FORMAT, because the content of a lane names its own format.
     """
     files.make_directory(path)
     names = files.list(path)
@@ -85,7 +85,7 @@ def make_format(path: Path, files: Files) -> None:
 
 
 def has_format(path: Path, files: Files) -> bool:
-    """Whether the directory has a file FORMAT with a valid content. A file that cannot be read counts as valid, because
+    """Whether the directory has a file FORMAT with valid content. A file that cannot be read counts as valid, because
     the process may have too many open files.
 
     Raises:

@@ -1,5 +1,5 @@
 """The lock of a lane: its holder owns the lane. The lock stays valid when the directory is moved. A forked child does
-not inherit it.
+not inherit the lock.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LockedDirectory(Protocol):
         """Returns the directory of a lane."""
 
     def owner(self, number: int) -> tuple[int, str]:
-        """(pid, text) of a lane's lock file; (0, "") if it has none."""
+        """(pid, text) of a lane's lock file; (0, "") if there is no text."""
 
     def restore(self, lock: LaneLock | None = None) -> None:
         """Creates the missing parts of the directory, and puts a lane at its path."""
@@ -42,8 +42,9 @@ _held: weakref.WeakSet[LaneLock] = weakref.WeakSet()
 _lockable: set[tuple[Files, int]] = set()
 """Every open file that is locked or about to be locked."""
 _forking = threading.RLock()
-"""Held during a fork, and while `_lockable` changes. A lock belongs to the open file, not to the process. So a
-child that inherited an open file missing from this set would hold its lock until the child ends."""
+"""Held during a fork, and while `_lockable` changes. A lock belongs to the open file, not to the process. So a child
+that inherited an open file missing from `_lockable` would hold that file's lock until the child ends.
+"""
 
 
 def open_lockable(files: Files, path: Path, *, create: bool = False, at: int | None = None) -> int:
@@ -60,7 +61,7 @@ def close_lockable(files: Files, handle: int) -> None:
 
 
 class DirectoryStanding(enum.Enum):
-    """The present place of a locked lane's directory."""
+    """Where the directory of a locked lane is now."""
 
     HERE = "here"
     """The lane's path leads to the locked directory, and the directory's entry `lock` is the locked file."""
@@ -77,7 +78,7 @@ class DirectoryStanding(enum.Enum):
 class LaneLock:
     """The ownership of one lane, until `release` or the end of the process.
 
-    The lane is the directory that was locked, even after it is moved: `files` keeps it open.
+    The lane is the directory that was locked, even after that directory was moved: the object keeps the directory open.
 
     Attributes:
         path: The lane's directory.
@@ -136,7 +137,7 @@ class LaneLock:
 
     @property
     def held(self) -> bool:
-        """False after `release`, and in a forked child."""
+        """Whether this process holds the lock: false after `release`, and in a forked child."""
         return self._handle >= 0
 
     @property
@@ -144,7 +145,7 @@ class LaneLock:
         """Where the locked directory is now. Takes two system calls.
 
         Raises:
-            OSError: It cannot be determined.
+            OSError: The place cannot be determined.
         """
         directory, lock = self._identities
         named = self._on.identity_of(self.path) == directory
@@ -172,7 +173,9 @@ class LaneLock:
         return self._on.path_of(self._directory)
 
     def announce(self, position: int) -> None:
-        """Writes into the lock file where this incarnation begins. Earlier positions belong to earlier incarnations."""
+        """Writes the position where this incarnation begins into the lock file. Earlier positions belong to earlier
+        incarnations.
+        """
         self.write(f"{self._text} from {position}\n")
 
     def release(self, *, drained: bool = True) -> None:
@@ -190,7 +193,7 @@ class LaneLock:
         give_up(self._on, self._directory, handle)
 
     def write(self, text: str) -> None:
-        """Writes this text into the lock file, in place of an earlier one. A full disk may prevent this."""
+        """Replaces the text in the lock file. A full disk may prevent this."""
         self._said = text
         # The text is optional: on a full disk the lock works without it.
         with contextlib.suppress(OSError):
@@ -200,10 +203,10 @@ class LaneLock:
                     self._on.writev(self._handle, [text.encode()], 0)
 
     def lock_again(self) -> None:
-        """Locks the file `lock` again, because the locked file was deleted or replaced by another one.
+        """Creates the file `lock` if necessary, and locks it, after the locked file was deleted or replaced.
 
         Raises:
-            LaneBusyError: Another process has locked it first.
+            LaneBusyError: Another process has locked the file first.
             OSError: The lock file cannot be created.
         """
         handle = open_lockable(self._on, LOCK_NAME, create=True, at=self._directory)
@@ -222,13 +225,13 @@ class LaneLock:
         self.write(self._said)
 
     def replace(self, number: int, directory: int, handle: int) -> None:
-        """Replaces a deleted directory with a new, empty one that is locked."""
+        """Replaces the deleted directory: `directory` is a new, empty directory, and `handle` is its lock."""
         give_up(self._on, self._directory, self._handle)
         self._stands(number, directory, handle)
         self.write(self._said)
 
     def leave_to_parent(self) -> None:
-        """Forgets the lock file, in a forked child: the parent still owns the lane."""
+        """In a forked child, forgets the lock file. The parent still owns the lane."""
         self._handle = -1
 
 
@@ -241,8 +244,8 @@ def give_up(files: Files, directory: int, handle: int) -> None:
 
 
 def _after_fork() -> None:
-    """In a forked child, closes the parent's locks. The child must not unlock the files, which would unlock them for
-    the parent, too.
+    """In a forked child, closes the parent's locks. The child must not unlock the files, because that would unlock them
+    for the parent, too.
     """
     for lock in list(_held):
         lock.leave_to_parent()

@@ -19,7 +19,7 @@ NO_CLIENT: Final = "-"
 
 
 class Owners:
-    """Reads the lock files of lanes. The text may come from a dead owner; `is_owned` is certain."""
+    """Reads the lock files of lanes. The text may come from a dead owner. Only `is_owned` is certain."""
 
     __slots__ = ("_files", "_path_of")
 
@@ -28,7 +28,7 @@ class Owners:
         self._path_of = path_of
 
     def owner(self, number: int) -> tuple[int, str]:
-        """(pid, text) of a lane's lock file; (0, "") if it has none."""
+        """(pid, text) of a lane's lock file; (0, "") if there is no text."""
         text = self._lock_text(number).strip()
         match = re.match(r"pid (\d+)\b", text)
         return (int(match[1]) if match else 0), text
@@ -45,13 +45,13 @@ class Owners:
         return " adopts " in self.owner(number)[1]
 
     def begun(self, number: int) -> int:
-        """Position at which the owner's incarnation begins; -1 if it is not written, or if the owner only drains it."""
+        """Position where the owner's incarnation begins; -1 if the text has none, or the owner only drains the lane."""
         match = re.search(r" from (\d+)$", self.owner(number)[1])
         return int(match[1]) if match else -1
 
     def client(self, number: int) -> str:
         """Client id of the producer that wrote a lane's records; empty if unknown."""
-        # Require a separator after the name: a power failure may leave only the beginning of an unsynced text.
+        # Require a separator after the client id: a power failure may leave only the beginning of an unsynced text.
         match = re.search(r"\b(?:client|adopts) (\S+)\s", self._lock_text(number))
         return unquote(match[1]) if match and match[1] != NO_CLIENT else ""
 
@@ -71,7 +71,8 @@ class Owners:
             close_lockable(self._files, handle)
 
     def seems_owned(self, number: int) -> int:
-        """Pid of the process that seems to own the lane, 0 if none does. For messages; does not touch the lock.
+        """Pid of the process that seems to own the lane, 0 if none does. Only for messages, because it does not touch
+        the lock.
 
         Uses the owner's text in the lock file, and the kernel's list of locks if there is one. `is_owned` is certain,
         but it takes the lock for a moment. A producer that starts at this moment would choose another lane.
@@ -91,7 +92,7 @@ class Owners:
         return pid if held else 0
 
     def strays_to(self, number: int) -> Path | None:
-        """The path at which the process named in the lock file has this lane open; None if this is the lane's own path.
+        """The path at which the process named in the lock file has this lane open; None if it is the lane's own path.
 
         Another path means that the directory was moved or replaced while its producer runs. The result is also None for
         a process of another user or on another host, about which the operating system shows nothing.
