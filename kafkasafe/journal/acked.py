@@ -42,8 +42,8 @@ class AckedLog:
         known_from: If the log still has the batches that the journal does not remember, they are before this offset; -1
             when unknown.
         told_position: Position of the last batch whose id the journal wrote into separate marks, which outlive the
-            batch in the spool. Later batches may have lower positions: parts of a divided batch, and copies, are
-            written after their successors.
+            batch in the spool. A batch that follows in the order may have a lower position, because parts of a divided
+            batch, and copies, are written after the batches that follow them.
         unwritten: How many baselines are being written to the disk.
         void: How many of these baselines, counted from the oldest, belong to a log that the journal has forgotten in
             the meantime.
@@ -109,7 +109,7 @@ class AckedLog:
 
     def begin_before(self, first_offset: int) -> None:
         """Lower the baseline to the offset of a unit's batch, if that offset is lower. Units do not wait for the
-        baseline, so the log may have their batches before it.
+        baseline, so the log may have batches of units before the baseline.
         """
         if self.last_acked_offset < 0 <= first_offset < self.baseline_offset:
             self.baseline_offset = first_offset
@@ -130,11 +130,13 @@ class AckedLog:
             self.last_acked_offset = base_offset + count - 1
 
     def find(self, base_offset: int, count: int) -> None:
-        """Record that a batch was found at this offset. Batches that are acknowledged already may be after it."""
+        """Record that a batch was found at this offset. Batches at higher offsets may already be acknowledged."""
         self.last_acked_offset = max(self.last_acked_offset, base_offset + count - 1)
 
     def know_from(self, base_offset: int) -> None:
-        """Record a batch that was acknowledged after all batches that are not remembered."""
+        """Set `known_from`, if it is unknown, to the offset of a batch that was acknowledged after all batches that are
+        not remembered.
+        """
         if self.known_from < 0:
             self.known_from = base_offset
 
@@ -220,7 +222,7 @@ class AckedLog:
         )
         self.last_acked_offset = min(known, end_offset - 1)
 
-    # -- what a log says that is read back -----------------------------------------------------------------------------
+    # -- what recovery reads in the spool ------------------------------------------------------------------------------
 
     def read_state(self, mark: m.State) -> None:
         """Take over the state from a mark."""
@@ -263,8 +265,8 @@ class AckedLog:
         self.forgotten_offset = batch.base_offset
 
     def cut(self, last_offset: int) -> None:
-        """Drop the lost batches that cannot be sent again: they are after the log's last offset, and have left the
-        spool.
+        """Drop the lost batches that cannot be sent again, because they are after the log's `last_offset` and have left
+        the spool.
         """
         self.released.cut(last_offset + 1)
         self.acked = deque(
@@ -276,7 +278,7 @@ class AckedLog:
 
 @dataclass(frozen=True, slots=True)
 class EpochCheck:
-    """Another leader acknowledges batches now: does the former leader's epoch end after `last_acked_offset`?
+    """A question after a change of leader: does the former leader's epoch end after `last_acked_offset`?
 
     If not, the shell calls `suspect()`. If the new leader does not know that epoch, the shell calls `suspect()` only if
     the new leader's log begins at or before `last_acked_offset`.
@@ -342,7 +344,7 @@ class LossCase:
         self.suspicion = suspicion
 
     def add(self, known: Suspicion, from_offset: int, *, overlaps: bool) -> None:
-        """Extend the open suspicion by another one."""
+        """Extend the open suspicion `known` by another one."""
         if from_offset >= 0 and not 0 <= known.from_offset <= from_offset:
             known = replace(known, from_offset=from_offset)
         self.suspicion = replace(known, overlaps=known.overlaps or overlaps)
@@ -363,7 +365,7 @@ class LossCase:
         self.close()
         self.hole = None
 
-    # -- leaders that came ---------------------------------------------------------------------------------------------
+    # -- changes of leader ---------------------------------------------------------------------------------------------
 
     def check(self, check: EpochCheck) -> None:
         """Add a check for a change of leader. Checks for earlier changes may still be open."""

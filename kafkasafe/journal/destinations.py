@@ -54,9 +54,9 @@ class Destination:
         self.unsure_before = before_position
 
     def end_unsure(self) -> None:
-        """Record that the user asked for a batch to be sent again, and so accepts duplicates.
+        """Record that the user asked the journal to send a batch again, and so accepts duplicates.
 
-        From then on, it does not matter whether the other batches were sent.
+        From then on, it does not matter whether an earlier incarnation sent the other batches.
         """
         self.unsure_before = -1
 
@@ -83,7 +83,7 @@ class Partition(Destination):
         self.gathers = False
 
     def forget_acknowledged(self) -> None:
-        """Forget acknowledged batches, because from here on the log belongs to another cluster or another topic.
+        """Forget acknowledged batches, because from now on the log is that of another cluster or another topic.
 
         Waiting batches stay, and they keep their ids, because an id is never reused.
         """

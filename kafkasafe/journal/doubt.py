@@ -84,13 +84,13 @@ class Doubt:
         self.fenced = self.sequence_refused = False
 
     def cut(self, from_offset: int) -> None:
-        """Record that the log may have lost records from this offset on; -1: the offset is unknown."""
+        """Record that the log may have lost the records at and after `from_offset`; -1: the offset is unknown."""
         if from_offset >= 0 and not 0 <= self.rescan_from <= from_offset:
             self.rescan_from = from_offset
 
     def read_again(self, from_offset: int) -> None:
-        """Record that the log ends before an acknowledged batch. The next question reads the log from this offset, or
-        from a lower one that is already set.
+        """Record that the log ends before an acknowledged batch. To answer the next question, the engine reads the log
+        from `from_offset`, or from `rescan_from` if that is already set and lower.
         """
         self.rescan_from = from_offset if self.rescan_from < 0 else min(self.rescan_from, from_offset)
 

@@ -20,7 +20,7 @@ the spool.
 """
 _GATHER_MOST: Final = 256
 _GATHERED_SHARE: Final = 8
-"""A batch larger than this fraction (1/8) of the merged size limit is not merged."""
+"""A batch is merged only if it is at most 1/8 as large as a merged batch may be."""
 
 
 class Gatherer:
@@ -75,8 +75,8 @@ class Gatherer:
         return made
 
     def gather(self, partition: Partition, now_ms: int) -> None:
-        """Select batches to merge. The leader confirms each batch separately, so it confirms the same records sooner if
-        they are in fewer batches.
+        """Select batches to merge. The leader acknowledges each batch separately, so it acknowledges the same records
+        sooner if they are in fewer batches.
         """
         if not (self._gather_bytes and partition.gathers):
             return

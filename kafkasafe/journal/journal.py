@@ -49,7 +49,7 @@ class Journal:
         self.units = state.units
         self.missing = state.missing
         self.views = Views(state)
-        # Each object gets those that it uses as arguments, so it is made after them.
+        # Each object is made after the objects that it uses, because its constructor takes them.
         self._packer = packer = Packer(state)
         self._snapshots = Snapshots(state)
         self._identities = Identities(state, packer)

@@ -58,7 +58,7 @@ class Suspicions:
         self._packer.touch(partition)
 
     def checked(self, check: EpochCheck) -> None:
-        """Record that a check has passed: the former leader's epoch ends after the last record that the leader
+        """Record that a check has passed: the former leader's epoch ends after the last record that the former leader
         acknowledged.
         """
         partition = self._partitions[check.destination]
@@ -69,7 +69,7 @@ class Suspicions:
             self._index.unpin(partition.number)
 
     def check_failed(self, check: EpochCheck, *, code: int) -> None:
-        """Record that a check had no answer. The journal repeats the check.
+        """Record that a check had no answer. The engine repeats the check.
 
         Args:
             check: The check.
@@ -123,7 +123,9 @@ class Suspicions:
             self.stop(partition)
 
     def check_offset_order(self, partition: Partition, base_offset: int) -> None:
-        """Compare an acknowledged offset with the last one. A lower offset raises a suspicion."""
+        """Compare an acknowledged offset with the last one. Unless the new offset is higher, this raises
+        a suspicion.
+        """
         last = partition.log.last_acked_offset
         if base_offset > last or base_offset < 0:
             return
@@ -460,8 +462,8 @@ def _is_remembered(
         return True
     if suspicion.leader_epoch < 0 or recreated or suspicion.overlaps:
         return False
-    # The answer is yes in two more cases: if all records up to that offset are ours, or if the log has each batch that
-    # the journal does not remember, at its offset.
+    # The answer is yes in two more cases. Either all records up to that offset are ours. Or a remembered batch ends
+    # there, and the log has each batch that has left the spool at the offset that is known for it.
     return last < loss.ours_until or (loss.released_there and is_end)
 
 

@@ -82,7 +82,9 @@ class Quiescence:
         self.dead_at, self.is_announced = dead_at, announced
 
     def sleep(self, seconds: float, before: float) -> None:
-        """Extend `dead_at` by the time for which the machine slept, if requests were still alive at `before`."""
+        """Extend `dead_at` by the time for which the machine slept, if a broker could still append a request at
+        `before`.
+        """
         if self.dead_at > before:
             self.dead_at += seconds
 
@@ -98,7 +100,7 @@ class Quiescence:
         return m.Quiet(clock.wall_ms + left_ms, clock.wall_ms, clock.boot_id, clock.boot_ms)
 
     def gate(self, ready: Ready) -> None:
-        """Hold back batches to send until the mark that revokes QUIET is durable."""
+        """Hold back the batches of `ready.sends` until the mark that revokes QUIET is durable."""
         if self._held is None:
             if not ready.sends and (not ready.persist.batches or ready.persist.atomic):
                 return
