@@ -90,7 +90,7 @@ class Units:
         return self.lines.all
 
     def held_up(self, unit: Unit) -> bool:
-        """Whether the unit waits for a unit that `decide` left out, or shares a transaction with such a unit.
+        """Whether the unit waits for a unit that `decide` did not name, or shares a transaction with such a unit.
 
         Any thread may call it.
         """
@@ -108,7 +108,7 @@ class Units:
         """Add a new unit, after all earlier ones. The caller calls `closed` when the unit's batches are sealed.
 
         Args:
-            unit_id: 16 bytes.
+            unit_id: The unit's id, 16 bytes.
             transactional_id: The user's transactional id; empty: the unit gets one of the lane's own ids.
             offsets: The offsets of consumer groups.
             readings: For each partition of a group, the reading of the consumer that gave the offset.
@@ -181,12 +181,13 @@ class Units:
         InitProducerId, or None if this is not decided yet.
 
         The coordinator checks the epoch of InitProducerId only if no transaction is open. So InitProducerId would also
-        end an open transaction of a successor, and a producer whose EndTxn is refused does not send it. The exception
-        is a producer that lost an earlier answer: the new epoch may be its own.
+        end an open transaction of a successor. Therefore a producer whose EndTxn is refused does not send
+        InitProducerId. The exception is a producer that got no answer to an earlier InitProducerId: the newer epoch may
+        be its own.
 
         After a timeout, EndTxn is sent twice, with a pause in between. A successor's first InitProducerId gets error
         51, and makes the coordinator set the same epoch as after a timeout. The successor repeats the request within a
-        second, and after that the coordinator refuses the second EndTxn.
+        second, after which the coordinator refuses EndTxn. So the second EndTxn shows whether there is a successor.
         """
         if not _valid(action) or (code in FENCED_CODES and not action.tid.unsure):
             return False

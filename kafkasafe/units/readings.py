@@ -1,6 +1,6 @@
 """Decides which readings are broken off and which units are superseded.
 
-Within a reading, each unit continues the one before.
+A reading is broken off when one of its units is dropped, because each unit of a reading continues the one before.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from kafkasafe.units.terms import GroupPartition
 from kafkasafe.units.unit import Transaction, Unit
 
 Break = dict[GroupPartition, tuple[int, int]]
-"""Maps a group partition to the newest reading with a dropped unit, and the number of the first dropped unit."""
+"""Maps a group partition to (number of the newest reading with a dropped unit, number of the first dropped unit)."""
 
 
 class ReadingOrder:

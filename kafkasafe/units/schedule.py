@@ -64,7 +64,7 @@ class Schedule:
             self._go_on()
 
     def held_up(self, unit: Unit) -> bool:
-        """Whether the unit waits for a unit that `Units.decide` left out, or shares a transaction with such a unit.
+        """Whether the unit waits for a unit that `Units.decide` did not name, or shares a transaction with such a unit.
 
         Any thread may call it.
         """
@@ -144,8 +144,8 @@ class Schedule:
     # -- in progress -----------------------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        """Append and commit transactions. A transaction takes a step only after all earlier ones on its lines have
-        taken it.
+        """Append and commit transactions. A transaction takes a step only after all earlier transactions on its lines
+        have taken the same step.
         """
         for transaction in self._ids.under_way:
             tid, phase = transaction.tid, transaction.phase
@@ -225,7 +225,8 @@ def _begun(unit: Unit, tid: TransactionalId, grant: Grant) -> m.Begun:
 
 
 def adds_itself(transaction: Transaction) -> bool:
-    """Whether Produce itself adds the partition (KIP-890). With several partitions, concurrent Produce requests that
-    add partitions would disturb each other.
+    """Whether the Produce request also adds the partition to the transaction (KIP-890). If there are several
+    partitions, AddPartitions adds them, because concurrent Produce requests that add partitions would disturb each
+    other.
     """
     return transaction.grant.protocol >= 2 and len(transaction.destinations) == 1
