@@ -5,10 +5,10 @@ report this: in KAFKA-7190 and similar cases, they just acknowledge later batche
 raises suspicions from other signs (`Cause`), and a survey compares the batch headers of the log with the acknowledged
 batches.
 
-A batch is **lost** when it is not in the log and another batch covers its offset, or its offset is at or after the
-log's end. If the journal never learned the exact offset of a batch, the batch counts as lost only if the survey saw the
-whole log from the batch's lowest possible offset on, without a gap. A batch is not lost when retention deleted
-it (it is before the log's start) or compaction emptied it (no batch covers its offset): Kafka removes those as
+A batch is **lost** when it is not in the log, and either another batch covers its offset, or its offset is at or after
+the log's end. If the journal never learned the exact offset of a batch, the batch counts as lost only if the survey saw
+the whole log from the batch's lowest possible offset on, without a gap. A batch is not lost when retention deleted it
+(it is before the log's start) or compaction emptied it (no batch covers its offset): Kafka removes such batches as
 configured.
 """
 
@@ -34,7 +34,7 @@ class Cause(enum.Enum):
     """The sign that raised a suspicion."""
 
     ACK = "ack"
-    """A broker acknowledged a batch at or before an offset that it had acknowledged earlier."""
+    """A broker acknowledged a batch at or before an offset that was acknowledged earlier."""
     SEQUENCE = "sequence"
     """The leader lacks acknowledged sequences."""
     UNKNOWN_PRODUCER = "unknown producer"
@@ -69,7 +69,8 @@ class Released:
     """Offsets of acknowledged batches that have left the spool but still have marks in it.
 
     Attributes:
-        complete_from: Offset from which every such batch is known; beyond every offset while no such batch is known.
+        complete_from: Every such batch at this offset or later is known; a value above every offset while none is
+            known.
     """
 
     __slots__ = ("_offsets", "complete_from")
@@ -126,7 +127,8 @@ class Loss:
         moved: Maps the index of a batch that the log holds at another offset to that offset.
         oldest_known: The oldest batch that the survey searched for is lost, and nothing shows how many batches before
             it are lost.
-        released_there: Every suspected batch of this lane that is known by its offset alone is at that offset.
+        released_there: For every suspected batch of this lane of which only the offset is known, the log has a batch at
+            that offset.
         ours_until: Offset (exclusive) up to which batches of this lane cover every offset, from the first suspected one
             on; -1 if the survey did not check that, or no batch of this lane covers the first suspected offset.
     """
@@ -156,8 +158,8 @@ class Survey:
             commit marker is in the log.
         doubted_from: Offset from which the survey checks whether batches of `ours` cover the log; -1: it does not
             check.
-        released: Base offsets, from `doubted_from` on, of this lane's batches that are known by their offset alone,
-            ascending; None if some of those offsets are unknown.
+        released: Base offsets (at or after `doubted_from`, ascending) of the batches of this lane of which only the
+            offset is known; None if some of these offsets are unknown.
         complete: The survey saw no gap between batches, so nothing was compacted.
     """
 
@@ -261,9 +263,7 @@ class Survey:
 
     @property
     def any_left(self) -> bool:
-        """Whether a batch from before the loss is still at its offset, which proves that the topic was not recreated
-        since.
-        """
+        """Whether a batch from before the loss is still at its offset. This proves that the topic was not recreated."""
         end = 0
         for index, batch in enumerate(self.acked):
             if batch.base_offset < end:
@@ -312,11 +312,12 @@ class _Transactions:
     A batch of an aborted transaction must not be mistaken for the acknowledged batch that was at the same offset:
 
     1. The cluster commits a transaction of producer id 5 with a batch at offset 16, and the spool deletes the batch.
-    2. An unclean election loses it. The next transaction of id 5 appends a batch at offset 16, then the client is
-       killed.
-    3. Its successor aborts that transaction. The log has a batch of id 5 at offset 16, but not the acknowledged one.
+    2. An unclean election loses that batch. The next transaction of id 5 appends a batch at offset 16, then the client
+       is killed.
+    3. The client's successor aborts that transaction. The log has a batch of id 5 at offset 16, but not the
+       acknowledged one.
 
-    A transaction without a marker counts as not committed, too, because its fate is open.
+    A transaction without a marker counts as not committed, too, because it may still be aborted.
     """
 
     def __init__(self) -> None:
@@ -344,8 +345,8 @@ class _Transactions:
 class _Before:
     """Counts lost records among those acknowledged before the oldest remembered batch.
 
-    Sequences have no gaps, so if the log still has a batch of that producer id, its sequence shows how many are
-    missing.
+    Sequences have no gaps. So if the log still has an older batch of the same producer id, the sequence of that batch
+    shows how many records are missing.
     """
 
     def __init__(self, acked: Sequence[AckedBatch], begin: int) -> None:
