@@ -1,4 +1,4 @@
-"""The data of the single table of Kafka's error codes. The module `verdicts` says how to find a verdict in the table.
+"""The table of Kafka's error codes, as data. The module `verdicts` says how to find a verdict in the table.
 
 The table has one row for each code of Apache Kafka 4.x (−1 … 133). Later versions of Kafka may add codes, which have no
 row. A row may have a separate cell for Produce requests (class `Produce`), with facts that only the journal needs. The

@@ -208,7 +208,7 @@ _RANGE: Final = re.compile(r"should be within \[(-?\d+), (-?\d+)\]")
 
 
 def latest_timestamp(messages: Iterable[str], now_ms: int) -> int:
-    """The latest timestamp (ms since the epoch) that a broker accepts now, if it answered with error 32.
+    """The latest timestamp (ms since the epoch) that a broker accepts now, after it has answered with error 32.
 
     Args:
         messages: The broker's messages about the records. From Kafka 3.6 on, these messages name the accepted range, by

@@ -32,7 +32,7 @@ class SequenceRun:
         last_sequence: Sequence of the last record (inclusive).
         first_offset: Offset of the first record.
         last_offset: Offset of the last record (inclusive).
-        batches: How many batches.
+        batches: Number of batches.
         records: How many records the batches hold now. After compaction there are fewer records than sequences.
         transactional: Whether the batches belong to transactions.
     """

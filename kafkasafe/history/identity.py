@@ -78,8 +78,8 @@ class LogBatch(NamedTuple):
     Attributes:
         base_offset: Offset of the first record.
         last_offset: Offset of the last record (inclusive).
-        producer_id: -1 if the batch has none.
-        producer_epoch: -1 if the batch has none.
+        producer_id: Producer id, -1 if the batch has none.
+        producer_epoch: Producer epoch, -1 if the batch has none.
         base_sequence: Sequence of the first record; -1 if the batch has none, like a marker.
         kind: The batch's role in a transaction.
     """
@@ -107,7 +107,7 @@ class IdentityVerdict(enum.Enum):
     DECIDED = "decided"
     """The first `present` batches are in the leader's log, the others are not."""
     GAP = "gap"
-    """Like DECIDED, and the leader lacks a batch before the first absent one, so the absent ones need a new id."""
+    """Like DECIDED, and the leader also lacks a batch before the first absent one, so the absent ones need new ids."""
     READ_LOG = "read_log"
     """The producer state does not decide; read the log."""
     UNDECIDABLE = "undecidable"
@@ -123,7 +123,7 @@ class Judgement:
         present: How many of the batches, from the first, are in the log.
         evidence: The observations, as human-readable text.
         offsets: Base offsets of batches that were found in the log itself, by index.
-        missing: With GAP: how many records are missing between the leader's last one and the first absent batch.
+        missing: With GAP: how many records are missing between the leader's last record and the first absent batch.
         of_state: The judgement uses the leader's producer state, which shows whether the leader lacks a batch.
     """
 
@@ -328,7 +328,7 @@ def judge_located(by_state: Judgement, scan: Scan) -> tuple[Judgement, bool]:
     judgement = Judgement(
         by_state.verdict, by_state.present, by_state.evidence, by_log.offsets, by_state.missing, of_state=True
     )
-    # The missing batches may be in the unreadable part of the log: no found batch comes after them.
+    # If no found batch comes after the missing batches, they may be in the unreadable part of the log.
     hidden = by_log.verdict is IdentityVerdict.UNDECIDABLE and all(
         index < by_log.present for index in by_log.offsets
     )

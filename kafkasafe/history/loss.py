@@ -36,7 +36,7 @@ class Cause(enum.Enum):
     ACK = "ack"
     """A broker acknowledged a batch at or before an offset that was acknowledged earlier."""
     SEQUENCE = "sequence"
-    """The leader lacks acknowledged sequences."""
+    """The leader lacks sequences that were acknowledged."""
     UNKNOWN_PRODUCER = "unknown producer"
     """The broker forgot the producer, and retention does not explain it (KAFKA-5793)."""
     LOG_END = "log end"
@@ -61,7 +61,7 @@ class AckedBatch:
 
     @property
     def next_offset(self) -> int:
-        """Offset after its last record."""
+        """Offset after the batch's last record."""
         return self.base_offset + self.identity.count
 
 
@@ -83,14 +83,14 @@ class Released:
         """Record the offset that a mark gives for a batch that has left the spool.
 
         Args:
-            base_offset: The offset.
+            base_offset: Base offset of the batch.
             forgotten_offset: Offset before which there may be batches that no mark names.
         """
         offsets = self._offsets
         if not offsets:
             self.complete_from = forgotten_offset if forgotten_offset >= 0 else _BEYOND
         while offsets and offsets[-1] >= base_offset:
-            offsets.pop()  # the log was truncated after these batches; a survey has examined that
+            offsets.pop()  # a truncation removed these batches from the log; a survey has examined it
         offsets.append(base_offset)
         if len(offsets) > 2 * _RELEASED:
             del offsets[:_RELEASED]
@@ -145,7 +145,7 @@ class Loss:
 
 @dataclass(slots=True)
 class Survey:
-    """Takes the log's batch headers and notes which acknowledged batches are in it.
+    """Takes the log's batch headers and notes which acknowledged batches are in the log.
 
     Attributes:
         acked: The acknowledged batches, in the order of their acknowledgement.
@@ -154,8 +154,8 @@ class Survey:
         log_start_offset: The log's start.
         from_offset: Offset from which the log may have changed; -1 when unknown. Batches may have been appended again
             from this offset on, even before the offset of the oldest acknowledged batch.
-        ours: Producer ids that only this lane's batches have. Batches of a transaction count as this lane's once its
-            commit marker is in the log.
+        ours: Producer ids that only this lane's batches have. Batches of a transaction count as this lane's once the
+            transaction's commit marker is in the log.
         doubted_from: Offset from which the survey checks whether batches of `ours` cover the log; -1: it does not
             check.
         released: Base offsets (at or after `doubted_from`, ascending) of the batches of this lane of which only the
@@ -343,7 +343,7 @@ class _Transactions:
 
 
 class _Before:
-    """Counts lost records among those acknowledged before the oldest remembered batch.
+    """Counts lost records among the records that were acknowledged before the oldest remembered batch.
 
     Sequences have no gaps. So if the log still has an older batch of the same producer id, the sequence of that batch
     shows how many records are missing.

@@ -110,7 +110,7 @@ class Held:
     Attributes:
         offset: The remembered value; None before the first accepted answer.
         answered: The offset in the answer; None when the broker returned none.
-        reason: The reason.
+        reason: Why the answer is held.
         since_s: For how long answers have been held, seconds.
         ask_epoch: An OffsetForLeaderEpoch request for this epoch shows whether the log lost records. Pass the response
             to `EndOffsets.prove` (for a start offset: `prove_start`). None: such a request cannot help.
@@ -131,7 +131,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Regressed:
-    """The offset went back, with the reason.
+    """The offset is lower than before, for a known reason.
 
     Attributes:
         offset: The new value.

@@ -6,7 +6,7 @@ since 2.2 refuse to answer until their high watermark has caught up (OFFSET_NOT_
 Older brokers give no such sign.
 
 So `EndOffsets` remembers the highest answer and *holds* a lower one, so that the remembered value stays valid. Only a
-proof lowers it:
+proof lowers the remembered value:
 
 - the leader's epochs: OffsetForLeaderEpoch, asked for the epoch of the highest answer, returns an end offset below that
   answer. Then the log has lost the records in between; if the leader has a newer epoch, the cause is an unclean
@@ -250,7 +250,7 @@ class EndOffsets:
             key: The partition.
             offset: The offset in the answer.
             now: The time in seconds, by a monotonic clock.
-            leader_epoch: Leader epoch of the answer: that of the first record. -1 when it has none.
+            leader_epoch: Leader epoch of the answer (the epoch of the first record), -1 when the answer has none.
             topic_id: Id of the topic that was asked, None when not known.
 
         Returns:
@@ -324,7 +324,7 @@ class EndOffsets:
         """Accept the lower start that is held back. If nothing is proven, the caller decides whether to do this.
 
         Unlike an end that is too low, a start that is too low does no harm: the leader has the records at and after it.
-        But if the log is another one, the former start hides records.
+        But if the log is another one, a former start that stays valid hides records.
 
         Returns:
             None when no answer is held.

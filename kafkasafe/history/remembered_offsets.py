@@ -42,12 +42,12 @@ class LowerAnswers:
     answered: int = -1
 
     def hold(self, offset: int, now: float) -> float:
-        """Record a lower answer. Return for how long answers have been lower, seconds."""
+        """Record a lower answer. Return the seconds since the first of the lower answers."""
         self.answered = offset
         return self.age_s(now)
 
     def age_s(self, now: float) -> float:
-        """Return for how long answers have been lower, seconds."""
+        """Return the seconds since the first of the lower answers."""
         if self.since is None:
             self.since = now
         return max(0.0, now - self.since)

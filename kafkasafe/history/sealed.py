@@ -12,7 +12,7 @@ from typing import Any
 
 
 class SealError(ValueError):
-    """The text is something else, was damaged, or is of a newer version."""
+    """The text has another format, was damaged, or is of a newer version."""
 
 
 def seal(kind: str, version: int, rows: list[dict[str, Any]]) -> str:
@@ -33,7 +33,7 @@ def unseal(kind: str, version: int, text: str) -> list[Any]:
     """The rows of a file.
 
     Raises:
-        SealError: The text is something else, was damaged, or is of a newer version.
+        SealError: The text has another format, was damaged, or is of a newer version.
     """
     try:
         data = json.loads(text)

@@ -14,9 +14,9 @@ is that of etcd's raft: *persist before you send, send before you resolve*.
        calls `retry()` after a pause. `resolved` has the batches whose fate is final and durable.
 
 Three tables say what follows an event: `STATE` gives the next state of a batch (`Batch.on`), `FLOW` the next activity
-of a partition (`Progress.on`), and `UNASSIGNED_FLOW` that of a topic whose partitions are not known. An event that a
-table does not allow is a bug, and raises IllegalMoveError. A batch of an earlier incarnation gets its state from the
-log (`recovery`). A batch of a unit (an atomic batch) begins in the state JOINED.
+of a partition (`Progress.on`), and `UNASSIGNED_FLOW` the next activity of a topic whose partitions are not known. An
+event that a table does not allow is a bug, and raises IllegalMoveError. A batch of an earlier incarnation gets its
+state from the log (`recovery`). A batch of a unit (an atomic batch) begins in the state JOINED.
 
 Order and the window. A partition's batches are sent in the order in which they were sealed. At any time, at most
 `window` (five) of its sent batches lack a durable commit mark. The journal sends the first batch under a producer id

@@ -80,7 +80,7 @@ class AckedLog:
         return self.clear_offset + 1 if self.clear_offset >= 0 else self.baseline_offset
 
     def forget(self) -> None:
-        """Drop everything, because from here on the log belongs to another cluster or another topic."""
+        """Drop everything, because from now on the log is that of another cluster or another topic."""
         self.baseline_offset = self.last_acked_offset = self.clear_offset = -1
         self.leader_epoch = -1
         self.topic_id = m.NO_TOPIC_ID
@@ -208,7 +208,7 @@ class AckedLog:
         return [lost[position] for position in positions if position in lost]
 
     def end_at(self, end_offset: int) -> None:
-        """Record where the log ends. The lost batches must be taken out before this call."""
+        """Record where the log ends. The caller has already taken out the lost batches."""
         last = max((batch.place + batch.count - 1 for batch in self.acked), default=-1)
         self.last_acked_offset = self.clear_offset = min(last, end_offset - 1)
         if all(batch.identity != self.last_acked_id for batch in self.acked):
@@ -240,7 +240,7 @@ class AckedLog:
         unknown.
 
         Args:
-            base_offset: Offset of the batch.
+            base_offset: Base offset of the batch.
             clear: No unfinished batch was accepted before this batch.
         """
         self.begin_before(base_offset)
@@ -322,7 +322,7 @@ class LossCase:
     Attributes:
         suspicion: The first suspicion; later ones extend it. None: the log is not suspected.
         asked: The check in progress. Checks are made one at a time, one per change of leader.
-        due: The checks after `asked`, in this order. A survey makes all of them unnecessary.
+        due: The checks to make after `asked`, in this order. A survey makes all of them unnecessary.
         explained: A gap in the log is expected, because batches were damaged, rejected, skipped or lost. Then the
             journal reports no hole.
         hole: The hole to report if the log turns out to have every acknowledged batch.
@@ -350,7 +350,9 @@ class LossCase:
         self.suspicion = replace(known, overlaps=known.overlaps or overlaps)
 
     def find(self, base_offset: int, last_acked_offset: int) -> None:
-        """Record where a batch was found. It may overlap the offsets of batches that were acknowledged earlier."""
+        """Record where a batch was found. The batch may overlap the offsets of batches that were
+        acknowledged earlier.
+        """
         if self.suspicion is not None and base_offset <= last_acked_offset:
             self.suspicion = replace(self.suspicion, overlaps=True)
 

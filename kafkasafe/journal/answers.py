@@ -66,7 +66,7 @@ class Answers:
             batch: The batch.
             base_offset: Offset of the batch's first record, -1 when the broker does not report it.
             leader_epoch: Epoch of the leader that answered, -1 when unknown.
-            now: Seconds.
+            now: The current time in seconds.
             now_ms: Wall clock, ms since the epoch.
         """
         partition = self._partitions[batch.destination]
@@ -104,7 +104,7 @@ class Answers:
             sent: The request may have reached a broker.
             code: Error code 3, 17 or 29 if the metadata has one of these for the destination, else 0.
             message: Human-readable text.
-            now: Seconds.
+            now: The current time in seconds.
             timed_out: The request timed out, because the link is slow, or the broker hangs.
         """
         partition = self._partitions[batch.destination]
@@ -178,7 +178,7 @@ class Answers:
             message: The broker's message.
             bad_records: (index, message) of the records that the broker named.
             log_start_offset: Where the log starts, -1 from brokers that do not return it.
-            now: Seconds.
+            now: The current time in seconds.
             now_ms: Wall clock, ms since the epoch.
         """
         partition = self._partitions[batch.destination]
@@ -244,7 +244,7 @@ class Answers:
             destination: Destination number.
             reason: Human-readable text.
             code: Kafka's error code if the cluster gave one, else 0.
-            now: Seconds.
+            now: The current time in seconds.
         """
         partition = self._partitions[destination]
         if not partition.progress.is_asking:

@@ -189,8 +189,8 @@ class Fault:
     together with `code`. The proof makes the batch REFUSED.
     """
     overdue: bool = False
-    """The cluster refused the batch for longer than the limit, for a reason that might have been temporary. Stays set,
-    and the parts of a divided batch inherit it.
+    """The cluster refused the batch for longer than the limit, for a reason that might have been temporary. The field
+    stays set, and the parts of a divided batch inherit it.
     """
     doomed: bool = False
     """The broker named every record as bad, so the journal rejects the batch in its turn, without another try.
@@ -202,7 +202,7 @@ class Fault:
         if to is BatchState.ACKED:
             return replace(self, condemned=False)
         if to is BatchState.IN_DOUBT:
-            return replace(self, bad_records=())  # the refusal that named them is contradicted
+            return replace(self, bad_records=())  # a broker may have appended the batch, despite the refusal
         if event is BatchEvent.PASSED_BY:
             return replace(self, unconfirmed=False, bad_records=())
         if event is BatchEvent.ID_TAKEN_BACK:
@@ -278,7 +278,9 @@ class Batch:
     former place. Invariant: set in COMMITTED iff the batch has an id; in other states only if `revived`.
     """
     revived: bool = False
-    """The cluster acknowledged and then lost the batch, so it is sent again. Invariant: if set, `unit` is None."""
+    """The cluster acknowledged and then lost the batch, so the journal sends the batch again. Invariant: if set, `unit`
+    is None.
+    """
 
     fault: Fault = NO_FAULT
     """Why the batch was or will be refused."""
@@ -369,8 +371,8 @@ class Batch:
         self.stand_for(parent)
 
     def gather(self, first: Batch, identity: BatchId) -> None:
-        """Make this the batch into which several batches are merged. The merged batch takes the place of `first`, which
-        is the first of them, and has the sequences of all.
+        """Make this the batch into which several batches are merged. The merged batch has the sequences of all of them,
+        and takes the place of `first`, the first of them.
         """
         self.identity = identity
         self.gathered = self.owed = True

@@ -57,7 +57,7 @@ class Doubt:
         return self.rescan_from if 0 <= self.rescan_from < offset else offset
 
     def may_arrive_until(self, dead_at: float) -> None:
-        """Record a request without an answer, which the broker may append until `dead_at`."""
+        """Record that a request got no answer. The broker may append the request until `dead_at`."""
         self.dead_at = dead_at
 
     def sleep(self, seconds: float, before: float) -> None:

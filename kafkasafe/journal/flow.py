@@ -46,7 +46,7 @@ class Flow(enum.Enum):
     SURVEYING = "surveying"
     """The log may have lost acknowledged batches, and the journal waits for `surveyed()`."""
     UNDECIDABLE = "undecidable"
-    """Blocked by an undecidable batch, until `decide()`."""
+    """An undecidable batch blocks the partition until `decide()`."""
     REJECTING = "rejecting"
     """The journal waits for `set_aside()`, because rejected batches must be durable in `rejected/` before they are
     finished.
@@ -123,7 +123,7 @@ class FlowEvent(enum.Enum):
     USER_DECIDED = "user decided"
     """The user decided about the undecidable batch."""
     REJECTS = "rejects"
-    """Batches are finally refused."""
+    """The journal begins to reject batches that are finally refused."""
     DAMAGED = "damaged"
     """The bytes of a batch that is not in flight are damaged on disk, so the batch can only be rejected."""
     KEPT = "kept"

@@ -48,7 +48,7 @@ class Suspicions:
             cause: The sign that raised the suspicion.
             evidence: Human-readable text.
             from_offset: The log is suspected to have lost the records from this offset on; -1 when unknown.
-            check: The failed check that raised the suspicion, if the check is not about the last acknowledgement.
+            check: The failed check that raised the suspicion; None: the suspicion is about the last acknowledgement.
         """
         partition = self._partitions[destination]
         if check is not None and not partition.loss.is_asked(check):
@@ -163,7 +163,7 @@ class Losses:
         self._heal_recreated = state.settings.heal_recreated
 
     def released(self, before_position: int) -> None:
-        """Record that the spool deleted everything before this position, so the journal cannot send batches from there
+        """Record that the spool deleted everything before this position, so the journal cannot send the batches there
         again.
         """
         if before_position == self._index.released:
@@ -289,8 +289,8 @@ class Losses:
         self._report(partition, extent, lost, moved, cause, end_offset, heal=heal, recreated=recreated)
 
     def _waits_for_late(self, partition: Partition, lost: Sequence[Batch]) -> bool:
-        """Pause while a broker may still append an old request with a lost batch. The journal sent such a request
-        before the acknowledged one. Returns whether the partition pauses.
+        """Pause while a broker may still append another request with a lost batch, which the journal sent before the
+        acknowledged request. Returns whether the partition pauses.
         """
         late = max((self._quiet_at(partition, batch) for batch in lost), default=0.0)
         pause_s = late - partition.doubt.asked_at
@@ -393,7 +393,7 @@ class _Extent:
     Attributes:
         first: Offset of the first lost record; -1: none is known.
         last: Offset of the last lost record (inclusive).
-        records: Their number.
+        records: Number of the lost records.
         evidence: How the loss was found.
         more: (first offset, last offset) of the ranges whose batches are not remembered.
     """
@@ -457,7 +457,8 @@ def _is_remembered(
     """
     last = suspicion.last_acked_offset
     is_end = any(batch.place + batch.count - 1 == last for batch in acked)
-    # In the log, a batch that ends at this offset may have replaced a batch that the journal does not remember.
+    # Before `forgotten_offset`, a remembered batch that ends there proves nothing: it may have replaced a batch that
+    # the journal does not remember.
     if last >= forgotten_offset and is_end:
         return True
     if suspicion.leader_epoch < 0 or recreated or suspicion.overlaps:

@@ -31,7 +31,7 @@ class Turn(NamedTuple):
     Attributes:
         partition: The partition.
         head: The first batch that is not acknowledged, if any batch is left.
-        now: Seconds.
+        now: The current time in seconds.
         now_ms: Wall clock, ms since the epoch.
     """
 

@@ -111,7 +111,7 @@ class Denial:
     Attributes:
         code: Kafka's error code of the last such answer.
         reason: Human-readable text.
-        scope: What the journal gives up if the refusal lasts too long.
+        scope: What the journal rejects if the refusal lasts too long.
         handle: Handle of the refused batch, -1 if the cluster refuses the whole destination.
         since: When the refusal began, in seconds.
         counted_from: The time (seconds) from which the duration of the refusal is counted; -1 from a request without an

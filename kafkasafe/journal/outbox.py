@@ -117,9 +117,9 @@ class Persist:
     """Groups to write and make durable together: groups of batches, and one group for each new unit.
 
     Attributes:
-        batches: To be written, in this order.
-        marks: To be written before the batches.
-        atomic: Write all or nothing.
+        batches: The batches to write, in this order.
+        marks: The marks to write before the batches.
+        atomic: Marks and batches are one group, which counts as a whole or not at all.
         after: The consequences once the groups are durable; `persisted()` applies them.
         units: New units, each in a separate group.
     """
@@ -260,8 +260,8 @@ class Divide:
 
     Attributes:
         batch: The batch.
-        refused: False: divide it by partition. True: the broker refused the batch, so separate the `bad_records` that
-            the broker named, or divide the batch into halves if the broker named none.
+        refused: False: divide the batch by partition. True: the broker refused the batch, so separate the `bad_records`
+            that the broker named, or divide the batch into halves if the broker named none.
     """
 
     batch: Batch
@@ -270,8 +270,8 @@ class Divide:
     @property
     def is_due(self) -> bool:
         """Whether the batch still has to be divided. After the journal asked for the division, it may have sent the
-        batch again, or rejected it as a whole. While the batch is being written, it is not due; the journal asks again
-        once the batch is durable.
+        batch again, or rejected it as a whole. While the batch is being written, the division is not due; the journal
+        asks again once the batch is durable.
         """
         return not self.batch.writing and self.batch.state in {
             BatchState.REFUSED if self.refused else BatchState.SEALED,
@@ -368,7 +368,7 @@ class Unpacked:
 
 @dataclass(slots=True)
 class Ready:
-    """The actions that are due now; see the package's contract."""
+    """The actions that are due now; see the contract in the package's docstring."""
 
     persist: Persist = field(default_factory=Persist)
     sends: list[Batch] = field(default_factory=list)
@@ -480,7 +480,7 @@ class Outbox:
             partition: The partition.
             event: The event that begins the pause.
             reason: Human-readable.
-            at_least_s: The shortest pause.
+            at_least_s: The shortest pause, in seconds.
         """
         refresh = partition.progress.wait(event)
         denial = partition.refusal.denial

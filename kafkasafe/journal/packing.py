@@ -152,8 +152,8 @@ class RereadBacklogs:
     def _packable_next(self, partition: Destination) -> Iterator[Batch]:
         """The `packable` batches up to the first batch that has an id although an earlier batch has none.
 
-        A mark that voids ids makes all packed batches lose theirs. A batch that got a new id since then must not lose
-        it, so it is not packed.
+        A mark that voids ids takes effect on all packed batches together. So a batch that has an id, although an
+        earlier batch has none, is not packed.
         """
         queue = partition.queue
         without = queue.packed.count > 0 and not queue.packed.identified
@@ -183,8 +183,8 @@ class RereadBacklogs:
             self.reach(partition, position if partition.queue.packed.has(position) else -1)
 
     def reach_any(self, position: int) -> None:
-        """Find the partition with a packed batch at this position, and unpack its batches up to there. The mark does
-        not name the partition.
+        """Find the partition with a packed batch at this position, and unpack the partition's batches up to there. For
+        marks that do not name the partition.
         """
         if position in self._index:
             return

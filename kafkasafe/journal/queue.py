@@ -31,12 +31,12 @@ class BacklogRow:
     """A packed batch.
 
     Attributes:
-        number: The shell's number for it.
+        number: The shell's number for the batch.
         position: Position in the spool.
         max_timestamp: Ms since the epoch.
-        count: Records.
-        size_bytes: Total size.
-        identity: (producer id, epoch, base sequence), None while it has none.
+        count: Number of records.
+        size_bytes: Size of the whole batch.
+        identity: (producer id, epoch, base sequence), None while the batch has no id.
         sealed_at: Time at which the batch was accepted, seconds, for the shell.
         former_life: Recovery read the batch: an earlier incarnation wrote it.
     """

@@ -93,7 +93,7 @@ class Quiescence:
 
         Args:
             dead_at: For each partition, the time (seconds) from which no request of this incarnation can be appended.
-            now: Seconds.
+            now: The current time in seconds.
             clock: The current time, in a form that another incarnation can compare.
         """
         left_ms = int(max(0.0, max((self.dead_at, *dead_at)) - now) * 1000) + 1

@@ -109,7 +109,8 @@ class Recovery:
             # were accepted later.
             queue.insert(sum(other.rank < moved.rank for other in queue.near), batch)
         elif parent is not None and parent.destination == destination:
-            # The batch is a part of a divided batch, or was merged from several. Its records keep their place.
+            # The batch is a part of a divided batch, or was merged from several. The records of the batch keep their
+            # place.
             queue.insert(queue.near.index(parent), batch)
             batch.stand_for(parent)
             self._revivals.divide(parent, (batch,))
@@ -196,7 +197,7 @@ class Recovery:
                     if forgets:
                         self._units.ids.forget_producer_ids()
                 case m.Undecidable() | m.Resolved():
-                    pass  # the journal asks the cluster again, which may know more now, before it asks the user
+                    pass  # the journal first asks the cluster again, which may know more now, and only then the user
 
     def _is_orphan(self, mark: m.Mark) -> bool:
         """Whether the group that declared the mark's destination is lost.
@@ -236,7 +237,7 @@ class Recovery:
                 known.log.remember(done, self._index.released)
                 self._revivals.finish(done)
             elif done is None and repeats:
-                pass  # the STATE mark that follows says which batches are acknowledged, possibly more than this one
+                pass  # the STATE mark that follows says up to which offset all batches are finished
             elif done is None and base_offset >= 0 and at not in ended:
                 # The spool released this batch, so this batch and all earlier ones, except moved ones, were finished.
                 # The batch's record count is unknown.
@@ -328,7 +329,7 @@ class Recovery:
         in doubt, and the journal asks about it.
 
         Args:
-            now: Seconds.
+            now: The current time in seconds.
             clock: The current time, for the age of an earlier incarnation's last request. None if the time since that
                 request is unknown: recovery then assumes that the request was sent just now.
         """
@@ -518,8 +519,8 @@ def _is_reset(mark: m.Mark) -> bool:
 
 
 def _newest_of(identified: m.Mark, committed: m.Mark) -> tuple[m.Identity, int, int] | None:
-    """The identity, position and base offset of the batch that both marks name; None if they do not name the same
-    batch, and only that one (see `snapshots`).
+    """The identity, position and base offset of a batch, if each mark names one batch only, and both name the same;
+    else None (see `snapshots`).
     """
     if not (isinstance(identified, m.Identified) and isinstance(committed, m.Committed)):
         return None

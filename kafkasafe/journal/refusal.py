@@ -47,8 +47,8 @@ class RefusalTimer:
         Args:
             code: Kafka's error code.
             reason: Human-readable.
-            scope: What the journal gives up if the refusal lasts too long.
-            now: Seconds.
+            scope: What the journal rejects if the refusal lasts too long.
+            now: The current time in seconds.
             handle: Handle of the refused batch, -1 if the cluster refuses the whole destination.
             asking: The cluster refuses to answer a question about batches in doubt.
         """
@@ -103,7 +103,7 @@ class Missing:
         self.said.pop(destination, None)
 
     def prove(self, destination: int, reason: str) -> None:
-        """Record a proof that the destination does not exist; it holds until `exists` is called."""
+        """Record a proof that the destination does not exist; the proof holds until `exists` is called."""
         self.proven[destination] = reason
 
     def exists(self, destination: int) -> None:

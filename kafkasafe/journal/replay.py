@@ -18,7 +18,7 @@ class ReadPlace(NamedTuple):
 
     Attributes:
         moved: The move that copied the batch to its present position; None if the batch is not a copy.
-        unit: The batch's unit; None if it belongs to none.
+        unit: The batch's unit; None if the batch belongs to no unit.
         parent: The batch that this batch replaces, as a whole or in part; None if it replaces none.
         origin: Position where the batch's records were first written; -1 if that is the batch's present position.
         given: The runs of the batch's records for which the caller gave the partition.

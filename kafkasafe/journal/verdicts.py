@@ -61,7 +61,7 @@ class Verdicts:
             shrunk_to: The log's end offset if the log ends before the offset of an acknowledged batch; else -1.
             read_from: The offset from which the log was read, if `shrunk_to` is given.
             leader_epoch: Epoch of the leader whose log was read, -1 when unknown.
-            now: Seconds.
+            now: The current time in seconds.
         """
         partition = self._partitions[destination]
         if partition.progress.flow is not Flow.ASKING:
@@ -147,7 +147,7 @@ class Verdicts:
         self._stop_at(partition, first, FlowEvent.UNKNOWABLE, evidence)
 
     def _note_gap(self, partition: Partition, first: Batch, judgement: Judgement) -> None:
-        """Suspect that the log lost the batches before `first`, which gets a new id."""
+        """Suspect that the log lost the batches before `first`, and give a new id to `first` later."""
         partition.ids.expire()
         if (
             judgement.missing

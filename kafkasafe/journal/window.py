@@ -79,7 +79,7 @@ class SendWindow:
             identity: Id of the batch.
             in_flight: The requests in flight before the batch. The caller makes sure that the window has room for the
                 batch.
-            now: Seconds.
+            now: The current time in seconds.
             old: The batch is so old that the leader may drop our producer state after appending it. Then the leader
                 would append any request still in transit, even one whose answer we stopped waiting for.
             late: A request whose answer we stopped waiting for may still be in transit.
@@ -97,7 +97,7 @@ class SendWindow:
         self.confirmed, self.until = identity.producer, until
 
     def close(self) -> None:
-        """Close the window after a failure: the next batch goes alone."""
+        """Close the window after a failure: the next batch is sent alone."""
         self.until = 0.0
         self.answered = False
 

@@ -22,7 +22,7 @@ _VERSION: Final = struct.Struct(">h")
 _GROUP: Final = struct.Struct(">h16sqqii")
 _MANIFEST_ENTRY: Final = struct.Struct(">qiiI")
 _AROUND: Final = 20
-"""Upper bound of the bytes of a record besides its key and value: five numbers, the attributes, the count of
+"""Upper bound of the bytes that a record takes besides its key and value: five numbers, the attributes, the count of
 headers.
 """
 

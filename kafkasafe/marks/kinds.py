@@ -71,8 +71,8 @@ class Topic:
     """The last known id and partition count of a topic.
 
     Attributes:
-        topic_id: 16 bytes, `NO_TOPIC_ID` when unknown.
-        partition_count: -1 when unknown.
+        topic_id: Id of the topic, 16 bytes; `NO_TOPIC_ID` when unknown.
+        partition_count: Number of partitions, -1 when unknown.
     """
 
     topic: str
@@ -106,7 +106,7 @@ class State:
         last_acked_offset: Offset of the last acknowledged record (inclusive) that no unfinished batch precedes; -1 if
             there is none.
         leader_epoch: Leader epoch of `last_acked_offset`, -1 when unknown.
-        topic_id: 16 bytes: the topic to which these offsets belong.
+        topic_id: Id of the topic to which these offsets belong, 16 bytes.
     """
 
     destination: int
@@ -233,7 +233,7 @@ class Quiet:
 
 @dataclass(frozen=True, slots=True)
 class Revived:
-    """The cluster lost batches that it had acknowledged; they are unfinished again.
+    """The cluster lost acknowledged batches. The batches at `positions` are unfinished again.
 
     Attributes:
         end_offset: The log's end offset when the journal noticed the loss. Acknowledged records from this offset on are
@@ -366,7 +366,7 @@ class Unit:
     """Batches of this group are delivered together or not at all. Only in atomic groups.
 
     Attributes:
-        unit_id: 16 bytes, never reused.
+        unit_id: Id of the unit, 16 bytes, never reused.
         first: Index of the unit's first batch in this group's manifest.
         batches: How many batches the unit has in this group, ≥ 0.
         transactional_id: Transactional id of the unit's transaction; empty: one of the lane's own ids.
@@ -399,8 +399,8 @@ class Begun:
     """A transaction began for a unit. The mark voids an earlier `Staged` mark of the unit.
 
     Attributes:
-        producer_id: Granted by the coordinator.
-        producer_epoch: Granted by the coordinator.
+        producer_id: The producer id that the coordinator granted.
+        producer_epoch: The producer epoch that the coordinator granted.
         protocol: 1, or 2 (KIP-890).
     """
 
@@ -472,7 +472,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The data batches of this group are copies of earlier batches, which they replace. Only in atomic groups.
+    """Each data batch of this group is a copy of an earlier batch, and replaces that batch. Only in atomic groups.
 
     Attributes:
         moves: One entry for each data batch, in the order of the batches.

@@ -81,7 +81,7 @@ class Reader(enum.Flag):
 
 
 class MarkRow(Generic[M]):
-    """One mark.
+    """A row of the table: one kind of mark.
 
     Args:
         number: The type of the mark's control record.
@@ -89,7 +89,7 @@ class MarkRow(Generic[M]):
         parts: The parts of the mark's body, in the order of the attributes.
         readers: The readers that use the mark. All other readers skip it.
         valid: Returns whether the format defines a meaning for the values of the mark in this group.
-        means: The text that the document has after the body.
+        means: The text that the document adds after its description of the body.
 
     Attributes:
         name: The mark's name, as the document spells it.

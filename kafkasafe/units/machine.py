@@ -47,7 +47,7 @@ class Units:
         replay: Restores the units from the marks of earlier incarnations.
 
     Args:
-        front: Returns whether only batches of units precede this batch in the queue of its partition.
+        front: Returns whether a batch may be sent, and only batches of units precede it in the queue of its partition.
         pool: The number of the lane's own transactional ids.
         most: Largest number of units that share a transaction.
         newest_reading: Returns the number of the reading that began last in this process.

@@ -12,7 +12,7 @@ from kafkasafe.units.unit import TransactionalId, Unit
 
 
 class UnitReplay:
-    """Takes the marks of a log from its beginning: one call for each, and `recovered` at the end.
+    """Takes the marks of a log, from the beginning of the log: one call for each mark, and `recovered` at the end.
 
     Args:
         lines: The unfinished units.

@@ -20,9 +20,9 @@ class Schedule:
     """Begins units when they may be begun, and continues with those in progress.
 
     Args:
-        front: Returns whether only batches of units precede this batch in the queue of its partition.
+        front: Returns whether a batch may be sent, and only batches of units precede it in the queue of its partition.
         lines: The unfinished units.
-        readings: The state of the readings of the units' consumers.
+        readings: Knows which readings are broken off, and which units are superseded.
         ids: The transactional ids.
         sharing: Chooses the units that share a transaction.
         transitions: Changes units.
@@ -81,7 +81,8 @@ class Schedule:
         return not held.isdisjoint(unit.lines)
 
     def abort_on_partition(self, destination: int, reason: str) -> bool:
-        """Requeue the units of a partition before its log is compared with the batches that it should have.
+        """Requeue the units of a partition before the partition's log is compared with the batches that the log should
+        have.
 
         The topic may have been recreated, without the batches of a prepared transaction. The coordinator would
         nevertheless commit that transaction, because the coordinator knows topics by name. So a transaction that can be
@@ -179,6 +180,7 @@ class Schedule:
 
     def _write_offsets(self, transaction: Transaction, tid: TransactionalId) -> None:
         """Write the next group's offsets, if all earlier units that move the same offsets are committed or refused.
+        Without this condition, a group could get an old offset:
 
         1. Two units of a consumer are prepared at once. The answer to the first one's TxnOffsetCommit is lost.
         2. The second unit writes its offset.

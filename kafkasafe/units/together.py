@@ -1,4 +1,4 @@
-"""Which units share a transaction."""
+"""Decides which units share a transaction."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def _newest_offsets(units: Sequence[Unit]) -> tuple[m.GroupOffsets, ...]:
 
 
 def _fellows(unit: Unit, most: int) -> int:
-    """Return how many units may share a transaction with this one, itself included.
+    """Return how many units may be in one transaction with this unit, this unit included.
 
     A unit with a user's transactional id is alone in its transaction. After each failure, only an eighth as many units
     share a transaction:

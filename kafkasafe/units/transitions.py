@@ -34,7 +34,7 @@ class Transitions:
 
     Args:
         lines: The unfinished units.
-        readings: The state of the readings of the units' consumers.
+        readings: Knows which readings are broken off, and which units are superseded.
         ids: The transactional ids.
         out: Takes the decisions.
         newest_reading: Returns the number of the reading that began last in this process.
@@ -106,7 +106,7 @@ class Transitions:
         """Requeue the transactions that follow a requeued entry, in order.
 
         The followers could not be committed now, but would occupy transactional ids that this entry or unrelated units
-        need. A transaction that follows one of them on another line is also requeued.
+        need. A transaction that follows a requeued follower on another line is also requeued.
         """
         lines = set(entry.lines)
         for other in self._ids.under_way:

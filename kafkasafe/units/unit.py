@@ -27,7 +27,7 @@ class Unit(UnitContent):
 
     Attributes:
         number: Ascends in the order in which units were accepted, within this incarnation.
-        unit_id: 16 bytes.
+        unit_id: Id of the unit, 16 bytes.
         transactional_id: The id that the user chose; empty: the unit gets one of the lane's own ids.
         offsets: The offsets of consumer groups.
         readings: For each partition of a group, the reading (`Reading`) of the consumer that gave the offset.
@@ -147,7 +147,7 @@ class Unit(UnitContent):
 
     @property
     def peers(self) -> tuple[Unit, ...]:
-        """The units of its transaction, including itself. Any thread may call it."""
+        """The units of this unit's transaction, including this unit. Any thread may call it."""
         transaction = self.transaction
         return (self,) if transaction is None else transaction.units
 
@@ -315,27 +315,27 @@ class Transaction(UnitContent):
 
     @property
     def unit_id(self) -> bytes:
-        """The id of its first unit: the marker."""
+        """The id of the first unit: the marker."""
         return self.units[0].unit_id
 
     @property
     def transactional_id(self) -> str:
-        """The user's transactional id; empty: it has one of the lane's own ids."""
+        """The user's transactional id; empty: the transaction has one of the lane's own ids."""
         return self.units[0].transactional_id
 
     @property
     def is_shared(self) -> bool:
-        """Whether it has several units."""
+        """Whether the transaction has several units."""
         return len(self.units) > 1
 
     @property
     def sequences(self) -> dict[int, int]:
-        """Maps the handle of each batch to its base sequence."""
+        """Maps the handle of each batch to the batch's base sequence."""
         return {handle: at for each in self.units for handle, at in each.sequences.items()}
 
     @property
     def places(self) -> dict[int, int]:
-        """Maps the handle of each batch to its base offset; -1 if the broker did not report it."""
+        """Maps the handle of each batch to the batch's base offset; -1 if the broker did not report it."""
         return {handle: at for each in self.units for handle, at in each.places.items()}
 
     # -- progress --------------------------------------------------------------------------------------------------
@@ -434,9 +434,9 @@ class TransactionalId:
     """A transactional id.
 
     Attributes:
-        name: Its name in Kafka.
-        grant: Its current grant; None before and during InitProducerId.
-        transaction: Its current transaction.
+        name: The id itself, as Kafka's requests name it.
+        grant: The current grant of the id; None before and during InitProducerId.
+        transaction: The current transaction under the id; None if there is none.
         turn: Number of the current turn. Answers to requests of an earlier turn are ignored.
         sequences: Maps a destination to the next base sequence under this grant.
         fencing: InitProducerId is in progress.

@@ -1,6 +1,6 @@
 """The protocols of KIP-279 between a follower and a leader, with their round trips and bytes.
 
-No client uses them: `kafkasafe lineage` compares them.
+No client uses these protocols: `kafkasafe lineage` compares them.
 """
 
 from __future__ import annotations
@@ -156,8 +156,8 @@ def compare(
         high_watermark: The follower's high watermark. The follower truncates to this offset when the leader knows none
             of the follower's epochs. The first sequence of Alternative 2 reaches back to this offset. None: not known;
             the follower then truncates everything that the leader does not know. `CLEAN_ONLY` needs a value.
-        lengths: How many epochs Alternative 2 sends in each round, increasing. After the last of them, each round sends
-            twice as many as the one before. Empty: `_first_width` gives the first length.
+        lengths: How many epochs Alternative 2 sends in each round, increasing. After the last of these lengths, each
+            round sends twice as many as the one before. Empty: `_first_width` gives the first length.
 
     Raises:
         ValueError: `CLEAN_ONLY` without a high watermark, a length below 1, or a length that is not larger than the one

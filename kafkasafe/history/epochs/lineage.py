@@ -44,7 +44,7 @@ class LineageError(ValueError):
 
 
 class Lineage:
-    """Leader epoch → first offset, for the part of a log that was read; in offset order.
+    """The history of the part of a log that was read: leader epoch → first offset, in offset order.
 
     A lineage keeps at most `limit` epochs, and drops the oldest. Not thread-safe.
 
@@ -132,7 +132,7 @@ class Lineage:
         Args:
             epoch: The batch's partition leader epoch, `UNDEFINED` when it has none.
             offset: First offset of the batch. Compaction, or a seek forward, may leave a gap before it.
-            next_offset: Offset after its last record; `offset + 1` when not given.
+            next_offset: Offset after the batch's last record; `offset + 1` when not given.
 
         Returns:
             False if the batch contradicts the history: a log's epochs never decrease, and an offset keeps its epoch.
@@ -203,8 +203,8 @@ class Lineage:
     def truncate(self, offset: int) -> None:
         """Drop the history from `offset` on: the position moved back, or the log was truncated there.
 
-        This also drops an epoch that begins at the end of the log and so holds no record, even when `offset` is at or
-        after the end. A leader that was elected and wrote nothing leaves such an entry. A later walk would ask about
+        This also drops an epoch that begins at the end of the history and so holds no record, even when `offset` is at
+        or after the end. A leader that was elected and wrote nothing leaves such an entry. A later walk would ask about
         that epoch, although the next leader may never have seen it.
         """
         self._end = min(self._end, offset)
@@ -295,7 +295,7 @@ class Lineage:
         """Read what `encode` wrote.
 
         Raises:
-            LineageError: The text is something else, was damaged, or is of a newer version.
+            LineageError: The text has another format, was damaged, or is of a newer version.
         """
         _, body = _unsealed(text)
         numbers = _numbers(body)
@@ -314,7 +314,7 @@ def decode_topic_id(text: str) -> bytes | None:
     """The topic id (16 bytes) in the text of `Lineage.encode`; None if the text has no topic id.
 
     Raises:
-        LineageError: The text is something else, was damaged, or is of a newer version.
+        LineageError: The text has another format, was damaged, or is of a newer version.
     """
     return _unsealed(text)[0]
 

@@ -107,7 +107,7 @@ class Step:
 
     @property
     def request_epoch(self) -> int:
-        """The newest epoch asked about."""
+        """The newest epoch in the request."""
         return self.request[0][0]
 
 
@@ -220,7 +220,7 @@ class EpochWalk:
             # log start as its end). So the log holds none of our records at or after the log start; nothing is known of
             # those before.
             if self._log_start < ours.end_offset:
-                # Records that were read below the log start may also differ, but can no longer be compared.
+                # Records below the log start that were read may also differ, but can no longer be compared.
                 self._diverged(self._log_start, None, exact=self._log_start <= ours.start_offset)
             else:
                 self.outcome = Unknown(_TRIMMED, log_start_offset=self._log_start)
