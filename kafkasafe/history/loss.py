@@ -66,7 +66,7 @@ class AckedBatch:
 
 
 class Released:
-    """Offsets of acknowledged batches that have left the spool but still have marks in it.
+    """Offsets of acknowledged batches of which the spool has only marks, no longer the batches themselves.
 
     Attributes:
         complete_from: Every such batch at this offset or later is known; a value above every offset while none is
@@ -124,7 +124,8 @@ class Loss:
         first_offset: First lost offset, -1 when nothing is lost.
         last_offset: Last lost offset (inclusive), -1 when nothing is lost.
         records: Records in the lost batches, and in older ones whose loss follows from the sequences.
-        moved: Maps the index of a batch that the log holds at another offset to that offset.
+        moved: Maps the index of a batch to the batch's offset in the log, if this is not the offset that was
+            acknowledged.
         oldest_known: The oldest batch that the survey searched for is lost, and nothing shows how many batches before
             it are lost.
         released_there: For every suspected batch of this lane of which only the offset is known, the log has a batch at

@@ -36,7 +36,7 @@ class HeldReason(enum.Enum):
     """
     LOWER = "lower"
     """The answer is lower than before, and it is unknown whether the log lost records. An OffsetForLeaderEpoch request
-    for `Held.ask_epoch` shows whether it did.
+    for `Held.ask_epoch` shows whether the log lost records.
     """
     CATCHING_UP = "catching_up"
     """The answer is lower than before, although the leader has the records."""

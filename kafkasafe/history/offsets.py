@@ -125,8 +125,8 @@ class EndOffsets:
                 return Regressed(offset, previous, RegressedReason.RECREATED, proof)
             return Value(offset, leader_epoch, recreated=True)
         if UNDEFINED < leader_epoch < known.newest_epoch:
-            # Hold even a higher answer, because that leader is deposed, and an unclean election may have truncated its
-            # records.
+            # Hold even a higher answer, because it is from a deposed leader, whose records an unclean election may have
+            # truncated.
             return Held(_or_none(known.end), offset, HeldReason.FORMER_LEADER, refresh_metadata=True)
         known.see_epoch(leader_epoch)
         if offset >= known.end:

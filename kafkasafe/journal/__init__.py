@@ -19,12 +19,12 @@ event that a table does not allow is a bug, and raises IllegalMoveError. A batch
 state from the log (`recovery`). A batch of a unit (an atomic batch) begins in the state JOINED.
 
 Order and the window. A partition's batches are sent in the order in which they were sealed. At any time, at most
-`window` (five) of its sent batches lack a durable commit mark. The journal sends the first batch under a producer id
-and epoch alone, until the broker acknowledges it. After a pause in which the broker may have dropped our producer
-state, the journal also sends the first batch alone. The reason: a broker without state accepts *any* base sequence, so
-a second batch could overtake a failed first one. After any failure the partition *settles*: the journal sends nothing
-new until every request in flight has an outcome. If every failed batch is proven absent from the log, the journal sends
-these batches again, in order. Otherwise it asks the cluster first.
+`window` (five) sent batches of a partition lack a durable commit mark. The journal sends the first batch under a
+producer id and epoch alone, until the broker acknowledges it. After a pause in which the broker may have dropped our
+producer state, the journal also sends the first batch alone. The reason: a broker without state accepts *any* base
+sequence, so a second batch could overtake a failed first one. After any failure the partition *settles*: the journal
+sends nothing new until every request in flight has an outcome. If every failed batch is proven absent from the log, the
+journal sends these batches again, in order. Otherwise it asks the cluster first.
 
 The journal uses no clock, no randomness and no I/O: `now` (float seconds, any epoch) and all answers of the cluster are
 arguments.

@@ -348,7 +348,7 @@ class Batch:
         self.position = position
 
     def read_place(self, rank: tuple[int, ...], origin: int) -> None:
-        """Set the batch's rank, and the position where its records were first written, from a mark."""
+        """Take from a mark the batch's rank, and the position where the batch's records were first written."""
         self.rank, self.origin = rank, origin
 
     # -- units, parents and parts --------------------------------------------------------------------------------------

@@ -61,8 +61,8 @@ class Doubt:
         self.dead_at = dead_at
 
     def sleep(self, seconds: float, before: float) -> None:
-        """Extend `dead_at` by the time for which the machine slept, if a broker could still append a request at
-        `before`.
+        """Extend `dead_at` by the time for which the machine slept, if a broker could still append a request at the
+        time `before`.
         """
         if self.dead_at > before:
             self.dead_at += seconds

@@ -1,4 +1,4 @@
-"""Copies unfinished batches from the front of the spool to its end, so that its first segments can be deleted.
+"""Copies unfinished batches from the front of the spool to the end, so that the first segments can be deleted.
 
 `kafkasafe.delivery.forward` decides how much is worth copying.
 """

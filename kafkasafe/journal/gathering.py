@@ -37,8 +37,8 @@ class Gatherer:
         self._gather_bytes = state.settings.gather_bytes
 
     def gathered(self, batches: Sequence[Batch], size_bytes: int) -> Batch:
-        """Merge waiting batches (see `Ready.gathers`) into one. The merged batch has their records and sequences, and
-        takes their place.
+        """Merge waiting batches (see `Ready.gathers`) into one. The merged batch has the records and sequences of these
+        batches, and takes their place.
 
         The journal never sent any of these batches, and never will. It sends the merged batch instead, as soon as that
         batch is durable.

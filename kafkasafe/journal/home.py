@@ -1,4 +1,5 @@
-"""The cluster to which a lane's offsets and acknowledged batches belong, and the producer ids that it granted.
+"""The cluster to which a lane's offsets and acknowledged batches belong, and the producer ids that this cluster
+granted.
 
 The lane's own log records both. `sealing` decides when to give ids, and when to take them back.
 

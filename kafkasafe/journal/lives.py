@@ -33,14 +33,14 @@ class Incarnations:
         """Hold back batches that are written at or after `position`, until `debts` (batches of other lanes) are
         delivered.
 
-        An incarnation begins with this call. The caller repeats the call when another producer of the directory is
-        dropped.
+        An incarnation begins with this call. The caller repeats the call when the program drops another producer of the
+        directory without closing it.
         """
         self._out.ready.persist.marks.append(self._precedence.begin_after(position, debts))
 
     def hold_back(self, held: Mapping[Address | None, int]) -> None:
-        """Hold back the batches of each of these addresses that were written at or after the position given for it (see
-        `order.holds`).
+        """Hold back, for each address in `held`, the batches that were written at or after the position that `held`
+        gives for this address (see `order.holds`).
         """
         if self._precedence.hold_back(held):
             self._touch_waiting()

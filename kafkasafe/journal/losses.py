@@ -115,7 +115,9 @@ class Suspicions:
             self._packer.touch(partition)
 
     def acknowledged(self, partition: Partition, base_offset: int, count: int, leader_epoch: int) -> None:
-        """Record an acknowledged batch, and what its offset and its leader's epoch say about the batches before it."""
+        """Record an acknowledged batch. The batch's offset, and the epoch of the leader, may suggest that earlier
+        batches are lost.
+        """
         self.check_offset_order(partition, base_offset)
         self.note_leader_epoch(partition, leader_epoch)
         partition.log.acknowledge(base_offset, count)
@@ -464,7 +466,7 @@ def _is_remembered(
     if suspicion.leader_epoch < 0 or recreated or suspicion.overlaps:
         return False
     # The answer is yes in two more cases. Either all records up to that offset are ours. Or a remembered batch ends
-    # there, and the log has each batch that has left the spool at the offset that is known for it.
+    # there, and the log still has, at the known offset, each batch that has left the spool.
     return last < loss.ours_until or (loss.released_there and is_end)
 
 

@@ -323,7 +323,7 @@ class Aside:
     Attributes:
         destination: Destination number.
         batches: The batches in the order of the queue, each of them in the spool. One fsync can make the copies of all
-            of them durable.
+            these batches durable.
     """
 
     destination: int

@@ -126,8 +126,7 @@ class Packer:
 
 
 class RereadBacklogs:
-    """Packs and unpacks backlogs while recovery reads the log: it packs the parts of long backlogs that are already
-    read.
+    """Packs the parts of long backlogs that recovery has already read, and unpacks batches to which later marks refer.
 
     A mark may refer to a packed batch. So before recovery takes a mark about a batch, it *reaches* the batch: recovery
     unpacks the backlog up to this batch. `Ready.unpacked` stays empty, because the shell does not know these batches

@@ -1,4 +1,4 @@
-"""The queue of one partition's unfinished batches. The first ones are objects, later ones are packed.
+"""The queue of one partition's unfinished batches. The first batches are objects, later batches are packed.
 
 A long outage leaves many batches. The state of a batch that is on disk and was never sent fits into a few bytes. So a
 `PartitionQueue` has three parts: the near batches, which are sent next; the packed batches; and the fresh batches,

@@ -171,8 +171,8 @@ class Identities:
                 self._packer.touch(partition)
 
     def prepare(self, partition: Partition) -> None:
-        """Give ids to the next batches that have none. The journal may send a batch that is only in memory at once, and
-        a batch on disk when the mark with the new id is durable.
+        """Give ids to the next batches that have none. The journal may send a batch on disk when the mark with the new
+        id is durable. It may send a batch that is only in memory without this wait.
         """
         if self._home.producer_id < 0 or partition.ids.stale:
             # While the ids are stale, later batches still have ids, which the journal is about to take back. A new id

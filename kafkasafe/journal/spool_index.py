@@ -142,7 +142,7 @@ class SpoolIndex:
     # -- the spool -----------------------------------------------------------------------------------------------------
 
     def reach(self, end: int) -> None:
-        """Record that the spool's next position is this one, or a later one."""
+        """Record that the spool's next position is `end` or later."""
         self.end = max(self.end, end)
 
     def release(self, before_position: int) -> None:

@@ -314,8 +314,8 @@ class Debt:
 
 @dataclass(frozen=True, slots=True)
 class After:
-    """An incarnation began. In each topic-partition, its batches are delivered after the unfinished batches of earlier
-    incarnations.
+    """An incarnation began. In each topic-partition, the batches of this incarnation are delivered after the unfinished
+    batches of earlier ones.
 
     Attributes:
         position: Batches at this position or later were written by this incarnation or a later one.

@@ -125,7 +125,7 @@ class OptionalText:
     """An optional text: an int8, which is 1 if a text follows, and then the text as a str16.
 
     Attributes:
-        name: Name of the attribute, which is None if there is no text.
+        name: Name of the attribute. The attribute's value is None if there is no text.
         says: The document's description of the text.
         flag: The document's description of the int8.
     """

@@ -151,8 +151,8 @@ class Units:
             self.ids.fence(tid)
 
     def vacate(self, destination: int, reason: str) -> bool:
-        """Requeue the units of a partition before its log is surveyed. Returns False while a transaction with the
-        partition is left. The caller then calls this method again after each answer.
+        """Requeue the units of a partition before the partition's log is surveyed. Returns False while a transaction
+        with the partition is left. The caller then calls this method again after each answer.
         """
         return self._schedule.abort_on_partition(destination, reason)
 
@@ -340,7 +340,9 @@ class Units:
             self.replay.give_up(unit_id)
 
     def recovered(self) -> None:
-        """Finish recovery. Transactions that earlier incarnations left open end before their ids are used again."""
+        """Finish recovery. If earlier incarnations left transactions open, these end before their transactional ids are
+        used again.
+        """
         if self.lines.by_id:
             self.replay.recovered(paused=self._schedule.paused)
         else:

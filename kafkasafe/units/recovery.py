@@ -125,7 +125,8 @@ class UnitReplay:
             unit.blame(GIVEN_UP, "given up by kafkasafe spool abort")
 
     def recovered(self, *, paused: bool) -> None:
-        """Finish recovery. Transactions left open by earlier incarnations end before their ids are used again.
+        """Finish recovery. If earlier incarnations left transactions open, these end before their transactional ids are
+        used again.
 
         Args:
             paused: No unit is begun.

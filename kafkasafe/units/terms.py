@@ -114,6 +114,6 @@ class Reading:
 NO_READING: Final = Reading(0)
 """The reading of a unit whose consumer is unknown."""
 OLDEST: Final = -(1 << 62)
-"""The number of every reading whose unit an earlier version of kafkasafe wrote, because those versions did not
+"""All units that an earlier version of kafkasafe wrote have this reading number, because those versions did not
 distinguish readings.
 """

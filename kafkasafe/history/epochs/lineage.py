@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar, Final, Self
 
 UNDEFINED: Final = -1
-"""Kafka's UNDEFINED_EPOCH and UNDEFINED_EPOCH_OFFSET. On its own it never proves a loss."""
+"""Kafka's UNDEFINED_EPOCH and UNDEFINED_EPOCH_OFFSET. Alone, this value never proves a loss."""
 
 MAX_EPOCH: Final = 2**31 - 1
 MAX_OFFSET: Final = 2**63 - 1
@@ -264,7 +264,7 @@ class Lineage:
 
         Args:
             max_bytes: Upper bound of the text's length, at least 64. The oldest epochs that do not fit are left out.
-            topic_id: Id of the topic that was read, 16 bytes; `decode_topic_id` reads it. None: it is not known.
+            topic_id: Id of the topic that was read, 16 bytes; `decode_topic_id` reads it. None: the id is not known.
 
         Raises:
             LineageError: `max_bytes` is below 64, or the id does not have 16 bytes.

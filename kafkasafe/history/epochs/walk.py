@@ -119,8 +119,8 @@ class EpochWalk:
 
     Send an OffsetForLeaderEpoch request for the epoch that `query()` returns and pass the response to `answer()`, until
     `query()` returns None; then `outcome` is set. All responses must come from one leader: put the current leader epoch
-    into each request, so that another leader refuses it, and begin a new walk when the leader changes. A walk takes at
-    most as many rounds as the history has epochs. A failed request does not change the walk: retry it.
+    into each request, so that another leader refuses the request, and begin a new walk when the leader changes. A walk
+    takes at most as many rounds as the history has epochs. A failed request does not change the walk: retry it.
     """
 
     __slots__ = ("_asked", "_log_end", "_log_start", "_ours", "outcome", "steps")
