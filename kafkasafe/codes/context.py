@@ -22,8 +22,8 @@ class ErrorContext:
         resend: True if the batch had been sent before; False if this request was the first with the batch.
         tiered: The topic keeps older segments in remote storage.
         position: The offset that was to be read (Fetch).
-        in_log: The broker's answer to a query (DescribeProducers, or a scan of the log). True: the log has the batch.
-            False: the log has neither the batch nor its predecessors.
+        in_log: What DescribeProducers, or a scan of the log, showed. True: the log has the batch. False: the log has
+            neither the batch nor its predecessors.
     """
 
     last_acked_offset: int | None = None

@@ -19,7 +19,7 @@ def names() -> list[str]:
     return [TABLE[code].name for code in all_codes()]
 
 
-# Their names in older Kafka versions.
+# Names that codes had in older versions of Kafka.
 _FORMER_NAMES: Final = {
     "UNKNOWN": -1,
     "INVALID_MESSAGE": 2,
@@ -82,8 +82,8 @@ _CODES: Final[Mapping[str, int]] = MappingProxyType(
 def code_of_name(name: str) -> int | None:
     """The code whose present or former Kafka name, or Java exception class, is `name`; None if no code matches.
 
-    Case and punctuation do not matter. A Java class may have its package in front of its name. In logs, it may also
-    have the class in which it is nested.
+    Case and punctuation do not matter. The name of a Java class may begin with the package. In logs, it may also begin
+    with the class in which the Java class is nested.
     """
     name = class_name(name)
     found = _CODES.get(_squeezed(name))
@@ -190,7 +190,7 @@ APIS: Final = (
     "alter_share_group_offsets",
     "delete_share_group_offsets",
 )
-"""Kafka's request kinds, as `api` names them."""
+"""Kafka's request kinds, as parameters named `api` spell them."""
 
 _APIS: Final[Mapping[str, str]] = MappingProxyType({_squeezed(name): name for name in APIS})
 

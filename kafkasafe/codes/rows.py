@@ -1,15 +1,14 @@
-"""The data of the single table of Kafka's error codes. The module `verdicts` says how to find a verdict in the table.
+"""The table of Kafka's error codes, as data. The module `verdicts` says how to find a verdict in the table.
 
 The table has one row for each code of Apache Kafka 4.x (−1 … 133). Later versions of Kafka may add codes, which have no
 row. A row may have a separate cell for Produce requests (class `Produce`), with facts that only the journal needs. The
-most important one is whether the answer *proves* that the broker did not append the batch. Without that proof, the
-journal asks the broker before it sends the batch again, because a broker that lost a producer's state would append the
-same bytes twice.
-`BY_API` has the cells of other request kinds.
+most important of these facts is whether the answer *proves* that the broker did not append the batch. Without that
+proof, the journal asks the broker before it sends the batch again, because a broker that lost a producer's state would
+append the same bytes twice. `BY_API` has the cells of other request kinds.
 
 The flags of a row are those of the exception class that Kafka's `org.apache.kafka.common.protocol.Errors` gives the
 code (retriable: `RetriableException`; refresh: `RefreshRetriableException`, the parent of `InvalidMetadataException`);
-a test compares them with that class. A row that differs on purpose says why in its `note`.
+a test compares the flags with that class. A row that differs on purpose says why in its `note`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Final
 
 
 class ErrorAction(enum.Enum):
-    """What to do about an error. The flags `retriable` and `refresh_metadata` of a verdict follow from it."""
+    """What to do about an error. The flags `retriable` and `refresh_metadata` of a verdict follow from its action."""
 
     SUCCESS = "success"
     """Nothing: the request succeeded."""
@@ -70,7 +69,7 @@ class Kind(enum.Enum):
     """Sets of codes. Several modules handle all codes of a set alike, for every kind of request."""
 
     MISSING = "missing"
-    """The topic or partition does not exist, or may only be new to this broker."""
+    """The topic or partition does not exist, or this broker does not know it yet."""
     FENCED = "fenced"
     """The broker refuses the producer's epoch: a newer epoch exists, or the coordinator raised the epoch after a
     timeout.
@@ -99,7 +98,7 @@ class Row:
 
     Attributes:
         code: Kafka's error code.
-        name: Kafka's name of it.
+        name: Kafka's name of the code.
         action: What to do.
         fix: The action in one sentence.
         at_risk: See `codes.Verdict.data_at_risk`.
@@ -120,7 +119,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What a code means for one request kind, or in one context: as in `Row`."""
+    """What a code means for one request kind, or in one context. The attributes are like those of `Row`."""
 
     action: ErrorAction
     fix: str
@@ -162,7 +161,8 @@ _FENCE: Final = ErrorAction.FENCE
 _REJECT: Final = ErrorAction.REJECT_RECORD
 _FATAL: Final = ErrorAction.FATAL
 
-# Sent between brokers and controllers; a client that sees one talks to the wrong listener.
+# For codes that brokers and controllers only send to each other. A client that gets such a code talks to the wrong
+# listener.
 _INTERNAL: Final = (
     "Sent between brokers only: check that bootstrap.servers names the brokers' client listener, then read the"
     " brokers' logs."
@@ -848,7 +848,7 @@ TABLE: Final[Mapping[int, Row]] = MappingProxyType({row.code: row for row in _RO
 DESTINATION_CODES: Final = frozenset(
     row.code for row in _ROWS if row.produce is not None and row.produce.scope is Scope.DESTINATION
 )
-"""The codes of the rows with `Scope.DESTINATION`. Any request may get such an error of a topic, and the error may be
+"""The codes of the rows with `Scope.DESTINATION`. Any request about a topic may get such an error, and the error may be
 temporary.
 """
 

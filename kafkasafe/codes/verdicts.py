@@ -128,7 +128,8 @@ def classify_code(code: int, api: str | None = None, context: ErrorContext = NO_
         elif api is not None:
             cell = BY_API.get((api, code), cell)
     cell = in_context(code, cell, api, context) or cell
-    # A row's note explains how the row differs from Kafka's class. With another action, it does not apply.
+    # A row's note explains how the row differs from Kafka's class. If the cell has another action than the row, the
+    # note does not apply.
     note = cell.note or (row.note if row is not None and cell.action is row.action else "")
     return Verdict(code, name, api, cell.action, cell.at_risk, cell.fix, note)
 
@@ -166,7 +167,7 @@ class ProduceVerdict:
 
     Attributes:
         code: Kafka's error code.
-        name: Kafka's name of it.
+        name: Kafka's name of the code.
         action: What to do.
         absent: The answer proves that the batch was not appended by this request.
         refresh_metadata: The leader may have moved.
@@ -207,7 +208,7 @@ _RANGE: Final = re.compile(r"should be within \[(-?\d+), (-?\d+)\]")
 
 
 def latest_timestamp(messages: Iterable[str], now_ms: int) -> int:
-    """The latest timestamp (ms since the epoch) that a broker accepts now, if it answered with error 32.
+    """The latest timestamp (ms since the epoch) that a broker accepts now, after it has answered with error 32.
 
     Args:
         messages: The broker's messages about the records. From Kafka 3.6 on, these messages name the accepted range, by

@@ -5,9 +5,9 @@ again at 0 with each epoch. So for one (partition, producer id, epoch), the sequ
 gap means that the log lost a record, or that the record never arrived although later ones did. A repeated sequence
 means that a record was written twice.
 
-A log is read in parts, in any place and order: `runs` groups a part's headers into contiguous runs, and `judge` joins
-the runs of all parts. Records that compaction removed look like a gap. Records that retention removed do not, because
-the log then begins after them.
+A log is read in parts, in any order: `runs` groups a part's headers into contiguous runs, and `judge` joins the runs of
+all parts. Records that compaction removed look like a gap. Records that retention removed do not, because the log then
+begins after them.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class SequenceRun:
         producer_id: -1 for records of producers without idempotence, which have no sequences.
         epoch: Producer epoch.
         first_sequence: Sequence of the first record.
-        last_sequence: Sequence of the last one (inclusive).
+        last_sequence: Sequence of the last record (inclusive).
         first_offset: Offset of the first record.
-        last_offset: Offset of the last one (inclusive).
-        batches: How many batches.
-        records: How many records they hold now. After compaction there are fewer records than sequences.
-        transactional: Whether they belong to transactions.
+        last_offset: Offset of the last record (inclusive).
+        batches: Number of batches.
+        records: How many records the batches hold now. After compaction there are fewer records than sequences.
+        transactional: Whether the batches belong to transactions.
     """
 
     producer_id: int
@@ -190,7 +190,7 @@ def judge(found: Iterable[SequenceRun], log_start: int = 0) -> dict[int, Produce
         log_start: First offset of the log. Retention removed the records before it.
     """
     producers: dict[int, Producer] = {}
-    # (producer, epoch) → the sequence that comes next.
+    # Maps (producer id, epoch) to the sequence that comes next.
     expected: dict[tuple[int, int], int] = {}
     for run in sorted(found, key=lambda run: run.first_offset):
         producer = producers.get(run.producer_id)

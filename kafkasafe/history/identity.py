@@ -1,9 +1,9 @@
 """Decides from the cluster's answers whether a batch is in the log.
 
-There are two sources: the leader's producer state (DescribeProducers, KIP-664: the last sequence that it has of a
-producer id) and the log itself (batch headers from our last acknowledged offset up to the high watermark). The state is
-cheap, so the caller asks for it first. The state expires, so a missing entry proves nothing, and the caller then reads
-the log. If the log was trimmed or compacted past the offset where the batch could be, the answer is UNDECIDABLE.
+There are two sources: the leader's producer state (DescribeProducers, KIP-664: the last sequence that the leader has of
+a producer id) and the log itself (batch headers from our last acknowledged offset up to the high watermark). The state
+is cheap, so the caller asks for it first. The state expires, so a missing entry proves nothing, and the caller then
+reads the log. If the log was trimmed or compacted past the offset where the batch could be, the answer is UNDECIDABLE.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def add_sequence(sequence: int, count: int) -> int:
 
 
 def sequence_distance(start: int, end: int) -> int:
-    """How far `end` is after `start`, in −2³⁰ … 2³⁰. Sequences wrap and windows are small, so of the two possible
-    distances the shorter one counts.
+    """How far `end` is after `start`, from −2³⁰ to 2³⁰−1; negative if `end` is before `start`. Sequences wrap, so there
+    are two possible distances. The shorter one counts, because the compared sequences are close together.
     """
     distance = (end - start) & MAX_SEQUENCE
     return distance if distance <= MAX_SEQUENCE // 2 else distance - MAX_SEQUENCE - 1
@@ -78,10 +78,10 @@ class LogBatch(NamedTuple):
     Attributes:
         base_offset: Offset of the first record.
         last_offset: Offset of the last record (inclusive).
-        producer_id: -1 if the batch has none.
-        producer_epoch: -1 if the batch has none.
+        producer_id: Producer id, -1 if the batch has none.
+        producer_epoch: Producer epoch, -1 if the batch has none.
         base_sequence: Sequence of the first record; -1 if the batch has none, like a marker.
-        kind: Its role in a transaction.
+        kind: The batch's role in a transaction.
     """
 
     base_offset: int
@@ -107,7 +107,7 @@ class IdentityVerdict(enum.Enum):
     DECIDED = "decided"
     """The first `present` batches are in the leader's log, the others are not."""
     GAP = "gap"
-    """Like DECIDED, and the leader lacks a batch before the first absent one, so the absent ones need a new id."""
+    """Like DECIDED, and the leader also lacks a batch before the first absent one, so the absent ones need new ids."""
     READ_LOG = "read_log"
     """The producer state does not decide; read the log."""
     UNDECIDABLE = "undecidable"
@@ -123,7 +123,7 @@ class Judgement:
         present: How many of the batches, from the first, are in the log.
         evidence: The observations, as human-readable text.
         offsets: Base offsets of batches that were found in the log itself, by index.
-        missing: With GAP: how many records are missing between the leader's last one and the first absent batch.
+        missing: With GAP: how many records are missing between the leader's last record and the first absent batch.
         of_state: The judgement uses the leader's producer state, which shows whether the leader lacks a batch.
     """
 
@@ -136,7 +136,7 @@ class Judgement:
 
 
 def shows(view: ProducerView | None, identity: BatchId) -> bool:
-    """Whether the leader's state has the batch, regardless of an answer to Produce."""
+    """Whether the leader's producer state contains the batch."""
     return (
         view is not None
         and view.producer_epoch == identity.producer_epoch
@@ -183,7 +183,8 @@ def judge_by_state(doubt: Sequence[BatchId], view: ProducerView | None, *, acked
         return Judgement(IdentityVerdict.DECIDED, present, seen)
     missing = sequence_distance(add_sequence(view.last_sequence, 1), doubt[present].base_sequence)
     if missing < 0:
-        # The state ends inside our batch. Boundaries are part of the identity, so the leader has a foreign batch.
+        # The state ends inside our batch. The leader's last batch thus ends where none of our batches ends, so it is
+        # not ours.
         return Judgement(IdentityVerdict.UNDECIDABLE, present, f"{seen}: inside our batch {doubt[present]}")
     return Judgement(
         IdentityVerdict.GAP if missing else IdentityVerdict.DECIDED, present, seen, missing=missing
@@ -249,8 +250,8 @@ def judge_by_log(scan: Scan) -> Judgement:
     """Judge by a finished scan: found batches are committed; others are absent if no part of the log was hidden.
 
     The leader appends batches in order. So a missing batch before a found one must have been in the hidden part. A
-    batch after the newest found one is absent if the scan read everything from there on. Any other result means that
-    the log lost records.
+    batch after the newest found one is absent if the scan read everything from there on. In every other case, the
+    result is UNDECIDABLE.
     """
     seen = f"the log up to offset {scan.next_offset} holds {len(scan.found)} of {len(scan.doubt)} batches"
     if scan.trimmed_to >= 0:
@@ -274,18 +275,20 @@ def judge_by_log(scan: Scan) -> Judgement:
 
 
 def judge_by_both(scan: Scan, view: ProducerView | None, *, acked_before: bool, whole: bool) -> Judgement:
-    """Judge by a finished scan and by the leader's producer state, as it was before the scan began.
+    """Judge by a finished scan and by the leader's producer state, which was read before the scan began.
 
-    The state may prove batches that the log no longer shows. An id belongs to one incarnation, and the leader derives
-    the state from its log. So every sequence in the state was appended. Only a missing entry proves nothing. The scan
-    reached a log end that was read after the state, so all batches in the state are below the high watermark.
+    The state may show that a batch was appended although the log no longer has the batch. Only one incarnation uses a
+    producer id, and the leader derives the state from its log, so every sequence in the state was appended. (A missing
+    entry proves nothing.) The scan read the log up to an end that was determined after the state, so all batches in the
+    state are below the high watermark.
 
     Args:
         scan: A finished scan.
         view: The leader's state of the batches' producer id; None when it has none, or when it cannot be asked.
         acked_before: As for `judge_by_state`.
         whole: The log was not truncated since the last acknowledgement. After a truncation, the leader may have
-            appended a late request alone, and the state would wrongly count the batches before it as present.
+            appended a late request without the batches before it, and the state would wrongly count these batches as
+            present.
     """
     judgement = judge_by_log(scan)
     rest = scan.doubt[judgement.present :]
@@ -318,13 +321,14 @@ def judge_located(by_state: Judgement, scan: Scan) -> tuple[Judgement, bool]:
 
     Returns:
         (judgement, whether to trust it). Do not trust it if the scan read the whole log and did not find all batches
-        that the state counts as present: then the state comes from a late request that an empty log took alone.
+        that the state counts as present: then the state comes from a late request that the leader appended to an empty
+        log, without the batches before it.
     """
     by_log = judge_by_log(scan)
     judgement = Judgement(
         by_state.verdict, by_state.present, by_state.evidence, by_log.offsets, by_state.missing, of_state=True
     )
-    # The missing batches may be in the unreadable part of the log: no found batch comes after them.
+    # If no found batch comes after the missing batches, they may be in the unreadable part of the log.
     hidden = by_log.verdict is IdentityVerdict.UNDECIDABLE and all(
         index < by_log.present for index in by_log.offsets
     )

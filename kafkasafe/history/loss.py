@@ -5,10 +5,10 @@ report this: in KAFKA-7190 and similar cases, they just acknowledge later batche
 raises suspicions from other signs (`Cause`), and a survey compares the batch headers of the log with the acknowledged
 batches.
 
-A batch is **lost** when it is not in the log and another batch covers its offset, or its offset is at or after the
-log's end. If the journal never learned the exact offset of a batch, the batch counts as lost only if the survey saw the
-whole log from the batch's lowest possible offset on, without a gap. A batch is not lost when retention deleted
-it (it is before the log's start) or compaction emptied it (no batch covers its offset): Kafka removes those as
+A batch is **lost** when it is not in the log, and either another batch covers its offset, or its offset is at or after
+the log's end. If the journal never learned the exact offset of a batch, the batch counts as lost only if the survey saw
+the whole log from the batch's lowest possible offset on, without a gap. A batch is not lost when retention deleted it
+(it is before the log's start) or compaction emptied it (no batch covers its offset): Kafka removes such batches as
 configured.
 """
 
@@ -34,9 +34,9 @@ class Cause(enum.Enum):
     """The sign that raised a suspicion."""
 
     ACK = "ack"
-    """A broker acknowledged a batch at or before an offset that it had acknowledged earlier."""
+    """A broker acknowledged a batch at or before an offset that was acknowledged earlier."""
     SEQUENCE = "sequence"
-    """The leader lacks acknowledged sequences."""
+    """The leader lacks sequences that were acknowledged."""
     UNKNOWN_PRODUCER = "unknown producer"
     """The broker forgot the producer, and retention does not explain it (KAFKA-5793)."""
     LOG_END = "log end"
@@ -61,15 +61,16 @@ class AckedBatch:
 
     @property
     def next_offset(self) -> int:
-        """Offset after its last record."""
+        """Offset after the batch's last record."""
         return self.base_offset + self.identity.count
 
 
 class Released:
-    """Offsets of acknowledged batches that have left the spool but still have marks in it.
+    """Offsets of acknowledged batches of which the spool has only marks, no longer the batches themselves.
 
     Attributes:
-        complete_from: Offset from which every such batch is known; beyond every offset while no such batch is known.
+        complete_from: Every such batch at this offset or later is known; a value above every offset while none is
+            known.
     """
 
     __slots__ = ("_offsets", "complete_from")
@@ -82,14 +83,14 @@ class Released:
         """Record the offset that a mark gives for a batch that has left the spool.
 
         Args:
-            base_offset: The offset.
+            base_offset: Base offset of the batch.
             forgotten_offset: Offset before which there may be batches that no mark names.
         """
         offsets = self._offsets
         if not offsets:
             self.complete_from = forgotten_offset if forgotten_offset >= 0 else _BEYOND
         while offsets and offsets[-1] >= base_offset:
-            offsets.pop()  # the log was truncated after these batches; a survey has examined that
+            offsets.pop()  # a truncation removed these batches from the log; a survey has examined it
         offsets.append(base_offset)
         if len(offsets) > 2 * _RELEASED:
             del offsets[:_RELEASED]
@@ -123,10 +124,12 @@ class Loss:
         first_offset: First lost offset, -1 when nothing is lost.
         last_offset: Last lost offset (inclusive), -1 when nothing is lost.
         records: Records in the lost batches, and in older ones whose loss follows from the sequences.
-        moved: Maps the index of a batch that the log holds at another offset to that offset.
+        moved: Maps the index of a batch to the batch's offset in the log, if this is not the offset that was
+            acknowledged.
         oldest_known: The oldest batch that the survey searched for is lost, and nothing shows how many batches before
             it are lost.
-        released_there: Every suspected batch of this lane that is known by its offset alone is at that offset.
+        released_there: For every suspected batch of this lane of which only the offset is known, the log has a batch at
+            that offset.
         ours_until: Offset (exclusive) up to which batches of this lane cover every offset, from the first suspected one
             on; -1 if the survey did not check that, or no batch of this lane covers the first suspected offset.
     """
@@ -143,7 +146,7 @@ class Loss:
 
 @dataclass(slots=True)
 class Survey:
-    """Takes the log's batch headers and notes which acknowledged batches are in it.
+    """Takes the log's batch headers and notes which acknowledged batches are in the log.
 
     Attributes:
         acked: The acknowledged batches, in the order of their acknowledgement.
@@ -152,12 +155,12 @@ class Survey:
         log_start_offset: The log's start.
         from_offset: Offset from which the log may have changed; -1 when unknown. Batches may have been appended again
             from this offset on, even before the offset of the oldest acknowledged batch.
-        ours: Producer ids that only this lane's batches have. Batches of a transaction count as this lane's once its
-            commit marker is in the log.
+        ours: Producer ids that only this lane's batches have. Batches of a transaction count as this lane's once the
+            transaction's commit marker is in the log.
         doubted_from: Offset from which the survey checks whether batches of `ours` cover the log; -1: it does not
             check.
-        released: Base offsets, from `doubted_from` on, of this lane's batches that are known by their offset alone,
-            ascending; None if some of those offsets are unknown.
+        released: Base offsets (at or after `doubted_from`, ascending) of the batches of this lane of which only the
+            offset is known; None if some of these offsets are unknown.
         complete: The survey saw no gap between batches, so nothing was compacted.
     """
 
@@ -261,9 +264,7 @@ class Survey:
 
     @property
     def any_left(self) -> bool:
-        """Whether a batch from before the loss is still at its offset, which proves that the topic was not recreated
-        since.
-        """
+        """Whether a batch from before the loss is still at its offset. This proves that the topic was not recreated."""
         end = 0
         for index, batch in enumerate(self.acked):
             if batch.base_offset < end:
@@ -312,11 +313,12 @@ class _Transactions:
     A batch of an aborted transaction must not be mistaken for the acknowledged batch that was at the same offset:
 
     1. The cluster commits a transaction of producer id 5 with a batch at offset 16, and the spool deletes the batch.
-    2. An unclean election loses it. The next transaction of id 5 appends a batch at offset 16, then the client is
-       killed.
-    3. Its successor aborts that transaction. The log has a batch of id 5 at offset 16, but not the acknowledged one.
+    2. An unclean election loses that batch. The next transaction of id 5 appends a batch at offset 16, then the client
+       is killed.
+    3. The client's successor aborts that transaction. The log has a batch of id 5 at offset 16, but not the
+       acknowledged one.
 
-    A transaction without a marker counts as not committed, too, because its fate is open.
+    A transaction without a marker counts as not committed, too, because it may still be aborted.
     """
 
     def __init__(self) -> None:
@@ -342,10 +344,10 @@ class _Transactions:
 
 
 class _Before:
-    """Counts lost records among those acknowledged before the oldest remembered batch.
+    """Counts lost records among the records that were acknowledged before the oldest remembered batch.
 
-    Sequences have no gaps, so if the log still has a batch of that producer id, its sequence shows how many are
-    missing.
+    Sequences have no gaps. So if the log still has an older batch of the same producer id, the sequence of that batch
+    shows how many records are missing.
     """
 
     def __init__(self, acked: Sequence[AckedBatch], begin: int) -> None:

@@ -23,7 +23,7 @@ class Remembered:
     Attributes:
         topic_id: 16 bytes; None if brokers report no topic ids (before 2.8).
         lineage: The history of the records that the consumer handed out.
-        marks: The newest batches, oldest first, if leader epochs do not suffice.
+        marks: The newest batches that were read, oldest first; empty if leader epochs suffice.
     """
 
     topic_id: bytes | None
@@ -52,7 +52,7 @@ def encode(partitions: Mapping[tuple[str, int], Remembered]) -> str:
 
 
 MAX_LINEAGE_BYTES: Final = 16 * 1024
-"""Room for all epochs that a `Lineage` keeps."""
+"""Upper bound of the text of one `Lineage`: room for all epochs that it keeps."""
 
 
 def decode(text: str) -> dict[tuple[str, int], Remembered]:

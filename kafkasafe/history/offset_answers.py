@@ -31,10 +31,12 @@ class HeldReason(enum.Enum):
     OFFSET_NOT_AVAILABLE = "offset_not_available"
     """Error 78: the new leader is catching up. Ask it again; new metadata would not help."""
     LEADER_NOT_AVAILABLE = "leader_not_available"
-    """Error 5: the same, if the broker or the client predates KIP-207; or an election is in progress."""
+    """Error 5: an election is in progress. Or the reason is that of error 78, and the broker or the client is older
+    than KIP-207.
+    """
     LOWER = "lower"
-    """The answer is lower than before, and it is unknown whether the log lost records. A request for `Held.ask_epoch`
-    decides it.
+    """The answer is lower than before, and it is unknown whether the log lost records. An OffsetForLeaderEpoch request
+    for `Held.ask_epoch` shows whether the log lost records.
     """
     CATCHING_UP = "catching_up"
     """The answer is lower than before, although the leader has the records."""
@@ -91,7 +93,7 @@ class Value:
     Attributes:
         offset: The offset; None if no record has the requested timestamp or a later one (look-ups by timestamp only).
         leader_epoch: Leader epoch of the answer, -1 when it had none.
-        recreated: The topic was recreated since the last answer (its end happens not to be lower).
+        recreated: The topic was recreated since the last answer (a lower end would be reported as `Regressed`).
         previous: Where the deleted topic began, if `recreated` and this answer is a start; may be above `offset`.
     """
 
@@ -108,7 +110,7 @@ class Held:
     Attributes:
         offset: The remembered value; None before the first accepted answer.
         answered: The offset in the answer; None when the broker returned none.
-        reason: The reason.
+        reason: Why the answer is held.
         since_s: For how long answers have been held, seconds.
         ask_epoch: An OffsetForLeaderEpoch request for this epoch shows whether the log lost records. Pass the response
             to `EndOffsets.prove` (for a start offset: `prove_start`). None: such a request cannot help.
@@ -129,7 +131,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Regressed:
-    """The offset went back, with the reason.
+    """The offset is lower than before, for a known reason.
 
     Attributes:
         offset: The new value.

@@ -6,12 +6,12 @@ since 2.2 refuse to answer until their high watermark has caught up (OFFSET_NOT_
 Older brokers give no such sign.
 
 So `EndOffsets` remembers the highest answer and *holds* a lower one, so that the remembered value stays valid. Only a
-proof lowers it:
+proof lowers the remembered value:
 
 - the leader's epochs: OffsetForLeaderEpoch, asked for the epoch of the highest answer, returns an end offset below that
   answer. Then the log has lost the records in between; if the leader has a newer epoch, the cause is an unclean
-  election. If that epoch ends at or after the highest answer, the log still has the records. Then the leader gave the
-  lower answer before its high watermark had caught up.
+  election. If the requested epoch ends at or after the highest answer, the log still has the records. Then the leader
+  gave the lower answer before its high watermark had caught up.
 - another topic id: the topic was recreated.
 
 Without epochs (old brokers), a lost record and an early answer look the same. There, a lower answer that is repeated
@@ -107,8 +107,8 @@ class EndOffsets:
 
         Returns:
             Value: `offset` is the end. Held: the answer is not accepted; the remembered value stays valid. Regressed:
-            the topic was recreated, and its end is lower. Unproven: answers have been lower for `hold_timeout_s`, and
-            epochs cannot decide the case.
+            the topic was recreated, and the new topic's end is lower. Unproven: answers have been lower for
+            `hold_timeout_s`, and epochs cannot decide the case.
 
         Raises:
             ValueError: `offset` is negative.
@@ -125,8 +125,8 @@ class EndOffsets:
                 return Regressed(offset, previous, RegressedReason.RECREATED, proof)
             return Value(offset, leader_epoch, recreated=True)
         if UNDEFINED < leader_epoch < known.newest_epoch:
-            # Hold even a higher answer, because that leader is deposed, and an unclean election may have truncated its
-            # records.
+            # Hold even a higher answer, because it is from a deposed leader, whose records an unclean election may have
+            # truncated.
             return Held(_or_none(known.end), offset, HeldReason.FORMER_LEADER, refresh_metadata=True)
         known.see_epoch(leader_epoch)
         if offset >= known.end:
@@ -208,7 +208,7 @@ class EndOffsets:
             else RegressedReason.TRUNCATED
         )
         proof = Proof(requested_epoch, reply_epoch, end_offset, known.newest_epoch)
-        # The held answer may itself be too low, so give up only the records that the proof shows to be lost.
+        # The held answer may itself be too low, so take only those records as lost that the proof shows to be lost.
         return self._lower(known, max(known.lower_ends.answered, end_offset), reason, proof)
 
     def accept(self, key: Key) -> Regressed | None:
@@ -250,13 +250,13 @@ class EndOffsets:
             key: The partition.
             offset: The offset in the answer.
             now: The time in seconds, by a monotonic clock.
-            leader_epoch: Leader epoch of the answer: that of the first record. -1 when it has none.
+            leader_epoch: Leader epoch of the answer (the epoch of the first record), -1 when the answer has none.
             topic_id: Id of the topic that was asked, None when not known.
 
         Returns:
-            Value: `offset` is the start; that of a recreated topic may be lower. Held: the answer is lower than before,
-            or about a deleted topic. Unproven: answers have been lower for `hold_timeout_s`, and nothing can prove
-            whether the log is the same.
+            Value: `offset` is the start; the start of a recreated topic may be lower than before. Held: the answer is
+            lower than before, or about a deleted topic. Unproven: answers have been lower for `hold_timeout_s`, and
+            nothing can prove whether the log is the same.
 
         Raises:
             ValueError: `offset` is negative.
@@ -323,8 +323,8 @@ class EndOffsets:
     def accept_start(self, key: Key) -> Regressed | None:
         """Accept the lower start that is held back. If nothing is proven, the caller decides whether to do this.
 
-        Unlike an end, a start that is too low does no harm: the leader has the records from there on. But if the log is
-        another one, the former start hides records.
+        Unlike an end that is too low, a start that is too low does no harm: the leader has the records at and after it.
+        But if the log is another one, a former start that stays valid hides records.
 
         Returns:
             None when no answer is held.
@@ -366,15 +366,16 @@ class EndOffsets:
         Args:
             key: The partition.
             timestamp_ms: The requested timestamp.
-            offset: First record at or after it; None if the broker found no such record (Kafka's -1).
+            offset: Offset of the first record at or after `timestamp_ms`; None if the broker found no such record
+                (Kafka's -1).
             now: The time in seconds, by a monotonic clock.
             topic_id: Id of the topic that was asked, None when not known.
             leader_epoch: Leader epoch of the record that was found, -1 when not known.
             found_timestamp_ms: Timestamp of the record that was found, -1 when not known.
 
         Returns:
-            Held if an earlier look-up found a record that this one does not find and retention cannot have removed, or
-            if the answer is about a deleted topic.
+            Held if the answer is about a deleted topic. Also Held if this look-up finds no record, although an earlier
+            one found a record that retention cannot have removed. Otherwise Value.
 
         Raises:
             ValueError: `offset` is negative.
@@ -406,7 +407,8 @@ class EndOffsets:
         return seal(_KIND, _VERSION, rows)
 
     def restore(self, text: str) -> None:
-        """Restore answers from the text of `encode`. They replace the answers for the same partitions.
+        """Restore answers from the text of `encode`. The restored answers replace the present ones for the same
+        partitions.
 
         Raises:
             BaselineFormatError: The text has another format, is damaged, or is of a newer version. Nothing was changed.

@@ -13,11 +13,11 @@ MAX_TIMESTAMPS: Final = 64
 MAX_FORMER_IDS: Final = 16
 """How many ids of deleted topics are remembered per key."""
 FORMER_TOPIC_S: Final = 30.0
-"""Seconds for which all answers must name a topic that counts as deleted, until it counts as present again."""
+"""A topic that counts as deleted counts as present again when all answers have named it for this many seconds."""
 
 
 class BaselineFormatError(ValueError):
-    """A stored baseline cannot be read: damaged, or of a newer version."""
+    """A stored baseline cannot be read: it is damaged, or of a newer version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,12 @@ class LowerAnswers:
     answered: int = -1
 
     def hold(self, offset: int, now: float) -> float:
-        """Record a lower answer. Return for how long answers have been lower, seconds."""
+        """Record a lower answer. Return the seconds since the first of the lower answers."""
         self.answered = offset
         return self.age_s(now)
 
     def age_s(self, now: float) -> float:
-        """Return for how long answers have been lower, seconds."""
+        """Return the seconds since the first of the lower answers."""
         if self.since is None:
             self.since = now
         return max(0.0, now - self.since)
@@ -65,12 +65,12 @@ class RememberedOffsets:
         end: Highest end offset; -1 before the first answer.
         end_epoch: Leader epoch of the answer that gave `end`.
         newest_epoch: Highest leader epoch of any answer; at or above `end_epoch`.
-        start: Highest earliest offset; -1 before the first answer.
+        start: Highest start offset of any answer; -1 before the first answer.
         start_epoch: Leader epoch of the record at `start`, -1 when not known.
         start_before: `start` of the deleted topic, until the new topic's start is observed; else -1.
         lower_ends: Held answers about the end.
         lower_starts: Held answers about the start.
-        found: Timestamp → the first record at or after it.
+        found: Maps a requested timestamp to the first record at or after the timestamp.
         former_ids: Ids of deleted topics of this name.
         former_named: The deleted topic that the last answers have named; None if the last one named no deleted topic.
         former_since: Time of the first of these answers.
@@ -224,7 +224,7 @@ def read_row(row: Any) -> tuple[Key, RememberedOffsets]:
             newest_epoch=_whole(row["newest_epoch"], -1),
             topic_id=None if row["topic_id"] is None else bytes.fromhex(row["topic_id"]),
             start=_whole(row["start"], -1),
-            # Files of older versions do not have it.
+            # Files of older versions do not have this field.
             start_epoch=_whole(row.get("start_epoch", UNDEFINED), UNDEFINED),
             former_ids=[bytes.fromhex(former) for former in row["former_ids"]],
         )

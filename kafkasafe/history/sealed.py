@@ -1,6 +1,6 @@
 """Small text files that outlive an incarnation of a process: JSON with a version and a checksum.
 
-Their contents later decide whether a log lost records, so a damaged file must never pass for a shorter or different
+The contents of these files later decide whether a log lost records, so a damaged file must never be taken for an intact
 one.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class SealError(ValueError):
-    """The text is something else, was damaged, or is of a newer version."""
+    """The text has another format, was damaged, or is of a newer version."""
 
 
 def seal(kind: str, version: int, rows: list[dict[str, Any]]) -> str:
@@ -33,7 +33,7 @@ def unseal(kind: str, version: int, text: str) -> list[Any]:
     """The rows of a file.
 
     Raises:
-        SealError: The text is something else, was damaged, or is of a newer version.
+        SealError: The text has another format, was damaged, or is of a newer version.
     """
     try:
         data = json.loads(text)

@@ -10,21 +10,21 @@ is that of etcd's raft: *persist before you send, send before you resolve*.
        durable, and calls `persisted()`. Before that call, `ready()` returns no request and no final fate that depends
        on the group.
     2. The shell calls `ready()` again. `sends` has the batches for Produce requests; the bytes that the shell sends
-       under an id never change. `asks` has the questions to the cluster, `waits` the partitions for which the shell
-       calls `retry()` after a pause, and `resolved` the batches whose fate is final and durable.
+       under an id never change. `asks` has the questions to the cluster. `waits` has the partitions for which the shell
+       calls `retry()` after a pause. `resolved` has the batches whose fate is final and durable.
 
 Three tables say what follows an event: `STATE` gives the next state of a batch (`Batch.on`), `FLOW` the next activity
-of a partition (`Progress.on`), and `UNASSIGNED_FLOW` that of a topic whose partitions are not known. An event that the
-table does not allow is a bug, and raises IllegalMoveError. A batch of an earlier incarnation gets its state from the
-log (`recovery`). A batch of a unit (an atomic batch) begins in the state JOINED.
+of a partition (`Progress.on`), and `UNASSIGNED_FLOW` the next activity of a topic whose partitions are not known. An
+event that a table does not allow is a bug, and raises IllegalMoveError. A batch of an earlier incarnation gets its
+state from the log (`recovery`). A batch of a unit (an atomic batch) begins in the state JOINED.
 
-Order and the window. A partition's batches are sent in the order in which they were sealed. At most `window` (five)
-sent batches lack a durable commit mark. The first batch under a producer id and epoch goes alone until it is
-acknowledged. The first batch after a pause in which the broker may have dropped our producer state also goes alone: a
-broker without state accepts *any* base sequence, so a second batch could overtake a failed first one. After any failure
-the partition *settles*: the journal sends nothing new until every request in flight has an outcome. If every failed
-batch is proven absent from the log, the journal sends these batches again, in order. Otherwise it asks the cluster
-first.
+Order and the window. A partition's batches are sent in the order in which they were sealed. At any time, at most
+`window` (five) sent batches of a partition lack a durable commit mark. The journal sends the first batch under a
+producer id and epoch alone, until the broker acknowledges it. After a pause in which the broker may have dropped our
+producer state, the journal also sends the first batch alone. The reason: a broker without state accepts *any* base
+sequence, so a second batch could overtake a failed first one. After any failure the partition *settles*: the journal
+sends nothing new until every request in flight has an outcome. If every failed batch is proven absent from the log, the
+journal sends these batches again, in order. Otherwise it asks the cluster first.
 
 The journal uses no clock, no randomness and no I/O: `now` (float seconds, any epoch) and all answers of the cluster are
 arguments.

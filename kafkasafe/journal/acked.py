@@ -42,8 +42,8 @@ class AckedLog:
         known_from: If the log still has the batches that the journal does not remember, they are before this offset; -1
             when unknown.
         told_position: Position of the last batch whose id the journal wrote into separate marks, which outlive the
-            batch in the spool. Later batches may have lower positions: parts of a divided batch, and copies, are
-            written after their successors.
+            batch in the spool. A batch that follows in the order may have a lower position, because parts of a divided
+            batch, and copies, are written after the batches that follow them.
         unwritten: How many baselines are being written to the disk.
         void: How many of these baselines, counted from the oldest, belong to a log that the journal has forgotten in
             the meantime.
@@ -80,7 +80,7 @@ class AckedLog:
         return self.clear_offset + 1 if self.clear_offset >= 0 else self.baseline_offset
 
     def forget(self) -> None:
-        """Drop everything, because from here on the log belongs to another cluster or another topic."""
+        """Drop everything, because from now on the log is that of another cluster or another topic."""
         self.baseline_offset = self.last_acked_offset = self.clear_offset = -1
         self.leader_epoch = -1
         self.topic_id = m.NO_TOPIC_ID
@@ -109,7 +109,7 @@ class AckedLog:
 
     def begin_before(self, first_offset: int) -> None:
         """Lower the baseline to the offset of a unit's batch, if that offset is lower. Units do not wait for the
-        baseline, so the log may have their batches before it.
+        baseline, so the log may have batches of units before the baseline.
         """
         if self.last_acked_offset < 0 <= first_offset < self.baseline_offset:
             self.baseline_offset = first_offset
@@ -130,11 +130,13 @@ class AckedLog:
             self.last_acked_offset = base_offset + count - 1
 
     def find(self, base_offset: int, count: int) -> None:
-        """Record that a batch was found at this offset. Batches that are acknowledged already may be after it."""
+        """Record that a batch was found at this offset. Batches at higher offsets may already be acknowledged."""
         self.last_acked_offset = max(self.last_acked_offset, base_offset + count - 1)
 
     def know_from(self, base_offset: int) -> None:
-        """Record a batch that was acknowledged after all batches that are not remembered."""
+        """Set `known_from`, if it is unknown, to the offset of a batch that was acknowledged after all batches that are
+        not remembered.
+        """
         if self.known_from < 0:
             self.known_from = base_offset
 
@@ -206,7 +208,7 @@ class AckedLog:
         return [lost[position] for position in positions if position in lost]
 
     def end_at(self, end_offset: int) -> None:
-        """Record where the log ends. The lost batches must be taken out before this call."""
+        """Record where the log ends. The caller has already taken out the lost batches."""
         last = max((batch.place + batch.count - 1 for batch in self.acked), default=-1)
         self.last_acked_offset = self.clear_offset = min(last, end_offset - 1)
         if all(batch.identity != self.last_acked_id for batch in self.acked):
@@ -220,7 +222,7 @@ class AckedLog:
         )
         self.last_acked_offset = min(known, end_offset - 1)
 
-    # -- what a log says that is read back -----------------------------------------------------------------------------
+    # -- what recovery reads in the spool ------------------------------------------------------------------------------
 
     def read_state(self, mark: m.State) -> None:
         """Take over the state from a mark."""
@@ -238,7 +240,7 @@ class AckedLog:
         unknown.
 
         Args:
-            base_offset: Offset of the batch.
+            base_offset: Base offset of the batch.
             clear: No unfinished batch was accepted before this batch.
         """
         self.begin_before(base_offset)
@@ -263,8 +265,8 @@ class AckedLog:
         self.forgotten_offset = batch.base_offset
 
     def cut(self, last_offset: int) -> None:
-        """Drop the lost batches that cannot be sent again: they are after the log's last offset, and have left the
-        spool.
+        """Drop the lost batches that cannot be sent again, because they are after the log's `last_offset` and have left
+        the spool.
         """
         self.released.cut(last_offset + 1)
         self.acked = deque(
@@ -276,7 +278,7 @@ class AckedLog:
 
 @dataclass(frozen=True, slots=True)
 class EpochCheck:
-    """Another leader acknowledges batches now: does the former leader's epoch end after `last_acked_offset`?
+    """A question after a change of leader: does the former leader's epoch end after `last_acked_offset`?
 
     If not, the shell calls `suspect()`. If the new leader does not know that epoch, the shell calls `suspect()` only if
     the new leader's log begins at or before `last_acked_offset`.
@@ -320,7 +322,7 @@ class LossCase:
     Attributes:
         suspicion: The first suspicion; later ones extend it. None: the log is not suspected.
         asked: The check in progress. Checks are made one at a time, one per change of leader.
-        due: The checks after `asked`, in this order. A survey makes all of them unnecessary.
+        due: The checks to make after `asked`, in this order. A survey makes all of them unnecessary.
         explained: A gap in the log is expected, because batches were damaged, rejected, skipped or lost. Then the
             journal reports no hole.
         hole: The hole to report if the log turns out to have every acknowledged batch.
@@ -342,13 +344,15 @@ class LossCase:
         self.suspicion = suspicion
 
     def add(self, known: Suspicion, from_offset: int, *, overlaps: bool) -> None:
-        """Extend the open suspicion by another one."""
+        """Extend the open suspicion `known` by another one."""
         if from_offset >= 0 and not 0 <= known.from_offset <= from_offset:
             known = replace(known, from_offset=from_offset)
         self.suspicion = replace(known, overlaps=known.overlaps or overlaps)
 
     def find(self, base_offset: int, last_acked_offset: int) -> None:
-        """Record where a batch was found. It may overlap the offsets of batches that were acknowledged earlier."""
+        """Record where a batch was found. The batch may overlap the offsets of batches that were
+        acknowledged earlier.
+        """
         if self.suspicion is not None and base_offset <= last_acked_offset:
             self.suspicion = replace(self.suspicion, overlaps=True)
 
@@ -363,7 +367,7 @@ class LossCase:
         self.close()
         self.hole = None
 
-    # -- leaders that came ---------------------------------------------------------------------------------------------
+    # -- changes of leader ---------------------------------------------------------------------------------------------
 
     def check(self, check: EpochCheck) -> None:
         """Add a check for a change of leader. Checks for earlier changes may still be open."""

@@ -66,7 +66,7 @@ class Answers:
             batch: The batch.
             base_offset: Offset of the batch's first record, -1 when the broker does not report it.
             leader_epoch: Epoch of the leader that answered, -1 when unknown.
-            now: Seconds.
+            now: The current time in seconds.
             now_ms: Wall clock, ms since the epoch.
         """
         partition = self._partitions[batch.destination]
@@ -104,7 +104,7 @@ class Answers:
             sent: The request may have reached a broker.
             code: Error code 3, 17 or 29 if the metadata has one of these for the destination, else 0.
             message: Human-readable text.
-            now: Seconds.
+            now: The current time in seconds.
             timed_out: The request timed out, because the link is slow, or the broker hangs.
         """
         partition = self._partitions[batch.destination]
@@ -178,7 +178,7 @@ class Answers:
             message: The broker's message.
             bad_records: (index, message) of the records that the broker named.
             log_start_offset: Where the log starts, -1 from brokers that do not return it.
-            now: Seconds.
+            now: The current time in seconds.
             now_ms: Wall clock, ms since the epoch.
         """
         partition = self._partitions[batch.destination]
@@ -190,9 +190,9 @@ class Answers:
         final = verdict.action is AnswerAction.REJECT_BATCH and scope is Scope.NONE
         if batch.gathered and (final or scope is Scope.BATCH):
             partition.keep_apart()
-        # An answer is about its own request only. So it proves nothing about the batch while the broker may still
-        # append an older request whose answer was lost. The answer to a probe proves nothing either, because the leader
-        # already has the batch.
+        # An answer is only about the request that it answers. So it proves nothing about the batch while the broker may
+        # still append an older request whose answer was lost. The answer to a probe proves nothing either, because the
+        # leader already has the batch.
         alone = now >= partition.doubt.dead_at and partition.progress.flow is not Flow.PROBING
         self._note_producer_state(partition, code, log_start_offset)
         lasting = self._note_refusal(partition, batch, code, text, scope, now)
@@ -244,7 +244,7 @@ class Answers:
             destination: Destination number.
             reason: Human-readable text.
             code: Kafka's error code if the cluster gave one, else 0.
-            now: Seconds.
+            now: The current time in seconds.
         """
         partition = self._partitions[destination]
         if not partition.progress.is_asking:
@@ -329,8 +329,8 @@ class Answers:
         return lasting
 
     def _will_be_due(self, batch: Batch, bad_records: tuple[tuple[int, str], ...], now_ms: int) -> bool:
-        """Whether the broker refused the batch because its timestamps are too new, and will accept them before the
-        journal rejects the batch.
+        """Whether the broker refused the batch because the batch's timestamps are too new, and will accept these
+        timestamps before the journal rejects the batch.
         """
         ahead_ms = batch.max_timestamp - latest_timestamp((text for _, text in bad_records), now_ms)
         return ahead_ms > 0 and self._refusals.waits_for(ahead_ms)

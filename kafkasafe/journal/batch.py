@@ -1,4 +1,4 @@
-"""A batch, from `seal` to its fate: its states and events, the table of transitions `STATE`, and its data.
+"""A batch from `seal` to its end: its states and events, the table of transitions `STATE`, and its data.
 
 This module decides nothing. An event for which `STATE` has no entry is a bug, and raises.
 """
@@ -32,7 +32,8 @@ class BatchState(enum.Enum):
     COMMITTED = "committed"
     """The mark that the batch is acknowledged is durable."""
     REFUSED = "refused"
-    """The broker refused the batch. It waits until all batches that were in flight with it have their answers."""
+    """The broker refused the batch. The batch waits until all batches that were in flight with it have their answers.
+    """
     REJECTED = "rejected"
     REPLACED = "replaced"
     UNDECIDABLE = "undecidable"
@@ -47,11 +48,11 @@ class BatchEvent(enum.Enum):
     DURABLE = "durable"
     """The batch is on disk, with an id."""
     ID_DURABLE = "id durable"
-    """The batch was on disk, and the mark that gives it an id is durable."""
+    """The batch was already on disk, and now the mark that gives it an id is durable."""
     ID_IN_MEMORY = "id in memory"
     """The batch got an id, and the journal may send it before it is on disk."""
     ID_TAKEN_BACK = "id taken back"
-    """The batch was not appended under its id, and gets another one."""
+    """The batch was not appended under its id, and will get another one."""
     SENDS = "sends"
     """A request with the batch begins. If the batch is in doubt, the request is a probe: it only shows whether the
     replicas have the batch.
@@ -84,7 +85,7 @@ class BatchEvent(enum.Enum):
     SKIPPED = "skipped"
     """The user decided to take an undecidable batch as delivered."""
     COMMITTED = "committed"
-    """The mark of the batch's acknowledgement is durable, or not needed."""
+    """The mark that the batch is acknowledged is durable, or the batch needs no mark because it was never on disk."""
     LOST = "lost"
     """The cluster lost the acknowledged batch, and the journal sends it again."""
     KEPT = "kept"
@@ -175,8 +176,8 @@ class Fault:
     UNDECIDABLE, and whenever `code` is set.
     """
     bad_records: tuple[tuple[int, str], ...] = ()
-    """(index, message) of the records that the broker named, for the division of a REFUSED batch. Invariant: only in
-    REFUSED and the final states, and only together with `code`. The broker may name records that do not exist.
+    """(index, message) of the records that the broker named as bad, for the division of a REFUSED batch. Invariant:
+    only in REFUSED and the final states, and only together with `code`. The broker may name records that do not exist.
     """
     unconfirmed: bool = False
     """The broker says that it did not append the batch; the producer state has not been checked yet. Invariant: only in
@@ -188,8 +189,8 @@ class Fault:
     together with `code`. The proof makes the batch REFUSED.
     """
     overdue: bool = False
-    """The cluster refused the batch for longer than the limit, for a reason that might have been temporary. Stays set,
-    and the parts of a divided batch inherit it.
+    """The cluster refused the batch for longer than the limit, for a reason that might have been temporary. The field
+    stays set, and the parts of a divided batch inherit it.
     """
     doomed: bool = False
     """The broker named every record as bad, so the journal rejects the batch in its turn, without another try.
@@ -197,11 +198,11 @@ class Fault:
     """
 
     def after(self, event: BatchEvent, to: BatchState) -> Fault:
-        """The fault without the parts that this event ends. The event brings the batch into the state `to`."""
+        """The fault that the batch has after `event`, which changed the batch's state to `to`."""
         if to is BatchState.ACKED:
             return replace(self, condemned=False)
         if to is BatchState.IN_DOUBT:
-            return replace(self, bad_records=())  # the refusal that named them is contradicted
+            return replace(self, bad_records=())  # a broker may have appended the batch, despite the refusal
         if event is BatchEvent.PASSED_BY:
             return replace(self, unconfirmed=False, bad_records=())
         if event is BatchEvent.ID_TAKEN_BACK:
@@ -251,8 +252,8 @@ class Batch:
     """The disk is writing the batch, which must not change until it has its position. Invariant: not set while durable.
     """
     owed: bool = False
-    """The disk also has the records in another batch. Until this batch is durable, recovery would restore the other
-    batch. Invariant: never in a batch that recovery read.
+    """The disk also has the records in another batch, which this batch replaces. Until this batch is durable, recovery
+    would restore the other one. Invariant: never in a batch that recovery read.
     """
     former_life: bool = False
     """Recovery read the batch, so an earlier incarnation may have sent it. Never changes."""
@@ -267,15 +268,19 @@ class Batch:
     id, or be copied to `rejected/`. So no broker may still append an earlier request with the batch.
     """
     timeouts: int = 0
-    """How many requests with the batch timed out while it was the first of its queue. Invariant: at most `tries`."""
+    """How many requests with the batch timed out while the batch was the first of its queue. Invariant: at most
+    `tries`.
+    """
     base_offset: int = -1
-    """Its base offset in the partition, -1 while unknown. Invariant: -1 unless ACKED or COMMITTED."""
+    """Base offset of the batch in the partition, -1 while unknown. Invariant: -1 unless ACKED or COMMITTED."""
     place: int = -1
     """`base_offset`, or a lower bound if that offset is unknown. A batch that is sent again after a loss keeps its
     former place. Invariant: set in COMMITTED iff the batch has an id; in other states only if `revived`.
     """
     revived: bool = False
-    """The cluster acknowledged and then lost the batch, so it is sent again. Invariant: if set, `unit` is None."""
+    """The cluster acknowledged and then lost the batch, so the journal sends the batch again. Invariant: if set, `unit`
+    is None.
+    """
 
     fault: Fault = NO_FAULT
     """Why the batch was or will be refused."""
@@ -291,7 +296,7 @@ class Batch:
     `position` is -1.
     """
     heirs: int = 0
-    """How many of its parts are unfinished. Invariant: 0 unless REPLACED."""
+    """How many of the batches whose `parent` is this batch are unfinished. Invariant: 0 unless REPLACED."""
     origin: int = -1
     """Spool position where the records were first written, if they were first written in a batch that this batch
     replaces; otherwise -1 (see `written_at`). Invariant: lower than `position`, if the batch has one.
@@ -303,15 +308,15 @@ class Batch:
     otherwise only in ACKED and the final states.
     """
     given: tuple[tuple[int, int, int], ...] | None = None
-    """The runs of records for which the caller gave the partition, in a batch whose other partitions are not chosen yet
-    (see `marks.Given`). None if the batch needs no such mark. Invariant: if set, the batch has no id.
+    """The runs of records for which the caller gave the partition. The partitions of the batch's other records are not
+    chosen yet (see `marks.Given`). None if the batch needs no such mark. Invariant: if set, the batch has no id.
     """
 
     # -- its place in the spool ----------------------------------------------------------------------------------------
 
     @property
     def written_at(self) -> int:
-        """Spool position where its records were first written; `order.NEVER` while they are only in memory."""
+        """Spool position where the batch's records were first written; `order.NEVER` while they are only in memory."""
         if self.origin >= 0:
             return self.origin
         return self.rank[0] if self.rank else NEVER
@@ -329,19 +334,21 @@ class Batch:
             self.on(BatchEvent.DURABLE)
 
     def settle_at(self, position: int) -> None:
-        """Set the batch's position in the spool, and derive its rank from that, or from its parent's rank."""
+        """Set the batch's position in the spool, and derive its rank from the position. The rank of a part begins with
+        its parent's rank.
+        """
         self.position = position
         self.rank = (position,) if self.parent is None else (*self.parent.rank, position)
 
     def copied(self, position: int) -> None:
-        """Record that a copy at this position replaces the batch. Its rank, and so its place in the order, stays the
-        same.
+        """Record that a copy at this position replaces the batch. The batch keeps its rank, and so its place in the
+        order.
         """
         self.parent = None
         self.position = position
 
     def read_place(self, rank: tuple[int, ...], origin: int) -> None:
-        """Set the batch's rank, and the position where its records were first written, from a mark."""
+        """Take from a mark the batch's rank, and the position where the batch's records were first written."""
         self.rank, self.origin = rank, origin
 
     # -- units, parents and parts --------------------------------------------------------------------------------------
@@ -364,8 +371,8 @@ class Batch:
         self.stand_for(parent)
 
     def gather(self, first: Batch, identity: BatchId) -> None:
-        """Make this the batch into which several batches are merged. The merged batch takes the place of `first`, which
-        is the first of them, and has the sequences of all.
+        """Make this the batch into which several batches are merged. The merged batch has the sequences of all of them,
+        and takes the place of `first`, the first of them.
         """
         self.identity = identity
         self.gathered = self.owed = True
@@ -383,7 +390,7 @@ class Batch:
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def identify(self, identity: BatchId | None) -> None:
-        """Set or remove its id."""
+        """Set the batch's id, or remove it."""
         self.identity = identity
 
     def take_back_id(self) -> None:
@@ -415,11 +422,11 @@ class Batch:
         self.base_offset = base_offset
 
     def place_at(self, offset: int) -> None:
-        """Set the batch's base offset, or a lower bound of it."""
+        """Set `place`: the batch's base offset, or a lower bound of it."""
         self.place = offset
 
     def relocate(self, base_offset: int) -> None:
-        """Set the batch's offset, which differs from the offset in the acknowledgement."""
+        """Set the base offset at which a survey found the batch. The acknowledgement named another one."""
         self.base_offset = self.place = base_offset
 
     def revive(self) -> None:
@@ -449,8 +456,8 @@ class Batch:
         *,
         unconfirmed: bool = False,
     ) -> None:
-        """Record a permanent refusal. The refusal may name bad records, and the journal may still have to
-        confirm it.
+        """Record a permanent refusal. The refusal may name bad records. `unconfirmed`: the journal still has to confirm
+        the refusal.
         """
         self.on(BatchEvent.REFUSED)
         self.fault = replace(
@@ -501,7 +508,7 @@ class Batch:
         self.state = BatchState.SEALED if identity is None else BatchState.PREPARED
 
     def read_commit(self, base_offset: int) -> None:
-        """Record that the spool has a commit mark of the batch, with this offset (-1: unknown)."""
+        """Record that the spool has a commit mark for the batch, with this offset (-1: unknown)."""
         self.state, self.base_offset = BatchState.COMMITTED, base_offset
 
     def read_fate(self, state: BatchState) -> None:

@@ -1,7 +1,7 @@
 """Destinations: partitions, and topics whose partitions are not known yet. Also the table of a lane's destinations.
 
-A destination has the batches for one address, in delivery order, and the objects that own the rest of its state. (In
-`kafkasafe.record.partition`, "partition" is the number that is chosen for a key.)
+A destination has the batches for one address, in delivery order, and the objects that own the rest of its state. (The
+module `kafkasafe.record.partition` has another subject: which partition number is chosen for a key.)
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Destination:
     """
 
     def dequeue(self, batch: Batch) -> None:
-        """Remove a batch whose commit mark is durable from the queue."""
+        """Remove a batch from the queue, because its commit mark is durable."""
         if self.queue.remove(batch):
             self.log.clear(batch.base_offset, batch.count)
 
@@ -54,9 +54,9 @@ class Destination:
         self.unsure_before = before_position
 
     def end_unsure(self) -> None:
-        """Record that the user asked for a batch to be sent again, and so accepts duplicates.
+        """Record that the user asked the journal to send a batch again, and so accepts duplicates.
 
-        From then on, it does not matter whether the other batches were sent.
+        From then on, it does not matter whether an earlier incarnation sent the other batches.
         """
         self.unsure_before = -1
 
@@ -83,7 +83,7 @@ class Partition(Destination):
         self.gathers = False
 
     def forget_acknowledged(self) -> None:
-        """Forget acknowledged batches, because from here on the log belongs to another cluster or another topic.
+        """Forget acknowledged batches, because from now on the log is that of another cluster or another topic.
 
         Waiting batches stay, and they keep their ids, because an id is never reused.
         """
@@ -107,8 +107,8 @@ class UnassignedTopic(Destination):
 
     @property
     def may_divide(self) -> bool:
-        """Whether its batches may be divided once the partitions are known. No batch may be divided while one of them
-        is being rejected or is undecidable.
+        """Whether the topic's batches may be divided once the partitions are known. No batch may be divided while one
+        of them is being rejected or is undecidable.
         """
         return self.progress.flow is Flow.NEW
 

@@ -30,8 +30,8 @@ class Divider:
         self._units = state.units
 
     def replaced(self, batch: Batch, children: Sequence[tuple[int, int, int, int, bool]]) -> list[Batch]:
-        """Record that a batch was divided (see `Divide`). Its children take its place together: the spool gets all of
-        them or none.
+        """Record that a batch was divided (see `Divide`). The children take the batch's place together: the spool gets
+        all of them or none.
 
         Args:
             batch: The divided batch.

@@ -57,12 +57,12 @@ class Doubt:
         return self.rescan_from if 0 <= self.rescan_from < offset else offset
 
     def may_arrive_until(self, dead_at: float) -> None:
-        """Record a request without an answer, which the broker may append until `dead_at`."""
+        """Record that a request got no answer. The broker may append the request until `dead_at`."""
         self.dead_at = dead_at
 
     def sleep(self, seconds: float, before: float) -> None:
-        """Extend `dead_at` by the time for which the machine slept, if a broker could still append a request at
-        `before`.
+        """Extend `dead_at` by the time for which the machine slept, if a broker could still append a request at the
+        time `before`.
         """
         if self.dead_at > before:
             self.dead_at += seconds
@@ -84,13 +84,13 @@ class Doubt:
         self.fenced = self.sequence_refused = False
 
     def cut(self, from_offset: int) -> None:
-        """Record that the log may have lost records from this offset on; -1: the offset is unknown."""
+        """Record that the log may have lost the records at and after `from_offset`; -1: the offset is unknown."""
         if from_offset >= 0 and not 0 <= self.rescan_from <= from_offset:
             self.rescan_from = from_offset
 
     def read_again(self, from_offset: int) -> None:
-        """Record that the log ends before an acknowledged batch. The next question reads the log from this offset, or
-        from a lower one that is already set.
+        """Record that the log ends before an acknowledged batch. To answer the next question, the engine reads the log
+        from `from_offset`, or from `rescan_from` if that is already set and lower.
         """
         self.rescan_from = from_offset if self.rescan_from < 0 else min(self.rescan_from, from_offset)
 

@@ -1,5 +1,5 @@
-"""Carries out what had to wait until a group was durable. Batches are finished here, so no batch is finished before its
-outcome is durable.
+"""Applies the consequences of a group that became durable. A batch is finished only here: when the mark with its
+outcome is durable, or at once if the batch was never on disk.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Durability:
 
         Args:
             persist: The group from `ready()`.
-            positions: Position of each of its batches.
+            positions: Spool position of each batch of `persist.everything`, in that order.
             end_position: The spool's next position.
         """
         self._index.reach(end_position)
@@ -85,7 +85,7 @@ class Durability:
                 self._packer.touch(partition)
             case Identified(destination, batches):
                 for batch, identity in batches:
-                    # Skip ids that the journal took back meanwhile.
+                    # Skip a batch whose id the journal took back in the meantime.
                     if batch.state is BatchState.SEALED and batch.identity is identity:
                         batch.on(BatchEvent.ID_DURABLE)
                 self._packer.touch(self._partitions[destination])

@@ -23,7 +23,9 @@ class Flow(enum.Enum):
     """The journal waits for `baseline()`, and after that call until the end offset is durable."""
     FLOWING = "flowing"
     PROBING = "probing"
-    """The journal resends the newest batch that the leader has, to learn that replicas have it."""
+    """The leader has batches in doubt. The journal sends the newest of them again, to learn that the replicas
+    have it.
+    """
     SETTLING = "settling"
     """A request failed, so the journal sends nothing until every request in flight has an outcome and a pause is over.
     """
@@ -32,7 +34,9 @@ class Flow(enum.Enum):
     WAITING = "waiting"
     """The partition pauses until `retry()`."""
     CONFIRMING = "confirming"
-    """The journal waits for `confirmed()`, to compare a refusal with the broker's producer state. Then it settles."""
+    """The journal waits for `confirmed()`, to compare a refusal with the broker's producer state. Then the partition
+    settles.
+    """
     RECONFIRMING = "confirming again"
     """Like CONFIRMING, but no pause follows. Either the partition has already paused after the failure, or the refused
     batch was divided, which cancels the pause.
@@ -42,7 +46,7 @@ class Flow(enum.Enum):
     SURVEYING = "surveying"
     """The log may have lost acknowledged batches, and the journal waits for `surveyed()`."""
     UNDECIDABLE = "undecidable"
-    """Blocked by an undecidable batch, until `decide()`."""
+    """An undecidable batch blocks the partition until `decide()`."""
     REJECTING = "rejecting"
     """The journal waits for `set_aside()`, because rejected batches must be durable in `rejected/` before they are
     finished.
@@ -65,7 +69,9 @@ class FlowEvent(enum.Enum):
     BASELINE_DURABLE = "baseline durable"
     """The log's end offset before this lane's first batch is durable."""
     BASELINE_DURABLE_SUSPECTED = "baseline durable but suspected"
-    """Like BASELINE_DURABLE, but the log may have lost batches of units, which do not wait for the baseline."""
+    """Like BASELINE_DURABLE, but the log may have lost batches of units, which are sent without waiting for the
+    baseline.
+    """
     FAILED = "failed"
     """A request ended without an acknowledgement."""
     PROBED = "probed"
@@ -73,8 +79,8 @@ class FlowEvent(enum.Enum):
     SUSPECTED = "suspected"
     """The log may have lost acknowledged batches."""
     OLD_HEAD = "old head"
-    """The next batch is so old that the leader may forget this producer after appending it. So before the journal sends
-    the batch, it finds out whether the log already has the batch.
+    """The next batch is so old that the leader may forget this producer right after appending the batch. So the journal
+    first finds out whether the log already has the batch.
     """
     LATE_REQUEST = "late request"
     """A broker may still append a request whose answer was lost, so the journal waits until that is impossible."""
@@ -107,7 +113,7 @@ class FlowEvent(enum.Enum):
     STALE = "stale"
     """The answer about batches in doubt is incomplete, or no longer valid."""
     UNSTABLE = "unstable"
-    """Batches in doubt are in the leader's log, and a change of leader may still undo that."""
+    """Batches in doubt are in the leader's log, but a change of leader may still remove them."""
     UNKNOWABLE = "unknowable"
     """Whether a batch in doubt is in the log cannot be determined."""
     JUDGED = "judged"
@@ -117,12 +123,12 @@ class FlowEvent(enum.Enum):
     USER_DECIDED = "user decided"
     """The user decided about the undecidable batch."""
     REJECTS = "rejects"
-    """Batches are finally refused."""
+    """The journal begins to reject batches that are finally refused."""
     DAMAGED = "damaged"
     """The bytes of a batch that is not in flight are damaged on disk, so the batch can only be rejected."""
     KEPT = "kept"
-    """Copies of all rejected batches are durable in `rejected/`. In an unassigned topic, the journal may copy some of
-    them only later.
+    """Copies of all rejected batches are durable in `rejected/`. In an unassigned topic, the event also follows if some
+    copies could not be written; the journal then tries these batches again later.
     """
     NOT_KEPT = "not kept"
     """A copy could not be written."""
@@ -131,7 +137,7 @@ class FlowEvent(enum.Enum):
     DIVIDED = "divided"
     """A batch was divided."""
     FORGOTTEN = "forgotten"
-    """From here on, the log belongs to another cluster or another topic."""
+    """From now on, the partition's log is that of another cluster or another topic."""
 
     __hash__ = object.__hash__
 
@@ -248,8 +254,8 @@ FLOW: Final[dict[Flow, dict[FlowEvent, Flow]]] = {
     flow: {FlowEvent.DIVIDED: flow, **follows, FlowEvent.FORGOTTEN: Flow.NEW}
     for flow, follows in _ROWS.items()
 }
-"""In any flow, the partition may be forgotten, or a batch divided. A division only cancels the pause that follows a
-failure.
+"""The next flow for each flow and event. In any flow, the partition may be forgotten, or a batch may be divided. A
+division changes the flow only to cancel the pause that follows a failure.
 """
 _UNASSIGNED: Final = {
     FlowEvent.MARKS_LOST: Flow.UNDECIDABLE,
@@ -280,7 +286,7 @@ class Progress:
         attempt: The number of pauses since the last acknowledgement.
         refresh: The next pause requests new metadata, because the leader may have moved.
         reason: Why the partition does not progress, human-readable; empty once it does.
-        table: The flow that follows each event.
+        table: The next flow for each flow and event.
     """
 
     flow: Flow = Flow.NEW
@@ -318,7 +324,9 @@ class Progress:
         return refresh
 
     def fail(self, reason: str, *, refresh: bool) -> None:
-        """Record a request without an acknowledgement, and why. With `refresh`, the leader may have moved."""
+        """Record that a request was not acknowledged, for this `reason`. `refresh`: the leader may have moved, so the
+        next pause requests new metadata.
+        """
         self.on(FlowEvent.FAILED)
         self.reason = reason
         self.refresh = self.refresh or refresh

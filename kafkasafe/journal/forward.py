@@ -1,4 +1,4 @@
-"""Copies unfinished batches from the front of the spool to its end, so that its first segments can be deleted.
+"""Copies unfinished batches from the front of the spool to the end, so that the first segments can be deleted.
 
 `kafkasafe.delivery.forward` decides how much is worth copying.
 """
@@ -80,8 +80,8 @@ class CopyForward:
         return list(found.values())
 
     def to_rescue(self, first_position: int, end_position: int) -> list[Batch] | None:
-        """The unfinished batches of a lost part of the spool, without those that cannot be copied. None if the caller
-        has to call again later.
+        """The unfinished batches from `first_position` to `end_position`, a lost part of the spool, except those that
+        cannot be copied. None if the caller has to call again later.
         """
         if self._out.is_writing:
             return None
@@ -104,7 +104,7 @@ class CopyForward:
         )
 
     def move_marks(self, batches: Sequence[Batch]) -> list[m.Mark]:
-        """The marks to write before the copies of these batches, in one atomic group."""
+        """The marks to write in one atomic group with the copies of these batches, before the copies."""
         numbers = dict.fromkeys(batch.destination for batch in batches)
         marks: list[m.Mark] = [
             mark for number in numbers for mark in self._snapshots.states(self._all[number])

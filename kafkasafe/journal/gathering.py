@@ -20,7 +20,7 @@ the spool.
 """
 _GATHER_MOST: Final = 256
 _GATHERED_SHARE: Final = 8
-"""A batch larger than this fraction (1/8) of the merged size limit is not merged."""
+"""A batch is merged only if it is at most 1/8 as large as a merged batch may be."""
 
 
 class Gatherer:
@@ -37,8 +37,8 @@ class Gatherer:
         self._gather_bytes = state.settings.gather_bytes
 
     def gathered(self, batches: Sequence[Batch], size_bytes: int) -> Batch:
-        """Merge waiting batches (see `Ready.gathers`) into one. The merged batch has their records and sequences, and
-        takes their place.
+        """Merge waiting batches (see `Ready.gathers`) into one. The merged batch has the records and sequences of these
+        batches, and takes their place.
 
         The journal never sent any of these batches, and never will. It sends the merged batch instead, as soon as that
         batch is durable.
@@ -75,8 +75,8 @@ class Gatherer:
         return made
 
     def gather(self, partition: Partition, now_ms: int) -> None:
-        """Select batches to merge. The leader confirms each batch separately, so it confirms the same records sooner if
-        they are in fewer batches.
+        """Select batches to merge. The leader acknowledges each batch separately, so it acknowledges the same records
+        sooner if they are in fewer batches.
         """
         if not (self._gather_bytes and partition.gathers):
             return

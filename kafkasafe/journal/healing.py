@@ -35,7 +35,7 @@ class Healing:
         self.left += batches
 
     def finish(self, batch: Batch) -> bool:
-        """Record that one of them is finished. Returns whether it was the last one."""
+        """Record that one of the batches is finished. Returns whether it was the last one."""
         self.left -= 1
         if batch.state is BatchState.COMMITTED:
             self.records += batch.count
@@ -70,8 +70,8 @@ class Revivals:
         self.by_destination.setdefault(destination, Healing(keep_from)).add(len(batches), keep_from)
 
     def divide(self, parent: Batch, parts: Sequence[Batch]) -> None:
-        """Record that a batch was divided. If the lost batch was to be sent again, the journal sends its
-        parts instead.
+        """Record that a batch was divided. If the batch was to be sent again after a loss, the journal sends the parts
+        instead.
         """
         healing = self.by_destination.get(parent.destination) if parent.revived else None
         if healing is not None:

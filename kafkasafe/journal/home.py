@@ -1,4 +1,5 @@
-"""The cluster to which a lane's offsets and acknowledged batches belong, and the producer ids that it granted.
+"""The cluster to which a lane's offsets and acknowledged batches belong, and the producer ids that this cluster
+granted.
 
 The lane's own log records both. `sealing` decides when to give ids, and when to take them back.
 
@@ -29,7 +30,7 @@ class Home:
     Attributes:
         cluster_id: The id of the cluster; empty while the log names no cluster.
         producer_id: The id that the cluster granted to this incarnation, -1 while the journal needs a new one.
-        epoch: The first epoch of this id.
+        epoch: The epoch that the cluster granted together with `producer_id`.
         producer_ids: The producer ids that the log still names. No other producer writes under these ids.
     """
 
@@ -57,12 +58,12 @@ class Home:
 
     def read_grant(self, producer_id: int) -> None:
         """Record an id that the cluster granted to this or an earlier incarnation. Only `grant` makes an id the current
-        one, because a copy of the spool must never use an earlier id again.
+        one: if the spool was copied, two producers would otherwise use the same earlier id.
         """
         self.producer_ids.add(producer_id)
 
     def withdraw(self) -> None:
-        """Stop using this id. The journal then needs a new one."""
+        """Stop using the current id. The journal then needs a new one."""
         self.producer_id = -1
 
     def move(self, mark: m.Cluster, *, forgets: bool) -> None:
@@ -85,7 +86,8 @@ class IdSequence:
         producer_id: Producer id of the last batch that got an id, -1 before the first one.
         epoch: Epoch of that batch.
         next_sequence: Base sequence of the next batch under this id and epoch.
-        stale: Once no broker can append a request under the old ids, the batches that are not in the log get new ids.
+        stale: The batches that are not in the log need new ids. They get these ids once no broker can append a request
+            under the old ones.
     """
 
     producer_id: int = -1
@@ -108,8 +110,8 @@ class IdSequence:
     def renew(self, home: Home) -> None:
         """Start the next epoch at sequence 0. The caller removes the ids of the batches that are not in the log.
 
-        An id of an earlier incarnation gets no new epoch, because otherwise two copies of a spool could make the same
-        new id.
+        A producer id of an earlier incarnation gets no new epoch, because otherwise two copies of a spool could give
+        the same batch ids to different batches.
         """
         self.stale = False
         if self.producer_id != home.producer_id:

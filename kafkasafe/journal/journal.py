@@ -49,7 +49,7 @@ class Journal:
         self.units = state.units
         self.missing = state.missing
         self.views = Views(state)
-        # Each object gets those that it uses as arguments, so it is made after them.
+        # Each object is made after the objects that it uses, because its constructor takes them.
         self._packer = packer = Packer(state)
         self._snapshots = Snapshots(state)
         self._identities = Identities(state, packer)
@@ -109,7 +109,7 @@ class Journal:
         The objects of the journal decide in a fixed order: partitions first, then units.
 
         Args:
-            now: Seconds.
+            now: The current time in seconds.
             now_ms: Wall clock, ms since the epoch.
         """
         out, state = self._out, self._state
@@ -140,7 +140,7 @@ class Journal:
     # -- new batches, and destinations ---------------------------------------------------------------------------------
 
     def destination(self, topic: str, partition: int) -> int:
-        """A topic and partition as a number."""
+        """The number of a topic and partition."""
         return self._topics.destination(topic, partition)
 
     def learn_topic(self, name: str, topic_id: bytes, partition_count: int) -> bool:

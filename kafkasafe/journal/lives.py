@@ -30,17 +30,17 @@ class Incarnations:
         self._request_timeout_s = state.settings.request_timeout_s
 
     def begin_after(self, position: int, debts: Sequence[m.Debt]) -> None:
-        """Hold back batches that are written from this position on, until these debts (batches of other lanes) are
+        """Hold back batches that are written at or after `position`, until `debts` (batches of other lanes) are
         delivered.
 
-        An incarnation begins with this call. The caller repeats the call when another producer of the directory is
-        dropped.
+        An incarnation begins with this call. The caller repeats the call when the program drops another producer of the
+        directory without closing it.
         """
         self._out.ready.persist.marks.append(self._precedence.begin_after(position, debts))
 
     def hold_back(self, held: Mapping[Address | None, int]) -> None:
-        """Hold back the batches of each of these addresses that were written at or after the position given for it (see
-        `order.holds`).
+        """Hold back, for each address in `held`, the batches that were written at or after the position that `held`
+        gives for this address (see `order.holds`).
         """
         if self._precedence.hold_back(held):
             self._touch_waiting()
@@ -58,8 +58,8 @@ class Incarnations:
     def slept(self, seconds: float, now: float) -> None:
         """Record for how long the machine slept; `now` includes that time.
 
-        While the machine slept, brokers' state of our producer aged. The requests that waited in socket buffers go out
-        only now.
+        While the machine slept, the brokers' state of our producer aged. Requests that waited in socket buffers are
+        sent only now.
         """
         before = now - seconds
         self._quiescence.sleep(seconds, before)
@@ -74,7 +74,7 @@ class Incarnations:
         """
         if self._quiescence.is_announced or not (unfinished or self._index.suspected):
             return None
-        # Requests in flight may have been sent just now.
+        # A request in flight may have been sent just now, so a broker may append it until the request timeout is over.
         dead_at = [
             now + self._request_timeout_s if partition.queue.has_in_flight else partition.doubt.dead_at
             for partition in self._partitions.values()

@@ -48,7 +48,7 @@ class Suspicions:
             cause: The sign that raised the suspicion.
             evidence: Human-readable text.
             from_offset: The log is suspected to have lost the records from this offset on; -1 when unknown.
-            check: The failed check that raised the suspicion, if the check is not about the last acknowledgement.
+            check: The failed check that raised the suspicion; None: the suspicion is about the last acknowledgement.
         """
         partition = self._partitions[destination]
         if check is not None and not partition.loss.is_asked(check):
@@ -58,7 +58,7 @@ class Suspicions:
         self._packer.touch(partition)
 
     def checked(self, check: EpochCheck) -> None:
-        """Record that a check has passed: the former leader's epoch ends after the last record that the leader
+        """Record that a check has passed: the former leader's epoch ends after the last record that the former leader
         acknowledged.
         """
         partition = self._partitions[check.destination]
@@ -69,7 +69,7 @@ class Suspicions:
             self._index.unpin(partition.number)
 
     def check_failed(self, check: EpochCheck, *, code: int) -> None:
-        """Record that a check had no answer. The journal repeats the check.
+        """Record that a check had no answer. The engine repeats the check.
 
         Args:
             check: The check.
@@ -115,7 +115,9 @@ class Suspicions:
             self._packer.touch(partition)
 
     def acknowledged(self, partition: Partition, base_offset: int, count: int, leader_epoch: int) -> None:
-        """Record an acknowledged batch, and what its offset and its leader's epoch say about the batches before it."""
+        """Record an acknowledged batch. The batch's offset, and the epoch of the leader, may suggest that earlier
+        batches are lost.
+        """
         self.check_offset_order(partition, base_offset)
         self.note_leader_epoch(partition, leader_epoch)
         partition.log.acknowledge(base_offset, count)
@@ -123,7 +125,9 @@ class Suspicions:
             self.stop(partition)
 
     def check_offset_order(self, partition: Partition, base_offset: int) -> None:
-        """Compare an acknowledged offset with the last one. A lower offset raises a suspicion."""
+        """Compare an acknowledged offset with the last one. Unless the new offset is higher, this raises
+        a suspicion.
+        """
         last = partition.log.last_acked_offset
         if base_offset > last or base_offset < 0:
             return
@@ -161,7 +165,7 @@ class Losses:
         self._heal_recreated = state.settings.heal_recreated
 
     def released(self, before_position: int) -> None:
-        """Record that the spool deleted everything before this position, so the journal cannot send batches from there
+        """Record that the spool deleted everything before this position, so the journal cannot send the batches there
         again.
         """
         if before_position == self._index.released:
@@ -287,8 +291,8 @@ class Losses:
         self._report(partition, extent, lost, moved, cause, end_offset, heal=heal, recreated=recreated)
 
     def _waits_for_late(self, partition: Partition, lost: Sequence[Batch]) -> bool:
-        """Pause while a broker may still append an old request with a lost batch. The journal sent such a request
-        before the acknowledged one. Returns whether the partition pauses.
+        """Pause while a broker may still append another request with a lost batch, which the journal sent before the
+        acknowledged request. Returns whether the partition pauses.
         """
         late = max((self._quiet_at(partition, batch) for batch in lost), default=0.0)
         pause_s = late - partition.doubt.asked_at
@@ -391,7 +395,7 @@ class _Extent:
     Attributes:
         first: Offset of the first lost record; -1: none is known.
         last: Offset of the last lost record (inclusive).
-        records: Their number.
+        records: Number of the lost records.
         evidence: How the loss was found.
         more: (first offset, last offset) of the ranges whose batches are not remembered.
     """
@@ -455,13 +459,14 @@ def _is_remembered(
     """
     last = suspicion.last_acked_offset
     is_end = any(batch.place + batch.count - 1 == last for batch in acked)
-    # In the log, a batch that ends at this offset may have replaced a batch that the journal does not remember.
+    # Before `forgotten_offset`, a remembered batch that ends there proves nothing: it may have replaced a batch that
+    # the journal does not remember.
     if last >= forgotten_offset and is_end:
         return True
     if suspicion.leader_epoch < 0 or recreated or suspicion.overlaps:
         return False
-    # The answer is yes in two more cases: if all records up to that offset are ours, or if the log has each batch that
-    # the journal does not remember, at its offset.
+    # The answer is yes in two more cases. Either all records up to that offset are ours. Or a remembered batch ends
+    # there, and the log still has, at the known offset, each batch that has left the spool.
     return last < loss.ours_until or (loss.released_there and is_end)
 
 

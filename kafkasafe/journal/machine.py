@@ -1,4 +1,4 @@
-"""The next step of each partition that changed.
+"""Decides the next step of each partition that changed.
 
 An ordered list of rules decides what happens to a partition without requests in flight. Each rule has a condition,
 which changes nothing, and an action.
@@ -31,7 +31,7 @@ class Turn(NamedTuple):
     Attributes:
         partition: The partition.
         head: The first batch that is not acknowledged, if any batch is left.
-        now: Seconds.
+        now: The current time in seconds.
         now_ms: Wall clock, ms since the epoch.
     """
 
@@ -76,7 +76,7 @@ def has_refused_head(turn: Turn) -> bool:
 
 
 def has_gap(turn: Turn) -> bool:
-    """The broker refused a batch, and did not append the batch before that one either."""
+    """The broker refused a batch that is not the first one. (An earlier rule handles a refused first batch.)"""
     return any(batch.state is BatchState.REFUSED for batch in turn.partition.queue.near)
 
 
@@ -148,7 +148,7 @@ class Machine:
         self._window = state.settings.window
 
     def turn(self, now: float, now_ms: int) -> None:
-        """Advance each partition that changed as far as possible."""
+        """Take every step that is possible now, for each partition that changed."""
         touched = self._out.touched
         while touched:
             number = next(iter(touched))
@@ -213,7 +213,7 @@ class Machine:
             # survey itself waits for late requests.
             _Rule(is_suspected, self._survey),
             # While a broker may still append a late request, any answer may already be out of date. Without this rule,
-            # the next one would keep asking.
+            # the next one would ask again and again.
             _Rule(has_late_requests, self._wait_for_late),
             # This rule puts batches in doubt again, so the next rule must not reset `partition.doubt`. What
             # `partition.doubt` knows (that the leader refused a sequence, or that a newer epoch exists) decides how the
@@ -345,7 +345,7 @@ class Machine:
                 start,
                 acked_before=last is not None and first is not None and last.producer == first.producer,
                 # After a truncation, the log may have taken a late request out of order. The producer state would then
-                # show earlier batches as present that the log lacks.
+                # suggest that the log has the batches before that request, although the log lacks them.
                 read_log=cut or any(self._clock.is_old(batch, turn.now_ms) for batch in doubt),
                 fenced=partition.doubt.fenced,
                 cut=cut,
@@ -355,8 +355,8 @@ class Machine:
     def _flow(self, partition: Partition, now: float, now_ms: int) -> None:
         """Send the batches that the window and the order allow.
 
-        An acknowledged batch keeps its place in the window until its commit mark is durable. If the process dies
-        earlier, the next incarnation has to find the batch among the last five of the broker's producer state.
+        An acknowledged batch keeps its place in the window until its commit mark is durable. If the process dies before
+        that, the next incarnation has to find the batch among the last five batches in the broker's producer state.
         """
         in_flight = InFlight()
         for batch in islice(partition.queue.near, self._window):

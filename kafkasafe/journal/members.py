@@ -1,4 +1,4 @@
-"""Applies the decisions of `kafkasafe.units` about units to their batches."""
+"""Applies the decisions of `kafkasafe.units` to the batches of the units."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kafkasafe.journal.state import JournalState
 
 
 class UnitBatches:
-    """Ends, divides and places the batches of units (atomic batches)."""
+    """Ends and divides the batches of units (atomic batches), and records their offsets."""
 
     def __init__(self, state: JournalState, suspicions: Suspicions, refusals: Refusals) -> None:
         self._destinations = state.destinations
@@ -60,8 +60,8 @@ class UnitBatches:
         persist.leave_out_void()
 
     def _topics_of(self, units: Iterable[u.Unit]) -> list[m.Mark]:
-        """The STATE marks to write before ENDED. These marks have the topic ids of partitions whose baseline is not
-        known.
+        """The STATE marks to write before the ENDED marks. They record the topic ids of partitions whose baseline is
+        not known.
         """
         partitions = {
             destination: self._partitions[destination]
@@ -78,8 +78,8 @@ class UnitBatches:
         ]
 
     def _places(self, unit: u.Unit) -> list[m.Mark]:
-        """The marks to write after ENDED. These marks have the offsets of the unit's batches, because the STAGED mark
-        may have left the spool.
+        """The COMMITTED marks to write after the ENDED mark. They repeat the offsets of the unit's batches, because the
+        spool may have deleted the STAGED mark.
         """
         entries: dict[int, list[tuple[int, int]]] = {}
         for batch in batches_of(unit):
@@ -91,8 +91,8 @@ class UnitBatches:
         ]
 
     def _divide_members(self, unit: u.Unit, refused: u.Member) -> None:
-        """Divide the batch that the cluster found too large, and the unit's batches for that topic that are about as
-        large.
+        """Divide the unit's batch that the cluster found too large, and the other batches of the unit for the same
+        topic if they are about as large.
         """
         members = {batch.handle: batch for batch in batches_of(unit)}
         topic = self._all[refused.destination].topic
@@ -107,7 +107,7 @@ class UnitBatches:
                 self._out.ready.divides.append(Divide(batch, refused=True))
 
     def place(self, partition: Partition, unit: u.Unit, batch: Batch) -> None:
-        """Record that a unit's batch is committed. A survey may later find that the log has lost the batch."""
+        """Record that a unit's batch is committed, and where it is, so that a later survey can search for it."""
         base_offset = unit.places.get(batch.handle, -1)
         batch.locate(base_offset)
         grant = unit.grant
@@ -122,5 +122,5 @@ class UnitBatches:
         topic = self._destinations.topics.get(partition.topic)
         known, now = partition.log.topic_id, m.NO_TOPIC_ID if topic is None else topic.topic_id
         if any(known) and any(now) and known != now:
-            # The unit was staged before the new id was known, possibly in the old topic.
+            # The unit was staged before the new id was known, so the old topic may have had its records.
             self._suspicions.recreated(partition.number, f"topic id {known.hex()} became {now.hex()}")

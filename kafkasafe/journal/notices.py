@@ -20,7 +20,7 @@ class AckedLoss:
         records: How many of the records in this range were ours.
         cause: The sign that raised the suspicion.
         evidence: Human-readable text.
-        revived: Records that are sent again.
+        revived: How many of the lost records are sent again.
         gone: (first offset, last offset, records) of the lost records that are not sent again; 0 records: all are sent
             again.
         recreated: The topic was, or may have been, deleted and created again.
@@ -39,13 +39,13 @@ class AckedLoss:
 
 @dataclass(frozen=True, slots=True)
 class Healed:
-    """The log has all lost records that were sent again, except rejected ones.
+    """All lost records that were sent again are in the log once more, except rejected ones.
 
     Attributes:
         destination: Destination number.
         records: How many records the log has again, including those of earlier incarnations.
-        first_offset: Offset of the first of these records now, -1 when not known.
-        last_offset: Offset of the last of these records now (inclusive), -1 when not known.
+        first_offset: Present offset of the first of these records, -1 when not known.
+        last_offset: Present offset of the last of these records (inclusive), -1 when not known.
     """
 
     destination: int
@@ -61,8 +61,8 @@ class Delivered:
     Attributes:
         topic: Topic name.
         partition: Partition number.
-        first_offset: Offset of the first of them.
-        last_offset: Offset of the last of them (inclusive).
+        first_offset: Offset of the first of these records.
+        last_offset: Offset of the last of these records (inclusive).
         records: How many records.
     """
 
@@ -105,16 +105,17 @@ class Refusal:
 
 @dataclass(slots=True)
 class Denial:
-    """The cluster refuses a destination, or the batch at its head, for a reason that may be temporary.
+    """The cluster refuses a destination, or the first batch of the destination's queue, for a reason that may be
+    temporary.
 
     Attributes:
         code: Kafka's error code of the last such answer.
         reason: Human-readable text.
-        scope: What the journal gives up if the refusal lasts too long.
+        scope: What the journal rejects if the refusal lasts too long.
         handle: Handle of the refused batch, -1 if the cluster refuses the whole destination.
         since: When the refusal began, in seconds.
-        counted_from: The time (seconds) from which the duration of the refusal is counted; -1 after a request without
-            an answer.
+        counted_from: The time (seconds) from which the duration of the refusal is counted; -1 from a request without an
+            answer until the next refusal.
         last_at: When the last answer came, in seconds.
         answers: How many refusals came.
         reported: The refusal was reported by a notice.
@@ -133,8 +134,8 @@ class Denial:
     asking: bool = False
 
     def repeat(self, code: int, reason: str, now: float, *, asking: bool, silence_s: float) -> None:
-        """Record another refusal. If the previous refusal came more than `silence_s` ago, the duration starts again
-        now.
+        """Record another refusal. If the previous one came more than `silence_s` ago, the duration of the refusal is
+        counted from `now`.
         """
         if self.counted_from < 0 or now - self.last_at > silence_s:
             self.counted_from = now
@@ -142,7 +143,7 @@ class Denial:
         self.answers += 1
 
     def interrupt(self) -> None:
-        """Record a request without an answer. The duration then starts again with the next refusal."""
+        """Record a request without an answer. The duration of the refusal is then counted from the next refusal."""
         self.counted_from = -1.0
 
     def tell(self) -> None:
@@ -152,7 +153,7 @@ class Denial:
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """The cluster refuses a destination; its batches keep waiting."""
+    """The cluster refuses a destination, whose batches keep waiting."""
 
     destination: int
     denial: Denial

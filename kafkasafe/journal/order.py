@@ -1,5 +1,5 @@
 """Order across the lanes of a directory: for each topic-partition, batches of earlier incarnations are delivered before
-later ones.
+those of later ones.
 
 An *incarnation* is one owner of a lane, from opening the lane to its end. When an incarnation begins, other lanes may
 hold batches of ended incarnations. The new incarnation records (mark AFTER) how far each of those lanes reached. The
@@ -7,10 +7,10 @@ new incarnation's batches of a topic-partition wait until those lanes have no un
 before the recorded positions.
 
 Waits cannot be circular. An incarnation waits only for batches that were written before it began, and writes its own
-batches after that. Inside a lane, which is first in, first out, a batch also waits only for earlier ones. So each wait
-leads further back in time, regardless of which producer delivers which lane. An incarnation does not wait for batches
-of owners that are still running, because lanes whose owners run at the same time promise no order between their
-batches.
+batches after that. Inside a lane, which is first in, first out, a batch also waits only for earlier ones. So a batch
+only ever waits for batches that were written earlier, whichever producer delivers them. An incarnation does not wait
+for batches of owners that are still running, because kafkasafe promises no order between the batches of owners that run
+at the same time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Owed:
     Attributes:
         lane_id: Id of the lane, empty before the first group.
         damaged: A part of the lane cannot be read, so its contents are unknown.
-        synced_position: Everything before this position was durable; a crash may have torn batches after it.
+        synced_position: Everything in the lane before this position is known to be durable; a crash may have torn
+            batches after it.
         open: Maps the position of an unfinished batch to (destination, position where its records were first written).
     """
 
@@ -132,7 +133,7 @@ class Owed:
         return max(self.open, default=-1) + 1
 
     def addresses(self, before: int) -> frozenset[Address]:
-        """Addresses of unfinished batches whose records were first written before a position."""
+        """Addresses of unfinished batches whose records were first written before the position `before`."""
         numbers = {number for number, origin in self.open.values() if origin < before}
         return frozenset(self._addresses[number] for number in numbers if number in self._addresses)
 

@@ -27,7 +27,8 @@ class Ended:
     Attributes:
         batch: The batch.
         fate: How it ended.
-        kept: The batch stays in the spool, because it was refused and its parts take its place in the order.
+        kept: The batch stays in the spool although it ended, because its parts, or the merged batch, take its place in
+            the order.
     """
 
     batch: Batch
@@ -68,7 +69,7 @@ class UnitStaged:
 
 @dataclass(frozen=True, slots=True)
 class UnitEnded:
-    """The fate of a unit is durable."""
+    """The mark that records a unit's fate is durable."""
 
     unit: u.Unit
     fate: Fate
@@ -98,12 +99,12 @@ def unit_marks(unit: u.Unit, first: int, batches: int) -> list[m.Mark]:
 
 @dataclass(frozen=True, slots=True)
 class UnitGroup:
-    """One atomic group: a unit with all its batches, which may be none."""
+    """One atomic group: a unit with all its batches. A unit may have no batch."""
 
     unit: u.Unit
     batches: tuple[Batch, ...]
     handle: int
-    """The batches with a lower handle are those that the journal accepted before this unit."""
+    """The journal accepted a batch before this unit exactly if the batch's handle is lower than this one."""
 
     @property
     def marks(self) -> list[m.Mark]:
@@ -116,9 +117,9 @@ class Persist:
     """Groups to write and make durable together: groups of batches, and one group for each new unit.
 
     Attributes:
-        batches: To be written, in this order.
-        marks: To be written before the batches.
-        atomic: Write all or nothing.
+        batches: The batches to write, in this order.
+        marks: The marks to write before the batches.
+        atomic: Marks and batches are one group, which counts as a whole or not at all.
         after: The consequences once the groups are durable; `persisted()` applies them.
         units: New units, each in a separate group.
     """
@@ -157,7 +158,8 @@ class Persist:
         self.atomic = True
 
     def leave_to(self, rest: Persist) -> None:
-        """Keep only the division in this group; leave other batches, and units, to the next group.
+        """Keep only the batches of the division in this group, and move the other batches and the units to `rest`, the
+        next group.
 
         When a failing disk does not take some batches, the shell may first write a later group of decisions. If that
         group also had another batch, this batch would overtake those that the disk did not take.
@@ -258,8 +260,8 @@ class Divide:
 
     Attributes:
         batch: The batch.
-        refused: False: divide it by partition. True: the broker refused the batch, so separate the `bad_records` that
-            the broker named, or divide the batch into halves if the broker named none.
+        refused: False: divide the batch by partition. True: the broker refused the batch, so separate the `bad_records`
+            that the broker named, or divide the batch into halves if the broker named none.
     """
 
     batch: Batch
@@ -268,7 +270,8 @@ class Divide:
     @property
     def is_due(self) -> bool:
         """Whether the batch still has to be divided. After the journal asked for the division, it may have sent the
-        batch again, or rejected it as a whole. The journal asks again when a batch that is being written is durable.
+        batch again, or rejected it as a whole. While the batch is being written, the division is not due; the journal
+        asks again once the batch is durable.
         """
         return not self.batch.writing and self.batch.state in {
             BatchState.REFUSED if self.refused else BatchState.SEALED,
@@ -297,8 +300,8 @@ class SurveyAsk:
         destination: Destination number.
         acked: The acknowledged batches that are remembered, oldest first.
         leader_epoch: Leader epoch of the last acknowledgement, -1 when unknown.
-        from_offset: Offset from which the log may have changed, -1 when unknown. At this offset or later, the log may
-            have acknowledged batches a second time.
+        from_offset: Offset from which the log may have changed, -1 when unknown. At or after this offset, the log may
+            have batches that were appended a second time.
         baseline_offset: The log has no batch of this lane before this offset; -1 when unknown.
         ours: Producer ids that only batches of this lane have.
         released: Offsets of batches that have left the spool and are not in `acked`.
@@ -320,7 +323,7 @@ class Aside:
     Attributes:
         destination: Destination number.
         batches: The batches in the order of the queue, each of them in the spool. One fsync can make the copies of all
-            of them durable.
+            these batches durable.
     """
 
     destination: int
@@ -365,7 +368,7 @@ class Unpacked:
 
 @dataclass(slots=True)
 class Ready:
-    """The actions that are due now; see the package's contract."""
+    """The actions that are due now; see the contract in the package's docstring."""
 
     persist: Persist = field(default_factory=Persist)
     sends: list[Batch] = field(default_factory=list)
@@ -417,7 +420,7 @@ class Outbox:
         touched: Numbers of partitions that changed, in the order in which the next `ready` evaluates them.
         postponed: Numbers of partitions whose survey waits until no unit has a request to the partition in flight. The
             next `ready` evaluates them again.
-        committing: Maps the number of a partition to the partition, if no mark names its last acknowledged batches yet.
+        committing: The partitions, by number, with acknowledged batches that no mark names yet.
     """
 
     __slots__ = ("committing", "postponed", "ready", "touched")
@@ -435,7 +438,7 @@ class Outbox:
 
     @property
     def is_writing(self) -> bool:
-        """Whether marks or batches are about to be written. They may name positions in the spool."""
+        """Whether marks or batches are about to be written. The marks may name positions in the spool."""
         return bool(self.ready.persist or self.committing)
 
     def postpone(self, partition: Partition) -> None:
@@ -448,8 +451,8 @@ class Outbox:
         self.postponed.clear()
 
     def take(self, *, wants_producer_id: bool) -> Ready:
-        """Take the actions decided since the last call. A division is written alone, and the next call returns the
-        rest.
+        """Take the actions decided since the last call. The batches of a division are written alone: if there is one,
+        the next call returns the other batches and the units.
         """
         ready, self.ready = self.ready, Ready()
         ready.want_producer_id(wanted=wants_producer_id)
@@ -477,7 +480,7 @@ class Outbox:
             partition: The partition.
             event: The event that begins the pause.
             reason: Human-readable.
-            at_least_s: The shortest pause.
+            at_least_s: The shortest pause, in seconds.
         """
         refresh = partition.progress.wait(event)
         denial = partition.refusal.denial

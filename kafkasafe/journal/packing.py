@@ -1,6 +1,8 @@
-"""Packs the far part of long backlogs, and unpacks each batch before its turn. Recovery uses it, too.
+"""Packs the batches of a long backlog that are far from their turn, and unpacks each of them before its turn. Recovery
+uses this module, too.
 
-Call `touch` after changing a partition. The next `ready` then evaluates the partition and unpacks its first batches.
+Call `touch` after changing a partition. It unpacks batches if only few are left unpacked, and the next `ready`
+evaluates the partition.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class Packer:
         self._out.touched[partition.number] = None
 
     def packable(self, destination: int) -> Iterator[Batch]:
-        """Batches that may be packed next, in queue order. `pack` takes any number of them, from the first one on."""
+        """Batches that may be packed next, in queue order. `pack` packs any number of them, beginning with
+        the first.
+        """
         partition = self._partitions.get(destination)
         if partition is None or partition.progress.flow is Flow.REJECTING:
             return
@@ -45,7 +49,7 @@ class Packer:
         blind = self._replay.is_blind
         queue = partition.queue
         for batch in queue.candidates(UNPACKED):
-            # An id of the batch must be durable: no mark that gives the batch an id may wait to be written.
+            # If the batch has an id, the id must be durable: no mark that gives the batch an id may wait to be written.
             named = batch.state is BatchState.PREPARED and not partition.ids.stale
             if not (
                 batch.durable
@@ -62,14 +66,14 @@ class Packer:
             yield batch
 
     def pack(self, destination: int, shells: Sequence[tuple[int, float]]) -> None:
-        """Reduce the first batches of `packable` to the data that sending them will need.
+        """Reduce the first batches of `packable` to the data that the journal needs to send them later.
 
         The batches later come back in `Ready.unpacked` as new objects.
 
         Args:
             destination: Destination number.
-            shells: The shell's data of each batch: an ascending number, and the time at which the shell accepted the
-                batch.
+            shells: The shell's data for each batch to pack: an ascending number, and the time at which the shell
+                accepted the batch.
         """
         partition = self._partitions[destination]
         queue = partition.queue
@@ -122,8 +126,7 @@ class Packer:
 
 
 class RereadBacklogs:
-    """Packs and unpacks backlogs while recovery reads the log: it packs the parts of long backlogs that are already
-    read.
+    """Packs the parts of long backlogs that recovery has already read, and unpacks batches to which later marks refer.
 
     A mark may refer to a packed batch. So before recovery takes a mark about a batch, it *reaches* the batch: recovery
     unpacks the backlog up to this batch. `Ready.unpacked` stays empty, because the shell does not know these batches
@@ -148,7 +151,8 @@ class RereadBacklogs:
     def _packable_next(self, partition: Destination) -> Iterator[Batch]:
         """The `packable` batches up to the first batch that has an id although an earlier batch has none.
 
-        When a mark voids ids, all packed batches lose their ids. But later batches may have new ids.
+        A mark that voids ids takes effect on all packed batches together. So a batch that has an id, although an
+        earlier batch has none, is not packed.
         """
         queue = partition.queue
         without = queue.packed.count > 0 and not queue.packed.identified
@@ -178,8 +182,8 @@ class RereadBacklogs:
             self.reach(partition, position if partition.queue.packed.has(position) else -1)
 
     def reach_any(self, position: int) -> None:
-        """Find the partition with a packed batch at this position, and unpack its batches up to there. The mark does
-        not name the partition.
+        """Find the partition with a packed batch at this position, and unpack the partition's batches up to there. For
+        marks that do not name the partition.
         """
         if position in self._index:
             return
@@ -190,8 +194,8 @@ class RereadBacklogs:
                 return
 
     def reach_sent(self, partition: Destination) -> None:
-        """Unpack the first batches that have an id, because they may have been sent. Batches without an id may precede
-        them.
+        """Unpack the batches up to the last one that may have been sent. Only the first `sent_at_most` batches with an
+        id may have been sent; batches without an id may stand before these.
         """
         self.reach(partition)
         queue = partition.queue

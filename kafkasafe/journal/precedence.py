@@ -1,4 +1,5 @@
-"""Order across lanes, incarnations and units: debts (batches of other lanes to deliver first), and batches that wait.
+"""Keeps the order across lanes, incarnations and units: records *debts* (batches of other lanes that are delivered
+first), and says which batches of this lane wait.
 
 `kafkasafe.journal.order` finds the unfinished batches of other lanes, and the batches to hold back.
 """
@@ -15,10 +16,9 @@ from kafkasafe.journal.order import NEVER, Address, held_from
 
 
 class Precedence:
-    """The debts to deliver before batches of this lane, and the batches that are held back until then, or for a
-    handover.
+    """Which batches of this lane must wait: until debts are paid, or because another producer takes over the lane.
 
-    Only the journal changes it. Any thread may call `is_held`.
+    Only the journal changes this object. Any thread may call `is_held`.
     """
 
     __slots__ = ("_afters", "_halted", "_holds", "_partitions")
@@ -33,15 +33,15 @@ class Precedence:
 
     @property
     def afters(self) -> Sequence[m.After]:
-        """AFTER marks with the debts that may still be unpaid. Each names the position from which batches wait for its
-        debts.
+        """The AFTER marks whose debts may still be unpaid. Batches at or after a mark's position wait for the debts of
+        this mark.
         """
         return tuple(self._afters)
 
     def begin_after(self, position: int, debts: Sequence[m.Debt]) -> m.After:
-        """Let batches from this position on also wait for these debts. Returns the mark that records the debts.
+        """Let batches at or after `position` wait for `debts`, too. Returns the mark that records the debts.
 
-        A mark replaces an earlier mark for the same position, so the new mark contains the known debts as well.
+        A mark replaces an earlier mark for the same position, so the new mark repeats the debts of the earlier one.
         """
         known = [debt for each in self._afters if each.position == position for debt in each.debts]
         after = m.After(position, (*known, *(debt for debt in debts if debt not in known)))
@@ -49,7 +49,7 @@ class Precedence:
         return after
 
     def read(self, after: m.After) -> None:
-        """Take a mark. The new mark replaces the earlier mark for its position, because debts of the earlier mark may
+        """Add an AFTER mark. It replaces an earlier mark for the same position, because debts of the earlier mark may
         be paid by now.
         """
         self._afters = [each for each in self._afters if each.position != after.position]
@@ -63,7 +63,9 @@ class Precedence:
     # -- held batches --------------------------------------------------------------------------------------------------
 
     def hold_back(self, held: Mapping[Address | None, int]) -> bool:
-        """Hold back batches of these addresses from these positions on. Returns whether this changed anything."""
+        """Hold back the batches of each address in `held` from the position that `held` gives for this address. Returns
+        whether this changed anything.
+        """
         if held == self._holds:
             return False
         self._holds = held

@@ -1,8 +1,9 @@
-"""The queue of one partition's unfinished batches. The first ones are objects, later ones are packed.
+"""The queue of one partition's unfinished batches. The first batches are objects, later batches are packed.
 
 A long outage leaves many batches. The state of a batch that is on disk and was never sent fits into a few bytes. So a
 `PartitionQueue` has three parts: the near batches, which are sent next; the packed batches; and the fresh batches,
-which were accepted after those. Some of the fresh batches are not on disk yet. Only near batches may have been sent.
+which were accepted after the packed ones. Some of the fresh batches are not on disk yet. Only near batches may have
+been sent.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ class BacklogRow:
     """A packed batch.
 
     Attributes:
-        number: The shell's number for it.
+        number: The shell's number for the batch.
         position: Position in the spool.
         max_timestamp: Ms since the epoch.
-        count: Records.
-        size_bytes: Total size.
-        identity: (producer id, epoch, base sequence), None while it has none.
+        count: Number of records.
+        size_bytes: Size of the whole batch.
+        identity: (producer id, epoch, base sequence), None while the batch has no id.
         sealed_at: Time at which the batch was accepted, seconds, for the shell.
         former_life: Recovery read the batch: an earlier incarnation wrote it.
     """
@@ -76,8 +77,8 @@ class PackedRows:
     )
 
     def __init__(self) -> None:
-        # `_front` is the block being read, from `_at` on; `_blocks` are the compressed blocks after it; `_fresh` has
-        # the newest rows.
+        # `_front` is the block that is being read; its first unread row is at `_at`. `_blocks` are the compressed
+        # blocks after it. `_fresh` has the newest rows.
         self._front = b""
         self._at = 0
         self._blocks: deque[bytes] = deque()
@@ -86,7 +87,8 @@ class PackedRows:
         # block.
         self._sizes: deque[list[int]] = deque()
         self._void = False
-        # Each (producer id, epoch) pair of the rows once. A row stores an index into this list, or -1 for no id.
+        # The (producer id, epoch) pairs of the rows: consecutive rows with the same pair share an entry. A row stores
+        # an index into this list, or -1 for no id.
         self._ids: list[tuple[int, int]] = []
         self.count = 0
         self.records = 0
@@ -139,7 +141,9 @@ class PackedRows:
         )
 
     def shift(self) -> BacklogRow:
-        """Take the first row. The caller passes its batch to `PartitionQueue.put_back` before any other call."""
+        """Take the first row. The caller then passes the row's batch to `PartitionQueue.put_back` before any other
+        call.
+        """
         row = self._read()
         self._at += _ROW.size
         self._sizes[0][0] = row.position
@@ -193,7 +197,8 @@ _NOTHING: Final = PackedRows()
 
 
 class PartitionQueue:
-    """See the module. Positions and numbers of packed batches ascend.
+    """The unfinished batches of one partition, in three parts (see the module). Positions and numbers of packed batches
+    ascend.
 
     Invariant: batches that are SENT, ACKED or REFUSED are among the first `window` ones.
 
@@ -220,7 +225,7 @@ class PartitionQueue:
 
     @property
     def first(self) -> Batch | None:
-        """The first batch, None if no batch is near. Any thread may call it."""
+        """The first batch, None if the queue is empty. Any thread may call it."""
         try:
             return self.near[0]
         except IndexError:
@@ -325,7 +330,7 @@ class PartitionQueue:
 
     @property
     def doubt(self) -> list[Batch]:
-        """The first batches in doubt that have the same producer id and epoch."""
+        """The batches in doubt, in queue order, up to the first one that has another producer id or epoch."""
         doubt: list[Batch] = []
         for batch in self.near:
             if batch.state is BatchState.IN_DOUBT and batch.identity is not None:

@@ -82,7 +82,9 @@ class Quiescence:
         self.dead_at, self.is_announced = dead_at, announced
 
     def sleep(self, seconds: float, before: float) -> None:
-        """Extend `dead_at` by the time for which the machine slept, if requests were still alive at `before`."""
+        """Extend `dead_at` by the time for which the machine slept, if a broker could still append a request at the
+        time `before`.
+        """
         if self.dead_at > before:
             self.dead_at += seconds
 
@@ -91,14 +93,14 @@ class Quiescence:
 
         Args:
             dead_at: For each partition, the time (seconds) from which no request of this incarnation can be appended.
-            now: Seconds.
+            now: The current time in seconds.
             clock: The current time, in a form that another incarnation can compare.
         """
         left_ms = int(max(0.0, max((self.dead_at, *dead_at)) - now) * 1000) + 1
         return m.Quiet(clock.wall_ms + left_ms, clock.wall_ms, clock.boot_id, clock.boot_ms)
 
     def gate(self, ready: Ready) -> None:
-        """Hold back batches to send until the mark that revokes QUIET is durable."""
+        """Hold back the batches of `ready.sends` until the mark that revokes QUIET is durable."""
         if self._held is None:
             if not ready.sends and (not ready.persist.batches or ready.persist.atomic):
                 return

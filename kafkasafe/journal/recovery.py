@@ -1,4 +1,4 @@
-"""Rebuilds the journal's state from the batches and marks that earlier incarnations left in the spool, in log order.
+"""Rebuilds the journal's state: takes, in log order, the batches and marks that earlier incarnations left in the spool.
 
 Recovery writes and sends nothing. The journal asks the cluster about batches in doubt once the log is read.
 """
@@ -26,7 +26,7 @@ from kafkasafe.journal.verdicts import Verdicts
 
 
 class Recovery:
-    """Reads the log back. The shell calls `recovered` last."""
+    """Takes each batch and mark of the log from the shell, which calls `recovered` last."""
 
     def __init__(
         self,
@@ -109,7 +109,8 @@ class Recovery:
             # were accepted later.
             queue.insert(sum(other.rank < moved.rank for other in queue.near), batch)
         elif parent is not None and parent.destination == destination:
-            # The batch is a part of a divided batch, or was merged from several. Its records keep their place.
+            # The batch is a part of a divided batch, or was merged from several. The records of the batch keep their
+            # place.
             queue.insert(queue.near.index(parent), batch)
             batch.stand_for(parent)
             self._revivals.divide(parent, (batch,))
@@ -196,7 +197,7 @@ class Recovery:
                     if forgets:
                         self._units.ids.forget_producer_ids()
                 case m.Undecidable() | m.Resolved():
-                    pass  # the journal asks the cluster again, which may know more now, before it asks the user
+                    pass  # the journal first asks the cluster again, which may know more now, and only then the user
 
     def _is_orphan(self, mark: m.Mark) -> bool:
         """Whether the group that declared the mark's destination is lost.
@@ -214,7 +215,7 @@ class Recovery:
 
         Args:
             mark: The mark.
-            ended: The batches, by position, of the units that earlier marks of this group ended.
+            ended: Maps a position to the batch there, for the batches of units that earlier marks of this group ended.
             repeats: Whether the mark only repeats an earlier one. The journal repeats the mark of the newest
                 acknowledged batch before the spool deletes the segment with the earlier mark.
         """
@@ -236,7 +237,7 @@ class Recovery:
                 known.log.remember(done, self._index.released)
                 self._revivals.finish(done)
             elif done is None and repeats:
-                pass  # the STATE mark that follows says which batches are acknowledged, possibly more than this one
+                pass  # the STATE mark that follows says up to which offset all batches are finished
             elif done is None and base_offset >= 0 and at not in ended:
                 # The spool released this batch, so this batch and all earlier ones, except moved ones, were finished.
                 # The batch's record count is unknown.
@@ -248,7 +249,7 @@ class Recovery:
                 known.log.read_ended(base_offset, ended[at].count, clear=clear)
 
     def _recover_replaced(self, at: int, children: range) -> None:
-        """Record that these batches of the group replace the divided batch at this position."""
+        """Record that the batches of the group with the indexes `children` replace the batch at position `at`."""
         self._backlogs.reach_any(at)
         parent = self._index.at(at)
         if parent is not None and parent not in self._all[parent.destination].queue.near:
@@ -282,9 +283,9 @@ class Recovery:
     def recover_lost(self, position: int, destination: int) -> None:
         """Record that a data batch is damaged, or (destination 0) a whole group with its marks.
 
-        A lost mark may have given a batch a first or a new id, or may have replaced the batch. So the journal cannot
-        decide about batches that were unfinished before the group: a batch without an id may have been sent, and a
-        batch with an old id may have been sent under a newer one.
+        A lost mark may have given a batch its first id or another one, or may have said that other batches replace it.
+        So the journal cannot decide about batches that were unfinished before the group: a batch without an id may have
+        been sent, and a batch with an old id may have been sent under a newer one.
         """
         if destination:
             lost = self._replay.take()
@@ -300,8 +301,8 @@ class Recovery:
                 self._backlogs.reach(partition, ANYWHERE)
 
     def recover_torn(self, destination: int) -> None:
-        """Record a batch that a crash tore although later batches of its group are intact. No caller was promised that
-        this batch would be delivered.
+        """Record a batch that a crash left incomplete, although later batches of its group are intact. The batch was
+        never durable, so no caller was promised its delivery.
         """
         self._replay.take()
         if destination in self._all:
@@ -324,13 +325,13 @@ class Recovery:
         self._backlogs.pack(numbers)
 
     def recovered(self, now: float, clock: Clock | None = None) -> None:
-        """Finish recovery, after `recovered_log`: put batches in doubt that an earlier incarnation may have sent. The
-        journal then asks about them.
+        """Finish recovery, after `recovered_log`. From now on, each batch that an earlier incarnation may have sent is
+        in doubt, and the journal asks about it.
 
         Args:
-            now: Seconds.
-            clock: The current time, for the age of an earlier incarnation's last request. None if the time since then
-                is unknown: recovery then assumes that this request was sent just now.
+            now: The current time in seconds.
+            clock: The current time, for the age of an earlier incarnation's last request. None if the time since that
+                request is unknown: recovery then assumes that the request was sent just now.
         """
         blind = self._replay.is_blind
         quiet = None if blind else self._replay.quiet
@@ -360,8 +361,8 @@ class Recovery:
                 self._topics.note_topic(partition)
                 self._packer.touch(partition)
                 continue
-            # The journal sends only the first batches of a queue. Batches that it later queued before those have no id.
-            # If marks are lost, any batch with an id may have been among the first ones.
+            # The journal sends only the first batches of a queue. Lost batches that it later queued before the sent
+            # ones have no id. If marks are lost, any batch with an id may have been among the first ones.
             most = None if blind else self._backlogs.sent_at_most
             doubt = list(
                 islice((batch for batch in partition.queue.near if batch.identity is not None), most)
@@ -432,8 +433,8 @@ class Recovery:
         return members
 
     def _drop_parents(self) -> None:
-        """End the group. Its children now hold the records of the divided batches, so the divided batches leave their
-        queues.
+        """End the group. The batches that its marks replace leave their queues, because other batches now have their
+        records.
         """
         for parent, _ in self._replay.parents:
             if not parent.heirs:
@@ -486,8 +487,7 @@ class Recovery:
         partition = self._destinations.declared_partition(mark.destination)
         self._backlogs.reach(partition, max((entry.position for entry in mark.entries), default=-1))
         if mark.void_from == 0:
-            # The mark voids the ids of all waiting batches. Batches that were queued again before those get no id from
-            # this mark.
+            # The mark voids the ids of all waiting batches. None of those that are still packed gets a new id from it.
             partition.queue.packed.forget_identities()
         elif mark.void_from > 0:
             self._backlogs.reach(partition, ANYWHERE)
@@ -519,7 +519,9 @@ def _is_reset(mark: m.Mark) -> bool:
 
 
 def _newest_of(identified: m.Mark, committed: m.Mark) -> tuple[m.Identity, int, int] | None:
-    """The identity, position and base offset of the batch if both marks name the same one (see `snapshots`)."""
+    """The identity, position and base offset of a batch, if each mark names one batch only, and both name the same;
+    else None (see `snapshots`).
+    """
     if not (isinstance(identified, m.Identified) and isinstance(committed, m.Committed)):
         return None
     if len(identified.entries) != 1 or len(committed.entries) != 1:

@@ -16,8 +16,8 @@ from kafkasafe.journal.batch import Batch
 from kafkasafe.journal.notices import Denial
 
 SILENCE_S: Final = 300.0
-"""If the silence between two refusals is longer, the journal counts them separately, because an answer between them may
-have been lost.
+"""If more time than this passes between two refusals, the duration is counted from the second one, because another
+answer between them may have been lost.
 """
 CONFIRMED_S: Final = 1.0
 """A refusal that lasts for this long is not a stray answer."""
@@ -25,7 +25,7 @@ CONFIRMED_S: Final = 1.0
 
 @dataclass(slots=True)
 class RefusalTimer:
-    """The refusal of one destination, or of the batch at its head.
+    """The refusal of one destination, or of the first batch of its queue.
 
     Attributes:
         denial: The current refusal; None: the cluster refuses nothing.
@@ -47,8 +47,8 @@ class RefusalTimer:
         Args:
             code: Kafka's error code.
             reason: Human-readable.
-            scope: What the journal gives up if the refusal lasts too long.
-            now: Seconds.
+            scope: What the journal rejects if the refusal lasts too long.
+            now: The current time in seconds.
             handle: Handle of the refused batch, -1 if the cluster refuses the whole destination.
             asking: The cluster refuses to answer a question about batches in doubt.
         """
@@ -59,8 +59,8 @@ class RefusalTimer:
         return denial
 
     def no_answer(self) -> None:
-        """Count the refusal's duration from the next refusal. The broker may have restarted, and a broker that has just
-        started knows no topics or permissions.
+        """Record a request without an answer. The duration of the refusal is then counted from the next refusal: the
+        broker may have restarted, and a broker that has just started refuses what it does not know yet.
         """
         if self.denial is None:
             return
@@ -103,7 +103,7 @@ class Missing:
         self.said.pop(destination, None)
 
     def prove(self, destination: int, reason: str) -> None:
-        """Record a proof that the destination does not exist; it holds until `exists` is called."""
+        """Record a proof that the destination does not exist; the proof holds until `exists` is called."""
         self.proven[destination] = reason
 
     def exists(self, destination: int) -> None:

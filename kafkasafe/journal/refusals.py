@@ -1,4 +1,5 @@
-"""Tracks refusals that may be temporary: how long each has lasted without any other answer, and the notices about it.
+"""Tracks refusals that may be temporary: how long each refusal has lasted without any other answer, and the notices
+about refusals.
 
 `answers` and `rejecting` decide what happens when a refusal lasts too long.
 """
@@ -15,7 +16,9 @@ from kafkasafe.journal.state import JournalState
 
 
 class Refusals:
-    """Tracks the destinations, or batches at their heads, that the cluster refuses at present."""
+    """Tracks which destinations the cluster refuses at present, and where it refuses only the first batch of
+    the queue.
+    """
 
     def __init__(self, state: JournalState, packer: Packer) -> None:
         self._all = state.destinations.all
@@ -63,7 +66,7 @@ class Refusals:
             absent = partition.number in self._missing.proven
         limit_s = self._refused_timeout_s
         lasting = limit_s is not None and now - denial.counted_from >= limit_s
-        # A missing topic may only be new to this broker, and a single stray answer is not worth a notice.
+        # The broker may not know a new topic yet, and a single stray answer is not worth a notice.
         patient_s = self._missing_grace_s if code in MISSING_CODES else CONFIRMED_S
         confirmed = denial.answers > 1 and now - denial.counted_from >= patient_s
         if not denial.reported and (lasting or confirmed):
@@ -94,8 +97,7 @@ class Refusals:
     def note_answer(self, partition: Destination) -> None:
         """End a refusal to answer questions, because a question was answered.
 
-        If the cluster next refuses a batch, this counts as a new refusal, whose duration begins with its own first
-        answer.
+        If the cluster then refuses a batch, this counts as a new refusal, whose duration begins with that answer.
         """
         denial = partition.refusal.denial
         if denial is not None and denial.asking:

@@ -1,4 +1,6 @@
-"""Batches that the cluster rejects: the journal divides them, or finishes them once they are durable in `rejected/`."""
+"""Handles batches that the cluster refuses permanently: divides them, or rejects them once copies are durable in
+`rejected/`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from kafkasafe.journal.state import JournalState
 
 
 class Rejecter:
-    """Rejects refused batches, and tracks files of `rejected/` whose records are batches again."""
+    """Rejects refused batches, and voids files of `rejected/` whose records the lane's log has again."""
 
     def __init__(
         self, state: JournalState, packer: Packer, refusals: Refusals, identities: Identities, sealer: Sealer
@@ -39,7 +41,7 @@ class Rejecter:
     def disown(self, mark: m.Resent) -> None:
         """Void a file in `rejected/` that could not be deleted.
 
-        The file must not be resent, because this lane's log also has the file's batches, or their records.
+        The records of the file must not be sent again, because this lane's log has them, too.
         """
         if not self._index.is_disowned(mark):
             self._index.disown(mark, self._index.end)
@@ -57,7 +59,7 @@ class Rejecter:
             self.reject_all(partition, code, reason)
 
     def next_aside(self, destination: int) -> None:
-        """Continue with the next portion after `set_aside`."""
+        """Request copies of the next portion of rejected batches, after `set_aside`."""
         partition = self._all[destination]
         if partition.progress.flow is not Flow.REJECTING:
             return

@@ -1,4 +1,4 @@
-"""Holds what the marks of a group say about the batches that follow them, while recovery reads the log.
+"""Holds what the marks of a group say about the batches of the same group, which recovery reads after the marks.
 
 `recovery` decides what follows from the marks.
 """
@@ -18,8 +18,8 @@ class ReadPlace(NamedTuple):
 
     Attributes:
         moved: The move that copied the batch to its present position; None if the batch is not a copy.
-        unit: The batch's unit; None if it belongs to none.
-        parent: The batch that it replaces, whole or in part; None if it replaces none.
+        unit: The batch's unit; None if the batch belongs to no unit.
+        parent: The batch that this batch replaces, as a whole or in part; None if it replaces none.
         origin: Position where the batch's records were first written; -1 if that is the batch's present position.
         given: The runs of the batch's records for which the caller gave the partition.
     """
@@ -33,12 +33,12 @@ class ReadPlace(NamedTuple):
 
 @dataclass(slots=True)
 class Replay:
-    """The state of the current group, and the facts from the log that concern all groups.
+    """What the marks of the current group say, and the facts from the log that concern more than one group.
 
     Attributes:
         index: Index of the next batch in the group.
-        blind_before: Position of a group that is lost together with its marks; -1 if no group is lost. Because of the
-            lost marks, neither an id nor a missing id shows whether a batch before this position was sent.
+        blind_before: Position of the last group that is lost together with its marks; -1 if no group is lost. Because
+            of the lost marks, neither an id nor a missing id shows whether a batch before this position was sent.
         quiet: The QUIET mark of the previous incarnation's last group. It says until when requests of that incarnation
             may still be appended. None if that incarnation wrote no such mark, or revoked it.
         parents: The batches that the group replaces, each with the indexes of the batches that replace it.
@@ -65,7 +65,9 @@ class Replay:
             self.parents.append((parent, children))
 
     def origin_from(self, first: int, default: int) -> int:
-        """Position where the records of the parts that begin at this index were first written."""
+        """Position where the records of the parts that begin at index `first` were first written; `default` if no parts
+        begin there.
+        """
         return next((at for at, children in self._origins if children.start == first), default)
 
     def divides_unit(self, first: int) -> bool:

@@ -1,8 +1,8 @@
 """Passes new batches from the caller to the queue and to the disk, and gives batches their ids in queue order.
 
 A new batch gets its id when it is sealed, if all batches before it have an id. Other batches get their ids later, in
-queue order. Ids are taken back once every batch that has one is proven absent from the log.
-`kafkasafe.history.identity` decides what the cluster's answers prove.
+queue order. The journal takes the ids of waiting batches back only once each of these batches is proven absent from the
+log, or was never sent. `kafkasafe.history.identity` decides what the cluster's answers prove.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PREPARE_AHEAD: Final = 64
 
 
 class Sealer:
-    """Makes batches, queues them, and requests their writing."""
+    """Makes new batches, appends them to their queues, and lists the batches to write in `Ready.persist`."""
 
     def __init__(self, state: JournalState, packer: Packer) -> None:
         self._all = state.destinations.all
@@ -50,11 +50,12 @@ class Sealer:
 
         Args:
             destination: Destination number.
-            count: Records.
-            size_bytes: Total size.
+            count: Number of records.
+            size_bytes: Size of the whole batch.
             max_timestamp: Largest timestamp, ms since the epoch.
             given: See `Batch`.
-            unit: The unit (made by `units.seal`) to which the batch belongs. The caller completes it with `close_unit`.
+            unit: The unit (made by `Units.seal`) to which the batch belongs. The caller calls `close_unit` after the
+                unit's last batch.
 
         Returns:
             The batch. If it has an `identity` when the shell writes it, the shell puts this id into the written bytes.
@@ -76,8 +77,8 @@ class Sealer:
         self._out.ready.persist.units.append(group)
 
     def spill(self, batches: Iterable[Batch]) -> None:
-        """Write these batches to disk if they are only in memory (`durable_first=False`), and do the same with all
-        batches before them.
+        """Write these batches, and all batches before them in their queues, to disk if they are only in memory
+        (`durable_first=False`).
         """
         for batch in batches:
             if batch.durable or batch.state in {
@@ -131,7 +132,7 @@ class Sealer:
         # Recovery uses the order on disk, so earlier batches that are only in memory are written first.
         queue = self._all[batch.destination].queue
         if not self._durable_first:
-            # Batches that precede an earlier unit were written together with that unit.
+            # Stop at a batch of an earlier unit: the batches before it were written when that unit was sealed.
             plain = takewhile(lambda other: other.unit is None, queue.backwards())
             last = next((other for other in plain if not self._rests_on_disk(other)), None)
             self.spill([] if last is None else [last])
@@ -152,7 +153,7 @@ class Sealer:
 
 
 class Identities:
-    """Gives ids to batches that wait, and takes them back."""
+    """Gives ids to waiting batches, and takes ids back."""
 
     def __init__(self, state: JournalState, packer: Packer) -> None:
         self._all = state.destinations.all
@@ -170,11 +171,12 @@ class Identities:
                 self._packer.touch(partition)
 
     def prepare(self, partition: Partition) -> None:
-        """Give ids to the next batches without one. The journal may send these batches when the mark with their ids is
-        durable.
+        """Give ids to the next batches that have none. The journal may send a batch on disk when the mark with the new
+        id is durable. It may send a batch that is only in memory without this wait.
         """
         if self._home.producer_id < 0 or partition.ids.stale:
-            # Sequences ascend in queue order. Later batches still have ids that the journal is about to take back.
+            # While the ids are stale, later batches still have ids, which the journal is about to take back. A new id
+            # would get a higher sequence than theirs, but sequences must ascend in queue order.
             return
         entries: list[m.Identity] = []
         moved: list[tuple[Batch, BatchId]] = []
@@ -203,17 +205,17 @@ class Identities:
         self._out.ready.persist.after.append(Identified(partition.number, tuple(moved)))
 
     def reidentify(self, partition: Partition) -> None:
-        """Take back the ids of all waiting batches, because each batch is proven absent, or was never sent.
+        """Take back the ids of all waiting batches. Each of them is proven absent from the log, or was never sent.
 
-        The next ids begin at sequence 0 of the next epoch. A broker that has seen that epoch fences the present one
-        (error 47).
+        The next ids begin at sequence 0 of the next epoch. A broker that has seen the next epoch fences requests with
+        the present one (error 47).
         """
         partition.ids.renew(self._home)
         kept = []
         partition.queue.packed.forget_identities()
         for batch in partition.queue.all():
             if batch.state in {BatchState.PREPARED, BatchState.REFUSED}:
-                # The broker judges a refused batch again in its turn, because the refusal was for the old id.
+                # A refused batch is sent again in its turn, because the broker refused it under the old id.
                 if batch.state is BatchState.REFUSED:
                     batch.on(BatchEvent.PASSED_BY)
                 batch.on(BatchEvent.ID_TAKEN_BACK)
@@ -221,8 +223,8 @@ class Identities:
             elif batch.state is BatchState.SEALED:
                 batch.identify(None)
             elif batch.identity is not None and batch.position >= 0:
-                # This mark also repeats the ids of acknowledged batches: their commit mark comes later, so recovery may
-                # have to search the log for these batches.
+                # The mark below also repeats the ids of acknowledged batches. Their commit mark comes later, so
+                # recovery may have to search the log for these batches.
                 kept.append(m.Identity(batch.position, *batch.identity.fields))
         self._out.ready.persist.marks.append(
             m.Identified(partition.number, m.IdentityReason.REIDENTIFIED, 0, tuple(kept))

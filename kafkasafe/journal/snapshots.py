@@ -91,7 +91,7 @@ def _newest_marks(partition: Destination) -> list[m.Mark]:
     batch's segment.
 
     The recorded leader epoch may be older than the epoch of the leader that acknowledged the batch. If the recorded
-    epoch ends before the batch, only the batch itself proves that the log still has it.
+    epoch ends before the batch, only a search for the batch's id shows whether the log still has the batch.
     """
     newest = _newest(partition)
     if newest is None or newest.identity is None:

@@ -88,7 +88,9 @@ class SpoolIndex:
         return position in self._batches
 
     def at(self, position: int) -> Batch | None:
-        """The unfinished batch at this position, or the divided one whose parts are not finished."""
+        """The unfinished batch at this position, or the divided batch with unfinished parts; None if there
+        is neither.
+        """
         return self._batches.get(position)
 
     def items(self) -> list[tuple[int, Batch]]:
@@ -100,11 +102,13 @@ class SpoolIndex:
         return [(position, batch.size_bytes) for position, batch in self._batches.items()]
 
     def place(self, batch: Batch) -> None:
-        """Keep a batch at its position."""
+        """Record that the spool must keep this batch."""
         self._batches[batch.position] = batch
 
     def drop(self, batch: Batch) -> None:
-        """Drop a batch from the index. If it is a divided batch's last unfinished part, drop the divided batch, too."""
+        """Drop a batch from the index. If the batch is the last unfinished part of a divided batch, drop the divided
+        batch, too.
+        """
         gone: Batch | None = batch
         while gone is not None:
             self._batches.pop(gone.position, None)
@@ -138,7 +142,7 @@ class SpoolIndex:
     # -- the spool -----------------------------------------------------------------------------------------------------
 
     def reach(self, end: int) -> None:
-        """Record that the spool's next position is this one, or a later one."""
+        """Record that the spool's next position is `end` or later."""
         self.end = max(self.end, end)
 
     def release(self, before_position: int) -> None:
@@ -165,11 +169,11 @@ class SpoolIndex:
         self._resent[mark] = position
 
     def retire(self, mark: m.Resent) -> None:
-        """Record that the file is deleted."""
+        """Record that the file of this mark is deleted."""
         self._resent.pop(mark, None)
 
     def pin(self, destination: int, batches: Iterable[Batch]) -> None:
-        """Keep these batches, as far as the spool still has them, because they may have to be sent again."""
+        """Keep those of these batches that the spool still has, because they may have to be sent again."""
         if destination in self.suspected:
             return
         self.suspected[destination] = min(
@@ -187,7 +191,7 @@ class SpoolIndex:
     # -- what may be released ------------------------------------------------------------------------------------------
 
     def release_position(self, others: Sequence[int]) -> int:
-        """Everything before this position is finished and no longer needed.
+        """The position before which everything in the spool is finished and no longer needed.
 
         Args:
             others: Other positions that the spool must keep.
@@ -199,5 +203,7 @@ class SpoolIndex:
         return min((first, *self._resent.values(), *self.suspected.values(), *others))
 
     def held_position(self, others: Sequence[int]) -> int:
-        """Everything before this position may be released once its unfinished batches are copied forward."""
+        """The position before which the spool may delete everything, once the unfinished batches there are copied
+        forward.
+        """
         return min((*self._resent.values(), *self.suspected.values(), *others), default=self.end)

@@ -1,4 +1,4 @@
-"""The settings of a journal, and the state that no partition owns."""
+"""The settings of a journal, and the object that holds its whole state."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ class Settings:
         request_timeout_s: After this time, no broker can append an unanswered request any more.
         blocked_timeout_s: How long the journal waits before it rejects batches because their destination is missing,
             forbidden or invalid, because their timestamps are too far ahead, or because the broker fails on one batch;
-            None: for ever. The journal measures the time in this incarnation only. Any other answer resets it.
+            None: for ever. The journal measures this time in the current incarnation only, and starts again after any
+            other answer.
         missing_grace_s: How long a topic may be unknown to the cluster before a notice says so. A new topic may be
             unknown for a moment.
-        heal: Resend acknowledged batches that the cluster lost, as far as the spool still has them.
+        heal: Resend acknowledged batches that the cluster lost, if the spool still has them.
         heal_recreated: Resend lost batches even to a topic that was deleted and created again.
         aside_batches: The journal hands out at most this many rejected batches at a time, to be made durable in
             `rejected/`.
@@ -56,7 +57,7 @@ class Settings:
 
 
 class JournalState:
-    """Objects that own the state of a journal, except that of its destinations. All objects that decide share them."""
+    """Holds the objects that own the state of a journal. All objects that decide share it."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

@@ -27,7 +27,7 @@ class Topics:
         self._missing = state.missing
 
     def destination(self, topic: str, partition: int) -> int:
-        """The number of a destination, declared if it is new."""
+        """The number of a destination. Declares the destination if it is new."""
         number = self._destinations.number(topic, partition)
         if number is None:
             number = self._destinations.add(topic, partition)
@@ -94,9 +94,10 @@ class Topics:
             self._begin_anew(partition)
 
     def forget(self, topic: str) -> bool:
-        """Forget the offsets of a deleted topic, unless batches wait for it. Returns whether any were forgotten.
+        """Forget the offsets of a deleted topic, unless batches wait for the topic. Returns whether any offsets were
+        forgotten.
 
-        The sequence of ids continues, so that no id is reused if the topic exists after all.
+        The sequences of batch ids continue, so that no id is reused if the topic exists after all.
         """
         partitions = [p for p in self._all.values() if p.topic == topic]
         if any(p.queue or p.log.commits for p in partitions):
@@ -111,8 +112,8 @@ class Topics:
         return bool(known)
 
     def _begin_anew(self, partition: Destination) -> None:
-        """Reset the partition to the state of one without sent batches. The mark that this method writes does the same
-        for later incarnations.
+        """Reset the partition to the state before its first batch was sent. The mark that this method writes does the
+        same for later incarnations.
         """
         self.forget_acknowledged(partition)
         partition.progress.on(FlowEvent.FORGOTTEN)
@@ -132,7 +133,7 @@ class Topics:
         self._units.lines.forget(partition.number)
 
     def note_topic(self, partition: Destination) -> None:
-        """Record the topic id for units. Units may be staged before the baseline is known."""
+        """Record the topic id before the baseline is known, because units may be staged before that."""
         topic = self._destinations.topics.get(partition.topic)
         if topic is not None and not any(partition.log.topic_id) and partition.log.last_acked_offset < 0:
             partition.log.name_topic(topic.topic_id)

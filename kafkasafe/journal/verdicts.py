@@ -1,4 +1,6 @@
-"""Resolves batches in doubt, by the cluster's producer state, by its log, or by the user's decision."""
+"""Decides about batches in doubt: from the leader's producer state, from the partition's log, or as the
+user decides.
+"""
 
 from __future__ import annotations
 
@@ -56,10 +58,10 @@ class Verdicts:
             destination: Destination number.
             judgement: The judgement about the batches of the Ask, in the order in which the Ask names them.
             stable: The engine read the present batches below the high watermark, so the journal sends no probe.
-            shrunk_to: The log's end offset if the log ends before an acknowledged batch; else -1.
+            shrunk_to: The log's end offset if the log ends before the offset of an acknowledged batch; else -1.
             read_from: The offset from which the log was read, if `shrunk_to` is given.
             leader_epoch: Epoch of the leader whose log was read, -1 when unknown.
-            now: Seconds.
+            now: The current time in seconds.
         """
         partition = self._partitions[destination]
         if partition.progress.flow is not Flow.ASKING:
@@ -99,8 +101,8 @@ class Verdicts:
             and absent[0].fault.code == TOO_SLOW
             and now < partition.doubt.dead_at
         ):
-            # The batch's parts will get new ids. So the journal searches for the batch again once no request with it
-            # can be appended.
+            # The batch's parts will get new ids. So the journal searches for the batch again once no broker can append
+            # a request with it any more.
             self._out.wait_for_late(partition, now, absent[0].fault.message)
             return
         early = partition.doubt.is_early
@@ -114,8 +116,8 @@ class Verdicts:
         self._packer.touch(partition)
 
     def _prove(self, partition: Partition, newest: Batch, now: float) -> None:
-        """Send the newest present batch again, because a leader change can still undo an append above the high
-        watermark.
+        """Send the newest present batch again, to learn that the replicas have it. While the batch is above the high
+        watermark, a change of leader can still remove it.
         """
         if now - partition.doubt.asked_at > self._request_timeout_s:
             # The answer is too old, because the process was suspended. If the leader has dropped our producer state
@@ -145,7 +147,7 @@ class Verdicts:
         self._stop_at(partition, first, FlowEvent.UNKNOWABLE, evidence)
 
     def _note_gap(self, partition: Partition, first: Batch, judgement: Judgement) -> None:
-        """Suspect that the log lost the batches before `first`, which gets a new id."""
+        """Suspect that the log lost the batches before `first`, and give a new id to `first` later."""
         partition.ids.expire()
         if (
             judgement.missing
@@ -162,7 +164,7 @@ class Verdicts:
     def decide(self, batch: Batch, *, resend: bool) -> None:
         """Apply the user's decision about an undecidable batch: send it under a new id, or take it as delivered.
 
-        If the user chooses to send it, the log may have the batch twice.
+        If the user chooses to send the batch, the log may have it twice.
         """
         destination = self._all[batch.destination]
         if batch.position >= 0:
@@ -205,7 +207,7 @@ class Verdicts:
 
 
 def _is_passed(partition: Partition, newest: Batch) -> bool:
-    """Whether a later batch is acknowledged, which proves as much as a probe would."""
+    """Whether a later batch is acknowledged. This proves, as a probe would, that the replicas have `newest`."""
     last = partition.log.last_acked_id
     return newest.identity is not None and last is not None and last.follows(newest.identity)
 
@@ -213,7 +215,7 @@ def _is_passed(partition: Partition, newest: Batch) -> bool:
 def _is_gap(partition: Partition, first: Batch, judgement: Judgement, *, stable: bool) -> bool:
     """Whether the leader lacks batches before `first`, and the lane has no explanation for their absence."""
     gap = judgement.verdict is IdentityVerdict.GAP
-    # Old brokers cannot report their state. If such a broker refuses the sequence, and the log does not have the batch,
-    # there is a gap.
+    # Old brokers cannot report their producer state. If such a broker refuses the sequence, and the log does not have
+    # the batch, there is a gap.
     gap = gap or (stable and partition.doubt.sequence_refused and not judgement.of_state)
     return gap and not partition.queue.explains_gap(first)

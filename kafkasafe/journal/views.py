@@ -39,9 +39,7 @@ class Views:
 
     @property
     def release_position(self) -> int:
-        """All batches before this spool position are finished, and the cluster is not suspected to have lost any of
-        them.
-        """
+        """The spool position before which all batches are finished, and none of them is suspected to be lost."""
         others = self._pinned() if self._revivals.by_destination or self._units.lines.by_id else ()
         return self._index.release_position(others)
 
@@ -71,14 +69,14 @@ class Views:
 
     @property
     def held_position(self) -> int:
-        """From this position on, the spool keeps even finished batches. Copying unfinished batches forward does not
+        """The position from which the spool keeps even finished batches. Copying unfinished batches forward does not
         change that.
         """
         return self._index.held_position(self._pinned())
 
     def pinned(self) -> Iterable[tuple[int, int]]:
-        """(position, bytes) of batches that keep everything after them in the spool, by position. Packed batches are
-        summed up in runs.
+        """(position, bytes) of the batches that the spool must keep, with everything after them, sorted by position. A
+        run of packed batches counts as one batch.
         """
         sizes = self._index.sizes()
         for number in self._index.packed_from:
@@ -118,7 +116,7 @@ class Views:
 
     @property
     def unfinished(self) -> int:
-        """Batches that are not finished."""
+        """How many batches are not finished. A unit without batches counts as one."""
         return sum(len(p.queue) for p in self._all.values()) + len(self._units.lines.batchless)
 
     def topic(self, name: str) -> m.Topic | None:
@@ -292,7 +290,9 @@ class Views:
 
     @property
     def afters(self) -> Sequence[m.After]:
-        """The debts (batches of other lanes) for which batches of this lane wait, without those known to be paid."""
+        """The AFTER marks with the debts (batches of other lanes) for which batches of this lane wait, without debts
+        that are known to be paid.
+        """
         return self._precedence.afters
 
     def owes(self, before: int) -> frozenset[Address]:

@@ -1,7 +1,7 @@
-"""Decides what of a partition may be in flight at once: how many batches, and which batch may follow unanswered ones.
+"""Decides whether the next batch of a partition may be sent while earlier batches have no answer yet.
 
 The decision depends on the producer state that the leader is certain to keep. `machine` walks through the queue and
-asks this module; `machine` itself decides none of this.
+asks this module about each batch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class InFlight:
 
     Attributes:
         any: A request is in flight.
-        old: One of them is old: when the leader appends it, the leader may drop our producer state.
+        old: The batch of one of these requests is so old that the leader may drop our producer state after appending
+            it.
     """
 
     any: bool = False
@@ -53,12 +54,13 @@ class SendWindow:
     2. Batches 1 and 2 are sent. Batch 1 fails. Batch 2 arrives at a leader without our state, which appends it.
     3. The journal sends batch 1 again, and the leader appends it after batch 2.
 
-    So the first batch under an id goes alone, and so does the first one after a pause.
+    So the first batch under an id is sent alone, and so is the first batch after a pause in which the leader may have
+    dropped our state.
 
     Attributes:
         confirmed: The (producer id, epoch) for which the leader has state.
         until: The time (seconds) until which the leader is certain to keep this state.
-        answered: The leader has just acknowledged a batch, so the remaining batches wait only for their turn.
+        answered: The leader has acknowledged a batch since the journal last looked for batches to merge.
     """
 
     confirmed: tuple[int, int] = (-1, -1)
@@ -75,10 +77,11 @@ class SendWindow:
 
         Args:
             identity: Id of the batch.
-            in_flight: The requests before it. The window has room for one more batch.
-            now: Seconds.
-            old: It is so old that the leader may drop our producer state after appending it. Then the leader would
-                append any request still in transit, even one whose answer we stopped waiting for.
+            in_flight: The requests in flight before the batch. The caller makes sure that the window has room for the
+                batch.
+            now: The current time in seconds.
+            old: The batch is so old that the leader may drop our producer state after appending it. Then the leader
+                would append any request still in transit, even one whose answer we stopped waiting for.
             late: A request whose answer we stopped waiting for may still be in transit.
         """
         if in_flight.any and (old or in_flight.old or not self.is_open(identity, now)):
@@ -94,7 +97,7 @@ class SendWindow:
         self.confirmed, self.until = identity.producer, until
 
     def close(self) -> None:
-        """Close the window after a failure: the next batch goes alone."""
+        """Close the window after a failure: the next batch is sent alone."""
         self.until = 0.0
         self.answered = False
 
@@ -112,8 +115,8 @@ class SendWindow:
 
 
 class BrokerClock:
-    """Brokers expire producer state by their own clock. If our clock is behind, our batches look older to brokers than
-    to us.
+    """How far our clock may be behind the brokers' clocks. Brokers expire producer state by their own clocks, so if
+    ours is behind, our batches look older to brokers than to us.
 
     Attributes:
         state_age_s: How long after a batch's own timestamp a broker is certain to keep the producer state.

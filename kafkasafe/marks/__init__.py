@@ -5,7 +5,7 @@ the marks, in the order in which they were decided. The state of a spool is deri
 package checks a mark when it writes the mark, and again when it reads the mark. A value to which the format gives no
 meaning is an error; no reader guesses what such a value means.
 
-Modules. Each module uses only modules that this list has below it:
+Modules. Each module uses only modules that are below it in this list:
 
     groups.py   control batches: the group record and its marks
     table.py    one row for each mark: its number, layout, validity and readers

@@ -22,7 +22,7 @@ _VERSION: Final = struct.Struct(">h")
 _GROUP: Final = struct.Struct(">h16sqqii")
 _MANIFEST_ENTRY: Final = struct.Struct(">qiiI")
 _AROUND: Final = 20
-"""Upper bound of the bytes of a record besides its key and value: five numbers, the attributes, the count of
+"""Upper bound of the bytes that a record takes besides its key and value: five numbers, the attributes, the count of
 headers.
 """
 
@@ -43,8 +43,8 @@ def encode_group(group: Group, marks: Sequence[Mark], timestamp: int) -> bytearr
         timestamp: Ms since the epoch.
 
     Raises:
-        MarkError: The format gives a value no meaning. `decode_group` would refuse such a group, so this function does
-            not write it.
+        MarkError: The format defines no meaning for a value. `decode_group` would refuse such a group, so this function
+            does not write it.
     """
     _check(group, marks)
     try:
@@ -60,7 +60,7 @@ def encode_group(group: Group, marks: Sequence[Mark], timestamp: int) -> bytearr
 
 
 def bytes_of_each(message: str, given: Sequence[tuple[int, int, int]] | None) -> int:
-    """Upper bound of the bytes that a rejected batch takes in the control batch of the group that keeps it.
+    """Upper bound of the bytes that a rejected batch takes in the control batch of its group in `rejected/`.
 
     Args:
         message: The message of the batch's REJECTED mark.
@@ -80,8 +80,8 @@ def decode_group(buf: batch.Buffer) -> tuple[Group, list[Mark]]:
         buf: The control batch; bytes after it are ignored.
 
     Raises:
-        MarkError: Not an intact control batch of a spool.
-        UnknownFormatError: Intact, but of a newer format.
+        MarkError: `buf` does not begin with an intact control batch of a spool.
+        UnknownFormatError: The control batch is intact, but has a newer format.
     """
     try:
         columns = batch.decode(buf)

@@ -10,7 +10,7 @@ from kafkasafe.marks.terms import NO_TOPIC_ID
 
 
 class IdentityReason(enum.IntEnum):
-    """Why batches get a batch id by a mark."""
+    """Why an IDENTIFIED mark gives batches their ids."""
 
     FIRST = 0
     REIDENTIFIED = 1
@@ -25,7 +25,8 @@ class Decision(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ManifestEntry:
-    """Describes one data batch of a group, and so protects the header fields that Kafka's CRC does not cover.
+    """Describes one data batch of a group. The entry repeats header fields that Kafka's CRC does not cover, so that a
+    reader notices damage to them.
 
     Attributes:
         position: Base offset of the batch in the spool.
@@ -45,13 +46,13 @@ class Group:
     """The record at the beginning of every group.
 
     Attributes:
-        format_version: 2, or 1 in a group of a version that had no file `extent`.
-        lane_id: 16 bytes, random, made with the lane.
+        format_version: 2; or 1 if a version of kafkasafe that had no file `extent` wrote the group.
+        lane_id: Random id of the lane, 16 bytes, made together with the lane.
         position: Position of this control batch.
         synced_position: Everything before this position (exclusive) was durable when the group was written.
         atomic: The group counts as a whole or not at all.
-        snapshot: First group of a segment.
-        closed: Written by an orderly close.
+        snapshot: The group is the first one of a segment.
+        closed: The group was written when the lane was closed in an orderly way.
         manifest: The data batches that follow, in order, without holes in their positions.
     """
 
@@ -70,8 +71,8 @@ class Topic:
     """The last known id and partition count of a topic.
 
     Attributes:
-        topic_id: 16 bytes, `NO_TOPIC_ID` when unknown.
-        partition_count: -1 when unknown.
+        topic_id: Id of the topic, 16 bytes; `NO_TOPIC_ID` when unknown.
+        partition_count: Number of partitions, -1 when unknown.
     """
 
     topic: str
@@ -81,11 +82,11 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Declares a destination number of this lane.
+    """Declares the number by which this lane's log names a topic and partition.
 
     Attributes:
-        number: ≥ 1.
-        partition: -1 when it is to be chosen at first contact.
+        number: The number, ≥ 1.
+        partition: The partition; -1: partitions are chosen for the records once the topic's partitions are known.
     """
 
     number: int
@@ -97,14 +98,15 @@ class Destination:
 class State:
     """The progress of a destination.
 
-    A STATE mark without any value is a reset. From this mark on, the lane writes to the log of another cluster or
-    another topic, and this log has none of the batches that earlier marks call acknowledged.
+    A STATE mark that `knows_nothing` is a reset. After it, the lane writes to the log of another cluster or another
+    topic. That log has none of the batches that marks before the reset call acknowledged.
 
     Attributes:
         baseline_offset: The partition's end offset before this lane's first batch; -1 for none.
-        last_acked_offset: Offset of the last acknowledged record (inclusive); -1 if none was acknowledged.
+        last_acked_offset: Offset of the last acknowledged record (inclusive) that no unfinished batch precedes; -1 if
+            there is none.
         leader_epoch: Leader epoch of `last_acked_offset`, -1 when unknown.
-        topic_id: 16 bytes: the topic to which these offsets belong.
+        topic_id: Id of the topic to which these offsets belong, 16 bytes.
     """
 
     destination: int
@@ -129,7 +131,7 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """From this mark on, the batch at `position` has this batch id."""
+    """An entry of an IDENTIFIED mark: from this mark on, the batch at `position` has this batch id."""
 
     position: int
     producer_id: int
@@ -139,13 +141,13 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Identified:
-    """Gives batches of one destination their batch id.
+    """Gives batch ids to batches of one destination, and may void earlier ids of the destination.
 
     Attributes:
-        reason: First id, or a new one.
-        void_from: From this position on, unfinished batches of the destination lose their ids, unless `entries` lists
-            them; -1 if none does.
-        entries: Which batch gets which id.
+        reason: Whether the batches get their first ids, or new ones.
+        void_from: An unfinished batch of the destination at this position or later loses its id, unless `entries` lists
+            the batch; -1: no batch loses its id.
+        entries: The batches that get an id, each with this id.
     """
 
     destination: int
@@ -159,8 +161,9 @@ class Committed:
     """Batches of one destination are in the cluster's log.
 
     Attributes:
-        leader_epoch: Leader epoch that acknowledged them, -1 when unknown.
-        entries: (position, base offset in the partition) of each; offset -1 if it is in the log at an unknown offset.
+        leader_epoch: Epoch of the leader that acknowledged the batches, -1 when unknown.
+        entries: (position, base offset in the partition) of each batch. The offset is -1 if the batch is in the log at
+            an unknown offset.
     """
 
     destination: int
@@ -173,7 +176,7 @@ class Replaced:
     """Data batches of this group hold the records of the batch at `position`. Only in atomic groups.
 
     Attributes:
-        position: The replaced batch, in an earlier group.
+        position: Position of the replaced batch, which is in an earlier group.
         first_child: Index of the first child in this group's manifest.
         children: Number of children, ≥ 1.
     """
@@ -185,7 +188,9 @@ class Replaced:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """The cluster refused the batch for good. A message above 32,767 bytes is cut when written."""
+    """The batch is finally given up: the cluster refused it, its bytes are damaged, or an operator decided so. A
+    message above 32,767 bytes is cut when written.
+    """
 
     position: int
     code: int
@@ -194,7 +199,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Undecidable:
-    """Whether the batch is in the log cannot be known. Evidence above 32,767 bytes is cut when written."""
+    """Whether the batch is in the log cannot be determined. Evidence above 32,767 bytes is cut when written."""
 
     position: int
     evidence: str
@@ -210,7 +215,7 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class Quiet:
-    """From a certain time on, no broker can append a request that this lane's owners have sent so far.
+    """Says from which time on no broker can append a request that an owner of this lane sent before this mark.
 
     Attributes:
         until_ms: That time by the wall clock, ms since the epoch; -1: not known, because the owner sends requests after
@@ -228,13 +233,14 @@ class Quiet:
 
 @dataclass(frozen=True, slots=True)
 class Revived:
-    """The cluster lost batches that it had acknowledged; they are unfinished again.
+    """The cluster lost acknowledged batches. The batches at `positions` are unfinished again.
 
     Attributes:
         end_offset: The log's end offset when the journal noticed the loss. Acknowledged records from this offset on are
             lost.
-        positions: The batches that are sent again, in this order; empty if the spool no longer has any of them.
-        given_up: Lost batches that are not sent again although the spool has them.
+        positions: Positions of the lost batches that are sent again, in this order. Lost batches that have left the
+            spool are not among them.
+        given_up: Positions of lost batches that are not sent again although the spool has them.
         moved: (position, base offset) of batches that the log has at another offset than the acknowledged one.
     """
 
@@ -247,13 +253,13 @@ class Revived:
 
 @dataclass(frozen=True, slots=True)
 class Resent:
-    """This lane's log holds the records of a file in a lane's `rejected/`.
+    """This lane's log holds the records of a file in `rejected/` of this or another lane.
 
     If the group is atomic, its data batches hold these records; otherwise earlier batches do.
 
     Attributes:
         lane: Name of the lane's directory.
-        file: Name of the file in its `rejected/`.
+        file: Name of the file in `rejected/` of that lane.
     """
 
     lane: str
@@ -271,8 +277,8 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Torn:
-    """A crash tore these batches before any caller was promised that they are durable. Their remains do not count as
-    damage.
+    """A crash left these batches incomplete, before any caller was promised that they are durable. What is left of them
+    does not count as damage.
     """
 
     positions: tuple[int, ...]
@@ -280,7 +286,8 @@ class Torn:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The partitions that callers gave with records of a data batch for partition -1. The batch is in this group.
+    """The partitions that callers gave for some records of a data batch. The batch is in this group, and its
+    destination has partition -1.
 
     Attributes:
         index: Index of the batch in this group's manifest.
@@ -294,7 +301,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Debt:
-    """The part of another lane that ended incarnations wrote. Both lanes are in the same directory.
+    """The batches that ended incarnations wrote to another lane of the same directory.
 
     Attributes:
         before: Position after the last batch of these incarnations (exclusive).
@@ -307,11 +314,12 @@ class Debt:
 
 @dataclass(frozen=True, slots=True)
 class After:
-    """An incarnation began. Its batches of each topic-partition follow the unfinished batches of earlier incarnations.
+    """An incarnation began. In each topic-partition, the batches of this incarnation are delivered after the unfinished
+    batches of earlier ones.
 
     Attributes:
-        position: Positions from here on were written by this incarnation or a later one.
-        debts: The parts of other lanes whose batches are delivered first.
+        position: Batches at this position or later were written by this incarnation or a later one.
+        debts: The batches of other lanes that are delivered first.
     """
 
     position: int
@@ -343,7 +351,7 @@ class GroupOffsets:
         member_id: The member that commits; empty: none.
         generation_id: The generation in which the member got its partitions, -1 for none.
         group_instance_id: Instance id of a static member.
-        positions: By partition.
+        positions: The offsets, one for each partition.
     """
 
     group: str
@@ -358,8 +366,8 @@ class Unit:
     """Batches of this group are delivered together or not at all. Only in atomic groups.
 
     Attributes:
-        unit_id: 16 bytes, never reused.
-        first: Index of the first batch in this group's manifest.
+        unit_id: Id of the unit, 16 bytes, never reused.
+        first: Index of the unit's first batch in this group's manifest.
         batches: How many batches the unit has in this group, ≥ 0.
         transactional_id: Transactional id of the unit's transaction; empty: one of the lane's own ids.
         offsets: Offsets of consumer groups that belong to the unit.
@@ -378,8 +386,8 @@ class Read:
     partition.
 
     Attributes:
-        entries: (number of the reading, start) for each position of the unit's UNIT mark, in their order. `start` is
-            the group's offset when the reading began, -1 when this offset is not known.
+        entries: (number of the reading, start) for each position of the unit's UNIT mark, in the order of these
+            positions. `start` is the group's offset when the reading began, -1 when this offset is not known.
     """
 
     unit_id: bytes
@@ -391,8 +399,8 @@ class Begun:
     """A transaction began for a unit. The mark voids an earlier `Staged` mark of the unit.
 
     Attributes:
-        producer_id: Granted by the coordinator.
-        producer_epoch: Granted by the coordinator.
+        producer_id: The producer id that the coordinator granted.
+        producer_epoch: The producer epoch that the coordinator granted.
         protocol: 1, or 2 (KIP-890).
     """
 
@@ -409,8 +417,8 @@ class Placed:
 
     Attributes:
         position: Position of the batch in the spool.
-        base_sequence: Sequence of its first record.
-        base_offset: Offset of its first record in the partition, -1 if the broker did not report it.
+        base_sequence: Sequence of the batch's first record.
+        base_offset: Offset of the batch's first record in the partition, -1 if the broker did not report it.
     """
 
     destination: int
@@ -422,7 +430,9 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """The logs of a unit's partitions have all of its batches. Any reader of this mark may commit the transaction."""
+    """The logs of a unit's partitions have all batches of the unit. Any reader of this mark may commit
+    the transaction.
+    """
 
     begun: Begun
     places: tuple[Placed, ...]
@@ -452,7 +462,7 @@ class Move:
         position: Position of the batch before the move.
         origin: The position where the records were first written. The order across lanes (AFTER) depends on this
             position.
-        rank: Sorts the batches of the same destination.
+        rank: Sorts the batches of the same destination in the order in which they are delivered.
     """
 
     position: int
@@ -462,7 +472,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The data batches of this group are copies of earlier batches, which they replace. Only in atomic groups.
+    """Each data batch of this group is a copy of an earlier batch, and replaces that batch. Only in atomic groups.
 
     Attributes:
         moves: One entry for each data batch, in the order of the batches.

@@ -35,32 +35,32 @@ class Body:
         self._at = 0
 
     def peek(self, size: int) -> bytes:
-        """The next bytes, without moving on."""
+        """The next `size` bytes, which stay unread."""
         content = self._value[self._at : self._at + size]
         if len(content) != size:
             raise MarkError(f"A {self._name} mark of {len(self._value)} bytes is too short")
         return content
 
     def take(self, layout: struct.Struct) -> tuple[Any, ...]:
-        """The next fields."""
+        """Read the next fields."""
         content = self.peek(layout.size)
         self._at += layout.size
         return layout.unpack(content)
 
     def take_all(self, layout: struct.Struct, count: int) -> Iterator[tuple[Any, ...]]:
-        """`count` times the same fields."""
+        """Read the same fields `count` times."""
         self.require_count(count)
         content = self.peek(count * layout.size)
         self._at += len(content)
         return layout.iter_unpack(content)
 
     def require_count(self, count: int) -> None:
-        """Check the length of a list."""
+        """Raise MarkError if the length of a list is negative."""
         if count < 0:
             raise MarkError(f"A {self._name} mark with {count} entries")
 
     def take_str(self) -> str:
-        """A str16."""
+        """Read a str16 (an int16 with the length in bytes, then UTF-8 text)."""
         (size,) = self.take(_SHORT)
         if size < 0:
             raise MarkError(f"A {self._name} mark with a text of {size} bytes")
@@ -79,7 +79,7 @@ class Body:
             raise MarkError(f"A {self._name} mark with unknown {kind.__name__} {number}") from error
 
     def finish(self) -> None:
-        """Check that nothing follows."""
+        """Raise MarkError if bytes are left."""
         if self._at != len(self._value):
             raise MarkError(f"A {self._name} mark with {len(self._value) - self._at} bytes too many")
 
@@ -92,7 +92,7 @@ class Fixed:
     """A field of a fixed size.
 
     Attributes:
-        code: Of `struct`.
+        code: The format character of `struct`.
         kind: The document's name for the type.
         says: The document's description of the field.
         of: The enumeration whose numbers the field holds; None: plain numbers or bytes.
@@ -111,8 +111,8 @@ class Text:
 
     Attributes:
         says: The document's description of the text.
-        cut: Whether the text is cut to 32,767 bytes. The writing of a mark must not fail because a broker's message is
-            long.
+        cut: Whether a longer text is cut to 32,767 bytes, so that a broker's long message does not prevent the writing
+            of a mark.
     """
 
     name: str
@@ -125,7 +125,7 @@ class OptionalText:
     """An optional text: an int8, which is 1 if a text follows, and then the text as a str16.
 
     Attributes:
-        name: Name of the attribute. The attribute is None without a text.
+        name: Name of the attribute. The attribute's value is None if there is no text.
         says: The document's description of the text.
         flag: The document's description of the int8.
     """
@@ -159,7 +159,7 @@ class Entries:
 
 
 class Lists:
-    """Lists: an int32 for the length of each, then the entries of each."""
+    """One or more lists: first an int32 for the length of each list, then the entries of each list."""
 
     __slots__ = ("entries",)
 
@@ -195,7 +195,7 @@ def each(name: str, count: str, *parts: Part, make: Callable[..., object] | None
     """The entries of a list.
 
     Args:
-        name: Name of the attribute, a tuple.
+        name: Name of the attribute, whose value is a tuple.
         count: The letter that stands for the list's length in the document.
         parts: Parts of one entry.
         make: The entry's class; None: an entry with several parts is a tuple, and an entry with one part is the value
@@ -212,7 +212,7 @@ def each(name: str, count: str, *parts: Part, make: Callable[..., object] | None
 
 
 class _Repeated(Protocol):
-    """What a list repeats."""
+    """The layout of the entries of a list."""
 
     def write_all(self, values: Sequence[Any]) -> bytes:
         """The bytes of all entries."""
@@ -226,7 +226,7 @@ class _Repeated(Protocol):
 
 
 class _Values:
-    """Repeats one fixed field."""
+    """The layout of entries that are one fixed field."""
 
     __slots__ = ("_code", "_struct", "says")
 
@@ -244,7 +244,7 @@ class _Values:
 
 
 class _Tuples:
-    """Repeats several fixed fields."""
+    """The layout of entries that are several fixed fields."""
 
     __slots__ = ("_struct", "says")
 
@@ -261,13 +261,13 @@ class _Tuples:
 
 _Writer: TypeAlias = Callable[[Any], bytes]
 _Reader: TypeAlias = Callable[[Body, list[Any], list[int]], None]
-"""A reader appends the values to the first list. It appends the lengths of lists to the second one, the last list
-first.
+"""A reader appends the values that it reads to the first list. To the second list, it appends the lengths of lists, the
+length of the last list first.
 """
 
 
 class Layout(Generic[T]):
-    """Parts, one after another.
+    """The layout of an object: its parts, one after another.
 
     Args:
         make: Makes the object from the values of its parts, in their order.

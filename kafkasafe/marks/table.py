@@ -1,4 +1,5 @@
-"""The table of marks. A row has everything about a mark but its class: number, layout, validity, readers.
+"""The table of marks. A row has everything about a mark except the definition of its class: number, layout, validity,
+readers.
 
 The table of docs/spool-format.md is generated from these rows.
 """
@@ -65,7 +66,7 @@ M = TypeVar("M")
 
 
 class Reader(enum.Flag):
-    """The modules that read all marks of a log. mypy checks that each of them has a case for every mark."""
+    """The modules that read all marks of a log. mypy checks that each of these modules has a case for every mark."""
 
     JOURNAL = enum.auto()
     """`journal/recovery.py`: the state of earlier incarnations."""
@@ -80,19 +81,19 @@ class Reader(enum.Flag):
 
 
 class MarkRow(Generic[M]):
-    """One mark.
+    """A row of the table: one kind of mark.
 
     Args:
-        number: The type of its control record.
-        mark: Its class.
+        number: The type of the mark's control record.
+        mark: The mark's class.
         parts: The parts of the mark's body, in the order of the attributes.
         readers: The readers that use the mark. All other readers skip it.
-        valid: Returns whether the values of a mark have a meaning in its group.
-        means: The text that the document has after the body.
+        valid: Returns whether the format defines a meaning for the values of the mark in this group.
+        means: The text that the document adds after its description of the body.
 
     Attributes:
         name: The mark's name, as the document spells it.
-        key: Key of its control record.
+        key: Key of the mark's control record.
     """
 
     __slots__ = ("key", "layout", "mark", "means", "name", "number", "readers", "valid")

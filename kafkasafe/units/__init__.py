@@ -1,8 +1,8 @@
 """Units: batches of any partitions, and consumer offsets, that are written to Kafka in one transaction or not at all.
 
 The package does no I/O. The *shell* (`delivery/engine`) reports what happened, takes the actions of `advance()` and
-carries them out. If an action fails, the shell calls `failed`, and gets the action again after a pause, as a
-`RetryLater`.
+carries them out. If a request fails, the shell calls `failed`. A request to repeat comes back as a `RetryLater`: the
+shell makes a pause, and then calls `again`.
 
 The order of the steps keeps this promise (docs/staged-protocol.md says what a crash after each step leaves):
 
@@ -14,18 +14,18 @@ The order of the steps keeps this promise (docs/staged-protocol.md says what a c
     commit acknowledged    the ENDED mark is durable: futures resolve, and the transactional id is free again
 
 A failure before the STAGED mark puts the unit back into its lines: InitProducerId aborts the transaction, and fences
-delayed requests. After the mark, only the transaction's outcome counts. The outcome is never assumed: InitProducerId
-ends an open transaction, and then the marker shows whether it was committed.
+delayed requests. After the STAGED mark, only the transaction's outcome counts. The outcome is never assumed:
+InitProducerId ends an open transaction, and then the marker shows whether it was committed.
 
 Order. The units of a partition form a *line*: they are appended in the order in which they were accepted. A unit is
 committed only after all earlier units of its lines, and only if these earlier units precede it in the log. This check
 allows several units to be in progress at once. A group's offset of a partition also has a line: units that move this
 offset are committed in order, and each unit writes the offset only after all earlier units are committed.
 
-Readings. Each unit with a consumer's offsets continues the unit before it. So if a unit is dropped, the later units of
-the same reading are also dropped (`Transitions.follow_drops`).
+Readings. A *reading* is one run of a consumer through a partition. Each unit of a reading continues the unit before it.
+So if a unit is dropped, the later units of the same reading are also dropped (`Transitions.follow_drops`).
 
-Modules. Each object owns its state, and uses only objects that this list has after it:
+Modules. Each object owns its state, and uses only objects that come after it in this list:
 
     machine.py      `Units`: takes the events
     failures.py     `FailurePolicy`: the consequences of a failed request

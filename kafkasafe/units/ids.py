@@ -128,7 +128,8 @@ class TransactionalIds:
     def may_be_anothers(self, tid: TransactionalId) -> bool:
         """Whether a refused epoch may mean that another producer holds the id now.
 
-        Units that an earlier incarnation staged are an exception, because this incarnation takes them over in any case.
+        The id of a transaction that an earlier incarnation staged is an exception, because this incarnation takes that
+        id over in any case.
         """
         return not self.is_own(tid.name) and not tid.fresh and tid.grant is not None
 
@@ -138,7 +139,7 @@ def _late(tid: TransactionalId, keep: Grant | None) -> Grant | None:
     may hold that grant.
 
     After a timeout, the coordinator aborts the open transaction under the next epoch. A successor that takes over an
-    open transaction gets the epoch after that one. So if a transaction was open, the next epoch is current until a
+    open transaction gets the epoch after the next. So if a transaction was open, the next epoch is current until a
     successor takes over, but no producer ever holds it. If no transaction was open, a successor may hold the next
     epoch. With protocol 2, even the refused grant may be the successor's.
     """

@@ -47,7 +47,7 @@ class Units:
         replay: Restores the units from the marks of earlier incarnations.
 
     Args:
-        front: Returns whether only batches of units precede this batch in the queue of its partition.
+        front: Returns whether a batch may be sent, and only batches of units precede it in the queue of its partition.
         pool: The number of the lane's own transactional ids.
         most: Largest number of units that share a transaction.
         newest_reading: Returns the number of the reading that began last in this process.
@@ -90,7 +90,7 @@ class Units:
         return self.lines.all
 
     def held_up(self, unit: Unit) -> bool:
-        """Whether the unit waits for a unit that `decide` left out, or shares a transaction with such a unit.
+        """Whether the unit waits for a unit that `decide` did not name, or shares a transaction with such a unit.
 
         Any thread may call it.
         """
@@ -108,7 +108,7 @@ class Units:
         """Add a new unit, after all earlier ones. The caller calls `closed` when the unit's batches are sealed.
 
         Args:
-            unit_id: 16 bytes.
+            unit_id: The unit's id, 16 bytes.
             transactional_id: The user's transactional id; empty: the unit gets one of the lane's own ids.
             offsets: The offsets of consumer groups.
             readings: For each partition of a group, the reading of the consumer that gave the offset.
@@ -151,8 +151,8 @@ class Units:
             self.ids.fence(tid)
 
     def vacate(self, destination: int, reason: str) -> bool:
-        """Requeue the units of a partition before its log is surveyed. Returns False while a transaction with the
-        partition is left. The caller then calls this method again after each answer.
+        """Requeue the units of a partition before the partition's log is surveyed. Returns False while a transaction
+        with the partition is left. The caller then calls this method again after each answer.
         """
         return self._schedule.abort_on_partition(destination, reason)
 
@@ -181,12 +181,13 @@ class Units:
         InitProducerId, or None if this is not decided yet.
 
         The coordinator checks the epoch of InitProducerId only if no transaction is open. So InitProducerId would also
-        end an open transaction of a successor, and a producer whose EndTxn is refused does not send it. The exception
-        is a producer that lost an earlier answer: the new epoch may be its own.
+        end an open transaction of a successor. Therefore a producer whose EndTxn is refused does not send
+        InitProducerId. The exception is a producer that got no answer to an earlier InitProducerId: the newer epoch may
+        be its own.
 
         After a timeout, EndTxn is sent twice, with a pause in between. A successor's first InitProducerId gets error
         51, and makes the coordinator set the same epoch as after a timeout. The successor repeats the request within a
-        second, and after that the coordinator refuses the second EndTxn.
+        second, after which the coordinator refuses EndTxn. So the second EndTxn shows whether there is a successor.
         """
         if not _valid(action) or (code in FENCED_CODES and not action.tid.unsure):
             return False
@@ -339,7 +340,9 @@ class Units:
             self.replay.give_up(unit_id)
 
     def recovered(self) -> None:
-        """Finish recovery. Transactions that earlier incarnations left open end before their ids are used again."""
+        """Finish recovery. If earlier incarnations left transactions open, these end before their transactional ids are
+        used again.
+        """
         if self.lines.by_id:
             self.replay.recovered(paused=self._schedule.paused)
         else:

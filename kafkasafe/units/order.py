@@ -1,4 +1,4 @@
-"""The unfinished units, and the order in which they are appended and committed, on each of their lines."""
+"""The unfinished units, and on each line the order in which they are appended and committed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from kafkasafe.units.unit import Entry, Transaction, Unit
 class Lines:
     """Holds the unfinished units, both by id and in the order of each line, and the last committed offset in each log.
 
-    Units that share a transaction are next to each other in each line, and the transaction stands for them there. So
-    the rules for the order of single units also hold for transactions.
+    In each line, a transaction takes the place of its units, which are next to each other. So the rules for the order
+    of single units also hold for transactions.
 
     Attributes:
         by_id: The unfinished units by their ids, in the order in which they were accepted.
@@ -72,7 +72,7 @@ class Lines:
     # -- places in lines -------------------------------------------------------------------------------------------
 
     def join(self, unit: Unit) -> None:
-        """Add an accepted unit after all others. All batches of this unit are known."""
+        """Add an accepted unit at the end of its lines. The caller has already added all batches to the unit."""
         if not unit.batches:
             self.batchless[unit.unit_id] = unit
         lines = unit.lines
@@ -181,7 +181,7 @@ class Lines:
     # -- the logs --------------------------------------------------------------------------------------------------
 
     def in_order(self, transaction: Transaction) -> bool:
-        """Whether the transaction's batches follow those of all earlier units in the logs."""
+        """Whether, in each log, the transaction's batches come after the batches of all earlier units."""
         places = transaction.places
         for batch in transaction.batches:
             place = places.get(batch.handle, -1)
@@ -197,7 +197,8 @@ class Lines:
         for batch in entry.batches:
             place = places.get(batch.handle, -1)
             if place >= 0 and alone:
-                # This offset replaces even a higher one, because the log may have been truncated since then.
+                # This offset replaces even a higher one, because the log may have been truncated after the higher one
+                # was set.
                 self._floor[batch.destination] = place + batch.count - 1
             elif place >= 0:
                 self.raise_floor(batch.destination, place + batch.count - 1)

@@ -14,8 +14,8 @@ class UnitOutbox:
     """Holds requests, marks and their consequences, and knows whether there may be more to decide.
 
     Attributes:
-        staging: Transactions whose STAGED marks are among the marks.
-        ending: Units whose ENDED mark is among the marks.
+        staging: Transactions whose STAGED marks `take_marks` returns next.
+        ending: Units whose ENDED mark `take_marks` returns next.
         too_large: Units with a batch that is too large for the cluster. The batch is divided, and the unit is prepared
             again.
     """
@@ -27,7 +27,7 @@ class UnitOutbox:
         self._actions: list[Action] = []
         self._marks: list[m.Mark] = []
         self._begun_marks: list[m.Mark] = []
-        """Nothing waits for these marks, so the journal writes them only together with other marks."""
+        """BEGUN marks. Nothing waits for them, so the journal writes them only together with other marks."""
         self._changed = False
 
     # -- decisions -------------------------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ class UnitOutbox:
         self.staging.append(transaction)
 
     def end(self, unit: Unit, outcome: m.UnitOutcome, reason: str) -> None:
-        """Add the fate of a unit. A unit that was never written has no mark."""
+        """Record the fate of a unit, and add its ENDED mark if the unit was written."""
         if unit.durable:
             self._marks.append(m.Ended(unit.unit_id, outcome, reason))
         self.ending.append(unit)

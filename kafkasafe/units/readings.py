@@ -1,6 +1,6 @@
 """Decides which readings are broken off and which units are superseded.
 
-Within a reading, each unit continues the one before.
+A reading is broken off when one of its units is dropped, because each unit of a reading continues the one before.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from kafkasafe.units.terms import GroupPartition
 from kafkasafe.units.unit import Transaction, Unit
 
 Break = dict[GroupPartition, tuple[int, int]]
-"""Maps a group partition to the newest reading with a dropped unit, and the number of the first dropped unit."""
+"""Maps a group partition to (number of the newest reading with a dropped unit, number of the first dropped unit)."""
 
 
 class ReadingOrder:
@@ -21,8 +21,8 @@ class ReadingOrder:
         dropped, unless its reading is newer.
         """
         self._reached: dict[GroupPartition, tuple[int, int, int]] = {}
-        """Maps a group partition to (its last committed offset, the reading of the unit that moved it there, the newest
-        reading that had begun before that commit).
+        """Maps a group partition to (the group's last committed offset, number of the reading whose unit committed this
+        offset, number of the newest reading that had begun before that commit).
         """
 
     def is_broken(self, unit: Unit) -> bool:
@@ -59,7 +59,9 @@ class ReadingOrder:
                 self._reached[line] = at.offset, transaction.reading(line).number, newest
 
     def break_off(self, unit: Unit, broken: Break) -> None:
-        """Record that a unit is dropped. Units that are accepted later and belong to its readings are also dropped."""
+        """Record that a unit is dropped. A unit that is accepted later is also dropped if it belongs to one of the same
+        readings, or to an older one.
+        """
         for line in unit.group_lines:
             mine = unit.reading(line).number
             reading, number = broken.get(line, (mine, unit.number))

@@ -12,7 +12,7 @@ from kafkasafe.units.unit import TransactionalId, Unit
 
 
 class UnitReplay:
-    """Takes the marks of a log from its beginning: one call for each, and `recovered` at the end.
+    """Takes the marks of a log, from the beginning of the log: one call for each mark, and `recovered` at the end.
 
     Args:
         lines: The unfinished units.
@@ -83,7 +83,7 @@ class UnitReplay:
         self._ids.note(begun.transactional_id, begun.producer_id)
         unit = self._lines.by_id.get(begun.unit_id)
         if unit is None:
-            # The spool has released the unit, but the mark still says where its batches are in the logs.
+            # The spool has released the unit, but the mark still says where the unit's batches are in the logs.
             for place in mark.places:
                 if place.base_offset >= 0:
                     self._lines.raise_floor(place.destination, place.base_offset + place.count - 1)
@@ -125,7 +125,8 @@ class UnitReplay:
             unit.blame(GIVEN_UP, "given up by kafkasafe spool abort")
 
     def recovered(self, *, paused: bool) -> None:
-        """Finish recovery. Transactions left open by earlier incarnations end before their ids are used again.
+        """Finish recovery. If earlier incarnations left transactions open, these end before their transactional ids are
+        used again.
 
         Args:
             paused: No unit is begun.
@@ -163,8 +164,8 @@ class UnitReplay:
         self._out.change()
 
     def _restore(self, tid: TransactionalId, grant: Grant) -> None:
-        """Restore the transaction of the id from its staged units, in their order. The marker is the id of the first
-        one.
+        """Restore the transaction of the id from the transaction's staged units, in the order in which they were
+        accepted. The id of the first unit is the marker.
         """
         staged = sorted(self._staged.pop(tid), key=lambda unit: unit.number)
         self._transitions.restore(staged, tid, grant)

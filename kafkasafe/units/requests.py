@@ -51,7 +51,7 @@ class CommitOffsets:
     """Write offsets of a group inside the transaction (answer: `noted`).
 
     The marker has `index` -1. The marker is an offset of a group that has the transactional id as its name. The
-    metadata of this offset is the id of the unit.
+    metadata of this offset is the id of the transaction's first unit.
     """
 
     tid: TransactionalId
@@ -149,7 +149,7 @@ def outcome_of(grant: Grant, state: str, producer_id: int, epoch: int, *, own: b
     if own and state in _ABORTED:
         # With protocol 1, the transaction timed out or was fenced while it was open. A described commit would prove
         # nothing: with protocol 1, a commit does not raise the epoch, so the description may be about an earlier
-        # transaction. The description of a user's id does not decide about an abort: the outcome is asked for after
+        # transaction. For a user's id, a described abort decides nothing: the shell asks for the outcome after
         # InitProducerId.
         return False
     return None

@@ -20,9 +20,9 @@ class Schedule:
     """Begins units when they may be begun, and continues with those in progress.
 
     Args:
-        front: Returns whether only batches of units precede this batch in the queue of its partition.
+        front: Returns whether a batch may be sent, and only batches of units precede it in the queue of its partition.
         lines: The unfinished units.
-        readings: The state of the readings of the units' consumers.
+        readings: Knows which readings are broken off, and which units are superseded.
         ids: The transactional ids.
         sharing: Chooses the units that share a transaction.
         transitions: Changes units.
@@ -64,7 +64,7 @@ class Schedule:
             self._go_on()
 
     def held_up(self, unit: Unit) -> bool:
-        """Whether the unit waits for a unit that `Units.decide` left out, or shares a transaction with such a unit.
+        """Whether the unit waits for a unit that `Units.decide` did not name, or shares a transaction with such a unit.
 
         Any thread may call it.
         """
@@ -81,7 +81,8 @@ class Schedule:
         return not held.isdisjoint(unit.lines)
 
     def abort_on_partition(self, destination: int, reason: str) -> bool:
-        """Requeue the units of a partition before its log is compared with the batches that it should have.
+        """Requeue the units of a partition before the partition's log is compared with the batches that the log should
+        have.
 
         The topic may have been recreated, without the batches of a prepared transaction. The coordinator would
         nevertheless commit that transaction, because the coordinator knows topics by name. So a transaction that can be
@@ -144,8 +145,8 @@ class Schedule:
     # -- in progress -----------------------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        """Append and commit transactions. A transaction takes a step only after all earlier ones on its lines have
-        taken it.
+        """Append and commit transactions. A transaction takes a step only after all earlier transactions on its lines
+        have taken the same step.
         """
         for transaction in self._ids.under_way:
             tid, phase = transaction.tid, transaction.phase
@@ -179,6 +180,7 @@ class Schedule:
 
     def _write_offsets(self, transaction: Transaction, tid: TransactionalId) -> None:
         """Write the next group's offsets, if all earlier units that move the same offsets are committed or refused.
+        Without this condition, a group could get an old offset:
 
         1. Two units of a consumer are prepared at once. The answer to the first one's TxnOffsetCommit is lost.
         2. The second unit writes its offset.
@@ -225,7 +227,8 @@ def _begun(unit: Unit, tid: TransactionalId, grant: Grant) -> m.Begun:
 
 
 def adds_itself(transaction: Transaction) -> bool:
-    """Whether Produce itself adds the partition (KIP-890). With several partitions, concurrent Produce requests that
-    add partitions would disturb each other.
+    """Whether the Produce request also adds the partition to the transaction (KIP-890). If there are several
+    partitions, AddPartitions adds them, because concurrent Produce requests that add partitions would disturb each
+    other.
     """
     return transaction.grant.protocol >= 2 and len(transaction.destinations) == 1

@@ -10,7 +10,9 @@ GIVEN_UP: Final = -4
 """The code of a unit that an operator gave up. Not a code of Kafka."""
 
 SUPERSEDED: Final = -5
-"""The result code of a unit whose consumer did not start from the group's offset. Kafka has no such code."""
+"""The code of a unit whose consumer did not continue from the group's offset, so the unit is dropped. Not a code of
+Kafka.
+"""
 
 GroupPartition: TypeAlias = tuple[str, str, int]
 """(group, topic, partition): a consumer group's offset of one partition."""
@@ -112,4 +114,6 @@ class Reading:
 NO_READING: Final = Reading(0)
 """The reading of a unit whose consumer is unknown."""
 OLDEST: Final = -(1 << 62)
-"""The number of every reading that an earlier version recorded. Those versions did not distinguish readings."""
+"""All units that an earlier version of kafkasafe wrote have this reading number, because those versions did not
+distinguish readings.
+"""

@@ -1,4 +1,4 @@
-"""Which units share a transaction."""
+"""Decides which units share a transaction."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Sharing:
         self._most = most
 
     def gather(self, unit: Unit, fits: Callable[[Unit], bool]) -> list[Unit]:
-        """The next unit, and those right after it that may share its transaction, in order.
+        """`unit`, and the units right after it that may share its transaction, in order.
 
         Args:
-            unit: No waiting unit precedes it.
-            fits: Returns whether another unit may be begun, apart from whose turn it is.
+            unit: The next unit; no waiting unit precedes it in its lines.
+            fits: Returns whether a unit may be begun once its turn comes.
         """
         found = [unit]
         most = _fellows(unit, self._most)
@@ -91,7 +91,7 @@ class Sharing:
         return found
 
     def _is_right_after(self, other: Unit, line: Line, ahead: Container[Entry]) -> bool:
-        """Whether only these entries precede the unit on this line."""
+        """Whether only entries of `ahead` precede the unit `other` on this line."""
         return all(
             each in ahead
             for each in itertools.takewhile(lambda each: each is not other, self._lines.at(line))
@@ -99,7 +99,7 @@ class Sharing:
 
 
 def transaction_of(units: Sequence[Unit], tid: TransactionalId, grant: Grant) -> Transaction:
-    """The transaction that replaces these units in the queues (`Lines`)."""
+    """The transaction that replaces these units in their lines (see `Lines.unite`)."""
     if len(units) == 1:
         [unit] = units
         offsets, readings, batches = unit.offsets, unit.readings, unit.batches
@@ -155,13 +155,13 @@ def _newest_offsets(units: Sequence[Unit]) -> tuple[m.GroupOffsets, ...]:
 
 
 def _fellows(unit: Unit, most: int) -> int:
-    """Return how many units may share a transaction with this one, itself included.
+    """Return how many units may be in one transaction with this unit, this unit included.
 
     A unit with a user's transactional id is alone in its transaction. After each failure, only an eighth as many units
     share a transaction:
 
     1. 128 units share a transaction. A broker refuses a batch of one of them, again and again.
-    2. Then 16 of them share a transaction, then 2. The third failure shows whose batch is refused.
+    2. Then 16 of them share a transaction, then 2, and then each is alone. This shows whose batch is refused.
     3. If a broker's crash was the cause instead, the next transaction still commits 16 units at once. If every failure
        reduced a transaction to one unit, a backlog would hardly shrink while brokers fail now and then.
     """

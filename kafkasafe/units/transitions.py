@@ -1,4 +1,4 @@
-"""The changes of units: into a transaction, back into their lines, and to their ends."""
+"""Moves units into transactions, back into their lines, and to their ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kafkasafe.units.unit import Entry, Transaction, TransactionalId, Unit
 
 BLOCKING_CODES: Final = DESTINATION_CODES | {30, 53}
 """The cluster blocks a topic, a group or a transactional id, perhaps for a long time. Each try in a new transaction
-appends the records once more, so tries are rare.
+appends the records once more, so the pauses between tries are long.
 """
 _UNDER_WAY: Final = frozenset({Phase.BEGUN, Phase.APPENDING, Phase.STAGING, Phase.STAGED})
 """Phases of a transaction for which this incarnation sent no EndTxn."""
@@ -30,11 +30,11 @@ MOVED_ON: Final = (
 
 
 class Transitions:
-    """Moves units and transactions between lines, transactions and ends.
+    """Moves units into transactions, back into their lines, and to their ends.
 
     Args:
         lines: The unfinished units.
-        readings: The state of the readings of the units' consumers.
+        readings: Knows which readings are broken off, and which units are superseded.
         ids: The transactional ids.
         out: Takes the decisions.
         newest_reading: Returns the number of the reading that began last in this process.
@@ -86,8 +86,8 @@ class Transitions:
         self.requeue_followers(transaction)
         for each in transaction.units:
             each.count_try(reason)
-        # The other units follow the first one. So they also wait for its pause, and may later share a transaction with
-        # it.
+        # The other units follow the first one. So they also wait until the pause of the first one is over, and may
+        # later share a transaction with it.
         first = transaction.units[0]
         first.rest()
         self._out.ask(RetryLater(UnitPause(first), first.tries, code, reason, slow=code in BLOCKING_CODES))
@@ -106,15 +106,15 @@ class Transitions:
         """Requeue the transactions that follow a requeued entry, in order.
 
         The followers could not be committed now, but would occupy transactional ids that this entry or unrelated units
-        need. A transaction that follows one of them on another line is also requeued.
+        need. A transaction that follows a requeued follower on another line is also requeued.
         """
         lines = set(entry.lines)
         for other in self._ids.under_way:
             if other.number <= entry.number or other.phase not in _UNDER_WAY or lines.isdisjoint(other.lines):
                 continue
             if other.tid is not None and other.tid.fresh:
-                # An earlier incarnation may have sent EndTxn for this transaction, so its outcome comes first. If it is
-                # requeued, its followers are too.
+                # An earlier incarnation may have sent EndTxn for this transaction, so the shell first asks for the
+                # outcome. If the transaction is then requeued, its followers are requeued, too.
                 self.ask_outcome(other)
                 continue
             self.abort(other)
@@ -225,7 +225,8 @@ class Transitions:
     def _lose(unit: Unit, reason: str) -> None:
         """Record that the unit cannot be delivered, because another producer has its transactional id.
 
-        If the unit moves a group's offsets, the other producer reads the same records again.
+        If the unit moves a group's offsets, its records are not kept, because the other producer reads the same input
+        again.
         """
         unit.blame(EPOCH_REFUSED, reason)
         unit.drop(dropped=bool(unit.offsets))
@@ -242,13 +243,14 @@ class Transitions:
             self._moved[line] = transaction.reading(line).number
 
     def drop_superseded(self) -> None:
-        """Drop each unit that would deliver records again, because a committed unit of another reading has already
-        delivered these records. Only commits since the last call matter.
+        """Drop each uncommitted unit whose records have already been delivered: another reading of the same input had
+        them in a unit that is now committed. Only commits since the last call matter.
 
-        1. A program closes its producer with a unit of records 0 to 9 in progress. The program's consumer goes back to
-           0, and its next unit, of another reading, has records 0 to 19.
+        1. A program closes its producer while a unit with records 0 to 9 is in progress. The program's consumer goes
+           back to offset 0. This begins another reading, whose first unit has records 0 to 19.
         2. The second producer commits the first unit, and is closed.
-        3. The third producer does not know how far the first unit moved the group, and would commit the second unit.
+        3. The third producer does not know how far the first unit moved the group's offset, and would commit the second
+           unit.
 
         So the ENDED marks of both units are written in one group.
         """
@@ -274,7 +276,7 @@ class Transitions:
         self._end(unit, (unit,), m.UnitOutcome.DROPPED, unit.reason)
 
     def _end(self, entry: Entry, units: Iterable[Unit], outcome: m.UnitOutcome, reason: str) -> None:
-        """Decide the fate of units. The fate is durable when their ENDED marks are."""
+        """Decide the fate of units. The fate is durable when their ENDED marks are durable."""
         self._lines.leave(entry)
         for each in units:
             each.end()
@@ -324,7 +326,7 @@ class Transitions:
         self._out.change()
 
     def leave_group(self, transaction: Transaction, group: str, code: int, reason: str) -> None:
-        """Drop the units with offsets of this group, because the group refuses the consumer that gave them."""
+        """Drop the units with offsets of this group, because the group refuses the consumer that gave these offsets."""
         if transaction.is_shared:
             self._break_up(transaction)
         for each in transaction.units:

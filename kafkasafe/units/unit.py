@@ -27,28 +27,28 @@ class Unit(UnitContent):
 
     Attributes:
         number: Ascends in the order in which units were accepted, within this incarnation.
-        unit_id: 16 bytes.
+        unit_id: Id of the unit, 16 bytes.
         transactional_id: The id that the user chose; empty: the unit gets one of the lane's own ids.
         offsets: The offsets of consumer groups.
         readings: For each partition of a group, the reading (`Reading`) of the consumer that gave the offset.
         recorded: The entries of the unit's READ mark; empty if the unit has no such mark.
         batches: The batches, in order. If a batch is divided, its parts take its place.
         durable: The unit is on disk.
-        position: Spool position of the group with the unit, or of an earlier group.
+        position: Spool position of the group with the unit, or of an earlier group; -1 while the unit is not on disk.
         accepted_at: Spool position of the first group that contained the unit.
         phase: See `TRANSITIONS`.
-        grant: The grant under which it was last tried.
+        grant: The grant under which the unit was last tried; None before the first try.
         sequences: Maps a batch's handle to the batch's base sequence in the last try.
         places: Maps a batch's handle to the batch's base offset; -1 if the broker did not report it.
         epochs: Maps a batch's handle to the leader epoch under which the batch was appended; -1 if unknown.
         tries: How many times the unit was requeued.
         resting: The unit waits for the end of a pause.
         code: Kafka's error code for which the unit was refused.
-        reason: Why it was refused, human-readable.
+        reason: Why the unit was refused, or why its last try failed, human-readable.
         dropped: The unit is refused, and its records are not kept, because its consumers read the same records again.
         ended: The unit's fate is decided.
         transaction: The unit's transaction. None if the unit waits in its lines, or was refused.
-        group_lines: The group partitions whose offsets it moves.
+        group_lines: The group partitions whose offsets the unit moves.
     """
 
     number: int
@@ -100,7 +100,7 @@ class Unit(UnitContent):
     def read_readings(
         self, entries: tuple[tuple[int, int], ...], readings: Mapping[GroupPartition, Reading]
     ) -> None:
-        """Take the readings of its READ mark."""
+        """Take the readings from the unit's READ mark."""
         self.recorded = entries
         self.readings.update(readings)
 
@@ -147,7 +147,7 @@ class Unit(UnitContent):
 
     @property
     def peers(self) -> tuple[Unit, ...]:
-        """The units of its transaction, including itself. Any thread may call it."""
+        """The units of this unit's transaction, including this unit. Any thread may call it."""
         transaction = self.transaction
         return (self,) if transaction is None else transaction.units
 
@@ -161,7 +161,7 @@ class Unit(UnitContent):
         self.epochs[handle] = leader_epoch
 
     def read_epoch(self, handle: int, leader_epoch: int) -> None:
-        """Record the leader epoch of a batch from its group in the spool, unless the epoch is known already."""
+        """Record the leader epoch that a mark in the spool gives for a batch, unless the epoch is known already."""
         self.epochs.setdefault(handle, leader_epoch)
 
     @property
@@ -209,7 +209,7 @@ class Unit(UnitContent):
         self.code, self.reason = 0, reason
 
     def fail(self) -> None:
-        """Record that its transaction was aborted."""
+        """Record that the unit's transaction was aborted."""
         self.tries += 1
 
     def forget_tries(self) -> None:
@@ -229,7 +229,7 @@ class Unit(UnitContent):
         self.code, self.reason = code, reason
 
     def explain(self, reason: str) -> None:
-        """Record why a request for it failed."""
+        """Record why a request for the unit failed."""
         self.reason = reason
 
     def drop(self, *, dropped: bool = True) -> None:
@@ -241,11 +241,11 @@ class Unit(UnitContent):
         self.phase = Phase.COMMITTED
 
     def read_over(self) -> None:
-        """Take its ENDED mark."""
+        """Take the unit's ENDED mark."""
         self.phase = Phase.OVER
 
     def end(self) -> None:
-        """Record that its fate is decided."""
+        """Record that the unit's fate is decided."""
         self.ended = True
 
     def move(self, to: Phase) -> None:
@@ -267,19 +267,20 @@ class Transaction(UnitContent):
     Attributes:
         units: The units, in order. The id of the first one is the marker.
         tid: The transactional id; None: the transaction is over or aborted.
-        grant: Its grant.
+        grant: The grant under which the transaction was begun.
         offsets: The offsets of consumer groups: for each group and partition, the offset of the last unit that moves
             this offset.
         readings: For each partition of a group, the reading (`Reading`) of the consumer that gave the offset.
         batches: The batches of all units, in order.
-        phase: See `TRANSITIONS`. Its units have the same phase.
+        phase: See `TRANSITIONS`. All units of the transaction have the same phase.
         placed: The number of appended batches.
         issued: All batches were passed to the shell, which appends them.
-        alone: By the time `issued` was set, all earlier entries had been committed.
+        alone: When `issued` was set, all earlier entries of the transaction's destinations had been committed or
+            refused.
         notes_left: The number of groups, the marker among them, whose offsets are not written yet.
         next_note: Index of the group whose offsets are written next, once no earlier entry is unfinished; -1: none.
         end_refused: EndTxn was refused because of the epoch.
-        group_lines: The group partitions whose offsets it moves.
+        group_lines: The group partitions whose offsets the transaction moves.
     """
 
     units: tuple[Unit, ...]
@@ -314,27 +315,27 @@ class Transaction(UnitContent):
 
     @property
     def unit_id(self) -> bytes:
-        """The id of its first unit: the marker."""
+        """The id of the first unit: the marker."""
         return self.units[0].unit_id
 
     @property
     def transactional_id(self) -> str:
-        """The user's transactional id; empty: it has one of the lane's own ids."""
+        """The user's transactional id; empty: the transaction has one of the lane's own ids."""
         return self.units[0].transactional_id
 
     @property
     def is_shared(self) -> bool:
-        """Whether it has several units."""
+        """Whether the transaction has several units."""
         return len(self.units) > 1
 
     @property
     def sequences(self) -> dict[int, int]:
-        """Maps the handle of each batch to its base sequence."""
+        """Maps the handle of each batch to the batch's base sequence."""
         return {handle: at for each in self.units for handle, at in each.sequences.items()}
 
     @property
     def places(self) -> dict[int, int]:
-        """Maps the handle of each batch to its base offset; -1 if the broker did not report it."""
+        """Maps the handle of each batch to the batch's base offset; -1 if the broker did not report it."""
         return {handle: at for each in self.units for handle, at in each.places.items()}
 
     # -- progress --------------------------------------------------------------------------------------------------
@@ -397,7 +398,9 @@ class Transaction(UnitContent):
         return not self.notes_left and self.placed >= len(self.batches)
 
     def explain(self, reason: str) -> None:
-        """Record why a request of the only unit failed. If units share the transaction, the failing one is unknown."""
+        """Record for the unit why a request failed. Does nothing if several units share the transaction, because it is
+        unknown which of them is the cause.
+        """
         if not self.is_shared:
             self.units[0].explain(reason)
 
@@ -417,7 +420,7 @@ class Transaction(UnitContent):
         return tid
 
     def part(self) -> None:
-        """Release its units."""
+        """Record that the units have no transaction any more."""
         for each in self.units:
             each.leave()
 
@@ -431,16 +434,17 @@ class TransactionalId:
     """A transactional id.
 
     Attributes:
-        name: Its name in Kafka.
-        grant: Its current grant; None before and during InitProducerId.
-        transaction: Its current transaction.
+        name: The id itself, as Kafka's requests name it.
+        grant: The current grant of the id; None before and during InitProducerId.
+        transaction: The current transaction under the id; None if there is none.
         turn: Number of the current turn. Answers to requests of an earlier turn are ignored.
         sequences: Maps a destination to the next base sequence under this grant.
         fencing: InitProducerId is in progress.
         fresh: The next transaction needs a new grant.
-        former: Its latest grant.
-        opened: A transaction is open under the latest grant, because the cluster acknowledged one of its requests, and
-            EndTxn was not sent.
+        former: The latest grant of the id, kept during InitProducerId; None: this producer takes the id over from any
+            other.
+        opened: A transaction is open under the latest grant: the cluster acknowledged one of the transaction's
+            requests, and EndTxn was not sent.
         unsure: An InitProducerId of this turn had no answer, and may have been carried out.
         alone: An answer in this turn showed that no other producer had taken the id over.
         aborting: Destinations of the transaction that is being aborted. This transaction may be open until the
@@ -506,7 +510,7 @@ class TransactionalId:
         self.aborting = frozenset()
 
     def forget_former(self) -> None:
-        """Take the id over regardless of its current epoch."""
+        """Let the next InitProducerId take the id over, whatever the id's current epoch is."""
         self.former = None
 
     def read_grant(self, grant: Grant) -> None:

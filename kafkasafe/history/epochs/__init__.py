@@ -2,17 +2,17 @@
 
 Each leader epoch has one leader, which appends in order. So a log is a sequence of runs, one per epoch. Two records
 with the same epoch and offset are the same record, and everything before them is equal too (log matching). Hence the
-first differing offset of two logs is the lower of the two ends of the *largest epoch that both have*. All walks below
-search for that epoch; they differ in what one request carries.
+first differing offset of two logs is the lower of the two ends of the *largest epoch that both have*. `EpochWalk` and
+the protocols of `compare` search for that epoch; they differ in what one request carries.
 
 - `Lineage`: the history, epoch → first offset, of the records that a consumer read (or of a replica's log).
-- `EpochWalk`: the sequence of OffsetForLeaderEpoch requests that a consumer sends to a live leader. The walk goes
-  on even if the end offset in a response is at or past the position, because the leader answers about its largest epoch
+- `EpochWalk`: the sequence of OffsetForLeaderEpoch requests that a consumer sends to a live leader. The walk goes on
+  even if the end offset in a response is at or past the position, because the leader answers about its largest epoch
   that is not above the requested one. If that is a different epoch, the leader has lost records that the consumer read,
-  even if its log is longer.
+  even if the leader's log is longer.
 - `compare`: the protocols of KIP-279 between a follower and a leader, with their round trips and bytes.
-- `BatchWalk`: for logs without epochs, and brokers that do not report them. It compares the CRCs of the batches that
-  were read with the leader's, one batch at a time; `first_difference` compares all at once.
+- `BatchWalk`: for logs without epochs, and for brokers that do not report epochs. It compares the CRCs of the batches
+  that were read with the leader's, one batch at a time; `first_difference` compares all at once.
 
 Offsets here: `*_end`, `end_offset` and `position` are exclusive, ranges of offsets `(first, last)` inclusive.
 """

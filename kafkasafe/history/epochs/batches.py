@@ -19,7 +19,7 @@ class BatchMark:
 
     Attributes:
         last_offset: Offset of the last record (inclusive).
-        crc: CRC32C of the batch, which covers neither offset nor leader epoch.
+        crc: CRC32C of the batch. The CRC covers neither the offset nor the leader epoch.
     """
 
     base_offset: int
@@ -65,8 +65,9 @@ def first_difference(
     Returns:
         Same, up to the last batch compared. Diverged at the first batch that the leader does not have with the same
         offsets and CRC. This offset is exact if the leader's log ends there, or if the batch has one record. Otherwise
-        it is inexact, because the leader may still have the first records of that batch. Unknown if no batch starts at
-        or after `theirs_start`. Batches that compaction or another compression rewrote count as different.
+        it is inexact, because the leader may still have the first records of that batch. Unknown if no batch of `ours`
+        starts at or after `theirs_start`. A batch counts as different if compaction rewrote it, or if the broker
+        recompressed it with another codec.
     """
     standing = {mark.base_offset: mark for mark in theirs}
     compared = [mark for mark in ours if mark.base_offset >= theirs_start]
@@ -85,7 +86,7 @@ def first_difference(
 
 
 MAX_REWRITTEN: Final = 16
-"""A walk gives up after more than this many batches that compaction rewrote."""
+"""A walk ends with `Unknown` after it has found more than this many batches that compaction rewrote."""
 
 _COMPACTED: Final = "the log was compacted: what was read cannot be compared"
 
@@ -94,10 +95,10 @@ class BatchWalk:
     """Fetches single batches to find the first batch that was read and is not in the leader's log.
 
     Fetch the batch that contains the offset `query()` and pass it to `answer()`, until `query()` returns None. The walk
-    starts with the newest batch: if the leader has it, the leader also has the batches before it, as far as a client
-    can determine. (Only a writer that resends the same bytes to the same offset, after different batches, breaks this.)
-    Otherwise a binary search finds the first missing batch: at most 2 + log2 of the remembered batches, plus one round
-    for each batch that compaction rewrote.
+    starts with the newest batch. If the leader has this batch, the walk assumes that the leader also has the batches
+    before it. (This is wrong only if a writer sends the same bytes to the same offset again, after different batches.)
+    If the leader does not have the newest batch, a binary search finds the first missing one. A walk takes at most 2 +
+    log2 of the number of remembered batches in rounds, plus one round for each batch that compaction rewrote.
     """
 
     __slots__ = ("_bad", "_good", "_log_end", "_marks", "_position", "_skipped", "outcome", "round_trips")
@@ -111,7 +112,7 @@ class BatchWalk:
             marks: The batches that were read, in offset order.
             position: Next offset to read; the outcome covers only records before it.
             log_start_offset: The leader's log start; batches before it are not compared.
-            log_end_offset: The leader's log end; batches that reach past it are missing.
+            log_end_offset: The leader's log end; batches that end after it are missing.
         """
         self._marks = [m for m in marks if m.base_offset >= log_start_offset and m.base_offset < position]
         self._position, self._log_end = position, log_end_offset

@@ -1,6 +1,6 @@
 """The protocols of KIP-279 between a follower and a leader, with their round trips and bytes.
 
-No client uses them: `kafkasafe lineage` compares them.
+No client uses these protocols: `kafkasafe lineage` compares them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kafkasafe.history.epochs.walk import (
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A leader's answer: an epoch and its end offset, or `UNDEFINED`; `kind` says why."""
+    """A leader's answer: an epoch, and where it ends. Either can be `UNDEFINED`; `kind` says what the answer means."""
 
     epoch: int
     end_offset: int
@@ -59,8 +59,8 @@ class Leader:
     def kip101(self, epoch: int) -> Reply:
         """The answer before KIP-279: the start of the next newer epoch, without naming the epoch that ends there.
 
-        The answer is the leader's log end for the newest epoch, and `UNDEFINED` for an epoch newer or older than all of
-        the leader's (Kafka 1.1, LeaderEpochFileCache.endOffsetFor).
+        For the leader's newest epoch, the answer is the log end. For an epoch that is newer or older than all of the
+        leader's epochs, the answer is `UNDEFINED` (Kafka 1.1, LeaderEpochFileCache.endOffsetFor).
         """
         entries = self._log.entries
         index = self._log.floor(epoch)
@@ -78,7 +78,9 @@ class Leader:
         return Reply(epoch, self._log.end_of(index))
 
     def alternative2(self, sequence: Sequence[tuple[int, int]]) -> Reply:
-        """The first epoch of the sequence (newest first) that the leader has, and the lower of its two end offsets."""
+        """The first epoch of the sequence (newest first) that the leader has, and the lower of that epoch's end offsets
+        in both logs.
+        """
         for epoch, end in sequence:
             reply = self.alternative1(epoch)
             if reply.kind is ReplyKind.END:
@@ -145,17 +147,17 @@ def compare(
     *,
     lengths: Sequence[int] = (),
 ) -> Comparison:
-    """Play one protocol to its end.
+    """Run one protocol, from the first request to the result.
 
     Args:
         strategy: The protocol.
         ours: The follower's history; all epochs defined.
         theirs: The leader's history.
         high_watermark: The follower's high watermark. The follower truncates to this offset when the leader knows none
-            of its epochs, and the first sequence of Alternative 2 reaches back to it. None: not known; the follower
-            then truncates everything that the leader does not know. `CLEAN_ONLY` needs it.
-        lengths: How many epochs Alternative 2 sends in each round, increasing. After the last of them, each round sends
-            twice as many as the one before. Empty: `_first_width` gives the first length.
+            of the follower's epochs. The first sequence of Alternative 2 reaches back to this offset. None: not known;
+            the follower then truncates everything that the leader does not know. `CLEAN_ONLY` needs a value.
+        lengths: How many epochs Alternative 2 sends in each round, increasing. After the last of these lengths, each
+            round sends twice as many as the one before. Empty: `_first_width` gives the first length.
 
     Raises:
         ValueError: `CLEAN_ONLY` without a high watermark, a length below 1, or a length that is not larger than the one
@@ -203,8 +205,8 @@ def compare(
     return Comparison(strategy, cut, requests, responses, tuple(steps))
 
 
-# KIP-279's "32 bits more" of the response are its epoch. Alternative 2 "adds 64 bits" with one pair and 160 with two,
-# so its pairs replace the epoch, and have no length field.
+# The "32 bits more" that KIP-279 counts for its own response are the epoch. Alternative 2 "adds 64 bits" with one pair
+# and 160 with two, so its pairs replace the epoch, and have no length field.
 _RESPONSE_BYTES: Final = {
     Strategy.KIP279: ERROR_BYTES + PARTITION_BYTES + EPOCH_BYTES + OFFSET_BYTES,
     Strategy.ALTERNATIVE1: ERROR_BYTES + PARTITION_BYTES + OFFSET_BYTES,
@@ -226,8 +228,8 @@ def _follow_kip279(
     if reply.kind is not ReplyKind.END:
         return fallback, None
     if reply.epoch == UNDEFINED:
-        # Every epoch of the leader is newer than the requested one. So at and after the offset where the leader's first
-        # epoch begins, its log holds none of our records.
+        # Every epoch of the leader is newer than the requested one. So the leader's log holds none of our records at or
+        # after the offset where the leader's first epoch begins.
         cut = min(reply.end_offset, ours.end_offset)
         return (cut if high_watermark is None else min(cut, high_watermark)), None
     at = ours.floor(reply.epoch)
@@ -257,8 +259,8 @@ def _first_width(ours: Lineage, high_watermark: int | None) -> int:
     """How many epochs the first sequence has; KIP-279 leaves this to tuning.
 
     The sequence has the epochs between high watermark and log end that follow each other without a gap. A gap means
-    that leaders in between wrote nothing that we have, so the elections were not clean. Without a high watermark, it
-    has at most two epochs, which suffices for clean elections.
+    that we have no record of the leaders in between, which does not happen if elections are clean. Without a high
+    watermark, the sequence has at most two epochs, which suffices for clean elections.
     """
     entries, width = ours.entries, 1
     while width < len(entries):

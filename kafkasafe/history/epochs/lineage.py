@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar, Final, Self
 
 UNDEFINED: Final = -1
-"""Kafka's UNDEFINED_EPOCH and UNDEFINED_EPOCH_OFFSET. On its own it never proves a loss."""
+"""Kafka's UNDEFINED_EPOCH and UNDEFINED_EPOCH_OFFSET. Alone, this value never proves a loss."""
 
 MAX_EPOCH: Final = 2**31 - 1
 MAX_OFFSET: Final = 2**63 - 1
@@ -24,8 +24,8 @@ MIN_METADATA_BYTES: Final = 64
 class LineageError(ValueError):
     """The given data is not a history of a log.
 
-    Once a subclass is defined, every `LineageError` is made as an instance of it. `kafkasafe.errors` defines the
-    subclass that users catch, because the other base class of that subclass must not be imported here.
+    Once a subclass is defined, every `LineageError` is made as an instance of that subclass. `kafkasafe.errors` defines
+    the subclass that users catch, because the other base class of that subclass must not be imported here.
     """
 
     _raised: ClassVar[type[LineageError] | None] = None
@@ -44,12 +44,12 @@ class LineageError(ValueError):
 
 
 class Lineage:
-    """Leader epoch → first offset, for the part of a log that was read; in offset order.
+    """The history of the part of a log that was read: leader epoch → first offset, in offset order.
 
     A lineage keeps at most `limit` epochs, and drops the oldest. Not thread-safe.
 
-    Invariant: defined epochs increase strictly, start offsets never decrease, no start exceeds the end. `UNDEFINED`
-    entries (records in a message format before 2) may occur between them, but never two in a row.
+    Invariant: defined epochs increase strictly, start offsets never decrease, no start exceeds the end. Entries with
+    `UNDEFINED` (records in a message format before 2) may stand between defined epochs, but never two in a row.
     """
 
     __slots__ = ("_end", "_epochs", "_limit", "_starts")
@@ -101,7 +101,7 @@ class Lineage:
 
     @classmethod
     def resumed(cls, epoch: int, position: int) -> Lineage:
-        """The history that a committed offset without metadata implies: the epoch of the record before it."""
+        """The history that a committed offset without metadata implies: the epoch of the record before that offset."""
         if position == 0 or epoch == UNDEFINED:
             return cls((), position)
         return cls([(epoch, position - 1)], position)
@@ -132,12 +132,12 @@ class Lineage:
         Args:
             epoch: The batch's partition leader epoch, `UNDEFINED` when it has none.
             offset: First offset of the batch. Compaction, or a seek forward, may leave a gap before it.
-            next_offset: Offset after its last record; `offset + 1` when not given.
+            next_offset: Offset after the batch's last record; `offset + 1` when not given.
 
         Returns:
-            False if the batch contradicts the history (a log's epochs never decrease, and an offset keeps its epoch),
-            so it comes from another log. The history is then unchanged; begin a walk. Observing a batch twice has no
-            further effect.
+            False if the batch contradicts the history: a log's epochs never decrease, and an offset keeps its epoch.
+            Such a batch is from another log. The history then stays unchanged, and the caller begins a walk. Observing
+            a batch twice has no further effect.
 
         Raises:
             LineageError: `epoch` or `offset` is outside Kafka's number ranges, or `next_offset` is not greater than
@@ -203,8 +203,8 @@ class Lineage:
     def truncate(self, offset: int) -> None:
         """Drop the history from `offset` on: the position moved back, or the log was truncated there.
 
-        This also drops an epoch that begins at the end of the log and so holds no record, even when `offset` is at or
-        after the end. A leader that was elected and wrote nothing leaves such an entry. A later walk would ask about
+        This also drops an epoch that begins at the end of the history and so holds no record, even when `offset` is at
+        or after the end. A leader that was elected and wrote nothing leaves such an entry. A later walk would ask about
         that epoch, although the next leader may never have seen it.
         """
         self._end = min(self._end, offset)
@@ -263,8 +263,8 @@ class Lineage:
         """The history as ASCII text for the metadata of a committed offset.
 
         Args:
-            max_bytes: Upper bound of its length, at least 64. The oldest epochs that do not fit are left out.
-            topic_id: Id of the topic that was read, 16 bytes; `decode_topic_id` reads it. None: it is not known.
+            max_bytes: Upper bound of the text's length, at least 64. The oldest epochs that do not fit are left out.
+            topic_id: Id of the topic that was read, 16 bytes; `decode_topic_id` reads it. None: the id is not known.
 
         Raises:
             LineageError: `max_bytes` is below 64, or the id does not have 16 bytes.
@@ -295,7 +295,7 @@ class Lineage:
         """Read what `encode` wrote.
 
         Raises:
-            LineageError: The text is something else, was damaged, or is of a newer version.
+            LineageError: The text has another format, was damaged, or is of a newer version.
         """
         _, body = _unsealed(text)
         numbers = _numbers(body)
@@ -311,10 +311,10 @@ class Lineage:
 
 
 def decode_topic_id(text: str) -> bytes | None:
-    """The topic id in what `Lineage.encode` wrote, 16 bytes; None where it has none.
+    """The topic id (16 bytes) in the text of `Lineage.encode`; None if the text has no topic id.
 
     Raises:
-        LineageError: The text is something else, was damaged, or is of a newer version.
+        LineageError: The text has another format, was damaged, or is of a newer version.
     """
     return _unsealed(text)[0]
 
@@ -328,7 +328,7 @@ _CRC_BYTES: Final = 4
 
 
 def _checksum(prefix: str, body: bytes | bytearray) -> bytes:
-    # At first `ks1.` was the only prefix, so its checksum does not cover the prefix.
+    # At first `ks1.` was the only prefix, so the checksum of such a text does not cover the prefix.
     start = b"" if prefix == _PREFIX else prefix.encode("ascii")
     return zlib.crc32(start + body).to_bytes(_CRC_BYTES, "big")
 

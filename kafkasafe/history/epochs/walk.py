@@ -62,7 +62,8 @@ class Unknown:
     Attributes:
         reason: Human-readable text.
         same_until: Offset (exclusive) up to which the logs are the same; None when nothing is known.
-        log_start_offset: Where the leader's log begins, if the leader has trimmed every record that was read.
+        log_start_offset: Where the leader's log begins, if the leader has trimmed every record that was read; else
+            None.
     """
 
     reason: str
@@ -92,7 +93,7 @@ class Step:
         request: The (epoch, end offset) pairs in the request, newest first. Only Alternative 2 sends more than one
             pair, and only it sends end offsets.
         reply_epoch: The epoch that the answer is about, `UNDEFINED` when the leader knows none.
-        reply_end_offset: Where that epoch ends in the leader's log, `UNDEFINED` when it knows none.
+        reply_end_offset: Where that epoch ends in the leader's log, `UNDEFINED` when the leader knows none.
         truncate_to: Where our log would be cut after this step.
         kind: The kind of answer. Brokers send the same response for `UNKNOWN` and `UNDEFINED`; a live walk records both
             as `UNDEFINED`.
@@ -106,7 +107,7 @@ class Step:
 
     @property
     def request_epoch(self) -> int:
-        """The newest epoch asked about."""
+        """The newest epoch in the request."""
         return self.request[0][0]
 
 
@@ -118,8 +119,8 @@ class EpochWalk:
 
     Send an OffsetForLeaderEpoch request for the epoch that `query()` returns and pass the response to `answer()`, until
     `query()` returns None; then `outcome` is set. All responses must come from one leader: put the current leader epoch
-    into each request, so that another leader refuses it, and begin a new walk when the leader changes. A walk takes at
-    most as many rounds as the history has epochs. A failed request does not change the walk: retry it.
+    into each request, so that another leader refuses the request, and begin a new walk when the leader changes. A walk
+    takes at most as many rounds as the history has epochs. A failed request does not change the walk: retry it.
     """
 
     __slots__ = ("_asked", "_log_end", "_log_start", "_ours", "outcome", "steps")
@@ -140,7 +141,7 @@ class EpochWalk:
             log_start_offset: The leader's log start offset. The outcome does not cover records that the leader trimmed.
                 Without this offset, trimmed records may count as equal, because the leader also answers about epochs
                 that it no longer has.
-            log_end_offset: The leader's log end offset, if known. It decides which lost records were replaced.
+            log_end_offset: The leader's log end offset, if known. `Diverged.replaced` depends on this offset.
         """
         self._ours = lineage.copy()
         # Truncate even without a position: this drops an epoch without records, which has nothing to lose.
@@ -215,10 +216,11 @@ class EpochWalk:
             return
         self._log_end = max(self._log_end, end_offset)
         if self._log_start is not None and end_offset <= self._log_start:
-            # The leader's whole log is newer than the requested epoch (the response may still name that epoch, with
-            # the log start as its end). So the log holds none of our records; those before its start are unknown.
+            # The leader's whole log is newer than the requested epoch (the response may still name that epoch, with the
+            # log start as its end). So the log holds none of our records at or after the log start; nothing is known of
+            # those before.
             if self._log_start < ours.end_offset:
-                # Records that were read below the log start may also differ, but can no longer be compared.
+                # Records below the log start that were read may also differ, but can no longer be compared.
                 self._diverged(self._log_start, None, exact=self._log_start <= ours.start_offset)
             else:
                 self.outcome = Unknown(_TRIMMED, log_start_offset=self._log_start)
