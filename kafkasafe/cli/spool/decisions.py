@@ -122,8 +122,12 @@ class _Wanted:
 
 
 def _wanted(directory: Path, given: Sequence[str] | None) -> tuple[list[_Wanted], list[str], list[str]]:
-    """The undecided atomic batches of lanes without an owner, the names of the owned lanes, which are skipped, and the
-    names of damaged lanes, which may have had more atomic batches. If all batches are named, damage does not matter.
+    """Finds the undecided atomic batches of lanes without an owner.
+
+    Returns:
+        (the batches; the names of the lanes that were skipped because a process owns them; the names of damaged lanes,
+        which may have had more atomic batches). With `given`, the names of damaged lanes are left out, because the
+        batches with the given ids were found in spite of the damage.
     """
     lanes = open_directory(directory)
     found: list[_Wanted] = []
@@ -161,7 +165,7 @@ def _wanted(directory: Path, given: Sequence[str] | None) -> tuple[list[_Wanted]
 def _decide(
     directory: Path, options: Mapping[str, Any], wanted: Sequence[_Wanted], decide: Decide, limit_s: float
 ) -> tuple[list[dict[str, Any]], bool]:
-    """The outcome of each unit, and whether the command gave up because no broker could be used."""
+    """Decides the batches. Returns the row of each batch, and whether the command gave up for lack of a broker."""
     files = open_directory(directory).files
     ids = {each.unit_id.hex() for each in wanted}
     contents = [
@@ -195,7 +199,7 @@ def _decide(
                 break
             time.sleep(_POLL_S)
         spool.close(0)
-    # The log may no longer hold a finished batch. That is why `before` was read first.
+    # The log may no longer hold a finished batch. So use the rows that were read before.
     rows = []
     for row in before:
         match outcomes.get(row["batch_id"]):
