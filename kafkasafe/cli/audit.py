@@ -154,7 +154,9 @@ def _check_plot(plot: Path, topics: Sequence[str]) -> None:
 
 
 def _own_words(error: KafkaError) -> str:
-    """The text of an error, with this command's own advice. The Spark source advises options that the command lacks."""
+    """The text of an error, with this command's own advice: the Spark source's advice names options that the command
+    does not have.
+    """
     text = str(error.args[0]) if error.args else type(error).__name__
     tagged = _TAG.match(text)
     if tagged is None:

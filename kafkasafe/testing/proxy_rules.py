@@ -81,7 +81,8 @@ class Effects:
 
 
 class Intervention:
-    """What a rule changes, and for which requests. `Rule` configures it, and `Rules` applies it on the proxy's thread.
+    """One rule as the proxy sees it: for which requests, and what it changes. `Rule` fills it in, and `Rules` applies
+    it on the proxy's thread.
 
     Args:
         changed: Notified when the intervention has acted.

@@ -43,7 +43,9 @@ class RelayedPipe:
         self.shut = False
 
     def read(self, limit: int) -> bytes | None:
-        """Receives bytes from the source. Returns None if none can be read now, and no bytes at the source's end."""
+        """Receives bytes from the source. Returns None if no bytes can be read now, and empty bytes at the source's
+        end.
+        """
         try:
             data = self.source.recv(limit)
         except BlockingIOError:

@@ -64,9 +64,9 @@ def spool_commit(
 
     EndTxn is sent with the transactional id, producer id and epoch from the spool. The producer that staged the batch
     would send the same request, so the request changes nothing about a batch that is already committed. The command
-    leaves a batch to the next producer, or to kafkasafe spool drain, in these cases: it is not staged; it comes after
-    such a batch on a partition; its transaction timed out; or it shares its transaction with a batch that was not
-    named.
+    leaves a batch to the next producer, or to kafkasafe spool drain, in these cases: the batch is not staged; an
+    earlier batch on one of its partitions is left too; its transaction timed out; or it shares its transaction with a
+    batch that was not named.
     """
     _decide_and_show(directory, batch, servers, config, timeout, aborts=False, as_json=as_json)
 

@@ -27,7 +27,7 @@ class Workspace:
         return self._directory is not None or self._resources.released
 
     def open(self) -> Path:
-        """Creates the directory, and in it an empty one for logs."""
+        """Creates the directory, with an empty directory for logs in it."""
         if self._given is None:
             self._directory = Path(tempfile.mkdtemp(prefix="kafkasafe-"))
             self._resources.own_directory(self._directory)

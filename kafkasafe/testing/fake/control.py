@@ -183,7 +183,7 @@ class Control(Network):
             handler.centre.alter_topic(name, config)
 
     def grow_topic(self, name: str, partitions: int) -> None:
-        """Adds partitions to a topic, up to this total number."""
+        """Adds partitions to a topic, until it has `partitions` partitions in total."""
         with self._acting() as handler:
             handler.centre.grow_topic(name, partitions)
 
